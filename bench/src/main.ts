@@ -1,0 +1,70 @@
+import { parseArgs } from "node:util";
+import { type Report, type SuiteOptions, table } from "./measure.ts";
+
+interface Suite {
+  readonly about: string;
+  readonly load: () => Promise<{ readonly run: (options: SuiteOptions) => Promise<Report> }>;
+}
+
+const suites: Readonly<Record<string, Suite>> = {
+  locks: {
+    about: "a locked check-then-write, next to the textbook's",
+    load: () => import("./suites/locks.ts"),
+  },
+};
+
+const columns = {
+  cell: "cell",
+  contestant: "contestant",
+  opsPerSecond: "op/s",
+  p50Ms: "p50 ms",
+  p99Ms: "p99 ms",
+};
+
+const { values, positionals } = parse();
+const [name] = positionals;
+const suite = name === undefined ? undefined : suites[name];
+
+if (name === undefined || suite === undefined) {
+  if (name !== undefined) console.error(`There is no suite ${name}.`);
+  console.log("npm run bench -- <suite> [--json] [--seconds n]\n");
+  for (const [each, { about }] of Object.entries(suites)) console.log(`  ${each.padEnd(12)}${about}`);
+  process.exitCode = name === undefined ? 0 : 1;
+} else {
+  const seconds = Number(values.seconds);
+  if (!(seconds > 0)) throw new Error(`--seconds must be a number above 0, not ${values.seconds}`);
+  const { run } = await suite.load();
+  const report = await run({ seconds, note: (text) => console.error(text) });
+  if (values.json) console.log(JSON.stringify(report));
+  else print(report);
+}
+
+function parse() {
+  return parseArgs({
+    allowPositionals: true,
+    options: { json: { type: "boolean", default: false }, seconds: { type: "string", default: "6" } },
+  });
+}
+
+function print({ machine, rows, ratios, notes }: Report): void {
+  const { cpus, model, memoryGb, node, postgres } = machine;
+  console.log(`${cpus} × ${model}, ${memoryGb} GB, Node ${node}, PostgreSQL ${postgres}`);
+  // A suite may add columns of its own; lists are for machines only.
+  const details = Object.keys(rows[0] ?? {}).filter(
+    (key) => !(key in columns) && typeof rows[0]?.[key] !== "object",
+  );
+  console.log(
+    table(
+      [...Object.values(columns), ...details],
+      rows.map((row) => [...Object.keys(columns), ...details].map((key) => row[key])),
+    ),
+  );
+  for (const text of notes ?? []) console.log(text);
+  console.log("\nRatios of op/s, ours over the other (above 1: ours is faster):");
+  console.log(
+    table(
+      ["ratio", ""],
+      Object.entries(ratios).map(([key, value]) => [key, value]),
+    ),
+  );
+}

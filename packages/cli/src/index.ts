@@ -1,0 +1,1 @@
+export { type EmbeddedPostgres, type StartPostgresOptions, startPostgres } from "./embedded.ts";

@@ -1,0 +1,134 @@
+import type { Database, DriverError, Isolation, Row, SqlConnection } from "../core/database.ts";
+import { NotInTransactionError, UnsupportedError, UsageError } from "../core/errors.ts";
+import { postgres, render } from "../engines/postgres/index.ts";
+
+/** The part of Prisma's transaction client that is used here. */
+export interface PrismaTransaction {
+  $queryRawUnsafe<T = unknown>(text: string, ...values: unknown[]): PromiseLike<T>;
+}
+
+export interface PrismaClientLike extends PrismaTransaction {
+  $transaction: (...args: never[]) => unknown;
+}
+
+/** The transaction client of a PrismaClient: models and all, as its own `$transaction` callback gets it. */
+export type TransactionOf<Client extends PrismaClientLike> = Client["$transaction"] extends (
+  body: (tx: infer Tx) => never,
+  options?: never,
+) => unknown
+  ? Tx
+  : never;
+
+const levels: Readonly<Record<Isolation, string>> = {
+  "read uncommitted": "ReadUncommitted",
+  "read committed": "ReadCommitted",
+  "repeatable read": "RepeatableRead",
+  serializable: "Serializable",
+};
+
+function connectionOf(tx: PrismaTransaction): SqlConnection {
+  const lost = new AbortController();
+  return {
+    lost: lost.signal,
+    unwrap,
+    async query(statement) {
+      const { text, values } = render(statement);
+      try {
+        const rows = await tx.$queryRawUnsafe<Row[]>(text, ...values);
+        return { rows: Array.isArray(rows) ? rows : [], affected: 0 };
+      } catch (error) {
+        // Prisma has no event for a dead connection: a failed statement is the first to know.
+        if (unwrap(error)?.lost) lost.abort(error);
+        throw error;
+      }
+    },
+  };
+}
+
+interface PrismaError {
+  code?: unknown;
+  message?: string;
+  meta?: { code?: unknown; driverAdapterError?: { cause?: DriverCause } };
+  cause?: DriverCause;
+}
+
+interface DriverCause {
+  kind?: string;
+  originalCode?: unknown;
+}
+
+/** Prisma's own codes, where it does not say the server's: https://www.prisma.io/docs/orm/reference/error-reference */
+const prismaCodes: Readonly<Record<string, string>> = {
+  P2002: "23505",
+  P2003: "23503",
+  P2034: "40001",
+  P1008: "25P04",
+};
+const lostKinds = new Set(["ConnectionClosed", "SocketTimeout", "DatabaseNotReachable"]);
+const lostPrisma = new Set(["P1001", "P1002", "P1017"]);
+
+function unwrap(error: unknown): DriverError | undefined {
+  if (typeof error !== "object" || error === null) return undefined;
+  const { code, message = "", meta, cause } = error as PrismaError;
+  const driver = meta?.driverAdapterError?.cause ?? cause;
+  if ((driver?.kind && lostKinds.has(driver.kind)) || lostPrisma.has(String(code)))
+    return { lost: true, message };
+  // A dead connection reaches us as the driver's words inside Prisma's.
+  if (
+    /Connection terminated|connection error and is not queryable|ECONNRESET|Server has closed the connection/.test(
+      message,
+    )
+  )
+    return { lost: true, message };
+  const original = driver?.originalCode ?? meta?.code;
+  if (typeof original === "string") return { code: original, message };
+  // The transaction was closed by Prisma's own timeout.
+  if (code === "P2028" && /expired|timeout|already closed/i.test(message)) return { code: "25P04", message };
+  return typeof code === "string" && prismaCodes[code] ? { code: prismaCodes[code], message } : undefined;
+}
+
+/** A PrismaClient of version 7 on PostgreSQL. `tx.client` is Prisma's own typed transaction. */
+export function fromPrisma<Client extends PrismaClientLike>(
+  client: Client,
+): Database<TransactionOf<Client>, SqlConnection> {
+  if (
+    typeof client !== "object" ||
+    client === null ||
+    typeof client.$transaction !== "function" ||
+    typeof client.$queryRawUnsafe !== "function"
+  ) {
+    throw new UsageError("fromPrisma(client): this is not a PrismaClient");
+  }
+  const provider = (client as { _activeProvider?: unknown })._activeProvider;
+  if (provider !== undefined && provider !== "postgresql" && provider !== "postgres") {
+    throw new UnsupportedError(
+      `fromPrisma: Holdfast reaches PostgreSQL through Prisma, not yet ${String(provider)}`,
+    );
+  }
+  return {
+    engine: postgres,
+    traits: { client: "prisma", cancel: false, script: false, embedded: false, single: false, pinned: false },
+    transaction({ isolation, isolationIsDefault, deadlineMs }, body) {
+      // Said only where it is not the server's default: Prisma would spend a round trip on it, and the engine verifies it.
+      const level = isolationIsDefault ? {} : { isolationLevel: levels[isolation] };
+      const run = (tx: PrismaTransaction) => body(connectionOf(tx), tx as TransactionOf<Client>);
+      return client.$transaction(
+        run as never,
+        { ...level, timeout: deadlineMs, maxWait: deadlineMs } as never,
+      ) as never;
+    },
+    join(native) {
+      const tx = native as (Partial<PrismaClientLike> & { $disconnect?: unknown }) | null;
+      if (typeof tx !== "object" || tx === null || typeof tx.$queryRawUnsafe !== "function")
+        throw new NotInTransactionError("this is no transaction of Prisma");
+      // A transaction's client nests, so `$transaction` tells nothing; but it cannot disconnect.
+      if (typeof tx.$disconnect === "function") {
+        throw new NotInTransactionError(
+          "this is the PrismaClient itself; pass the `tx` that $transaction(async (tx) => …) hands to its callback",
+        );
+      }
+      return connectionOf(tx as PrismaTransaction);
+    },
+    unwrap,
+  };
+}

@@ -1,0 +1,220 @@
+/**
+ * The seam. An **engine** knows what a database family does: its SQL, its strategies, its error codes. A
+ * **database** is one client library that reaches it: how to get a connection, send, cancel. Shared code sees
+ * only these types and asks `capabilities` what holds; it never asks which engine it is on.
+ */
+import type { Capabilities } from "./capabilities.ts";
+import type { Holder } from "./errors.ts";
+import type { LockRequest } from "./key.ts";
+import type { Statement } from "./sql.ts";
+
+export type Isolation = "read uncommitted" | "read committed" | "repeatable read" | "serializable";
+
+export type Row = Record<string, unknown>;
+
+export interface Result {
+  readonly rows: readonly Row[];
+  /** Rows changed, where the client tells. */
+  readonly affected: number;
+  /** The server's own word for what it did, where the client passes it on: a COMMIT may come back as ROLLBACK. */
+  readonly command?: string;
+  /** Whether the session is inside a transaction after this statement, where the protocol says so. */
+  readonly inTransaction?: boolean;
+}
+
+/** One server session, or the part of one that lies inside a transaction. */
+export interface Connection {
+  /** Aborts when the connection has died. */
+  readonly lost: AbortSignal;
+  /**
+   * Cancels the running statement on the server. Resolves when the request can no longer reach a later
+   * statement. Absent: this client cannot, and says so in its traits.
+   */
+  cancel?(): Promise<void>;
+}
+
+export interface SqlConnection extends Connection {
+  /** As the database's: engines look into the errors of their own statements. */
+  readonly unwrap?: ((error: unknown) => DriverError | undefined) | undefined;
+  query(statement: Statement): Promise<Result>;
+  /** Several statements in one message, hence one round trip; no values. Absent where the client cannot. */
+  script?(text: string): Promise<readonly Result[]>;
+}
+
+/** A connection that nobody else uses until it is released. */
+export interface Pinned<Native, C extends Connection> {
+  readonly connection: C;
+  readonly native: Native;
+  /** `broken`: its state is not known any more, so it must not be used again. */
+  release(broken?: boolean): void | Promise<void>;
+}
+
+/** What a client library can do, whatever server it talks to. */
+export interface ClientTraits {
+  readonly client: string;
+  /** It gives out connections that stay the same session from one transaction to the next. */
+  readonly pinned: boolean;
+  /** An abort ends the wait on the server, not only in this process. */
+  readonly cancel: boolean;
+  /** It can send several statements in one message. */
+  readonly script: boolean;
+  /** The server is part of this process: nobody else can reach it, or end what we began. */
+  readonly embedded: boolean;
+  /** One connection for everybody in this process: transactions queue up behind one another. */
+  readonly single: boolean;
+}
+
+/** What a connection is wanted for: a client with one connection for all must know who would wait for whom. */
+export interface Purpose {
+  readonly locks: readonly LockRequest[];
+  readonly wait: Wait;
+  readonly signal?: AbortSignal | undefined;
+}
+
+/** A transaction that the client library opens and ends by itself. */
+export interface ClientTransaction extends Purpose {
+  readonly isolation: Isolation;
+  readonly readOnly: boolean;
+  /** How long the body may run; the client's own timeout must not be shorter. */
+  readonly deadlineMs: number;
+  /** The server's default isolation already is the one wanted, so it may go unsaid: the engine verifies it. */
+  readonly isolationIsDefault: boolean;
+}
+
+/** What `fromPg(pool)`, `fromPrisma(client)`… return. It has `connect` or `transaction`, or both. */
+export interface Database<Native = unknown, C extends Connection = Connection> {
+  readonly engine: Engine<C>;
+  readonly traits: ClientTraits;
+  /** A pinned connection, on which we write BEGIN and COMMIT ourselves. */
+  connect?(purpose: Purpose): Promise<Pinned<Native, C>>;
+  /** For clients that write BEGIN and COMMIT themselves (most ORMs). */
+  transaction?<T>(
+    options: ClientTransaction,
+    body: (connection: C, native: Native) => Promise<T>,
+  ): Promise<T>;
+  /** The connection inside a transaction that the caller opened and will end. Throws on what cannot be one. */
+  join(native: Native): C;
+  /** The driver's error inside the client library's, with a `code` that the engine knows. */
+  unwrap?(error: unknown): DriverError | undefined;
+}
+
+/** What engines classify: a server's error code, or the word that the connection is gone. */
+export interface DriverError {
+  readonly code?: string | number | undefined;
+  readonly message?: string;
+  readonly lost?: boolean;
+}
+
+export type Failure =
+  | "deadlock"
+  | "serialization"
+  | "lock-timeout"
+  | "unique"
+  | "foreign-key"
+  | "check"
+  | "canceled"
+  | "deadline"
+  | "aborted"
+  | "not-in-transaction"
+  | "read-only"
+  | "schema-missing"
+  | "lost";
+
+/** How long a lock may be waited for: milliseconds, or not at all. */
+export type Wait = number | "nowait";
+
+export interface Open {
+  /** The client has sent BEGIN already. */
+  readonly begun: boolean;
+  /** The locks must be locks of the session, taken before BEGIN and given back after the end. */
+  readonly lockFirst: boolean;
+  readonly isolation: Isolation;
+  readonly readOnly: boolean;
+  readonly deadlineMs: number;
+  readonly locks: readonly LockRequest[];
+  readonly wait: Wait;
+  /** Readable name of what is locked, for the server's list of sessions; empty for none. */
+  readonly label: string;
+  readonly capabilities: Capabilities;
+  /** For engines whose waits happen in this process. */
+  readonly signal?: AbortSignal | undefined;
+}
+
+export interface LockCall {
+  readonly locks: readonly LockRequest[];
+  readonly wait: Wait;
+  readonly label: string;
+  /** The transaction belongs to the caller: it may turn out not to exist, and its isolation is not known. */
+  readonly joined: boolean;
+  readonly capabilities: Capabilities;
+  readonly signal?: AbortSignal | undefined;
+}
+
+/**
+ * `busy`: taken, and we were not to wait. `timeout`: the wait was over. In both cases nothing that this call
+ * took is still held; `usable` tells whether the transaction can go on.
+ */
+export type Grant =
+  | { readonly granted: true }
+  | {
+      readonly granted: false;
+      readonly reason: "busy" | "timeout";
+      readonly usable: boolean;
+      readonly cause?: unknown;
+    };
+
+/** A begun transaction: what the engine needs to end it, and to find out later what became of it. */
+export interface Begun {
+  /** Names the transaction to the server after its connection is gone; undefined if nothing can have been written. */
+  readonly identity?: string | undefined;
+  /** Locks of the session, taken before BEGIN, to be given back after the end. */
+  readonly sessionLocks?: readonly LockRequest[];
+}
+
+export interface Migration {
+  readonly id: number;
+  readonly name: string;
+  readonly statements: readonly Statement[];
+}
+
+export interface Engine<C extends Connection = Connection> {
+  readonly name: string;
+  /** Asks the server once what it is and can do; refuses servers below the minimum. */
+  probe(connection: C, traits: ClientTraits): Promise<Capabilities>;
+  /** BEGIN, deadline and locks, in as few round trips as the client allows. Not granted: the caller rolls back. */
+  begin(connection: C, open: Open): Promise<Grant & { begun?: Begun }>;
+  /** Resolves to whether the connection is fit for others. A COMMIT that became a ROLLBACK throws. */
+  end(connection: C, how: "commit" | "rollback", begun: Begun): Promise<boolean>;
+  savepoint(connection: C, name: string, action: "set" | "release" | "rollback"): Promise<void>;
+  /** Locks inside a transaction, until its end. */
+  lock(connection: C, call: LockCall): Promise<Grant>;
+  /** Locks of a pinned session, until given back. */
+  readonly session?: SessionLocks<C>;
+  /** What became of a transaction whose connection died during COMMIT. */
+  outcome?(connection: C, identity: string): Promise<"committed" | "aborted" | "in progress" | "unknown">;
+  holders?(connection: C, locks: readonly LockRequest[]): Promise<readonly Holder[]>;
+  /** A statement for `tx.query`; engines without SQL leave it out. */
+  query?(connection: C, statement: Statement): Promise<Result>;
+  classify(error: DriverError): Failure | undefined;
+  readonly migrations: Migrations<C>;
+}
+
+export interface SessionLocks<C extends Connection> {
+  take(connection: C, call: LockCall): Promise<Grant>;
+  /** False: the server says that this session did not hold them all. */
+  give(connection: C, locks: readonly LockRequest[]): Promise<boolean>;
+  /** Gives back whatever of these is held, after a call that failed half-way. */
+  clear(connection: C, locks: readonly LockRequest[]): Promise<void>;
+  /** Whether two connections really are two sessions, found by experiment; throws `UnsupportedError` if not. */
+  verify(a: C, b: C): Promise<void>;
+  /** Cheap proof that the session is alive. */
+  ping(connection: C): Promise<void>;
+}
+
+export interface Migrations<C extends Connection> {
+  readonly all: readonly Migration[];
+  /** Text of a statement, to be printed for other migration tools. */
+  print(statement: Statement): string;
+  /** Applies what is missing, one process at a time; `begun`: inside a transaction that the client opened. */
+  apply(connection: C, begun: boolean): Promise<readonly Migration[]>;
+}

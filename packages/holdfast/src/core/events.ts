@@ -1,0 +1,38 @@
+import { channel } from "node:diagnostics_channel";
+
+/**
+ * What happens inside, for whoever subscribes through `node:diagnostics_channel`. Payloads carry names of keys
+ * (or "redacted") and figures, never values of statements.
+ */
+export interface Events {
+  "holdfast:transaction:begin": { attempt: number; locks: readonly string[]; isolation: string };
+  "holdfast:transaction:end": {
+    attempt: number;
+    locks: readonly string[];
+    outcome: "commit" | "rollback";
+    durationMs: number;
+    error?: unknown;
+  };
+  "holdfast:transaction:retry": {
+    attempt: number;
+    locks: readonly string[];
+    failure: string;
+    delayMs: number;
+  };
+  "holdfast:lock:granted": { locks: readonly string[]; waitedMs: number };
+  "holdfast:lock:refused": { locks: readonly string[]; waitedMs: number; reason: "busy" | "timeout" };
+  "holdfast:commit:resolved": { outcome: string };
+  "holdfast:session:held": { locks: readonly string[]; waitedMs: number };
+  "holdfast:session:released": { locks: readonly string[] };
+  "holdfast:session:lost": { locks: readonly string[]; error: unknown };
+  "holdfast:migrated": { id: number; name: string };
+}
+
+const channels = new Map<string, ReturnType<typeof channel>>();
+
+export function emit<K extends keyof Events>(name: K, payload: () => Events[K]): void {
+  let found = channels.get(name);
+  if (!found) channels.set(name, (found = channel(name)));
+  // The payload is built only for somebody.
+  if (found.hasSubscribers) found.publish(payload());
+}

@@ -1,0 +1,180 @@
+import { createHash } from "node:crypto";
+import { UsageError } from "./errors.ts";
+
+/**
+ * The name of a lock. Its identity is `id`: equal ids are the same lock, in every process and, through the
+ * documented SQL, in psql.
+ */
+export interface Key {
+  /** For people: shown in errors, events and, unless turned off, in the server's list of sessions. */
+  readonly name: string;
+  readonly form: KeyForm;
+  /** Canonical order and equality of keys. */
+  readonly id: string;
+}
+
+export type KeyForm =
+  | { readonly kind: "name"; readonly hash: bigint }
+  | { readonly kind: "bigint"; readonly value: bigint }
+  | { readonly kind: "int"; readonly a: number; readonly b: number }
+  | { readonly kind: "hashtext"; readonly texts: readonly [string] | readonly [string, string] }
+  | { readonly kind: "hashtextextended"; readonly text: string; readonly seed: bigint };
+
+export type LockMode = "exclusive" | "shared";
+
+export interface LockRequest {
+  readonly key: Key;
+  readonly mode: LockMode;
+}
+
+/** What calls take: a key (exclusive), or `shared(key)`. */
+export type Lockable = Key | LockRequest;
+
+export type KeyPart = string | number | bigint;
+
+const keys = new WeakSet<object>();
+
+function make(name: string, id: string, form: KeyForm): Key {
+  const made = Object.freeze({ name: name.length > 120 ? `${name.slice(0, 117)}…` : name, id, form });
+  keys.add(made);
+  return made;
+}
+
+function bad(detail: string): UsageError {
+  return new UsageError(detail, "HF_BAD_KEY");
+}
+
+function text(value: unknown, what: string): string {
+  if (typeof value !== "string") throw bad(`${what} must be a string, not ${describe(value)}`);
+  if (value === "")
+    throw bad(`${what} is empty: an empty name usually is a missing id, and would lock everybody out`);
+  // UTF-8 has no place for lone surrogates: two different broken strings would become one lock.
+  if (!value.isWellFormed()) throw bad(`${what} is not well-formed Unicode (it holds a lone surrogate)`);
+  return value;
+}
+
+function describe(value: unknown): string {
+  if (value === null) return "null";
+  return typeof value === "object"
+    ? `an object (${value.constructor?.name ?? "no prototype"})`
+    : `${typeof value} ${String(value)}`;
+}
+
+function part(value: unknown, index: number): string {
+  const what = index === 0 ? "key: its namespace" : `key: part ${index + 1}`;
+  if (typeof value === "bigint") return value.toString();
+  if (typeof value === "number") {
+    if (!Number.isSafeInteger(value)) throw bad(`${what} must be a safe integer, not ${value}`);
+    return (value + 0).toString();
+  }
+  return text(value, what);
+}
+
+/** Length-prefixed (in bytes), so that ("a", "b:c") and ("a:b", "c") stay apart; `holdfast.key` in SQL does the same. */
+function encode(parts: readonly string[]): string {
+  return parts.map((p) => `${Buffer.byteLength(p)}:${p}`).join("");
+}
+
+/** Text no longer than a lock's name on any server needs: what is not printable ASCII shows as `?`. */
+function printable(value: string): string {
+  return value.replace(/[^\x20-\x7e]/gu, "?");
+}
+
+/**
+ * A namespaced lock name: `key("image-upload", userId)`. Parts may hold any text; numbers and their decimal
+ * text are the same part.
+ */
+export function key(namespace: string, ...parts: KeyPart[]): Key {
+  const texts = [namespace, ...parts].map(part);
+  const digest = createHash("sha256").update(encode(texts), "utf8").digest();
+  const hash = digest.readBigInt64BE(0);
+  return make(printable(texts.join(":")), `n${hash}`, { kind: "name", hash });
+}
+
+function integer(value: unknown, what: string, low: bigint, high: bigint): bigint {
+  if (typeof value !== "bigint" && !Number.isSafeInteger(value))
+    throw bad(`${what} must be an integer, not ${describe(value)}`);
+  const big = BigInt(value as bigint | number);
+  if (big < low || big > high) throw bad(`${what} must be from ${low} to ${high}, not ${big}`);
+  return big;
+}
+
+const int8 = [-(2n ** 63n), 2n ** 63n - 1n] as const;
+const int4 = [-(2n ** 31n), 2n ** 31n - 1n] as const;
+
+/** The lock of `pg_advisory_lock(n)`. */
+key.bigint = (n: bigint | number): Key => {
+  const value = integer(n, "key.bigint", ...int8);
+  return make(`bigint ${value}`, `n${value}`, { kind: "bigint", value });
+};
+
+/** The lock of `pg_advisory_lock(a, b)`. */
+key.int = (a: number, b: number): Key => {
+  const [x, y] = [integer(a, "key.int: a", ...int4), integer(b, "key.int: b", ...int4)];
+  return make(`int ${x},${y}`, `i${x},${y}`, { kind: "int", a: Number(x), b: Number(y) });
+};
+
+function hashtext(text: string): Key;
+function hashtext(namespace: string, text: string): Key;
+function hashtext(first: string, second?: string): Key {
+  const one = sqlText(first, "key.hashtext");
+  if (second === undefined)
+    return make(printable(`hashtext ${one}`), `h1:${one}`, { kind: "hashtext", texts: [one] });
+  const two = sqlText(second, "key.hashtext");
+  return make(printable(`hashtext ${one},${two}`), `h${encode([one, two])}`, {
+    kind: "hashtext",
+    texts: [one, two],
+  });
+}
+
+function sqlText(value: unknown, what: string): string {
+  const checked = text(value, what);
+  if (checked.includes("\0"))
+    throw bad(`${what}: the server's text cannot hold a NUL character, so no SQL can take this lock`);
+  return checked;
+}
+
+/** The lock of `pg_advisory_lock(hashtext(s))`, or of `pg_advisory_lock(hashtext(ns), hashtext(s))`. */
+key.hashtext = hashtext;
+
+/** The lock of `pg_advisory_lock(hashtextextended(s, seed))`. */
+key.hashtextextended = (s: string, seed: bigint | number = 0n): Key => {
+  const checked = sqlText(s, "key.hashtextextended");
+  const big = integer(seed, "key.hashtextextended: seed", ...int8);
+  return make(printable(`hashtextextended ${checked}`), `x${big}:${checked}`, {
+    kind: "hashtextextended",
+    text: checked,
+    seed: big,
+  });
+};
+
+/** Take this key so that other sharers may hold it too, and exclusive takers may not. */
+export function shared(lock: Key): LockRequest {
+  assertKey(lock);
+  return { key: lock, mode: "shared" };
+}
+
+function assertKey(value: unknown): asserts value is Key {
+  if (typeof value === "object" && value !== null && keys.has(value)) return;
+  const hint = typeof value === "string" ? `: write key(${JSON.stringify(value)})` : "";
+  throw bad(`a lock is named by key(…), not by ${describe(value)}${hint}`);
+}
+
+/**
+ * One request per key, in the order in which everybody takes them. A key asked for in both modes is taken
+ * exclusively: sharing it first and taking it whole afterwards is how two callers deadlock.
+ */
+export function canonical(locks: Lockable | readonly Lockable[] | undefined): LockRequest[] {
+  if (locks === undefined) return [];
+  const byId = new Map<string, LockRequest>();
+  for (const item of Array.isArray(locks) ? (locks as readonly Lockable[]) : [locks as Lockable]) {
+    const request: LockRequest =
+      typeof item === "object" && item !== null && "mode" in item ? item : { key: item, mode: "exclusive" };
+    assertKey(request.key);
+    const before = byId.get(request.key.id);
+    if (!before || before.mode === "shared") byId.set(request.key.id, request);
+  }
+  if (Array.isArray(locks) && byId.size === 0)
+    throw bad("the list of locks is empty: leave `lock` out to take none");
+  return [...byId.values()].toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1));
+}

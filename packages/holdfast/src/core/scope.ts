@@ -1,0 +1,317 @@
+import type { AsyncLocalStorage } from "node:async_hooks";
+import { type Capabilities, type Strategy, type Support, require } from "./capabilities.ts";
+import type { Connection, Database, Isolation, Row, Wait } from "./database.ts";
+import { emit } from "./events.ts";
+import {
+  LockNotAvailableError,
+  LockTimeoutError,
+  NotInTransactionError,
+  TransactionAbortedError,
+  UnsupportedError,
+  UsageError,
+  keyNames,
+} from "./errors.ts";
+import type { Holder } from "./errors.ts";
+import { classify } from "./failure.ts";
+import { interruptible } from "./interrupt.ts";
+import { type LockMode, type LockRequest, type Lockable, canonical } from "./key.ts";
+import { Queue } from "./queue.ts";
+import type { Statement } from "./sql.ts";
+import { checkWait } from "./wait.ts";
+
+/** What a body works with: a transaction, or a savepoint inside one. */
+export interface Transaction<Native> {
+  /** The client's own transaction: write with it as you always do. */
+  readonly client: Native;
+  /** Aborts when the transaction is lost, past its deadline, or no longer wanted. Pass it on to slow calls. */
+  readonly signal: AbortSignal;
+  /** 1 on the first run, 2 on the first retry, … */
+  readonly attempt: number;
+  /** Takes locks until the end of the transaction (or until a rollback of this savepoint). */
+  lock(locks: Lockable | readonly Lockable[], options?: LockOptions): Promise<void>;
+  /** The same without waiting: false if any of them is taken, and then none is held. */
+  tryLock(locks: Lockable | readonly Lockable[]): Promise<boolean>;
+  /** Whether this transaction took the lock through Holdfast and still has it. */
+  holds(lock: Lockable): boolean;
+  /** Runs a statement built with `sql`; the same on every engine that speaks SQL. */
+  query<R extends Row = Row>(statement: Statement): Promise<R[]>;
+  /** A savepoint: if the body throws, only its work is undone, locks included. */
+  transaction<T>(body: (tx: Transaction<Native>) => Promise<T>): Promise<T>;
+  transaction<T>(options: NestedOptions, body: (tx: Transaction<Native>) => Promise<T>): Promise<T>;
+}
+
+export interface LockOptions {
+  /** Milliseconds, or "nowait". Default: the instance's `wait` (5 s). */
+  readonly wait?: Wait;
+  readonly signal?: AbortSignal | undefined;
+}
+
+export interface NestedOptions extends LockOptions {
+  readonly lock?: Lockable | readonly Lockable[];
+  readonly isolation?: Isolation;
+  readonly readOnly?: boolean;
+}
+
+/** What a scope needs of the instance it belongs to. */
+export interface Home<Native, C extends Connection> {
+  readonly database: Database<Native, C>;
+  readonly current: AsyncLocalStorage<Scope<Native, C>>;
+  readonly wait: Wait;
+  label(locks: readonly LockRequest[]): string;
+  names(locks: readonly LockRequest[]): string[];
+  capabilities(connection?: C): Promise<Capabilities>;
+  holders(locks: readonly LockRequest[], connection?: C): Promise<readonly Holder[]>;
+  /** Whether locks of a session hold: not only what the server says, but what an experiment has shown. */
+  sessionSupport(): Promise<Support<Strategy>>;
+}
+
+export interface Place<Native, C extends Connection> {
+  readonly connection: C;
+  readonly native: Native;
+  readonly signal: AbortSignal;
+  readonly attempt: number;
+  readonly joined: boolean;
+  readonly isolation?: Isolation;
+  readonly readOnly?: boolean;
+}
+
+export class Scope<Native, C extends Connection> implements Transaction<Native> {
+  readonly #home: Home<Native, C>;
+  readonly #place: Place<Native, C>;
+  readonly #parent: Scope<Native, C> | undefined;
+  /** Statements that must not interleave: a sibling's savepoint inside ours would be rolled back with it. */
+  readonly #queue = new Queue();
+  /** Taken in this scope; what an outer scope took is asked for there. */
+  readonly #held = new Map<string, LockMode>();
+  #savepoints = 0;
+  #closed: string | undefined;
+
+  constructor(
+    home: Home<Native, C>,
+    place: Place<Native, C>,
+    held: readonly LockRequest[] = [],
+    parent?: Scope<Native, C>,
+  ) {
+    this.#home = home;
+    this.#place = place;
+    this.#parent = parent;
+    this.#hold(held);
+  }
+
+  get client(): Native {
+    return this.#place.native;
+  }
+  get signal(): AbortSignal {
+    return this.#place.signal;
+  }
+  get attempt(): number {
+    return this.#place.attempt;
+  }
+
+  #hold(locks: readonly LockRequest[]): void {
+    for (const { key, mode } of locks)
+      if (this.#held.get(key.id) !== "exclusive") this.#held.set(key.id, mode);
+  }
+
+  #has({ key, mode }: LockRequest): boolean {
+    const held = this.#held.get(key.id);
+    if (held === "exclusive" || (held !== undefined && held === mode)) return true;
+    return this.#parent?.has({ key, mode }) ?? false;
+  }
+
+  has(request: LockRequest): boolean {
+    return this.#has(request);
+  }
+
+  holds(lock: Lockable): boolean {
+    return canonical(lock).every((request) => this.#has(request));
+  }
+
+  /** From now on the scope answers with an error: its transaction is over, or undone. */
+  close(why: string): void {
+    this.#closed = why;
+  }
+
+  /**
+   * The innermost scope that the calling code is in, if it is inside this one: an outer `tx` used within a
+   * nested body means the nested transaction, which would otherwise wait for itself.
+   */
+  #here(): Scope<Native, C> {
+    const inner = this.#home.current.getStore();
+    if (!inner || inner.#closed !== undefined) return this;
+    for (let scope: Scope<Native, C> | undefined = inner; scope; scope = scope.#parent)
+      if (scope === this) return inner;
+    return this;
+  }
+
+  #assertOpen(): void {
+    if (this.#closed !== undefined) {
+      throw new UsageError(
+        `This transaction is over (${this.#closed}): is an \`await\` missing in its body?`,
+        "HF_TRANSACTION_OVER",
+      );
+    }
+  }
+
+  async lock(locks: Lockable | readonly Lockable[], options: LockOptions = {}): Promise<void> {
+    const requests = canonical(locks);
+    const wait = options.wait === undefined ? this.#home.wait : checkWait(options.wait);
+    await this.#here().#lockOrThrow(requests, wait, options.signal);
+  }
+
+  async tryLock(locks: Lockable | readonly Lockable[]): Promise<boolean> {
+    const requests = canonical(locks);
+    return (await this.#here().#lock(requests, "nowait")) === undefined;
+  }
+
+  async #lockOrThrow(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<void> {
+    const refused = await this.#lock(requests, wait, signal);
+    if (!refused) return;
+    const { connection, joined } = this.#place;
+    const holders = await this.#home.holders(requests, refused.usable || !joined ? connection : undefined);
+    const blocked = { keys: this.#home.names(requests), holders };
+    if (refused.reason === "busy") throw new LockNotAvailableError(blocked);
+    throw new LockTimeoutError({ ...blocked, waitedMs: wait as number }, refused.cause);
+  }
+
+  async #lock(
+    requests: readonly LockRequest[],
+    wait: Wait,
+    signal?: AbortSignal,
+  ): Promise<{ reason: "busy" | "timeout"; usable: boolean; cause?: unknown } | undefined> {
+    this.#assertOpen();
+    return this.#queue.run(async () => {
+      this.#assertOpen();
+      const { connection, joined, signal: own } = this.#place;
+      // In a joined transaction the caller may roll back to savepoints of its own: what we took may be gone, so ask again.
+      const missing = joined ? requests : requests.filter((request) => !this.#has(request));
+      if (missing.length === 0) return undefined;
+      const capabilities = await this.#home.capabilities(connection);
+      checkSupport(missing, capabilities, joined);
+      const label = this.#home.label(missing);
+      const started = performance.now();
+      const abort = signal ? AbortSignal.any([signal, own]) : own;
+      const grant = await interruptible(connection, abort, () =>
+        this.#home.database.engine.lock(connection, {
+          locks: missing,
+          wait,
+          label,
+          joined,
+          capabilities,
+          signal: abort,
+        }),
+      ).catch((error: unknown) => {
+        throw this.#explain(error);
+      });
+      const waitedMs = performance.now() - started;
+      const names = () => this.#home.names(missing);
+      if (!grant.granted) {
+        emit("holdfast:lock:refused", () => ({ locks: names(), waitedMs, reason: grant.reason }));
+        return grant;
+      }
+      this.#hold(missing);
+      emit("holdfast:lock:granted", () => ({ locks: names(), waitedMs }));
+      return undefined;
+    }, signal);
+  }
+
+  #explain(error: unknown): unknown {
+    const failure = classify(this.#home.database, error);
+    if (failure === "aborted") return new TransactionAbortedError(error);
+    if (failure === "not-in-transaction") {
+      return new NotInTransactionError(
+        "this client is in no transaction, so a lock would be gone at once. BEGIN first, or use hf.transaction(…).",
+        error,
+      );
+    }
+    return error;
+  }
+
+  async query<R extends Row = Row>(statement: Statement): Promise<R[]> {
+    this.#assertOpen();
+    const { engine } = this.#home.database;
+    if (!engine.query)
+      throw new UnsupportedError(`tx.query: ${engine.name} does not speak SQL; use tx.client`);
+    const result = await engine.query(this.#place.connection, statement);
+    return result.rows as R[];
+  }
+
+  transaction<T>(body: (tx: Transaction<Native>) => Promise<T>): Promise<T>;
+  transaction<T>(options: NestedOptions, body: (tx: Transaction<Native>) => Promise<T>): Promise<T>;
+  async transaction<T>(
+    first: NestedOptions | ((tx: Transaction<Native>) => Promise<T>),
+    second?: (tx: Transaction<Native>) => Promise<T>,
+  ): Promise<T> {
+    const [options, body] =
+      typeof first === "function" ? [{}, first] : [first, second as (tx: Transaction<Native>) => Promise<T>];
+    return this.#here().nest(options, body);
+  }
+
+  /** Runs a body in a savepoint. Never retries: after most failures only the outermost transaction can. */
+  async nest<T>(options: NestedOptions, body: (tx: Transaction<Native>) => Promise<T>): Promise<T> {
+    const requests = canonical(options.lock);
+    const wait = options.wait === undefined ? this.#home.wait : checkWait(options.wait);
+    this.#assertCompatible(options);
+    this.#assertOpen();
+    return this.#queue.run(async () => {
+      this.#assertOpen();
+      const { engine } = this.#home.database;
+      const { connection, signal: own } = this.#place;
+      const name = `holdfast_${this.#depth()}_${++this.#savepoints}`;
+      const signal = options.signal ? AbortSignal.any([own, options.signal]) : own;
+      signal.throwIfAborted();
+      await engine.savepoint(connection, name, "set").catch((error: unknown) => {
+        throw this.#explain(error);
+      });
+      const inner = new Scope(this.#home, { ...this.#place, signal }, [], this);
+      try {
+        if (requests.length > 0) await inner.lock(requests, { wait });
+        const value = await this.#home.current.run(inner, () => body(inner));
+        signal.throwIfAborted();
+        await engine.savepoint(connection, name, "release");
+        inner.close("its savepoint was released");
+        for (const [id, mode] of inner.#held)
+          if (this.#held.get(id) !== "exclusive") this.#held.set(id, mode);
+        return value;
+      } catch (error) {
+        inner.close("its savepoint was rolled back");
+        // If this fails too the whole transaction is beyond saving, and its end will say so.
+        if (!connection.lost.aborted) await engine.savepoint(connection, name, "rollback").catch(() => {});
+        throw error;
+      }
+    }, options.signal);
+  }
+
+  #depth(): number {
+    return this.#parent ? this.#parent.#depth() + 1 : 0;
+  }
+
+  #assertCompatible({ isolation, readOnly }: NestedOptions): void {
+    const { isolation: outer, readOnly: outerReadOnly } = this.#place;
+    if (isolation !== undefined && outer !== undefined && isolation !== outer) {
+      throw new UsageError(
+        `A nested transaction runs in the outer one, whose isolation is ${outer}: it cannot be ${isolation}. ` +
+          `Leave \`isolation\` out, or open another transaction with \`separate: true\`.`,
+      );
+    }
+    if (readOnly === false && outerReadOnly)
+      throw new UsageError("A nested transaction cannot write: the outer one is read only.");
+  }
+}
+
+export function checkSupport(
+  requests: readonly LockRequest[],
+  capabilities: Capabilities,
+  joined: boolean,
+): void {
+  if (requests.length === 0) return;
+  require(joined ? capabilities.joinedLocks : capabilities.transactionLocks, joined
+    ? "Locks in a joined transaction"
+    : "Locks in a transaction");
+  if (requests.some(({ mode }) => mode === "shared"))
+    require(capabilities.sharedLocks, `Shared ${keyNames(requests).join(", ")}`);
+  for (const { key } of requests) {
+    if (key.form.kind === "hashtext" || key.form.kind === "hashtextextended")
+      require(capabilities.foreignKeys, `The lock ${key.name}`);
+  }
+}

@@ -1,0 +1,445 @@
+import { require } from "./capabilities.ts";
+import type { Begun, Connection, Isolation, Open, Wait } from "./database.ts";
+import { emit } from "./events.ts";
+import {
+  CommitUnknownError,
+  ConnectionLostError,
+  DeadlineExceededError,
+  DeadlockError,
+  HoldfastError,
+  LockNotAvailableError,
+  LockTimeoutError,
+  SerializationError,
+  TransactionAbortedError,
+  UsageError,
+} from "./errors.ts";
+import { classify } from "./failure.ts";
+import { interruptible } from "./interrupt.ts";
+import type { LockRequest, Lockable } from "./key.ts";
+import { Refused } from "./refused.ts";
+import { type RetryOptions, type RetryPolicy, pause } from "./retry.ts";
+import { type Home, Scope, type Transaction, checkSupport } from "./scope.ts";
+import { sleep } from "./wait.ts";
+
+export interface TransactionOptions {
+  /** Taken before the body runs, in one canonical order, held until the transaction has ended. */
+  readonly lock?: Lockable | readonly Lockable[];
+  /** How long to wait for the locks: milliseconds, or "nowait". Default: the instance's, 5 s. */
+  readonly wait?: Wait;
+  /** Default "read committed". */
+  readonly isolation?: Isolation;
+  readonly readOnly?: boolean;
+  /** Milliseconds for the whole call, retries and waits included. Enforced by the server too. Default 60 s. */
+  readonly deadline?: number;
+  /** Gives up: cancels what runs on the server, rolls back, rejects with the signal's reason. */
+  readonly signal?: AbortSignal | undefined;
+  /** `false`: never run the body twice. */
+  readonly retry?: RetryOptions | false;
+  /** Inside another transaction of this instance: a connection of its own instead of a savepoint. */
+  readonly separate?: boolean;
+}
+
+export interface Plan {
+  readonly locks: readonly LockRequest[];
+  readonly wait: Wait;
+  readonly isolation: Isolation;
+  readonly readOnly: boolean;
+  readonly deadlineMs: number;
+  readonly signal: AbortSignal | undefined;
+  readonly retry: RetryPolicy;
+}
+
+/** After an abort the body gets this long to end by itself; then its connection is taken away. */
+const graceMs = 1000;
+/** The server evicts a little later than we give up ourselves: a rollback keeps the connection, an eviction costs it. */
+const serverGraceMs = 250;
+const resolveMs = 15_000;
+
+type Body<Native, T> = (tx: Transaction<Native>) => Promise<T>;
+
+/** Runs a plan until it is committed, fails for good, or is out of attempts or time. */
+export async function runTransaction<Native, C extends Connection, T>(
+  home: Home<Native, C>,
+  plan: Plan,
+  body: Body<Native, T>,
+): Promise<T> {
+  const deadline = new Deadline(plan);
+  try {
+    for (let attempt = 1; ; attempt++) {
+      const run = new Attempt(home, plan, deadline, attempt);
+      try {
+        return await run.execute(body);
+      } catch (error) {
+        const failure =
+          error instanceof Refused
+            ? error.reason === "timeout"
+              ? "lock-timeout"
+              : undefined
+            : run.failure(error);
+        const giveUp =
+          deadline.signal.aborted ||
+          attempt >= plan.retry.attempts ||
+          !failure ||
+          !plan.retry.on.has(failure);
+        // A body's own lock timeout is the body's business; only the one of `lock` may be retried.
+        if (giveUp || (failure === "lock-timeout" && !(error instanceof Refused)))
+          throw await run.present(error);
+        const delayMs = pause(plan.retry, attempt);
+        emit("holdfast:transaction:retry", () => ({
+          attempt,
+          locks: home.names(plan.locks),
+          failure: failure as string,
+          delayMs,
+        }));
+        await sleep(delayMs, deadline.signal);
+      }
+    }
+  } finally {
+    deadline.clear();
+  }
+}
+
+class Deadline {
+  readonly ms: number;
+  /** The caller's abort, or the end of time. */
+  readonly signal: AbortSignal;
+  readonly #endsAt: number;
+  readonly #timer: NodeJS.Timeout;
+  readonly #caller: AbortSignal | undefined;
+  readonly #controller = new AbortController();
+  readonly #onAbort = () => this.#controller.abort(this.#caller?.reason);
+
+  constructor({ deadlineMs, signal }: Plan) {
+    this.ms = deadlineMs;
+    this.#caller = signal;
+    this.#endsAt = performance.now() + deadlineMs;
+    this.signal = this.#controller.signal;
+    this.#timer = setTimeout(() => this.#controller.abort(new DeadlineExceededError(deadlineMs)), deadlineMs);
+    this.#timer.unref();
+    signal?.throwIfAborted();
+    signal?.addEventListener("abort", this.#onAbort, { once: true });
+  }
+
+  get leftMs(): number {
+    return Math.max(1, Math.ceil(this.#endsAt - performance.now()));
+  }
+
+  clear(): void {
+    clearTimeout(this.#timer);
+    this.#caller?.removeEventListener("abort", this.#onAbort);
+  }
+}
+
+class Attempt<Native, C extends Connection> {
+  readonly #home: Home<Native, C>;
+  readonly #plan: Plan;
+  readonly #deadline: Deadline;
+  readonly #attempt: number;
+  #begun: Begun | undefined;
+  /** The body has ended well: from here on only COMMIT can fail. */
+  #done = false;
+  /** The body did not end after an abort; its connection must not be given to anybody else. */
+  #abandoned = false;
+
+  constructor(home: Home<Native, C>, plan: Plan, deadline: Deadline, attempt: number) {
+    this.#home = home;
+    this.#plan = plan;
+    this.#deadline = deadline;
+    this.#attempt = attempt;
+  }
+
+  failure(error: unknown) {
+    return error instanceof HoldfastError && !(error instanceof ConnectionLostError)
+      ? undefined
+      : classify(this.#home.database, error);
+  }
+
+  async execute<T>(body: Body<Native, T>): Promise<T> {
+    const started = performance.now();
+    const { connect } = this.#home.database;
+    const names = () => this.#home.names(this.#plan.locks);
+    try {
+      const value = connect ? await this.#onPinned(body) : await this.#inClient(body);
+      emit("holdfast:transaction:end", () => ({
+        attempt: this.#attempt,
+        locks: names(),
+        outcome: "commit",
+        durationMs: performance.now() - started,
+      }));
+      return value;
+    } catch (error) {
+      emit("holdfast:transaction:end", () => ({
+        attempt: this.#attempt,
+        locks: names(),
+        outcome: "rollback",
+        durationMs: performance.now() - started,
+        error,
+      }));
+      throw error;
+    }
+  }
+
+  async #onPinned<T>(body: Body<Native, T>): Promise<T> {
+    const { database } = this.#home;
+    const { engine } = database;
+    const { locks, wait } = this.#plan;
+    const pinned = await (database.connect as NonNullable<typeof database.connect>)({
+      locks,
+      wait,
+      signal: this.#deadline.signal,
+    });
+    const { connection, native } = pinned;
+    let reusable = false;
+    try {
+      let value: T;
+      try {
+        value = await this.#perform(connection, native, false, body);
+      } catch (error) {
+        if (!this.#abandoned && !connection.lost.aborted) {
+          reusable = await engine.end(connection, "rollback", this.#begun ?? {}).catch(() => false);
+        }
+        throw error;
+      }
+      if (connection.lost.aborted) throw new ConnectionLostError(this.#attempt, connection.lost.reason);
+      try {
+        reusable = await engine.end(connection, "commit", this.#begun ?? {});
+      } catch (error) {
+        const failure = classify(database, error);
+        if (failure === "lost" || failure === "deadline" || connection.lost.aborted)
+          await this.#resolve(error);
+        else {
+          reusable = await engine.end(connection, "rollback", this.#begun ?? {}).catch(() => false);
+          throw error;
+        }
+      }
+      return value;
+    } finally {
+      await pinned.release(!reusable);
+    }
+  }
+
+  async #inClient<T>(body: Body<Native, T>): Promise<T> {
+    const { database } = this.#home;
+    const { locks, wait, isolation, readOnly } = this.#plan;
+    const capabilities = await this.#home.capabilities();
+    const transaction = database.transaction as NonNullable<typeof database.transaction>;
+    let value: { result: T } | undefined;
+    try {
+      await transaction.call(
+        database,
+        {
+          locks,
+          wait,
+          signal: this.#deadline.signal,
+          isolation,
+          readOnly,
+          deadlineMs: this.#deadline.leftMs + serverGraceMs,
+          isolationIsDefault: capabilities.defaultIsolation === isolation,
+        },
+        async (connection, native) => {
+          value = { result: await this.#perform(connection, native, true, body) };
+        },
+      );
+    } catch (error) {
+      if (!this.#done || this.failure(error) !== "lost") throw error;
+      await this.#resolve(error);
+    }
+    return (value as { result: T }).result;
+  }
+
+  async #perform<T>(connection: C, native: Native, begun: boolean, body: Body<Native, T>): Promise<T> {
+    const { engine } = this.#home.database;
+    const { locks, wait, isolation, readOnly } = this.#plan;
+    const capabilities = await this.#home.capabilities(connection);
+    checkSupport(locks, capabilities, false);
+    if (!capabilities.isolation.includes(isolation)) {
+      throw new UsageError(
+        `Isolation "${isolation}" is not one of this server's: ${capabilities.isolation.join(", ")}`,
+      );
+    }
+    const lockFirst = locks.length > 0 && capabilities.lockFirstIsolation.includes(isolation);
+    if (lockFirst)
+      require(await this.#home.sessionSupport(), `A lock under ${isolation}, which must be taken before BEGIN`);
+    else if (locks.length > 0 && !capabilities.lockIsolation.includes(isolation)) {
+      throw new UsageError(
+        `A lock under ${isolation} protects nothing: the transaction's snapshot is taken before the wait for the lock ends, so ` +
+          `the check would read what was true before. Use ${[...capabilities.lockIsolation, ...capabilities.lockFirstIsolation].join(" or ")}.`,
+        "HF_ISOLATION",
+      );
+    }
+    emit("holdfast:transaction:begin", () => ({
+      attempt: this.#attempt,
+      locks: this.#home.names(locks),
+      isolation,
+    }));
+    const open: Open = {
+      begun,
+      lockFirst,
+      isolation,
+      readOnly,
+      deadlineMs: this.#deadline.leftMs + serverGraceMs,
+      locks,
+      wait: wait === "nowait" ? wait : Math.min(wait, this.#deadline.leftMs + serverGraceMs),
+      label: this.#home.label(locks),
+      capabilities,
+      signal: this.#deadline.signal,
+    };
+    const started = performance.now();
+    const grant = await interruptible(connection, this.#deadline.signal, () =>
+      engine.begin(connection, open),
+    );
+    const waitedMs = performance.now() - started;
+    this.#begun = grant.begun;
+    if (!grant.granted) {
+      emit("holdfast:lock:refused", () => ({
+        locks: this.#home.names(locks),
+        waitedMs,
+        reason: grant.reason,
+      }));
+      throw new Refused(grant.reason, Math.round(waitedMs), grant.cause);
+    }
+    if (locks.length > 0) emit("holdfast:lock:granted", () => ({ locks: this.#home.names(locks), waitedMs }));
+    const value = await this.#watch(connection, native, body);
+    this.#done = true;
+    return value;
+  }
+
+  /** Runs the body until it ends, or until it has been told to stop and did not. */
+  async #watch<T>(connection: C, native: Native, body: Body<Native, T>): Promise<T> {
+    const { locks, isolation, readOnly } = this.#plan;
+    const stop = new AbortController();
+    const scope = new Scope(
+      this.#home,
+      { connection, native, signal: stop.signal, attempt: this.#attempt, joined: false, isolation, readOnly },
+      locks,
+    );
+    let cancelling: Promise<void> | undefined;
+    let timer: NodeJS.Timeout | undefined;
+    let abandon!: (error: unknown) => void;
+    const abandoned = new Promise<never>((_, reject) => (abandon = reject));
+    const outer = this.#deadline.signal;
+    const onStop = () => {
+      stop.abort(outer.reason);
+      cancelling = connection.cancel?.();
+      timer = setTimeout(() => {
+        this.#abandoned = true;
+        abandon(outer.reason);
+      }, graceMs);
+    };
+    const onLost = () => stop.abort(new ConnectionLostError(this.#attempt, connection.lost.reason));
+    outer.addEventListener("abort", onStop, { once: true });
+    connection.lost.addEventListener("abort", onLost, { once: true });
+    try {
+      const running = this.#home.current.run(scope, () => Promise.resolve().then(() => body(scope)));
+      const value = await Promise.race([running, abandoned]);
+      outer.throwIfAborted();
+      return value;
+    } catch (error) {
+      if (!outer.aborted) throw error;
+      const { reason } = outer;
+      // The body's own error stays visible, as the cause of ours.
+      throw reason instanceof DeadlineExceededError && error !== reason
+        ? new DeadlineExceededError(this.#deadline.ms, error)
+        : reason;
+    } finally {
+      clearTimeout(timer);
+      abandoned.catch(() => {});
+      outer.removeEventListener("abort", onStop);
+      connection.lost.removeEventListener("abort", onLost);
+      scope.close(this.#abandoned ? "it was given up after an abort" : "its body has ended");
+      await cancelling?.catch(() => {});
+    }
+  }
+
+  /** COMMIT was sent and its answer lost. Returns if the server says that it was kept. */
+  async #resolve(error: unknown): Promise<void> {
+    const { engine } = this.#home.database;
+    const identity = this.#begun?.identity;
+    // A transaction without identity has written nothing that could be lost.
+    if (identity === undefined && this.#plan.readOnly) return;
+    if (!engine.outcome || identity === undefined)
+      throw new CommitUnknownError("this engine keeps no record of it to ask", error);
+    const until = performance.now() + resolveMs;
+    let last: unknown = error;
+    for (let i = 0; performance.now() < until; i++) {
+      try {
+        const outcome = await this.#ask((connection) =>
+          (engine.outcome as NonNullable<typeof engine.outcome>)(connection, identity),
+        );
+        if (outcome !== "in progress") emit("holdfast:commit:resolved", () => ({ outcome }));
+        if (outcome === "committed") return;
+        if (outcome === "aborted") throw new ConnectionLostError(this.#attempt, error);
+        if (outcome === "unknown") break;
+      } catch (askError) {
+        if (askError instanceof ConnectionLostError) throw askError;
+        last = askError;
+      }
+      await sleep(Math.min(500, 20 * 2 ** i));
+    }
+    throw new CommitUnknownError("the server could not tell what became of it", last);
+  }
+
+  /** Asks on a connection that has nothing to do with the lost one. */
+  async #ask<T>(question: (connection: C) => Promise<T>): Promise<T> {
+    return withConnection(this.#home, question);
+  }
+
+  async present(error: unknown): Promise<unknown> {
+    const { locks, wait } = this.#plan;
+    if (error instanceof Refused) {
+      const holders = await this.#home.holders(locks);
+      const blocked = { keys: this.#home.names(locks), holders };
+      if (error.reason === "busy") return new LockNotAvailableError(blocked);
+      return new LockTimeoutError({ ...blocked, waitedMs: wait === "nowait" ? 0 : wait }, error.cause);
+    }
+    if (error instanceof HoldfastError || error === this.#deadline.signal.reason) return error;
+    switch (this.failure(error)) {
+      case "deadlock":
+        return new DeadlockError(this.#attempt, error);
+      case "serialization":
+        return new SerializationError(this.#attempt, error);
+      case "lost":
+        return new ConnectionLostError(this.#attempt, error);
+      case "deadline":
+        return new DeadlineExceededError(this.#deadline.ms, error);
+      case "aborted":
+        return new TransactionAbortedError(error);
+      default:
+        return error;
+    }
+  }
+}
+
+/** A short errand on any connection, inside no transaction of ours. */
+export async function withConnection<Native, C extends Connection, T>(
+  home: Pick<Home<Native, C>, "database">,
+  errand: (connection: C) => Promise<T>,
+): Promise<T> {
+  const { database } = home;
+  const purpose = { locks: [], wait: 5000 as Wait, signal: undefined };
+  if (database.connect) {
+    const pinned = await database.connect(purpose);
+    let broken = true;
+    try {
+      const value = await errand(pinned.connection);
+      broken = false;
+      return value;
+    } finally {
+      await pinned.release(broken);
+    }
+  }
+  let value: { result: T } | undefined;
+  await database.transaction?.(
+    {
+      ...purpose,
+      isolation: "read committed",
+      readOnly: false,
+      deadlineMs: 10_000,
+      isolationIsDefault: true,
+    },
+    async (connection) => {
+      value = { result: await errand(connection) };
+    },
+  );
+  return (value as { result: T }).result;
+}

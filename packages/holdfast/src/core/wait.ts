@@ -1,0 +1,40 @@
+import { UsageError } from "./errors.ts";
+import type { Wait } from "./database.ts";
+
+/** The longest time servers and timers take: 2^31 - 1 ms, almost 25 days. */
+export const longest = 2 ** 31 - 1;
+
+export function milliseconds(value: unknown, what: string, least = 0): number {
+  if (typeof value !== "number" || !Number.isFinite(value) || value < least || value > longest) {
+    throw new UsageError(
+      `${what} must be a number of milliseconds from ${least} to ${longest}, not ${String(value)}`,
+    );
+  }
+  return Math.ceil(value);
+}
+
+/** Waits are finite: an unbounded one is how a frozen process stops all the others. */
+export function checkWait(value: unknown, what = "wait"): Wait {
+  if (value === "nowait" || value === 0) return "nowait";
+  if (typeof value === "string")
+    throw new UsageError(
+      `${what} must be a number of milliseconds or "nowait", not ${JSON.stringify(value)}`,
+    );
+  return milliseconds(value, what);
+}
+
+export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
+  return new Promise((resolve, reject) => {
+    if (signal?.aborted) return reject(signal.reason as Error);
+    const timer = setTimeout(done, ms);
+    signal?.addEventListener("abort", aborted, { once: true });
+    function done() {
+      signal?.removeEventListener("abort", aborted);
+      resolve();
+    }
+    function aborted() {
+      clearTimeout(timer);
+      reject(signal?.reason as Error);
+    }
+  });
+}

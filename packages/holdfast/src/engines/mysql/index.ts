@@ -1,0 +1,29 @@
+import type { Engine, SqlConnection } from "../../core/database.ts";
+import { sql } from "../../core/sql.ts";
+import { classify } from "./errors.ts";
+import { begin, end, lock, session } from "./locks.ts";
+import { probe } from "./probe.ts";
+import { migrations } from "./schema.ts";
+
+export { render } from "./dialect.ts";
+
+const savepoints = {
+  set: (name: string) => `SAVEPOINT ${name}`,
+  release: (name: string) => `RELEASE SAVEPOINT ${name}`,
+  rollback: (name: string) => `ROLLBACK TO SAVEPOINT ${name}`,
+};
+
+export const mysql: Engine<SqlConnection> = {
+  name: "mysql",
+  probe,
+  begin,
+  end,
+  async savepoint(connection, name, action) {
+    await connection.query(sql.raw(savepoints[action](name)));
+  },
+  lock,
+  session,
+  query: (connection, statement) => connection.query(statement),
+  classify,
+  migrations,
+};

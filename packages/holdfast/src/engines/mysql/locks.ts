@@ -1,0 +1,244 @@
+/**
+ * A lock of a transaction is a row of `holdfast_lock`, locked until COMMIT by the server itself, in our own
+ * transactions and in joined ones alike, so that these exclude each other. A lock of a session is GET_LOCK, which
+ * lasts beyond transactions; it leaves its mark in the row, so that transactions wait for it too.
+ *
+ * GET_LOCK is not used for transactions: released before COMMIT is acknowledged it lets 101 of 100 through, and
+ * nobody but the caller knows when a joined transaction has been committed.
+ */
+import type { Begun, Grant, LockCall, Open, SessionLocks, SqlConnection, Wait } from "../../core/database.ts";
+import {
+  NotInTransactionError,
+  SchemaMissingError,
+  SerializationError,
+  UnsupportedError,
+} from "../../core/errors.ts";
+import { classify as classifyError } from "../../core/failure.ts";
+import type { LockRequest } from "../../core/key.ts";
+import { type Statement, sql } from "../../core/sql.ts";
+import { sleep } from "../../core/wait.ts";
+import { classify } from "./errors.ts";
+
+const granted: Grant = { granted: true };
+
+function failureOf({ unwrap }: SqlConnection, error: unknown) {
+  return classifyError({ engine: { classify }, unwrap }, error);
+}
+
+function explain(connection: SqlConnection, error: unknown): unknown {
+  return failureOf(connection, error) === "schema-missing"
+    ? new SchemaMissingError("The table holdfast_lock", error)
+    : error;
+}
+
+const levels = {
+  "read uncommitted": "READ UNCOMMITTED",
+  "read committed": "READ COMMITTED",
+  "repeatable read": "REPEATABLE READ",
+  serializable: "SERIALIZABLE",
+} as const;
+
+export async function begin(connection: SqlConnection, open: Open): Promise<Grant & { begun?: Begun }> {
+  if (!open.begun) {
+    await connection.query(sql.raw(`SET TRANSACTION ISOLATION LEVEL ${levels[open.isolation]}`));
+    // A lock row is written: a transaction that locks cannot be read only for the server.
+    await connection.query(
+      sql.raw(`START TRANSACTION ${open.readOnly && open.locks.length === 0 ? "READ ONLY" : "READ WRITE"}`),
+    );
+  }
+  if (open.locks.length === 0) return { granted: true, begun: {} };
+  // The lock comes before any read, so no snapshot can be older than it, whatever the isolation level.
+  const grant = await lock(connection, { ...open, joined: false });
+  return { ...grant, begun: {} };
+}
+
+export async function end(connection: SqlConnection, how: "commit" | "rollback"): Promise<boolean> {
+  await connection.query(sql.raw(how === "commit" ? "COMMIT" : "ROLLBACK"));
+  return true;
+}
+
+export async function lock(
+  connection: SqlConnection,
+  { locks, wait, joined, signal }: LockCall,
+): Promise<Grant> {
+  const until = performance.now() + (wait === "nowait" ? 0 : wait);
+  for (const request of locks) {
+    const left: Wait = wait === "nowait" ? wait : Math.max(1, until - performance.now());
+    try {
+      await lockRow(connection, request, left, joined);
+      if (!(await waitForSession(connection, request, until, signal)))
+        return { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: true };
+    } catch (error) {
+      if (failureOf(connection, error) !== "lock-timeout") throw explain(connection, error);
+      // 1205 undoes the statement only (innodb_rollback_on_timeout=0): the transaction, and what it locked, is still there.
+      return { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: true, cause: error };
+    }
+  }
+  return granted;
+}
+
+async function lockRow(
+  connection: SqlConnection,
+  { key }: LockRequest,
+  wait: Wait,
+  joined: boolean,
+): Promise<void> {
+  const { id, name } = key;
+  let there = false;
+  if (wait === "nowait") {
+    there =
+      (await connection.query(sql`SELECT turn FROM holdfast_lock WHERE id = ${id} FOR UPDATE NOWAIT`)).rows
+        .length > 0;
+  }
+  if (!there) {
+    // Takes an exclusive lock on the row whether it was there or not, with nothing read before: no gap is locked.
+    const insert = sql`INSERT INTO holdfast_lock (id, name) VALUES (${id}, ${name}) ON DUPLICATE KEY UPDATE turn = turn`;
+    const { inTransaction } = await (wait === "nowait"
+      ? connection.query(insert)
+      : patiently(connection, wait, insert));
+    if (inTransaction === false) {
+      throw new NotInTransactionError(
+        "this connection is in no transaction, so the lock was gone at once. START TRANSACTION first, or use hf.transaction(…).",
+      );
+    }
+  }
+  if (joined) await assertFresh(connection, id, key.name);
+  await connection.query(sql`UPDATE holdfast_lock SET turn = turn + 1 WHERE id = ${id}`);
+}
+
+/** The setting counts whole seconds, lasts for the session, and is put back. */
+async function patiently(connection: SqlConnection, wait: number, statement: Statement) {
+  const seconds = Math.max(1, Math.ceil(wait / 1000));
+  await connection.query(
+    sql.raw(`SET @holdfast_wait = @@innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = ${seconds}`),
+  );
+  try {
+    return await connection.query(statement);
+  } finally {
+    if (!connection.lost.aborted)
+      await connection.query(sql.raw("SET SESSION innodb_lock_wait_timeout = @holdfast_wait"));
+  }
+}
+
+/**
+ * A REPEATABLE READ transaction that has read something sees the world of that read. Whoever held the lock before
+ * us has counted `turn` up: if our snapshot shows an older count than the row itself, it also hides what they wrote.
+ * `@@transaction_isolation` would be no proof, as it does not show what SET TRANSACTION chose.
+ */
+async function assertFresh(connection: SqlConnection, id: string, name: string): Promise<void> {
+  const seen = (await connection.query(sql`SELECT turn FROM holdfast_lock WHERE id = ${id}`)).rows[0]?.turn;
+  const current = (await connection.query(sql`SELECT turn FROM holdfast_lock WHERE id = ${id} FOR UPDATE`))
+    .rows[0]?.turn;
+  if (String(seen) === String(current)) return;
+  throw new SerializationError(
+    1,
+    undefined,
+    `The transaction had read something before it took lock ${name}, and its snapshot does not show what the last holder wrote: ` +
+      `take the lock first, or open the transaction as READ COMMITTED. `,
+  );
+}
+
+/** Hashed: at most 64 characters are allowed, case is ignored, and names are shared by all databases of the server. */
+function lockName({ key }: LockRequest): Statement {
+  return sql`CONCAT('holdfast:', LEFT(SHA2(CONCAT(DATABASE(), ':', ${key.id}), 256), 40))`;
+}
+
+/** With the row locked: a session's mark counts only as long as that very session holds its GET_LOCK. */
+async function waitForSession(
+  connection: SqlConnection,
+  request: LockRequest,
+  until: number,
+  signal?: AbortSignal,
+): Promise<boolean> {
+  for (;;) {
+    const [row] = (
+      await connection.query(
+        sql`SELECT owner, IS_USED_LOCK(${lockName(request)}) AS user FROM holdfast_lock WHERE id = ${request.key.id} FOR UPDATE`,
+      )
+    ).rows;
+    if (
+      row?.owner === null ||
+      row?.owner === undefined ||
+      row.user === null ||
+      String(row.owner) !== String(row.user)
+    )
+      return true;
+    const left = until - performance.now();
+    if (left <= 0) return false;
+    await sleep(Math.min(left, 50), signal);
+  }
+}
+
+export const session: SessionLocks<SqlConnection> = {
+  async take(connection, { locks, wait }) {
+    const until = performance.now() + (wait === "nowait" ? 0 : wait);
+    const refused: Grant = { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: true };
+    for (const [i, request] of locks.entries()) {
+      const seconds = wait === "nowait" ? 0 : Math.max(1, Math.ceil((until - performance.now()) / 1000));
+      const [row] = (
+        await connection.query(sql`SELECT GET_LOCK(${lockName(request)}, ${seconds}) AS granted`)
+      ).rows;
+      // 1 granted, 0 timed out, NULL an error such as a killed or out-of-memory server: only 1 is a lock.
+      const taken =
+        String(row?.granted) === "1" &&
+        (await mark(connection, request, wait === "nowait" ? wait : Math.max(1, until - performance.now())));
+      if (taken) continue;
+      await session.clear(connection, locks.slice(0, i + 1));
+      return refused;
+    }
+    return granted;
+  },
+  async give(connection, locks) {
+    let given = true;
+    for (const request of locks) {
+      const [row] = (await connection.query(sql`SELECT RELEASE_LOCK(${lockName(request)}) AS given`)).rows;
+      given &&= String(row?.given) === "1";
+    }
+    return given;
+  },
+  async clear(connection, locks) {
+    for (const request of locks) {
+      // Granted twice it must be released twice.
+      const name = lockName(request);
+      for (;;) {
+        const [row] = (
+          await connection.query(
+            sql`SELECT IF(IS_USED_LOCK(${name}) = CONNECTION_ID(), RELEASE_LOCK(${name}), 0) AS given`,
+          )
+        ).rows;
+        if (String(row?.given) !== "1") break;
+      }
+    }
+  },
+  async verify(a, b) {
+    const id = async (c: SqlConnection) =>
+      String((await c.query(sql`SELECT CONNECTION_ID() AS id`)).rows[0]?.id);
+    const first = await id(a);
+    if (first === (await id(b)) || first !== (await id(a))) {
+      throw new UnsupportedError(
+        "a proxy shares sessions between connections, so a lock would belong to nobody. Connect to the server directly.",
+      );
+    }
+  },
+  async ping(connection) {
+    await connection.query(sql`SELECT 1`);
+  },
+};
+
+/** Waits for transactions that hold the row, then leaves our mark for those that come. */
+async function mark(connection: SqlConnection, request: LockRequest, wait: Wait): Promise<boolean> {
+  await connection.query(sql.raw("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"));
+  await connection.query(sql.raw("START TRANSACTION READ WRITE"));
+  try {
+    await lockRow(connection, request, wait, false);
+    await connection.query(
+      sql`UPDATE holdfast_lock SET owner = CONNECTION_ID() WHERE id = ${request.key.id}`,
+    );
+    await connection.query(sql.raw("COMMIT"));
+    return true;
+  } catch (error) {
+    if (!connection.lost.aborted) await connection.query(sql.raw("ROLLBACK"));
+    if (failureOf(connection, error) !== "lock-timeout") throw explain(connection, error);
+    return false;
+  }
+}

@@ -1,0 +1,31 @@
+import type { DriverError, Failure } from "../../core/database.ts";
+
+/** SQLSTATEs, https://www.postgresql.org/docs/current/errcodes-appendix.html */
+const failures: Readonly<Record<string, Failure>> = {
+  "40P01": "deadlock",
+  "40001": "serialization",
+  "55P03": "lock-timeout",
+  "23505": "unique",
+  "23503": "foreign-key",
+  "23514": "check",
+  "57014": "canceled",
+  // transaction_timeout (17+), and idle_in_transaction_session_timeout, which stands in for it before.
+  "25P04": "deadline",
+  "25P03": "deadline",
+  "25P02": "aborted",
+  "25P01": "not-in-transaction",
+  "25006": "read-only",
+  "3F000": "schema-missing",
+  "42P01": "schema-missing",
+  "42883": "schema-missing",
+  // Terminated, crashed, starting up or shutting down.
+  "57P01": "lost",
+  "57P02": "lost",
+  "57P03": "lost",
+};
+
+export function classify({ code }: DriverError): Failure | undefined {
+  if (typeof code !== "string") return undefined;
+  // Class 08: connection exceptions.
+  return failures[code] ?? (/^08[0-9A-Z]{3}$/.test(code) ? "lost" : undefined);
+}

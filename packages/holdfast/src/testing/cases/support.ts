@@ -1,0 +1,74 @@
+import assert from "node:assert/strict";
+import { type Strategy, type Support, isSupported } from "../../core/capabilities.ts";
+import { UnsupportedError } from "../../core/errors.ts";
+import { sql } from "../../core/sql.ts";
+import type { ConformanceCase, Ground } from "../conformance.ts";
+
+export { assert, sql };
+
+type Run = ConformanceCase["run"];
+
+/** A suite's cases, named. */
+export function suite(name: string, cases: Readonly<Record<string, Run>>): ConformanceCase[] {
+  return Object.entries(cases).map(([title, run]) => ({ suite: name, name: title, run }));
+}
+
+/** Runs where the capability is there; elsewhere asserts that asking for it throws its reason. */
+export function where(
+  support: (ground: Ground) => Support<true | Strategy>,
+  run: Run,
+  refused: (ground: Ground) => Promise<unknown>,
+): Run {
+  return async (ground) => {
+    const found = support(ground);
+    if (isSupported(found)) return run(ground);
+    await assert.rejects(refused(ground), (error: unknown) => {
+      assert.ok(error instanceof UnsupportedError, `expected UnsupportedError, got ${String(error)}`);
+      assert.match(error.message, new RegExp(escape(found.why)));
+      return true;
+    });
+  };
+}
+
+function escape(text: string): string {
+  return text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+}
+
+/** A signal between two bodies: `open()` lets everybody pass who waits for `opened`. */
+export class Gate {
+  readonly opened: Promise<void>;
+  open!: () => void;
+  constructor() {
+    this.opened = new Promise((resolve) => (this.open = resolve));
+  }
+}
+
+/** A table of counters: portable, made outside of the case's transactions. */
+export async function table({ hf, fresh }: Ground): Promise<string> {
+  const name = fresh.replaceAll("-", "_");
+  await hf.transaction((tx) =>
+    tx.query(sql`CREATE TABLE ${sql.id(name)} (k varchar(40) NOT NULL, n integer NOT NULL)`),
+  );
+  return name;
+}
+
+/** Runs `body` while somebody else holds the lock that `hold` takes. Both have ended when it returns. */
+export async function during<T>(
+  hold: (inside: () => Promise<void>) => Promise<unknown>,
+  body: () => Promise<T>,
+): Promise<T> {
+  const [held, done] = [new Gate(), new Gate()];
+  const holding = hold(async () => {
+    held.open();
+    await done.opened;
+  });
+  // If the holder fails before it holds, its error is the one to see.
+  const failed = holding.then(() => undefined);
+  try {
+    await Promise.race([held.opened, failed.then(() => held.opened)]);
+    return await body();
+  } finally {
+    done.open();
+    await holding;
+  }
+}

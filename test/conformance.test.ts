@@ -1,0 +1,43 @@
+import { conformance, prepare, type ConformanceSite, type Ground } from "holdfast/testing";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { backends } from "./backends.ts";
+import { missing, placeFor, type Place } from "./harness/places.ts";
+
+const cases = conformance();
+/** Cells of suites × backends in which something was really run. */
+const cells = new Set<string>();
+
+describe.each(backends)("$name", (backend) => {
+  const why = missing(backend);
+  let place: Place;
+  let sites: ConformanceSite[] = [];
+  let ground: (name: string) => Promise<Ground>;
+
+  beforeAll(async () => {
+    if (why !== undefined) return;
+    place = await placeFor(backend);
+    sites = [await backend.open(place.url), await backend.open(place.url)];
+    ground = await prepare(sites[0] as ConformanceSite, sites[1] as ConformanceSite);
+  });
+
+  afterAll(async () => {
+    for (const site of sites) await site.close();
+    await place?.drop();
+  });
+
+  for (const { suite, name, run } of cases) {
+    test(`${suite}: ${name}`, async ({ skip }) => {
+      skip(why !== undefined, why);
+      await run(await ground(suite));
+      cells.add(`${suite} on ${backend.name}`);
+    });
+  }
+});
+
+test("no cell of suites × backends is empty", ({ skip }) => {
+  const lacking = backends.filter((backend) => missing(backend) !== undefined);
+  skip(lacking.length > 0, lacking.map(missing).join("; "));
+  const suites = [...new Set(cases.map(({ suite }) => suite))];
+  const all = backends.flatMap(({ name }) => suites.map((suite) => `${suite} on ${name}`));
+  expect([...cells].toSorted()).toEqual(all.toSorted());
+});

@@ -1,0 +1,61 @@
+import { randomBytes } from "node:crypto";
+import mysql from "mysql2/promise";
+import { Client } from "pg";
+import { inject } from "vitest";
+import { type ServerName, TEMPLATE } from "./servers.ts";
+
+export interface TestDatabase {
+  name: string;
+  url: string;
+  drop(): Promise<void>;
+}
+
+/** Why there is no such server in this run, or undefined if there is one. */
+export function unavailable(server: ServerName): string | undefined {
+  const state = inject(server);
+  return "unavailable" in state ? `${server} is not available: ${state.unavailable}` : undefined;
+}
+
+/** The address of a server's maintenance database. */
+export function serverUrl(server: ServerName): string {
+  const state = inject(server);
+  if ("unavailable" in state) throw new Error(`${server} is not available: ${state.unavailable}`);
+  return state.url;
+}
+
+/** A new, empty database. Through PgBouncer it is one of the PostgreSQL behind it. */
+export async function createDatabase(server: ServerName): Promise<TestDatabase> {
+  const name = `test_${randomBytes(8).toString("hex")}`;
+  const url = new URL(serverUrl(server));
+  url.pathname = `/${name}`;
+  if (server === "mariadb") {
+    await askMariadb(`CREATE DATABASE ${name}`);
+    return { name, url: url.href, drop: () => askMariadb(`DROP DATABASE IF EXISTS ${name}`) };
+  }
+  const admin = serverUrl(server === "pgbouncer" ? "postgres" : server);
+  await askPostgres(admin, `CREATE DATABASE ${name} TEMPLATE ${TEMPLATE}`);
+  return {
+    name,
+    url: url.href,
+    drop: () => askPostgres(admin, `DROP DATABASE IF EXISTS ${name} WITH (FORCE)`),
+  };
+}
+
+async function askPostgres(connectionString: string, sql: string): Promise<void> {
+  const client = new Client({ connectionString });
+  await client.connect();
+  try {
+    await client.query(sql);
+  } finally {
+    await client.end();
+  }
+}
+
+async function askMariadb(sql: string): Promise<void> {
+  const connection = await mysql.createConnection(serverUrl("mariadb"));
+  try {
+    await connection.query(sql);
+  } finally {
+    await connection.end();
+  }
+}

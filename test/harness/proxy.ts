@@ -1,0 +1,225 @@
+import { createConnection, createServer, type Socket } from "node:net";
+
+export type Direction = "to-server" | "to-client";
+
+/**
+ * What to do with a chunk: "pass" it on; "cut-before" it gets there; or, with "drop-answer", pass it on and
+ * cut when the other side answers, so that the answer is lost after the deed is done.
+ */
+export type Verdict = "pass" | "cut-before" | "drop-answer";
+
+export interface Proxy {
+  readonly port: number;
+  /** The same address, by way of the proxy. */
+  url(original: string): string;
+  /** How long a chunk takes in either direction: a round trip takes twice that. */
+  delayMs: number;
+  /** How often a client spoke after it had heard the server, or for the first time on its connection. */
+  readonly roundTrips: number;
+  resetCount(): void;
+  /** How many connections were cut, by `cut` or `cutWhen`. */
+  readonly cuts: number;
+  readonly connections: number;
+  /** Resets all connections. */
+  cut(): void;
+  /** Asks about every chunk that is about to be passed on; undefined ends it. */
+  cutWhen(predicate: ((direction: Direction, chunk: Buffer) => Verdict) | undefined): void;
+  /** Keeps the connections open, but holds everything back. */
+  freeze(): void;
+  thaw(): void;
+  /** Changes chunks on their way. The length has to stay. */
+  rewrite(change: ((direction: Direction, chunk: Buffer) => Buffer) | undefined): void;
+  close(): Promise<void>;
+}
+
+export async function startProxy(target: { port: number; host?: string }): Promise<Proxy> {
+  const links = new Set<Link>();
+  const state: State = {
+    delayMs: 0,
+    frozen: false,
+    roundTrips: 0,
+    cuts: 0,
+    verdict: () => "pass",
+    change: (_, chunk) => chunk,
+  };
+  const server = createServer({ allowHalfOpen: true, noDelay: true }, (client) => {
+    const upstream = createConnection({
+      port: target.port,
+      host: target.host ?? "127.0.0.1",
+      allowHalfOpen: true,
+      noDelay: true,
+    });
+    const link = new Link(state, client, upstream, () => links.delete(link));
+    links.add(link);
+  });
+  await new Promise<void>((resolve, reject) => {
+    server.once("error", reject);
+    server.listen(0, "127.0.0.1", resolve);
+  });
+  const address = server.address();
+  if (address === null || typeof address === "string") throw new Error("The proxy has no port");
+  const { port } = address;
+  return {
+    port,
+    url(original) {
+      const url = new URL(original);
+      url.hostname = "127.0.0.1";
+      url.port = String(port);
+      return url.href;
+    },
+    get delayMs() {
+      return state.delayMs;
+    },
+    set delayMs(value) {
+      state.delayMs = value;
+    },
+    get roundTrips() {
+      return state.roundTrips;
+    },
+    resetCount() {
+      state.roundTrips = 0;
+    },
+    get cuts() {
+      return state.cuts;
+    },
+    get connections() {
+      return links.size;
+    },
+    cut() {
+      for (const link of links) link.cut();
+    },
+    cutWhen(predicate) {
+      state.verdict = predicate ?? (() => "pass");
+    },
+    freeze() {
+      state.frozen = true;
+    },
+    thaw() {
+      state.frozen = false;
+      for (const link of links) link.resume();
+    },
+    rewrite(change) {
+      state.change = change ?? ((_, chunk) => chunk);
+    },
+    close: () =>
+      new Promise((resolve) => {
+        server.close(() => resolve());
+        for (const link of links) link.destroy();
+      }),
+  };
+}
+
+interface State {
+  delayMs: number;
+  frozen: boolean;
+  roundTrips: number;
+  cuts: number;
+  verdict(direction: Direction, chunk: Buffer): Verdict;
+  change(direction: Direction, chunk: Buffer): Buffer;
+}
+
+/** One client's connection, and the one to the server made for it. */
+class Link {
+  readonly #state: State;
+  readonly #sockets: Record<Direction, Socket>;
+  readonly #lanes: Lane[];
+  readonly #closed: () => void;
+  #spoke: Direction | undefined;
+  #dropping: Direction | undefined;
+
+  constructor(state: State, client: Socket, upstream: Socket, closed: () => void) {
+    this.#state = state;
+    this.#sockets = { "to-server": upstream, "to-client": client };
+    this.#closed = closed;
+    this.#lanes = [this.#join(client, "to-server", upstream), this.#join(upstream, "to-client", client)];
+  }
+
+  #join(from: Socket, direction: Direction, to: Socket): Lane {
+    const lane = new Lane(this.#state, (chunk) => {
+      if (chunk === null) to.end();
+      else this.#pass(direction, chunk, to);
+    });
+    from.on("data", (chunk) => {
+      if (direction === "to-server" && this.#spoke !== "to-server") this.#state.roundTrips++;
+      this.#spoke = direction;
+      lane.push(chunk);
+    });
+    from.on("end", () => lane.push(null));
+    from.on("error", () => this.destroy());
+    // What is on its way still gets there; a socket that broke has reported an error before.
+    from.on("close", () => {
+      if (to.destroyed) this.#closed();
+    });
+    return lane;
+  }
+
+  #pass(direction: Direction, chunk: Buffer, to: Socket): void {
+    if (this.#dropping === direction) return this.cut();
+    const verdict = this.#state.verdict(direction, chunk);
+    if (verdict === "cut-before") return this.cut();
+    if (verdict === "drop-answer") this.#dropping = direction === "to-server" ? "to-client" : "to-server";
+    const changed = this.#state.change(direction, chunk);
+    if (changed.length !== chunk.length) throw new Error("A rewritten chunk must keep its length");
+    to.write(changed);
+  }
+
+  resume(): void {
+    for (const lane of this.#lanes) lane.run();
+  }
+
+  cut(): void {
+    this.#state.cuts++;
+    this.destroy();
+  }
+
+  destroy(): void {
+    for (const lane of this.#lanes) lane.stop();
+    for (const socket of Object.values(this.#sockets)) {
+      // A socket that is still connecting has nothing to reset.
+      if (socket.connecting) socket.destroy();
+      else socket.resetAndDestroy();
+    }
+    this.#closed();
+  }
+}
+
+/** One direction of a connection: a queue whose entries come out in order, each after its delay. */
+class Lane {
+  readonly #state: State;
+  readonly #deliver: (chunk: Buffer | null) => void;
+  readonly #queue: { due: number; chunk: Buffer | null }[] = [];
+  #timer: NodeJS.Timeout | undefined;
+  #stopped = false;
+
+  constructor(state: State, deliver: (chunk: Buffer | null) => void) {
+    this.#state = state;
+    this.#deliver = deliver;
+  }
+
+  /** Null is the end of the stream. */
+  push(chunk: Buffer | null): void {
+    this.#queue.push({ due: performance.now() + this.#state.delayMs, chunk });
+    this.run();
+  }
+
+  run(): void {
+    clearTimeout(this.#timer);
+    this.#timer = undefined;
+    for (;;) {
+      const head = this.#queue[0];
+      if (head === undefined || this.#stopped || this.#state.frozen) return;
+      const wait = head.due - performance.now();
+      if (wait > 0) {
+        this.#timer = setTimeout(() => this.run(), wait);
+        return;
+      }
+      this.#queue.shift();
+      this.#deliver(head.chunk);
+    }
+  }
+
+  stop(): void {
+    this.#stopped = true;
+    clearTimeout(this.#timer);
+  }
+}

@@ -1,0 +1,4 @@
+export interface StartedServer {
+  url: string;
+  stop: () => Promise<void>;
+}

@@ -1,0 +1,35 @@
+import { writeFileSync } from "node:fs";
+import type { Reporter, TestCase, TestModule } from "vitest/node";
+import type { SerializedError } from "vitest";
+
+/** What a run came to, for scripts/test.ts. Unlike the JSON reporter's, it tells why a test was skipped. */
+export interface Tally {
+  passed: number;
+  failed: number;
+  skipped: { name: string; reason: string }[];
+  /** Files that could not be loaded, failing hooks, and errors outside of tests. */
+  errors: number;
+}
+
+export default class TallyReporter implements Reporter {
+  readonly #file: string | undefined = process.env["HOLDFAST_TALLY"];
+
+  onTestRunEnd(modules: readonly TestModule[], unhandled: readonly SerializedError[]): void {
+    const tally: Tally = { passed: 0, failed: 0, skipped: [], errors: unhandled.length };
+    for (const module of modules) {
+      tally.errors += module.errors().length;
+      for (const suite of module.children.allSuites()) tally.errors += suite.errors().length;
+      for (const test of module.children.allTests()) count(tally, test);
+    }
+    if (this.#file !== undefined) writeFileSync(this.#file, JSON.stringify(tally));
+  }
+}
+
+function count(tally: Tally, test: TestCase): void {
+  const result = test.result();
+  if (result.state === "passed") tally.passed++;
+  else if (result.state === "skipped") {
+    const reason = result.note ?? `marked ${test.options.mode}`;
+    tally.skipped.push({ name: `${test.module.relativeModuleId} > ${test.fullName}`, reason });
+  } else tally.failed++;
+}
