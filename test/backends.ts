@@ -14,7 +14,7 @@ import { fromPrisma } from "holdfast/prisma";
 import type { ConformanceSite } from "holdfast/testing";
 import { createPool } from "mysql2/promise";
 import { Client, Pool, type PoolClient } from "pg";
-import postgres, { type ReservedSql } from "postgres";
+import postgres, { type TransactionSql } from "postgres";
 import { PrismaClient } from "./generated/prisma/client.ts";
 
 export type Server = "postgres" | "postgresOld" | "pgbouncer" | "mariadb" | "file" | "process";
@@ -68,6 +68,23 @@ async function openPg(connectionString: string): Promise<ConformanceSite<PoolCli
   };
 }
 
+async function openPostgresJs(url: string, options: object = {}): Promise<ConformanceSite<TransactionSql>> {
+  const sql = postgres(url, { max: 10, onnotice: () => {}, ...options });
+  return {
+    database: fromPostgres(sql) as never,
+    ownTransaction: (body) => sql.begin((tx) => body(tx)) as never,
+    async withIdle(body) {
+      const reserved = await sql.reserve();
+      try {
+        return await body(reserved as never);
+      } finally {
+        reserved.release();
+      }
+    },
+    close: () => sql.end({ timeout: 5 }),
+  };
+}
+
 export const backends: readonly Backend[] = [
   backend("pg", "postgres", openPg),
   backend("pg through PgBouncer", "pgbouncer", openPg),
@@ -95,22 +112,9 @@ export const backends: readonly Backend[] = [
     };
   }),
 
-  backend("postgres.js", "postgres", async (url): Promise<ConformanceSite<ReservedSql>> => {
-    const sql = postgres(url, { max: 10, onnotice: () => {} });
-    return {
-      database: fromPostgres(sql),
-      ownTransaction: (body) => sql.begin((tx) => body(tx as never)) as never,
-      async withIdle(body) {
-        const reserved = await sql.reserve();
-        try {
-          return await body(reserved);
-        } finally {
-          reserved.release();
-        }
-      },
-      close: () => sql.end({ timeout: 5 }),
-    };
-  }),
+  backend("postgres.js", "postgres", (url) => openPostgresJs(url)),
+  // Prepared statements of a session are not there behind a pooler in transaction mode, as its documentation says.
+  backend("postgres.js through PgBouncer", "pgbouncer", (url) => openPostgresJs(url, { prepare: false })),
 
   backend("Prisma", "postgres", async (connectionString): Promise<ConformanceSite> => {
     const prisma = new PrismaClient({ adapter: new PrismaPg({ connectionString, max: 10 }) });

@@ -6,7 +6,7 @@ import { type Holder, LockNotAvailableError, UsageError, keyNames } from "./core
 import { classify, remember } from "./core/failure.ts";
 import { type LockRequest, type Lockable, canonical } from "./core/key.ts";
 import { type RetryOptions, type RetryPolicy, retryPolicy } from "./core/retry.ts";
-import { type Home, Scope, type Transaction } from "./core/scope.ts";
+import { type Home, Scope, type Transaction, checkOptions } from "./core/scope.ts";
 import { type Plan, type TransactionOptions, runTransaction, withConnection } from "./core/transaction.ts";
 import { checkWait, milliseconds } from "./core/wait.ts";
 import { type Held, Sessions } from "./locks/hold.ts";
@@ -35,17 +35,6 @@ const isolations: readonly Isolation[] = [
   "repeatable read",
   "serializable",
 ];
-const optionNames = new Set([
-  "lock",
-  "wait",
-  "isolation",
-  "readOnly",
-  "deadline",
-  "signal",
-  "retry",
-  "separate",
-]);
-
 /** Exact transactions and locks on one database. Make it once per pool or client, with `holdfast(from…(client))`. */
 export class Holdfast<Native> {
   readonly #database: Database<Native, Connection>;
@@ -74,12 +63,8 @@ export class Holdfast<Native> {
       database,
       current: this.#current,
       wait: this.#defaults.wait,
-      names: (locks) => keyNames(locks).map(show),
-      label: (locks) => {
-        if (names === false || locks.length === 0) return "";
-        const [first] = locks as [LockRequest];
-        return `${show(first.key.name)}${locks.length > 1 ? ` +${locks.length - 1}` : ""}`;
-      },
+      names: (locks) => keyNames(locks, show),
+      shown: (locks) => (names === false ? [] : keyNames(locks, show)),
       capabilities: (connection) => this.#probe(connection),
       holders: (locks, connection) => this.#holders(locks, connection),
       sessionSupport: () => this.#sessions.support(),
@@ -121,6 +106,7 @@ export class Holdfast<Native> {
     options: Omit<TransactionOptions, "lock" | "wait"> = {},
   ): Promise<TryLockResult<T>> {
     const requests = canonical(locks);
+    checkOptions(options);
     const outer = options.separate ? undefined : this.#current.getStore();
     if (outer) {
       return outer.transaction({ ...options }, async (tx) => {
@@ -201,6 +187,7 @@ export class Holdfast<Native> {
   /** Gives back what is still held. The client stays open: it is yours. */
   async close(): Promise<void> {
     await this.#sessions.close();
+    await this.#database.close?.();
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
@@ -208,12 +195,7 @@ export class Holdfast<Native> {
   }
 
   #plan(options: TransactionOptions): Plan {
-    for (const name of Object.keys(options)) {
-      if (!optionNames.has(name))
-        throw new UsageError(
-          `hf.transaction: there is no option \`${name}\`; there are ${[...optionNames].join(", ")}`,
-        );
-    }
+    checkOptions(options);
     const { wait, deadlineMs, isolation, retry } = this.#defaults;
     if (options.signal !== undefined && !(options.signal instanceof AbortSignal))
       throw new UsageError("signal must be an AbortSignal");

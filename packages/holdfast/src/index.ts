@@ -7,7 +7,20 @@ export type { Statement } from "./core/sql.ts";
 export type { LockOptions, NestedOptions, Transaction } from "./core/scope.ts";
 export type { TransactionOptions } from "./core/transaction.ts";
 export type { RetryOptions } from "./core/retry.ts";
-export type { Failure, Isolation, Row, Wait } from "./core/database.ts";
+export type {
+  ClientTraits,
+  Connection,
+  Database,
+  DriverError,
+  Engine,
+  Failure,
+  Isolation,
+  Pinned,
+  Result,
+  Row,
+  SqlConnection,
+  Wait,
+} from "./core/database.ts";
 export type { Capabilities, Strategy, Support, Unsupported } from "./core/capabilities.ts";
 export type { Events } from "./core/events.ts";
 export type { Held } from "./locks/hold.ts";
@@ -21,6 +34,7 @@ export {
   LockLostError,
   LockNotAvailableError,
   LockTimeoutError,
+  NoConnectionError,
   NotInTransactionError,
   ReplicaError,
   SchemaMissingError,

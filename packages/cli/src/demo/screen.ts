@@ -57,8 +57,8 @@ export class Screen {
 
   constructor(options: DemoOptions) {
     this.#options = options;
-    // Undefined if it is none, whatever its type says.
-    const terminal = this.#out.isTTY === true;
+    // Undefined if it is none, whatever its type says; and for picocolors that would mean "find out".
+    const terminal: boolean = this.#out.isTTY ?? false;
     this.#live = terminal && options.json !== true;
     // Continuous integration counts as a terminal for picocolors; here it does not.
     this.#colors = picocolors.createColors(terminal && picocolors.isColorSupported);

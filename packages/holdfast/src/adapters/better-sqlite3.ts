@@ -1,6 +1,7 @@
 import type { Database, Pinned, Purpose, Row } from "../core/database.ts";
 import { NotInTransactionError, UsageError } from "../core/errors.ts";
 import { Queue } from "../core/queue.ts";
+import { revocable } from "../core/revocable.ts";
 import { Single } from "../core/single.ts";
 import { type SqliteConnection, render, sqlite } from "../engines/sqlite/index.ts";
 
@@ -99,12 +100,11 @@ export function fromBetterSqlite3<Handle extends SqliteHandle>(
     traits: {
       client: "better-sqlite3",
       cancel: true,
-      script: false,
       embedded: true,
       single: !opener,
       pinned: opener !== undefined,
     },
-    connect: opener ? fromHandles(opener, handles) : fromOne(source as Handle),
+    ...(opener ? fromHandles(opener, handles) : { connect: fromOne(source as Handle) }),
     join(native) {
       if (!isHandle(native)) throw new NotInTransactionError("this is no Database of better-sqlite3");
       return connectionOf(native);
@@ -119,22 +119,36 @@ function fromOne<Handle extends SqliteHandle>(handle: Handle): Connect<Handle> {
   const connection = connectionOf(handle);
   return async (purpose) => {
     const leave = await door.enter(purpose);
+    if (handle.inTransaction) undo(handle);
+    const own = revocable(handle);
     return {
       connection,
-      native: handle,
+      native: own.proxy,
       release() {
+        own.revoke();
         // There is no other handle to go on with: what this one has begun is undone, and it stays in use.
-        if (handle.inTransaction) handle.prepare("ROLLBACK").run();
+        if (handle.inTransaction) undo(handle);
         leave();
       },
     };
   };
 }
 
-function fromHandles<Handle extends SqliteHandle>(open: () => Handle, most: number): Connect<Handle> {
+function undo(handle: SqliteHandle): void {
+  try {
+    handle.prepare("ROLLBACK").run();
+  } catch {
+    // An iterator was left open on it: the next transaction begins with another try.
+  }
+}
+
+function fromHandles<Handle extends SqliteHandle>(
+  open: () => Handle,
+  most: number,
+): { connect: Connect<Handle>; close(): void } {
   const idle: Handle[] = [];
   const places = new Queue(most);
-  return async ({ signal }) => {
+  const connect: Connect<Handle> = async ({ signal }) => {
     const leave = await places.enter(signal);
     try {
       const handle = idle.pop() ?? checked(open());
@@ -151,6 +165,12 @@ function fromHandles<Handle extends SqliteHandle>(open: () => Handle, most: numb
       leave();
       throw error;
     }
+  };
+  return {
+    connect,
+    close() {
+      for (const handle of idle.splice(0)) handle.close();
+    },
   };
 }
 

@@ -25,25 +25,34 @@ interface Emitter {
   threadId?: number | null;
 }
 
-const connections = new WeakMap<Mysql2Connection, SqlConnection>();
+/** By the connection inside: the pool wraps it anew each time it is taken out. */
+const connections = new WeakMap<object, SqlConnection>();
 
 /** `kill` runs a statement on another connection of the same server. */
 function connectionOf(native: Mysql2Connection, kill: Kill): SqlConnection {
-  const known = connections.get(native);
-  if (known) return known;
-  const lost = new AbortController();
   // The promise wrapper passes no events on; the connection inside it does.
   const emitter = ((native as { connection?: Emitter }).connection ?? native) as Emitter;
+  const known = connections.get(emitter);
+  if (known) return known;
+  const lost = new AbortController();
   emitter.on?.("error", (error) => lost.abort(error));
   emitter.on?.("end", () => lost.abort(new Error("the connection has ended")));
-  let cancelled = false;
+  let killed: Promise<void> | undefined;
+  let running: AbortController | undefined;
   const send = async (text: string, values: unknown[]) => {
-    if (cancelled) {
-      // A KILL QUERY that came too late hits the next statement: let it be one that matters to nobody.
-      cancelled = false;
+    if (killed) {
+      // A KILL QUERY that comes too late hits the next statement: let it be one that matters to nobody.
+      await killed;
+      killed = undefined;
       await native.query("DO 0").catch(() => {});
     }
-    return native.query(text, values);
+    running = new AbortController();
+    try {
+      return await native.query(text, values);
+    } finally {
+      running.abort();
+      running = undefined;
+    }
   };
   const connection: SqlConnection = {
     lost: lost.signal,
@@ -54,12 +63,13 @@ function connectionOf(native: Mysql2Connection, kill: Kill): SqlConnection {
     },
     async cancel() {
       const id = emitter.threadId;
-      if (typeof id !== "number") return;
-      cancelled = true;
-      await kill(`KILL QUERY ${id}`);
+      if (typeof id !== "number" || !running) return;
+      // A pool that has no other connection to give would make us wait for what waits for us.
+      killed = kill(`KILL QUERY ${id}`, running.signal).catch(() => {});
+      await killed;
     },
   };
-  connections.set(native, connection);
+  connections.set(emitter, connection);
   return connection;
 }
 
@@ -84,7 +94,7 @@ export function fromMysql2<C extends Mysql2PoolConnection>(
   const kill = killer(promised);
   return {
     engine: mysql,
-    traits: { client: "mysql2", cancel: true, script: false, embedded: false, single: false, pinned: true },
+    traits: { client: "mysql2", cancel: true, embedded: false, single: false, pinned: true },
     connect: (purpose) => checkOut(promised, kill, purpose),
     join(native) {
       const candidate = native as Partial<Mysql2PoolConnection & Mysql2Pool> | null;
@@ -109,13 +119,14 @@ function toPromisePool<C extends Mysql2PoolConnection>(pool: unknown): Mysql2Poo
   throw new UsageError("fromMysql2(pool): this is not a pool of the package mysql2");
 }
 
-type Kill = (text: string) => Promise<void>;
+/** Gives up when the statement that it is to end has ended by itself. */
+type Kill = (text: string, ended: AbortSignal) => Promise<void>;
 
 function killer(pool: Mysql2Pool): Kill {
-  return async (text) => {
-    const other = await pool.getConnection();
+  return async (text, ended) => {
+    const other = await unlessAborted(pool.getConnection(), ended, (late) => late.release());
     try {
-      await other.query(text);
+      if (!ended.aborted) await other.query(text);
     } finally {
       other.release();
     }

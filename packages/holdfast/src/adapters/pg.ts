@@ -1,6 +1,7 @@
 import type { Database, DriverError, Pinned, Purpose, Result, SqlConnection } from "../core/database.ts";
 import { NotInTransactionError, UsageError } from "../core/errors.ts";
 import { unlessAborted } from "../core/queue.ts";
+import { revocable } from "../core/revocable.ts";
 import { Single } from "../core/single.ts";
 import { postgres, render } from "../engines/postgres/index.ts";
 
@@ -60,6 +61,7 @@ function connectionOf(client: PgClient, options?: object): SqlConnection {
   client.on("error", (error) => lost.abort(error));
   client.on("end", () => lost.abort(new Error("the connection has ended")));
   const connection: SqlConnection = {
+    session: client,
     lost: lost.signal,
     unwrap,
     async query(statement) {
@@ -129,13 +131,11 @@ function hasMethods(value: unknown, ...names: string[]): boolean {
 
 /** pg reports a dead connection by message only. */
 const lostMessages =
-  /^Connection terminated|connection error and is not queryable|^Client was closed|^Cannot use a pool after|server closed the connection/;
+  /^Connection terminated|connection error and is not queryable|^Client was closed|server closed the connection/;
 
 function unwrap(error: unknown): DriverError | undefined {
   if (!(error instanceof Error)) return undefined;
-  return lostMessages.test(error.message) && !error.message.startsWith("Cannot use a pool")
-    ? { lost: true, message: error.message }
-    : undefined;
+  return lostMessages.test(error.message) ? { lost: true, message: error.message } : undefined;
 }
 
 /** A `pg` Pool, or one connected Client (then transactions queue up for it). */
@@ -151,7 +151,6 @@ export function fromPg<Client extends PgPool | PgClient>(
     traits: {
       client: "pg",
       cancel: true,
-      script: true,
       embedded: false,
       single: !isPool(client),
       pinned: true,
@@ -188,10 +187,12 @@ function oneClient(client: PgClient): (purpose: Purpose) => Promise<Pinned<PgCli
   return async (purpose) => {
     const leave = await door.enter(purpose);
     const connection = connectionOf(client);
+    const own = revocable(client);
     return {
       connection,
-      native: client,
+      native: own.proxy,
       async release(broken) {
+        own.revoke();
         // There is no other connection to go on with: what this one has begun is undone, and it stays in use.
         if (broken && !connection.lost.aborted) await client.query("ROLLBACK").catch(() => {});
         leave();

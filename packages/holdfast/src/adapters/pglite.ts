@@ -49,9 +49,9 @@ export function fromPglite<Tx extends PgliteTransaction>(
   const door = Single.of(client);
   return {
     engine: postgres,
-    traits: { client: "pglite", cancel: false, script: true, embedded: true, single: true, pinned: false },
+    traits: { client: "pglite", cancel: false, embedded: true, single: true, pinned: false },
     async transaction({ locks, wait, signal, isolation, isolationIsDefault }, body) {
-      const leave = await door.enter({ locks, wait, signal });
+      const leave = await door.enter({ use: "transaction", locks, wait, signal });
       try {
         return await client.transaction(async (tx) => {
           if (!isolationIsDefault) await tx.exec(`SET TRANSACTION ISOLATION LEVEL ${isolation}`);

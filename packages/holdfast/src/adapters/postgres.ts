@@ -1,63 +1,188 @@
 import type { Database, DriverError, Pinned, Purpose, Result, SqlConnection } from "../core/database.ts";
-import { ConnectionLostError, NotInTransactionError, UsageError } from "../core/errors.ts";
-import { unlessAborted } from "../core/queue.ts";
+import { ConnectionLostError, NotInTransactionError, UnsupportedError, UsageError } from "../core/errors.ts";
 import { postgres, render } from "../engines/postgres/index.ts";
-
-interface Query extends PromiseLike<PostgresResult | PostgresResult[]> {
-  simple(): Query;
-  cancel(): unknown;
-}
 
 type PostgresResult = Record<string, unknown>[] & { count?: number | null; command?: string };
 
-/** The part of a postgres.js `Sql` (or of its reserved or transaction kind) that is used here. */
+/** The part of a postgres.js `Sql` (or of its transaction kind) that is used here. */
 export interface PostgresSql {
   (strings: TemplateStringsArray, ...values: never[]): PromiseLike<unknown>;
   unsafe(text: string, values?: never[], options?: object): unknown;
 }
 
-export interface PostgresPool<Reserved extends PostgresSql = PostgresSql> extends PostgresSql {
-  reserve(): Promise<Reserved & { release(): void }>;
+export interface PostgresPool extends PostgresSql {
+  begin: (...args: never[]) => unknown;
+  end: (...args: never[]) => unknown;
 }
 
-/** What postgres.js hands to `onexecute`, as its own `begin` uses it: the connection behind a query. */
+/** What `sql.begin(async (sql) => …)` hands to its callback. */
+export type TransactionOf<Pool extends PostgresPool> = Pool["begin"] extends (
+  options: string,
+  body: (sql: infer Tx) => never,
+) => unknown
+  ? Tx
+  : never;
+
+/** What a query of postgres.js 3 carries besides its documented methods. */
+interface Query extends Promise<PostgresResult | PostgresResult[]> {
+  handler: (query: Query) => void;
+  /** Its `cancel()` calls this and forgets the promise, which tells when the request has been dealt with. */
+  canceller: Canceller | null;
+  /** The connection's process id and secret, once it is on one. */
+  state: { pid: number; secret: number } | null;
+}
+
+type Canceller = (query: { state: Query["state"]; active: boolean } | Query) => Promise<unknown>;
+
+/** The object itself is filled anew when the connection is opened again. */
+function copyOf({ state }: Query): Query["state"] {
+  return state ? { pid: state.pid, secret: state.secret } : null;
+}
+
+/** The connection behind a query, as the library's own `begin` gets it. */
 interface Backend {
-  onclose?: ((error: unknown) => void) | null;
+  execute(query: Query): unknown;
+  /** Kept for one user while this is set. Without `release`, it is given back when the server says "idle". */
+  reserved: { release?: boolean } | null;
 }
 
-function connectionOf(sql: PostgresSql): SqlConnection & { lose(error: unknown): void } {
-  const lost = new AbortController();
-  let running: Query | undefined;
-  const send = async (text: string, values: unknown[], simple: boolean) => {
-    // After a loss the object would quietly run what it is given on another connection, outside of the transaction.
-    lost.signal.throwIfAborted();
-    const query = sql.unsafe(text, values as never[], { simple, prepare: false, onexecute }) as Query;
-    running = query;
+type Unsafe = (text: string, values: unknown[], options: QueryOptions) => Query;
+interface QueryOptions {
+  simple?: boolean;
+  prepare?: boolean;
+  onexecute?: (backend: Backend) => unknown;
+}
+
+/**
+ * A connection taken out of the pool by its first statement.
+ *
+ * `sql.begin` takes one out and binds a handle to it, but spends a round trip on a bare BEGIN; `sql.reserve`, in
+ * 3.4, never returns where it has to open a connection again that was open before, and loses it to the pool. So
+ * `begin` it is, with our first statement in the place of its own.
+ */
+class Pin {
+  readonly lost: AbortSignal;
+  /** The library's own handle, bound to the connection. */
+  bound: PostgresSql | undefined;
+  readonly #sql: PostgresPool;
+  readonly #lost = new AbortController();
+  #backend: Backend | undefined;
+  #running: Query | undefined;
+  #state: Query["state"] = null;
+  canceller: Canceller | null = null;
+  /** Not inside BEGIN … COMMIT from its first statement on: it must be given back by hand. */
+  #sticky: boolean;
+  /** Given back: whatever ran on it now would run in somebody else's place. */
+  #over = false;
+
+  constructor(sql: PostgresPool, use: Purpose["use"]) {
+    this.#sql = sql;
+    this.#sticky = use === "session";
+    this.lost = this.#lost.signal;
+  }
+
+  async send(text: string, values: unknown[], simple: boolean): Promise<PostgresResult | PostgresResult[]> {
+    this.lost.throwIfAborted();
+    if (!this.#backend && text === "ROLLBACK") return [];
+    if (this.#over) throw new UsageError("This connection has been given back", "HF_TRANSACTION_OVER");
+    const query = this.#backend ? this.#next(text, values, simple) : this.#first(text, values, simple);
+    this.#running = query;
+    this.canceller ??= query.canceller;
     try {
       return await query;
     } catch (error) {
-      if (unwrap(error)?.lost) lost.abort(error);
+      if (isLost(error)) this.#lost.abort(error);
       throw error;
     } finally {
-      if (running === query) running = undefined;
+      this.#running = undefined;
+      this.#state ??= copyOf(query);
+      // The library gives the connection back by itself when the server says that no transaction is open on it.
+      if (this.#backend && !this.#backend.reserved) this.#over = true;
     }
-  };
-  let watched = false;
-  function onexecute(backend: Backend): boolean {
-    if (!watched) {
-      watched = true;
-      const before = backend.onclose;
-      backend.onclose = (error) => {
-        lost.abort(error);
-        before?.(error);
-      };
-    }
-    return true;
   }
+
+  #first(text: string, values: unknown[], simple: boolean): Query {
+    const sql = this.#sql as unknown as {
+      unsafe: Unsafe;
+      begin(body: (bound: PostgresSql) => Promise<never>): Promise<unknown>;
+    };
+    const { unsafe } = sql;
+    if (!text.startsWith("BEGIN")) this.#sticky = true;
+    let query: Query | undefined;
+    let begun: Promise<unknown>;
+    // Only for as long as `begin` runs before its first `await`, so nobody else can see it.
+    sql.unsafe = (_begin, _values, { onexecute }) => {
+      query = unsafe(text, values, {
+        simple,
+        prepare: false,
+        onexecute: (backend) => this.#pinned(backend, onexecute),
+      });
+      return query;
+    };
+    try {
+      begun = sql.begin((bound) => {
+        this.bound = bound;
+        // Never settled: the library would send a COMMIT of its own. We end the transaction ourselves.
+        return new Promise(() => {});
+      });
+    } finally {
+      sql.unsafe = unsafe;
+    }
+    // Rejects with the query, or when the connection is closed at any time later.
+    begun.catch((error: unknown) => {
+      if (isLost(error)) this.#lost.abort(error);
+    });
+    if (!query)
+      throw new UnsupportedError(
+        "This version of the package postgres begins transactions in a way that Holdfast does not know; use version 3.4",
+      );
+    return query;
+  }
+
+  #pinned(backend: Backend, onexecute: QueryOptions["onexecute"]): unknown {
+    // What it returns matters: "ready" would let the pool send others' statements after ours.
+    const ready = onexecute?.(backend);
+    this.#backend = backend;
+    if (this.#sticky && backend.reserved) backend.reserved.release = true;
+    return ready;
+  }
+
+  /** On our own connection, also after the first statement has failed and the library has no handle for it. */
+  #next(text: string, values: unknown[], simple: boolean): Query {
+    const query = (this.#sql.unsafe as unknown as Unsafe)(text, values, { simple, prepare: false });
+    query.handler = (q) => this.#backend?.execute(q);
+    return query;
+  }
+
+  /** Whatever runs on the connection, ours or the caller's own; or our place in the line for one. */
+  async cancel(): Promise<void> {
+    const { canceller } = this;
+    if (this.#over || !canceller) return;
+    // Resolves when the server has closed the socket of the request; from then on it cannot hit a later statement.
+    if (this.#state) await canceller({ state: this.#state, active: true });
+    else if (this.#running) await canceller(this.#running);
+  }
+
+  async release(broken = false): Promise<void> {
+    if (this.lost.aborted || this.#over || !this.#backend) return;
+    // There is no public way to throw a connection away: the server is asked to end the session.
+    const last = broken ? "SELECT pg_terminate_backend(pg_backend_pid())" : "SELECT 1 AS one";
+    if (!broken && this.#backend.reserved) this.#backend.reserved.release = false;
+    // A dead socket answers nothing: the loss, which follows soon, is an answer too.
+    const gone = new Promise<void>((resolve) =>
+      this.lost.addEventListener("abort", () => resolve(), { once: true }),
+    );
+    const answered = this.send(last, [], true).catch(() => {});
+    this.#over = true;
+    await Promise.race([answered, gone]);
+  }
+}
+
+function connectionOf(send: Pin["send"], lost: AbortSignal, cancel: () => Promise<void>): SqlConnection {
   return {
-    lost: lost.signal,
+    lost,
     unwrap,
-    lose: (error) => lost.abort(error),
+    cancel,
     async query(statement) {
       const { text, values } = render(statement);
       return result((await send(text, values, values.length === 0)) as PostgresResult);
@@ -68,10 +193,6 @@ function connectionOf(sql: PostgresSql): SqlConnection & { lose(error: unknown):
         result,
       );
     },
-    async cancel() {
-      // Resolves when the server has closed the socket of the request; from then on it cannot hit a later statement.
-      await (running?.cancel() as Promise<unknown> | undefined);
-    },
   };
 }
 
@@ -79,26 +200,27 @@ function result(rows: PostgresResult): Result {
   return { rows, affected: rows.count ?? 0, ...(rows.command !== undefined && { command: rows.command }) };
 }
 
-const lostCodes = new Set([
-  "CONNECTION_CLOSED",
-  "CONNECTION_ENDED",
-  "CONNECTION_DESTROYED",
-  "CONNECT_TIMEOUT",
-]);
+const lostCodes = new Set(["CONNECTION_CLOSED", "CONNECTION_DESTROYED", "CONNECT_TIMEOUT"]);
 
 function unwrap(error: unknown): DriverError | undefined {
   const code = (error as { code?: unknown } | null)?.code;
-  return typeof code === "string" && lostCodes.has(code) && code !== "CONNECTION_ENDED"
-    ? { lost: true, code }
-    : undefined;
+  return typeof code === "string" && lostCodes.has(code) ? { lost: true, code } : undefined;
 }
 
-/** The caller's own handle for the transaction, which stops working when the connection is lost. */
-function guarded<Sql extends PostgresSql>(sql: Sql, lost: AbortSignal): Sql {
+/** Of an error of a statement of ours, where a socket's code can only be our own socket's. */
+function isLost(error: unknown): boolean {
+  const code = String((error as { code?: unknown } | null)?.code);
+  return lostCodes.has(code) || code === "ECONNRESET" || code === "EPIPE";
+}
+
+/** The caller's own handle, which stops working with the connection: it would quietly run statements on another one. */
+function guarded(pin: Pin): PostgresSql {
+  const { bound } = pin;
+  if (!bound) throw new UsageError("The transaction has not begun");
   const refuse = () => {
-    if (lost.aborted) throw new ConnectionLostError(1, lost.reason);
+    if (pin.lost.aborted) throw new ConnectionLostError(1, pin.lost.reason);
   };
-  return new Proxy(sql, {
+  return new Proxy(bound, {
     apply(target, self, args) {
       refuse();
       return Reflect.apply(target as unknown as (...a: unknown[]) => unknown, self, args);
@@ -115,48 +237,61 @@ function guarded<Sql extends PostgresSql>(sql: Sql, lost: AbortSignal): Sql {
 }
 
 /** A postgres.js instance: `holdfast(fromPostgres(postgres(url)))`. */
-export function fromPostgres<Reserved extends PostgresSql>(
-  sql: PostgresPool<Reserved>,
-): Database<Reserved, SqlConnection> {
-  if (typeof sql !== "function" || typeof sql.reserve !== "function") {
+export function fromPostgres<Pool extends PostgresPool>(
+  sql: Pool,
+): Database<TransactionOf<Pool>, SqlConnection> {
+  if (typeof sql !== "function" || typeof sql.begin !== "function" || typeof sql.unsafe !== "function") {
     throw new UsageError("fromPostgres(sql): this is not what postgres(url) of the package postgres returns");
   }
-  return {
+  const database: Database<PostgresSql, SqlConnection> = {
     engine: postgres,
-    traits: { client: "postgres", cancel: true, script: true, embedded: false, single: false, pinned: true },
-    connect: ({ signal }) => reserve(sql, signal),
+    traits: { client: "postgres", cancel: true, embedded: false, single: false, pinned: true },
+    connect: async ({ use }) => pinned(new Pin(sql, use)),
     join(native) {
-      if (typeof native !== "function" || typeof native.unsafe !== "function")
+      if (typeof native !== "function" || typeof native.unsafe !== "function") {
         throw new NotInTransactionError("this is no Sql of the package postgres");
-      if (typeof (native as Partial<PostgresPool>).reserve === "function") {
+      }
+      if (typeof (native as Partial<PostgresPool>).begin === "function") {
         throw new NotInTransactionError(
           "this is the pool; pass the `sql` that sql.begin(…) hands to its callback",
         );
       }
-      return connectionOf(native);
+      return joined(native);
     },
     unwrap,
   };
+  return database as Database<never, SqlConnection>;
 }
 
-async function reserve<Reserved extends PostgresSql>(
-  sql: PostgresPool<Reserved>,
-  signal: Purpose["signal"],
-): Promise<Pinned<Reserved, SqlConnection>> {
-  const reserved = await unlessAborted(sql.reserve(), signal, (late) => late.release());
-  const connection = connectionOf(reserved);
+function pinned(pin: Pin): Pinned<PostgresSql, SqlConnection> {
   return {
-    connection,
-    native: guarded(reserved, connection.lost),
-    async release(broken) {
-      if (connection.lost.aborted) return;
-      // There is no public way to throw a reserved connection away: the server is asked to end the session.
-      if (broken)
-        await Promise.resolve(reserved.unsafe("SELECT pg_terminate_backend(pg_backend_pid())")).catch(
-          () => {},
-        );
-      connection.lose(new Error("the connection was given back"));
-      if (!broken) reserved.release();
+    connection: connectionOf(
+      (...args) => pin.send(...args),
+      pin.lost,
+      () => pin.cancel(),
+    ),
+    get native() {
+      return guarded(pin);
     },
+    release: (broken) => pin.release(broken),
   };
+}
+
+function joined(sql: PostgresSql): SqlConnection {
+  const lost = new AbortController();
+  let running: Query | undefined;
+  const send: Pin["send"] = async (text, values, simple) => {
+    running = (sql.unsafe as unknown as Unsafe)(text, values, { simple, prepare: false });
+    try {
+      return await running;
+    } catch (error) {
+      if (isLost(error)) lost.abort(error);
+      throw error;
+    } finally {
+      running = undefined;
+    }
+  };
+  return connectionOf(send, lost.signal, async () => {
+    await running?.canceller?.(running);
+  });
 }

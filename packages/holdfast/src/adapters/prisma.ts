@@ -1,3 +1,4 @@
+import { AsyncLocalStorage } from "node:async_hooks";
 import type { Database, DriverError, Isolation, Row, SqlConnection } from "../core/database.ts";
 import { NotInTransactionError, UnsupportedError, UsageError } from "../core/errors.ts";
 import { postgres, render } from "../engines/postgres/index.ts";
@@ -83,8 +84,32 @@ function unwrap(error: unknown): DriverError | undefined {
   const original = driver?.originalCode ?? meta?.code;
   if (typeof original === "string") return { code: original, message };
   // The transaction was closed by Prisma's own timeout.
-  if (code === "P2028" && /expired|timeout|already closed/i.test(message)) return { code: "25P04", message };
+  if (code === "P2028" && /expired|timeout|already closed|given time/i.test(message))
+    return { code: "25P04", message };
   return typeof code === "string" && prismaCodes[code] ? { code: prismaCodes[code], message } : undefined;
+}
+
+/** Whether a statement of the transaction that the calling code is in has failed. */
+const statements = new AsyncLocalStorage<{ failed: boolean }>();
+
+/** The same client, seen through: an extension is told of every statement, of models and raw ones alike. */
+function watching<Client extends PrismaClientLike>(client: Client): Client {
+  const { $extends } = client as { $extends?: (extension: object) => Client };
+  if (typeof $extends !== "function") return client;
+  return $extends.call(client, {
+    name: "holdfast",
+    query: {
+      async $allOperations({ args, query }: { args: unknown; query: (args: unknown) => Promise<unknown> }) {
+        try {
+          return await query(args);
+        } catch (error) {
+          const state = statements.getStore();
+          if (state) state.failed = true;
+          throw error;
+        }
+      },
+    },
+  });
 }
 
 /** A PrismaClient of version 7 on PostgreSQL. `tx.client` is Prisma's own typed transaction. */
@@ -105,17 +130,22 @@ export function fromPrisma<Client extends PrismaClientLike>(
       `fromPrisma: Holdfast reaches PostgreSQL through Prisma, not yet ${String(provider)}`,
     );
   }
+  const watched = watching(client);
   return {
     engine: postgres,
-    traits: { client: "prisma", cancel: false, script: false, embedded: false, single: false, pinned: false },
+    traits: { client: "prisma", cancel: false, embedded: false, single: false, pinned: false },
     transaction({ isolation, isolationIsDefault, deadlineMs }, body) {
       // Said only where it is not the server's default: Prisma would spend a round trip on it, and the engine verifies it.
       const level = isolationIsDefault ? {} : { isolationLevel: levels[isolation] };
-      const run = (tx: PrismaTransaction) => body(connectionOf(tx), tx as TransactionOf<Client>);
-      return client.$transaction(
-        run as never,
-        { ...level, timeout: deadlineMs, maxWait: deadlineMs } as never,
-      ) as never;
+      const state = { failed: false };
+      const run = async (tx: PrismaTransaction) => {
+        const value = await body(connectionOf(tx), tx as TransactionOf<Client>);
+        // If a statement failed and its error was swallowed, the server refuses this one too; Prisma would not notice.
+        if (state.failed) await tx.$queryRawUnsafe("SELECT 1 AS one");
+        return value;
+      };
+      const options = { ...level, timeout: deadlineMs, maxWait: deadlineMs };
+      return statements.run(state, () => watched.$transaction(run as never, options as never)) as never;
     },
     join(native) {
       const tx = native as (Partial<PrismaClientLike> & { $disconnect?: unknown }) | null;

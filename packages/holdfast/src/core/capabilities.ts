@@ -48,8 +48,6 @@ export interface Capabilities {
   readonly lockFirstIsolation: readonly Isolation[];
   readonly isolation: readonly Isolation[];
   readonly defaultIsolation: Isolation;
-  /** A lock that is not had in time, in the middle of a transaction, leaves the transaction usable. */
-  readonly goOnAfterTimeout: Support;
   /** An abort ends the wait on the server. */
   readonly cancel: Support;
   /** The server evicts a transaction that outlives its deadline, also if this process is frozen. */
@@ -58,7 +56,7 @@ export interface Capabilities {
   readonly commitOutcome: Support;
   /** A timeout names who held the lock. */
   readonly holders: Support;
-  /** Locks of other engines' and older code's spelling (`key.hashtext`, `key.int`). */
+  /** Keys that the server itself hashes, to meet locks that older code takes (`key.hashtext`, `key.hashtextextended`). */
   readonly foreignKeys: Support;
   readonly connections: "many" | "one";
   /** Facts for the engine itself. */

@@ -34,6 +34,8 @@ export interface Connection {
 }
 
 export interface SqlConnection extends Connection {
+  /** Stands for the server session, if it is known before the first statement: what is prepared on it stays. */
+  readonly session?: object;
   /** As the database's: engines look into the errors of their own statements. */
   readonly unwrap?: ((error: unknown) => DriverError | undefined) | undefined;
   query(statement: Statement): Promise<Result>;
@@ -44,6 +46,7 @@ export interface SqlConnection extends Connection {
 /** A connection that nobody else uses until it is released. */
 export interface Pinned<Native, C extends Connection> {
   readonly connection: C;
+  /** Read after BEGIN: some clients make their handle only then. */
   readonly native: Native;
   /** `broken`: its state is not known any more, so it must not be used again. */
   release(broken?: boolean): void | Promise<void>;
@@ -56,8 +59,6 @@ export interface ClientTraits {
   readonly pinned: boolean;
   /** An abort ends the wait on the server, not only in this process. */
   readonly cancel: boolean;
-  /** It can send several statements in one message. */
-  readonly script: boolean;
   /** The server is part of this process: nobody else can reach it, or end what we began. */
   readonly embedded: boolean;
   /** One connection for everybody in this process: transactions queue up behind one another. */
@@ -66,6 +67,8 @@ export interface ClientTraits {
 
 /** What a connection is wanted for: a client with one connection for all must know who would wait for whom. */
 export interface Purpose {
+  /** One transaction, or whatever comes until it is released. */
+  readonly use: "transaction" | "session";
   readonly locks: readonly LockRequest[];
   readonly wait: Wait;
   readonly signal?: AbortSignal | undefined;
@@ -94,6 +97,8 @@ export interface Database<Native = unknown, C extends Connection = Connection> {
   ): Promise<T>;
   /** The connection inside a transaction that the caller opened and will end. Throws on what cannot be one. */
   join(native: Native): C;
+  /** Ends what the adapter itself has opened; the caller's client stays open. */
+  close?(): void | Promise<void>;
   /** The driver's error inside the client library's, with a `code` that the engine knows. */
   unwrap?(error: unknown): DriverError | undefined;
 }
@@ -133,8 +138,8 @@ export interface Open {
   readonly deadlineMs: number;
   readonly locks: readonly LockRequest[];
   readonly wait: Wait;
-  /** Readable name of what is locked, for the server's list of sessions; empty for none. */
-  readonly label: string;
+  /** Readable names of the locks, to be shown on the server; empty where they are not to be seen there. */
+  readonly names: readonly string[];
   readonly capabilities: Capabilities;
   /** For engines whose waits happen in this process. */
   readonly signal?: AbortSignal | undefined;
@@ -143,7 +148,7 @@ export interface Open {
 export interface LockCall {
   readonly locks: readonly LockRequest[];
   readonly wait: Wait;
-  readonly label: string;
+  readonly names: readonly string[];
   /** The transaction belongs to the caller: it may turn out not to exist, and its isolation is not known. */
   readonly joined: boolean;
   readonly capabilities: Capabilities;
@@ -151,8 +156,8 @@ export interface LockCall {
 }
 
 /**
- * `busy`: taken, and we were not to wait. `timeout`: the wait was over. In both cases nothing that this call
- * took is still held; `usable` tells whether the transaction can go on.
+ * `busy`: taken, and we were not to wait. `timeout`: the wait was over. In both cases nothing that this call took
+ * counts as held (row locks that cannot be given back before the end may linger); `usable`: the transaction can go on.
  */
 export type Grant =
   | { readonly granted: true }

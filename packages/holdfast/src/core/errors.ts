@@ -33,8 +33,8 @@ export interface Holder {
   readonly pid: number | string;
   readonly application: string;
   readonly state: string;
-  /** When its transaction (or, for a session lock, its session) began. */
-  readonly since: Date;
+  /** When its transaction (or, for a session lock, its session) began; undefined if the server does not let us see it. */
+  readonly since: Date | undefined;
 }
 
 export interface Blocked {
@@ -46,6 +46,7 @@ function held({ holders }: Blocked, now = Date.now()): string {
   if (holders.length === 0) return "";
   const first = holders[0] as Holder;
   const more = holders.length > 1 ? ` and ${holders.length - 1} more` : "";
+  if (!first.since) return ` Held by pid ${first.pid}${more} (this user may not see more of it).`;
   const seconds = Math.max(0, (now - first.since.getTime()) / 1000).toFixed(1);
   return ` Held by pid ${first.pid} (${first.application || "no application name"}, ${first.state}) since ${first.since.toISOString()}, ${seconds} s ago${more}.`;
 }
@@ -54,8 +55,8 @@ function named(keys: readonly string[]): string {
   return keys.length === 1 ? `lock ${keys[0]}` : `locks ${keys.join(", ")}`;
 }
 
-export function keyNames(requests: readonly LockRequest[]): string[] {
-  return requests.map(({ key, mode }) => (mode === "shared" ? `${key.name} (shared)` : key.name));
+export function keyNames(requests: readonly LockRequest[], show = (name: string) => name): string[] {
+  return requests.map(({ key, mode }) => (mode === "shared" ? `${show(key.name)} (shared)` : show(key.name)));
 }
 
 /** The wait was over before the lock was free. Nothing of the transaction's work was kept. */
@@ -83,7 +84,7 @@ export class LockNotAvailableError extends HoldfastError {
   constructor(blocked: Blocked) {
     super(
       "HF_LOCK_NOT_AVAILABLE",
-      `The ${named(blocked.keys)} ${blocked.keys.length === 1 ? "is" : "are"} taken, and the call was not to wait.${held(blocked)}` +
+      `${blocked.keys.length === 1 ? "The lock" : "At least one of the locks"} ${blocked.keys.join(", ")} is taken, and the call was not to wait.${held(blocked)}` +
         ` Use \`tryLock\` to get an answer instead of an error, or \`wait: ms\` to wait.`,
       { retryable: true },
     );
@@ -96,7 +97,7 @@ export class DeadlockError extends HoldfastError {
   constructor(attempts: number, cause: unknown) {
     super(
       "HF_DEADLOCK",
-      `The server ended this transaction to break a deadlock, in the last of ${attempts} attempt(s). ` +
+      `The server ended this transaction to break a deadlock${attempts === 1 ? "" : `, ${attempts} times in a row`}. ` +
         `Take what is locked in one call (\`lock: [a, b]\`), so that everybody takes it in the same order.`,
       { retryable: true, cause },
     );
@@ -104,12 +105,14 @@ export class DeadlockError extends HoldfastError {
 }
 
 export class SerializationError extends HoldfastError {
-  constructor(attempts: number, cause: unknown, detail = "") {
-    super(
-      "HF_SERIALIZATION",
-      `A concurrent transaction changed what this one had read, in the last of ${attempts} attempt(s). ${detail}` +
-        `Lock what you check before you read it, or allow more attempts (\`retry: { attempts }\`).`,
-      { retryable: true, cause },
+  constructor(detail: string, cause?: unknown) {
+    super("HF_SERIALIZATION", detail, { retryable: true, cause });
+  }
+
+  static after(attempts: number, cause: unknown): SerializationError {
+    return new SerializationError(
+      `A concurrent transaction changed what this one had read${attempts === 1 ? "" : `, ${attempts} times in a row`}. Lock what you check before you read it, or allow more attempts (\`retry: { attempts }\`).`,
+      cause,
     );
   }
 }
@@ -126,12 +129,30 @@ export class ConnectionLostError extends HoldfastError {
 
 /** The transaction ran longer than its `deadline`; it was rolled back. */
 export class DeadlineExceededError extends HoldfastError {
-  constructor(deadlineMs: number, cause?: unknown) {
+  readonly deadlineMs: number;
+  constructor(deadlineMs: number, cause?: unknown, state = "") {
     super(
       "HF_DEADLINE",
-      `The transaction did not end within its deadline of ${deadlineMs} ms and was rolled back. ` +
-        `Do slow work outside of it, or set \`deadline\`.`,
+      `The transaction did not end within its deadline of ${deadlineMs} ms (or a shorter limit that the server has) and ` +
+        `was rolled back${state === "" ? "" : `; ${state}`}. Do slow work outside of it, or set \`deadline\`.`,
       { cause },
+    );
+    this.deadlineMs = deadlineMs;
+  }
+
+  /** The same, saying what it was doing. */
+  while(state: string): DeadlineExceededError {
+    return new DeadlineExceededError(this.deadlineMs, this.cause, state);
+  }
+}
+
+/** The pool had no connection to give. */
+export class NoConnectionError extends HoldfastError {
+  constructor(waitedMs: number) {
+    super(
+      "HF_NO_CONNECTION",
+      `The pool gave no connection for ${waitedMs} ms: all of them are in use. Make the pool larger, or hold connections for a shorter time.`,
+      { retryable: true },
     );
   }
 }
@@ -150,11 +171,13 @@ export class CommitUnknownError extends HoldfastError {
 
 /** A statement failed, its error was swallowed, and the server turned COMMIT into ROLLBACK. */
 export class TransactionAbortedError extends HoldfastError {
-  constructor(cause?: unknown) {
+  constructor(
+    cause?: unknown,
+    detail = "An earlier statement of this transaction failed and its error was swallowed, so the server refuses the rest and kept nothing.",
+  ) {
     super(
       "HF_TRANSACTION_ABORTED",
-      "An earlier statement of this transaction failed and its error was swallowed, so the server refuses the rest " +
-        "and kept nothing. Let the error out, or put the statement that may fail into `tx.transaction(…)`, which is a savepoint.",
+      `${detail} Let the error out, or put the statement that may fail into \`tx.transaction(…)\`, which is a savepoint.`,
       { cause },
     );
   }

@@ -2,7 +2,7 @@ import { channel } from "node:diagnostics_channel";
 
 /**
  * What happens inside, for whoever subscribes through `node:diagnostics_channel`. Payloads carry names of keys
- * (or "redacted") and figures, never values of statements.
+ * (as `names` shows them) and figures, never values of statements.
  */
 export interface Events {
   "holdfast:transaction:begin": { attempt: number; locks: readonly string[]; isolation: string };

@@ -20,7 +20,8 @@ interface Source {
 /** Clients in use, so that questions about an error need no instance at hand. */
 const sources = new Set<Source>();
 
-export function classify(source: Source, error: unknown): Failure | undefined {
+/** `sockets`: whether a socket that was closed can only have been ours. */
+export function classify(source: Source, error: unknown, sockets = true): Failure | undefined {
   const seen = new Set<unknown>();
   for (
     let e = error;
@@ -28,16 +29,16 @@ export function classify(source: Source, error: unknown): Failure | undefined {
     e = (e as { cause?: unknown }).cause
   ) {
     seen.add(e);
-    const failure = classifyOne(source, e);
+    const failure = classifyOne(source, e, sockets);
     if (failure) return failure;
   }
   return undefined;
 }
 
-function classifyOne(source: Source, error: object): Failure | undefined {
+function classifyOne(source: Source, error: object, sockets: boolean): Failure | undefined {
   const unwrapped = source.unwrap?.(error);
   for (const candidate of unwrapped ? [unwrapped, error as DriverError] : [error as DriverError]) {
-    if (candidate.lost === true || socketCodes.has(String(candidate.code))) return "lost";
+    if (candidate.lost === true || (sockets && socketCodes.has(String(candidate.code)))) return "lost";
     const failure = source.engine.classify(candidate);
     if (failure) return failure;
   }

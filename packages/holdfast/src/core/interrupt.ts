@@ -1,30 +1,67 @@
 import type { Connection } from "./database.ts";
 
+/** How long a statement that was cancelled, or a clean-up, may still take before its connection counts as dead. */
+export const graceMs = 5000;
+
+/** The network is silent: nobody knows what becomes of the statement, and the connection must not be used again. */
+export class Silence extends Error {
+  readonly lost = true;
+  constructor() {
+    super(`the server did not answer for ${graceMs} ms`);
+  }
+}
+
+/** Rejects with {@link Silence} if nothing has come `ms` after the call. */
+export async function within<T>(ms: number, running: Promise<T>): Promise<T> {
+  let timer: NodeJS.Timeout | undefined;
+  const silence = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Silence()), ms);
+  });
+  running.catch(() => {});
+  try {
+    return await Promise.race([running, silence]);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
 /**
  * Runs statements that an abort ends on the server. Returns only when the cancel request can no longer hit a
- * later statement, so the connection is clean for whatever comes next.
+ * later statement, so the connection is clean for whatever comes next; unless the server falls silent, which is
+ * told by `onSilence`.
  */
 export async function interruptible<T>(
   connection: Connection,
   signal: AbortSignal | undefined,
   run: () => Promise<T>,
+  onSilence: () => void = () => {},
 ): Promise<T> {
   if (!signal) return run();
   signal.throwIfAborted();
   let cancelling: Promise<void> | undefined;
+  let fallSilent!: (error: Silence) => void;
+  let timer: NodeJS.Timeout | undefined;
+  const silence = new Promise<never>((_, reject) => (fallSilent = reject));
+  silence.catch(() => {});
   const onAbort = () => {
-    cancelling = connection.cancel?.();
+    // Caught at once: a request that fails must not end the process while the statement is still running.
+    cancelling = connection.cancel?.().catch(() => {});
+    if (connection.cancel) timer = setTimeout(() => fallSilent(new Silence()), graceMs);
   };
   signal.addEventListener("abort", onAbort, { once: true });
+  const running = run();
   try {
-    const value = await run();
+    const value = await Promise.race([running, silence]);
     // Granted at the very instant of the abort: the caller no longer wants it, and our caller rolls back.
     signal.throwIfAborted();
     return value;
   } catch (error) {
+    running.catch(() => {});
+    if (error instanceof Silence) onSilence();
     throw signal.aborted ? signal.reason : error;
   } finally {
+    clearTimeout(timer);
     signal.removeEventListener("abort", onAbort);
-    await cancelling?.catch(() => {});
+    if (cancelling) await within(graceMs, cancelling).catch(onSilence);
   }
 }

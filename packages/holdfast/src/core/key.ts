@@ -1,4 +1,4 @@
-import { createHash } from "node:crypto";
+import { hash as digest } from "node:crypto";
 import { UsageError } from "./errors.ts";
 
 /**
@@ -32,12 +32,20 @@ export type Lockable = Key | LockRequest;
 
 export type KeyPart = string | number | bigint;
 
-const keys = new WeakSet<object>();
+/** A class only so that what is not made here can be told apart. */
+class Made implements Key {
+  readonly name: string;
+  readonly id: string;
+  readonly form: KeyForm;
+  constructor(name: string, id: string, form: KeyForm) {
+    this.name = name.length > 120 ? `${name.slice(0, 117)}...` : name;
+    this.id = id;
+    this.form = form;
+  }
+}
 
 function make(name: string, id: string, form: KeyForm): Key {
-  const made = Object.freeze({ name: name.length > 120 ? `${name.slice(0, 117)}…` : name, id, form });
-  keys.add(made);
-  return made;
+  return new Made(name, id, form);
 }
 
 function bad(detail: string): UsageError {
@@ -54,7 +62,7 @@ function text(value: unknown, what: string): string {
 }
 
 function describe(value: unknown): string {
-  if (value === null) return "null";
+  if (value === null || value === undefined) return String(value);
   return typeof value === "object"
     ? `an object (${value.constructor?.name ?? "no prototype"})`
     : `${typeof value} ${String(value)}`;
@@ -86,8 +94,7 @@ function printable(value: string): string {
  */
 export function key(namespace: string, ...parts: KeyPart[]): Key {
   const texts = [namespace, ...parts].map(part);
-  const digest = createHash("sha256").update(encode(texts), "utf8").digest();
-  const hash = digest.readBigInt64BE(0);
+  const hash = digest("sha256", encode(texts), "buffer").readBigInt64BE(0);
   return make(printable(texts.join(":")), `n${hash}`, { kind: "name", hash });
 }
 
@@ -155,7 +162,7 @@ export function shared(lock: Key): LockRequest {
 }
 
 function assertKey(value: unknown): asserts value is Key {
-  if (typeof value === "object" && value !== null && keys.has(value)) return;
+  if (value instanceof Made) return;
   const hint = typeof value === "string" ? `: write key(${JSON.stringify(value)})` : "";
   throw bad(`a lock is named by key(…), not by ${describe(value)}${hint}`);
 }

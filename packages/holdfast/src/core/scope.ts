@@ -57,8 +57,10 @@ export interface Home<Native, C extends Connection> {
   readonly database: Database<Native, C>;
   readonly current: AsyncLocalStorage<Scope<Native, C>>;
   readonly wait: Wait;
-  label(locks: readonly LockRequest[]): string;
+  /** As errors and events show them. */
   names(locks: readonly LockRequest[]): string[];
+  /** As the server may show them: none if they are not to be seen there. */
+  shown(locks: readonly LockRequest[]): string[];
   capabilities(connection?: C): Promise<Capabilities>;
   holders(locks: readonly LockRequest[], connection?: C): Promise<readonly Holder[]>;
   /** Whether locks of a session hold: not only what the server says, but what an experiment has shown. */
@@ -113,18 +115,14 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
       if (this.#held.get(key.id) !== "exclusive") this.#held.set(key.id, mode);
   }
 
-  #has({ key, mode }: LockRequest): boolean {
+  has({ key, mode }: LockRequest): boolean {
     const held = this.#held.get(key.id);
     if (held === "exclusive" || (held !== undefined && held === mode)) return true;
     return this.#parent?.has({ key, mode }) ?? false;
   }
 
-  has(request: LockRequest): boolean {
-    return this.#has(request);
-  }
-
   holds(lock: Lockable): boolean {
-    return canonical(lock).every((request) => this.#has(request));
+    return canonical(lock).every((request) => this.has(request));
   }
 
   /** From now on the scope answers with an error: its transaction is over, or undone. */
@@ -147,7 +145,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   #assertOpen(): void {
     if (this.#closed !== undefined) {
       throw new UsageError(
-        `This transaction is over (${this.#closed}): is an \`await\` missing in its body?`,
+        `This transaction is over (${this.#closed}). Is an \`await\` missing in its body? Work that goes on after it must open its own: \`separate: true\`.`,
         "HF_TRANSACTION_OVER",
       );
     }
@@ -167,35 +165,35 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   async #lockOrThrow(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<void> {
     const refused = await this.#lock(requests, wait, signal);
     if (!refused) return;
-    const { connection, joined } = this.#place;
-    const holders = await this.#home.holders(requests, refused.usable || !joined ? connection : undefined);
+    const { connection } = this.#place;
+    const holders = await this.#home.holders(requests, refused.usable ? connection : undefined);
     const blocked = { keys: this.#home.names(requests), holders };
     if (refused.reason === "busy") throw new LockNotAvailableError(blocked);
-    throw new LockTimeoutError({ ...blocked, waitedMs: wait as number }, refused.cause);
+    throw new LockTimeoutError({ ...blocked, waitedMs: refused.waitedMs }, refused.cause);
   }
 
   async #lock(
     requests: readonly LockRequest[],
     wait: Wait,
     signal?: AbortSignal,
-  ): Promise<{ reason: "busy" | "timeout"; usable: boolean; cause?: unknown } | undefined> {
+  ): Promise<{ reason: "busy" | "timeout"; usable: boolean; waitedMs: number; cause?: unknown } | undefined> {
     this.#assertOpen();
     return this.#queue.run(async () => {
       this.#assertOpen();
       const { connection, joined, signal: own } = this.#place;
       // In a joined transaction the caller may roll back to savepoints of its own: what we took may be gone, so ask again.
-      const missing = joined ? requests : requests.filter((request) => !this.#has(request));
+      const missing = joined ? requests : requests.filter((request) => !this.has(request));
       if (missing.length === 0) return undefined;
       const capabilities = await this.#home.capabilities(connection);
       checkSupport(missing, capabilities, joined);
-      const label = this.#home.label(missing);
+      const shown = this.#home.shown(missing);
       const started = performance.now();
       const abort = signal ? AbortSignal.any([signal, own]) : own;
       const grant = await interruptible(connection, abort, () =>
         this.#home.database.engine.lock(connection, {
           locks: missing,
           wait,
-          label,
+          names: shown,
           joined,
           capabilities,
           signal: abort,
@@ -207,7 +205,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
       const names = () => this.#home.names(missing);
       if (!grant.granted) {
         emit("holdfast:lock:refused", () => ({ locks: names(), waitedMs, reason: grant.reason }));
-        return grant;
+        return { ...grant, waitedMs: Math.round(waitedMs) };
       }
       this.#hold(missing);
       emit("holdfast:lock:granted", () => ({ locks: names(), waitedMs }));
@@ -249,6 +247,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
 
   /** Runs a body in a savepoint. Never retries: after most failures only the outermost transaction can. */
   async nest<T>(options: NestedOptions, body: (tx: Transaction<Native>) => Promise<T>): Promise<T> {
+    checkOptions(options);
     const requests = canonical(options.lock);
     const wait = options.wait === undefined ? this.#home.wait : checkWait(options.wait);
     this.#assertCompatible(options);
@@ -282,6 +281,11 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     }, options.signal);
   }
 
+  #doom(): void {
+    this.close("the server has ended it");
+    if (this.#parent) this.#parent.#doom();
+  }
+
   #depth(): number {
     return this.#parent ? this.#parent.#depth() + 1 : 0;
   }
@@ -296,6 +300,28 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     }
     if (readOnly === false && outerReadOnly)
       throw new UsageError("A nested transaction cannot write: the outer one is read only.");
+  }
+}
+
+const optionNames = new Set([
+  "lock",
+  "wait",
+  "isolation",
+  "readOnly",
+  "deadline",
+  "signal",
+  "retry",
+  "separate",
+]);
+
+/** A misspelt option would be a lock that is not taken. */
+export function checkOptions(options: object): void {
+  for (const name of Object.keys(options)) {
+    if (!optionNames.has(name)) {
+      throw new UsageError(
+        `A transaction has no option \`${name}\`; there are ${[...optionNames].join(", ")}`,
+      );
+    }
   }
 }
 

@@ -1,5 +1,5 @@
 import { require } from "./capabilities.ts";
-import type { Begun, Connection, Isolation, Open, Wait } from "./database.ts";
+import type { Begun, Connection, Isolation, Open, Purpose, Wait } from "./database.ts";
 import { emit } from "./events.ts";
 import {
   CommitUnknownError,
@@ -9,12 +9,13 @@ import {
   HoldfastError,
   LockNotAvailableError,
   LockTimeoutError,
+  NoConnectionError,
   SerializationError,
   TransactionAbortedError,
   UsageError,
 } from "./errors.ts";
 import { classify } from "./failure.ts";
-import { interruptible } from "./interrupt.ts";
+import { graceMs, interruptible, within } from "./interrupt.ts";
 import type { LockRequest, Lockable } from "./key.ts";
 import { Refused } from "./refused.ts";
 import { type RetryOptions, type RetryPolicy, pause } from "./retry.ts";
@@ -50,10 +51,11 @@ export interface Plan {
 }
 
 /** After an abort the body gets this long to end by itself; then its connection is taken away. */
-const graceMs = 1000;
+const bodyGraceMs = 1000;
 /** The server evicts a little later than we give up ourselves: a rollback keeps the connection, an eviction costs it. */
 const serverGraceMs = 250;
 const resolveMs = 15_000;
+const errandMs = 10_000;
 
 type Body<Native, T> = (tx: Transaction<Native>) => Promise<T>;
 
@@ -110,13 +112,13 @@ class Deadline {
   readonly #onAbort = () => this.#controller.abort(this.#caller?.reason);
 
   constructor({ deadlineMs, signal }: Plan) {
+    signal?.throwIfAborted();
     this.ms = deadlineMs;
     this.#caller = signal;
     this.#endsAt = performance.now() + deadlineMs;
     this.signal = this.#controller.signal;
     this.#timer = setTimeout(() => this.#controller.abort(new DeadlineExceededError(deadlineMs)), deadlineMs);
     this.#timer.unref();
-    signal?.throwIfAborted();
     signal?.addEventListener("abort", this.#onAbort, { once: true });
   }
 
@@ -136,6 +138,11 @@ class Attempt<Native, C extends Connection> {
   readonly #deadline: Deadline;
   readonly #attempt: number;
   #begun: Begun | undefined;
+  #connection: C | undefined;
+  /** Locks were to be taken on the session, before BEGIN. */
+  #lockFirst = false;
+  /** What the body threw. */
+  #thrown: unknown;
   /** The body has ended well: from here on only COMMIT can fail. */
   #done = false;
   /** The body did not end after an abort; its connection must not be given to anybody else. */
@@ -149,12 +156,14 @@ class Attempt<Native, C extends Connection> {
   }
 
   failure(error: unknown) {
-    return error instanceof HoldfastError && !(error instanceof ConnectionLostError)
-      ? undefined
-      : classify(this.#home.database, error);
+    if (error instanceof HoldfastError && !(error instanceof ConnectionLostError)) return undefined;
+    // A body talks to others too: that one of them hung up says nothing of our connection.
+    const sockets = this.#thrown !== error || this.#connection?.lost.aborted === true;
+    return classify(this.#home.database, error, sockets);
   }
 
   async execute<T>(body: Body<Native, T>): Promise<T> {
+    await this.#checkSessions();
     const started = performance.now();
     const { connect } = this.#home.database;
     const names = () => this.#home.names(this.#plan.locks);
@@ -173,48 +182,79 @@ class Attempt<Native, C extends Connection> {
         locks: names(),
         outcome: "rollback",
         durationMs: performance.now() - started,
-        error,
+        // Already told as holdfast:lock:refused.
+        ...(!(error instanceof Refused) && { error }),
       }));
       throw error;
     }
+  }
+
+  /** Before a connection is ours: the experiment needs two, and a small pool might not have three. */
+  async #checkSessions(): Promise<void> {
+    const { locks, isolation } = this.#plan;
+    if (locks.length === 0 || isolation === "read committed") return;
+    const { lockFirstIsolation } = await this.#home.capabilities();
+    if (!lockFirstIsolation.includes(isolation)) return;
+    require(await this.#home.sessionSupport(), `A lock under ${isolation}, which must be taken before BEGIN`);
   }
 
   async #onPinned<T>(body: Body<Native, T>): Promise<T> {
     const { database } = this.#home;
     const { engine } = database;
     const { locks, wait } = this.#plan;
-    const pinned = await (database.connect as NonNullable<typeof database.connect>)({
-      locks,
-      wait,
-      signal: this.#deadline.signal,
+    const connect = database.connect as NonNullable<typeof database.connect>;
+    const { signal } = this.#deadline;
+    const pinned = await connect({ use: "transaction", locks, wait, signal }).catch((error: unknown) => {
+      throw error instanceof DeadlineExceededError
+        ? error.while("it was still waiting for a connection")
+        : error;
     });
-    const { connection, native } = pinned;
+    const { connection } = pinned;
     let reusable = false;
+    let unanswered: { error: unknown } | undefined;
+    let value: T;
     try {
-      let value: T;
       try {
-        value = await this.#perform(connection, native, false, body);
+        value = await this.#perform(connection, () => pinned.native, false, body);
       } catch (error) {
-        if (!this.#abandoned && !connection.lost.aborted) {
-          reusable = await engine.end(connection, "rollback", this.#begun ?? {}).catch(() => false);
-        }
+        reusable = await this.#undo(connection);
         throw error;
       }
       if (connection.lost.aborted) throw new ConnectionLostError(this.#attempt, connection.lost.reason);
       try {
-        reusable = await engine.end(connection, "commit", this.#begun ?? {});
+        reusable = await within(
+          this.#deadline.leftMs + graceMs,
+          engine.end(connection, "commit", this.#begun ?? {}),
+        );
       } catch (error) {
         const failure = classify(database, error);
-        if (failure === "lost" || failure === "deadline" || connection.lost.aborted)
-          await this.#resolve(error);
+        if (failure === "lost" || failure === "deadline" || connection.lost.aborted) unanswered = { error };
         else {
-          reusable = await engine.end(connection, "rollback", this.#begun ?? {}).catch(() => false);
+          // The server has ended it already where it turned COMMIT into ROLLBACK.
+          reusable = error instanceof TransactionAbortedError || (await this.#undo(connection));
           throw error;
         }
       }
-      return value;
     } finally {
       await pinned.release(!reusable);
+    }
+    // Only now: a pool may have no other connection to ask on.
+    if (unanswered) await this.#resolve(unanswered.error);
+    return value;
+  }
+
+  /** Resolves to whether the connection is fit for others. */
+  async #undo(connection: C): Promise<boolean> {
+    const { engine } = this.#home.database;
+    if (this.#abandoned || connection.lost.aborted) return false;
+    try {
+      const clean = await within(graceMs, engine.end(connection, "rollback", this.#begun ?? {}));
+      // Locks of the session, taken before BEGIN by a call that did not come to its end, outlive the rollback.
+      if (this.#lockFirst && !this.#begun)
+        await within(graceMs, engine.session?.clear(connection, this.#plan.locks) ?? Promise.resolve());
+      return clean;
+    } catch {
+      return false;
     }
   }
 
@@ -228,6 +268,7 @@ class Attempt<Native, C extends Connection> {
       await transaction.call(
         database,
         {
+          use: "transaction",
           locks,
           wait,
           signal: this.#deadline.signal,
@@ -237,7 +278,7 @@ class Attempt<Native, C extends Connection> {
           isolationIsDefault: capabilities.defaultIsolation === isolation,
         },
         async (connection, native) => {
-          value = { result: await this.#perform(connection, native, true, body) };
+          value = { result: await this.#perform(connection, () => native, true, body) };
         },
       );
     } catch (error) {
@@ -247,10 +288,16 @@ class Attempt<Native, C extends Connection> {
     return (value as { result: T }).result;
   }
 
-  async #perform<T>(connection: C, native: Native, begun: boolean, body: Body<Native, T>): Promise<T> {
+  async #perform<T>(connection: C, native: () => Native, begun: boolean, body: Body<Native, T>): Promise<T> {
     const { engine } = this.#home.database;
     const { locks, wait, isolation, readOnly } = this.#plan;
-    const capabilities = await this.#home.capabilities(connection);
+    const silent = () => (this.#abandoned = true);
+    const capabilities = await interruptible(
+      connection,
+      this.#deadline.signal,
+      () => this.#home.capabilities(connection),
+      silent,
+    );
     checkSupport(locks, capabilities, false);
     if (!capabilities.isolation.includes(isolation)) {
       throw new UsageError(
@@ -258,9 +305,8 @@ class Attempt<Native, C extends Connection> {
       );
     }
     const lockFirst = locks.length > 0 && capabilities.lockFirstIsolation.includes(isolation);
-    if (lockFirst)
-      require(await this.#home.sessionSupport(), `A lock under ${isolation}, which must be taken before BEGIN`);
-    else if (locks.length > 0 && !capabilities.lockIsolation.includes(isolation)) {
+    this.#lockFirst = lockFirst;
+    if (!lockFirst && locks.length > 0 && !capabilities.lockIsolation.includes(isolation)) {
       throw new UsageError(
         `A lock under ${isolation} protects nothing: the transaction's snapshot is taken before the wait for the lock ends, so ` +
           `the check would read what was true before. Use ${[...capabilities.lockIsolation, ...capabilities.lockFirstIsolation].join(" or ")}.`,
@@ -280,13 +326,16 @@ class Attempt<Native, C extends Connection> {
       deadlineMs: this.#deadline.leftMs + serverGraceMs,
       locks,
       wait: wait === "nowait" ? wait : Math.min(wait, this.#deadline.leftMs + serverGraceMs),
-      label: this.#home.label(locks),
+      names: this.#home.shown(locks),
       capabilities,
       signal: this.#deadline.signal,
     };
     const started = performance.now();
-    const grant = await interruptible(connection, this.#deadline.signal, () =>
-      engine.begin(connection, open),
+    const grant = await interruptible(
+      connection,
+      this.#deadline.signal,
+      () => engine.begin(connection, open),
+      silent,
     );
     const waitedMs = performance.now() - started;
     this.#begun = grant.begun;
@@ -299,7 +348,7 @@ class Attempt<Native, C extends Connection> {
       throw new Refused(grant.reason, Math.round(waitedMs), grant.cause);
     }
     if (locks.length > 0) emit("holdfast:lock:granted", () => ({ locks: this.#home.names(locks), waitedMs }));
-    const value = await this.#watch(connection, native, body);
+    const value = await this.#watch(connection, native(), body);
     this.#done = true;
     return value;
   }
@@ -307,6 +356,8 @@ class Attempt<Native, C extends Connection> {
   /** Runs the body until it ends, or until it has been told to stop and did not. */
   async #watch<T>(connection: C, native: Native, body: Body<Native, T>): Promise<T> {
     const { locks, isolation, readOnly } = this.#plan;
+    this.#connection = connection;
+    this.#deadline.signal.throwIfAborted();
     const stop = new AbortController();
     const scope = new Scope(
       this.#home,
@@ -320,11 +371,11 @@ class Attempt<Native, C extends Connection> {
     const outer = this.#deadline.signal;
     const onStop = () => {
       stop.abort(outer.reason);
-      cancelling = connection.cancel?.();
+      cancelling = connection.cancel?.().catch(() => {});
       timer = setTimeout(() => {
         this.#abandoned = true;
         abandon(outer.reason);
-      }, graceMs);
+      }, bodyGraceMs);
     };
     const onLost = () => stop.abort(new ConnectionLostError(this.#attempt, connection.lost.reason));
     outer.addEventListener("abort", onStop, { once: true });
@@ -335,6 +386,7 @@ class Attempt<Native, C extends Connection> {
       outer.throwIfAborted();
       return value;
     } catch (error) {
+      this.#thrown = error;
       if (!outer.aborted) throw error;
       const { reason } = outer;
       // The body's own error stays visible, as the cause of ours.
@@ -347,7 +399,8 @@ class Attempt<Native, C extends Connection> {
       outer.removeEventListener("abort", onStop);
       connection.lost.removeEventListener("abort", onLost);
       scope.close(this.#abandoned ? "it was given up after an abort" : "its body has ended");
-      await cancelling?.catch(() => {});
+      // A cancel that could still be under way would hit our ROLLBACK.
+      if (cancelling) await within(graceMs, cancelling).catch(() => (this.#abandoned = true));
     }
   }
 
@@ -363,9 +416,9 @@ class Attempt<Native, C extends Connection> {
     let last: unknown = error;
     for (let i = 0; performance.now() < until; i++) {
       try {
-        const outcome = await this.#ask((connection) =>
-          (engine.outcome as NonNullable<typeof engine.outcome>)(connection, identity),
-        );
+        const ask = engine.outcome.bind(engine);
+        // On a connection that has nothing to do with the lost one.
+        const outcome = await withConnection(this.#home, (connection) => ask(connection, identity));
         if (outcome !== "in progress") emit("holdfast:commit:resolved", () => ({ outcome }));
         if (outcome === "committed") return;
         if (outcome === "aborted") throw new ConnectionLostError(this.#attempt, error);
@@ -379,25 +432,20 @@ class Attempt<Native, C extends Connection> {
     throw new CommitUnknownError("the server could not tell what became of it", last);
   }
 
-  /** Asks on a connection that has nothing to do with the lost one. */
-  async #ask<T>(question: (connection: C) => Promise<T>): Promise<T> {
-    return withConnection(this.#home, question);
-  }
-
   async present(error: unknown): Promise<unknown> {
-    const { locks, wait } = this.#plan;
+    const { locks } = this.#plan;
     if (error instanceof Refused) {
       const holders = await this.#home.holders(locks);
       const blocked = { keys: this.#home.names(locks), holders };
       if (error.reason === "busy") return new LockNotAvailableError(blocked);
-      return new LockTimeoutError({ ...blocked, waitedMs: wait === "nowait" ? 0 : wait }, error.cause);
+      return new LockTimeoutError({ ...blocked, waitedMs: error.waitedMs }, error.cause);
     }
     if (error instanceof HoldfastError || error === this.#deadline.signal.reason) return error;
     switch (this.failure(error)) {
       case "deadlock":
         return new DeadlockError(this.#attempt, error);
       case "serialization":
-        return new SerializationError(this.#attempt, error);
+        return SerializationError.after(this.#attempt, error);
       case "lost":
         return new ConnectionLostError(this.#attempt, error);
       case "deadline":
@@ -416,12 +464,15 @@ export async function withConnection<Native, C extends Connection, T>(
   errand: (connection: C) => Promise<T>,
 ): Promise<T> {
   const { database } = home;
-  const purpose = { locks: [], wait: 5000 as Wait, signal: undefined };
+  const signal = AbortSignal.timeout(errandMs);
+  const purpose: Purpose = { use: "session", locks: [], wait: 5000, signal };
   if (database.connect) {
-    const pinned = await database.connect(purpose);
+    const pinned = await database.connect(purpose).catch((error: unknown) => {
+      throw error === signal.reason ? new NoConnectionError(errandMs) : error;
+    });
     let broken = true;
     try {
-      const value = await errand(pinned.connection);
+      const value = await within(errandMs, errand(pinned.connection));
       broken = false;
       return value;
     } finally {
@@ -434,7 +485,7 @@ export async function withConnection<Native, C extends Connection, T>(
       ...purpose,
       isolation: "read committed",
       readOnly: false,
-      deadlineMs: 10_000,
+      deadlineMs: errandMs,
       isolationIsDefault: true,
     },
     async (connection) => {

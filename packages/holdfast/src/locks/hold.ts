@@ -11,11 +11,12 @@ import {
   LockLostError,
   LockNotAvailableError,
   LockTimeoutError,
+  NoConnectionError,
   UnsupportedError,
   message,
 } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
-import { interruptible } from "../core/interrupt.ts";
+import { interruptible, within } from "../core/interrupt.ts";
 import type { LockRequest } from "../core/key.ts";
 import { Queue } from "../core/queue.ts";
 import { Refused } from "../core/refused.ts";
@@ -31,6 +32,20 @@ export interface Held extends AsyncDisposable {
 }
 
 const heartbeatMs = 5000;
+/** How long a pool may take to give a connection, whatever the wait for the lock is. */
+const poolMs = 10_000;
+
+/** A connection that holds locks. */
+interface Member<Native, C extends Connection> {
+  readonly pinned: Pinned<Native, C>;
+  /** Statements on it, one at a time. */
+  readonly queue: Queue;
+  readonly keys: Set<string>;
+  /** Those to be told when it is lost. */
+  readonly losers: Set<(cause: unknown) => void>;
+  timer?: NodeJS.Timeout;
+  onLost?: () => void;
+}
 
 /**
  * Session locks share connections: a lock that is free is taken on one that already holds others. What must be
@@ -40,6 +55,7 @@ export class Sessions<Native, C extends Connection> {
   readonly #home: Home<Native, C>;
   readonly #members = new Set<Member<Native, C>>();
   #verified: Promise<Support<Strategy>> | undefined;
+  #closed = false;
 
   constructor(home: Home<Native, C>) {
     this.#home = home;
@@ -47,11 +63,11 @@ export class Sessions<Native, C extends Connection> {
 
   async hold(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<Held> {
     const started = performance.now();
-    const locks = await this.#session(requests);
-    const label = this.#home.label(requests);
+    checkSupport(requests, await this.#home.capabilities(), false);
+    require(await this.support(), "Session locks");
+    const locks = this.#home.database.engine.session as SessionLocks<C>;
     const member =
-      (await this.#onShared(locks, requests, signal)) ??
-      (await this.#onOwn(locks, requests, wait, label, signal));
+      (await this.#onShared(locks, requests, signal)) ?? (await this.#onOwn(locks, requests, wait, signal));
     emit("holdfast:session:held", () => ({
       locks: this.#home.names(requests),
       waitedMs: performance.now() - started,
@@ -59,50 +75,55 @@ export class Sessions<Native, C extends Connection> {
     return this.#held(member, locks, requests);
   }
 
-  async #session(requests: readonly LockRequest[]): Promise<SessionLocks<C>> {
-    checkSupport(requests, await this.#home.capabilities(), false);
-    require(await this.support(), "Session locks");
-    return this.#home.database.engine.session as SessionLocks<C>;
-  }
-
   /** Found out once, by experiment: poolers that lend sessions out look like servers. */
   async support(): Promise<Support<Strategy>> {
     const { sessionLocks } = await this.#home.capabilities();
     if (!isSupported(sessionLocks)) return sessionLocks;
-    const experiment = (this.#verified ??= this.#experiment().then((gap) => gap ?? sessionLocks));
+    this.#verified ??= this.#experiment().then((gap) => gap ?? sessionLocks);
     try {
-      return await experiment;
+      return await this.#verified;
     } catch (error) {
       this.#verified = undefined;
+      // A session lock keeps a connection: a pool that has not two to give would starve on it. It may have, later.
+      if (error instanceof NoConnectionError)
+        return unsupported("the pool did not give two connections for it");
       throw error;
     }
   }
 
   async #experiment(): Promise<Unsupported | undefined> {
     const session = this.#home.database.engine.session as SessionLocks<C>;
-    const patience = AbortSignal.timeout(10_000);
-    const a = await this.#connect(patience);
+    const a = await this.#connect();
     try {
-      const b = await this.#connect(patience);
+      const b = await this.#connect();
       try {
         await session.verify(a.connection, b.connection);
         return undefined;
+      } catch (error) {
+        if (error instanceof UnsupportedError) return unsupported(error.message);
+        throw error;
       } finally {
         await b.release();
       }
-    } catch (error) {
-      if (error instanceof UnsupportedError) return unsupported(error.message);
-      // A session lock keeps a connection: a pool that never has two to give would starve on it anyway.
-      if (patience.aborted) return unsupported("the pool did not give two connections within 10 s");
-      throw error;
     } finally {
       await a.release();
     }
   }
 
-  #connect(signal?: AbortSignal): Promise<Pinned<Native, C>> {
+  async #connect(signal?: AbortSignal): Promise<Pinned<Native, C>> {
     const { database } = this.#home;
-    return (database.connect as NonNullable<typeof database.connect>)({ locks: [], wait: "nowait", signal });
+    const patience = AbortSignal.timeout(poolMs);
+    const connect = database.connect as NonNullable<typeof database.connect>;
+    try {
+      return await connect({
+        use: "session",
+        locks: [],
+        wait: "nowait",
+        signal: signal ? AbortSignal.any([patience, signal]) : patience,
+      });
+    } catch (error) {
+      throw patience.aborted && !signal?.aborted ? new NoConnectionError(poolMs) : error;
+    }
   }
 
   async #onShared(
@@ -110,90 +131,105 @@ export class Sessions<Native, C extends Connection> {
     requests: readonly LockRequest[],
     signal?: AbortSignal,
   ): Promise<Member<Native, C> | undefined> {
-    // Taken twice by one session a lock is granted twice: only a session that has none of them can exclude.
+    const capabilities = await this.#home.capabilities();
+    // Taken twice by one session a lock is granted twice: only a session that has none of them can exclude. No
+    // `await` between the choice and the mark, or two calls would choose the same one.
     const member = [...this.#members].find(
-      (m) => !m.pinned.connection.lost.aborted && requests.every(({ key }) => !m.keys.has(key.id)),
+      ({ pinned, keys }) => !pinned.connection.lost.aborted && requests.every(({ key }) => !keys.has(key.id)),
     );
     if (!member) return undefined;
-    const capabilities = await this.#home.capabilities();
     for (const { key } of requests) member.keys.add(key.id);
+    const { connection } = member.pinned;
     try {
       const grant = await member.queue.run(
         () =>
-          locks.take(member.pinned.connection, {
-            locks: requests,
-            wait: "nowait",
-            label: "",
-            joined: false,
-            capabilities,
-          }),
+          locks.take(connection, { locks: requests, wait: "nowait", names: [], joined: false, capabilities }),
         signal,
       );
       if (grant.granted) return member;
+      this.#forget(member, requests);
+      return undefined;
     } catch (error) {
+      if (!connection.lost.aborted) {
+        await member.queue
+          .run(() => locks.clear(connection, requests))
+          .catch(() => this.#retire(member, true));
+      }
+      this.#forget(member, requests);
       signal?.throwIfAborted();
-      if (!member.pinned.connection.lost.aborted) throw error;
+      if (!connection.lost.aborted) throw error;
+      return undefined;
     }
-    this.#forget(member, requests);
-    return undefined;
   }
 
   async #onOwn(
     locks: SessionLocks<C>,
     requests: readonly LockRequest[],
     wait: Wait,
-    label: string,
     signal?: AbortSignal,
   ): Promise<Member<Native, C>> {
     const capabilities = await this.#home.capabilities();
+    const names = this.#home.shown(requests);
     const pinned = await this.#connect(signal);
     const { connection } = pinned;
+    const started = performance.now();
+    let silent = false;
     try {
-      const grant = await interruptible(connection, signal, () =>
-        locks.take(connection, { locks: requests, wait, label, joined: false, capabilities }),
+      const grant = await interruptible(
+        connection,
+        signal,
+        () => locks.take(connection, { locks: requests, wait, names, joined: false, capabilities }),
+        () => (silent = true),
       );
-      if (!grant.granted) throw new Refused(grant.reason, wait === "nowait" ? 0 : wait, grant.cause);
+      if (!grant.granted)
+        throw new Refused(grant.reason, Math.round(performance.now() - started), grant.cause);
+      if (this.#closed)
+        throw new LockLostError(this.#home.names(requests), "the instance was closed meanwhile");
     } catch (error) {
       const clean =
-        !connection.lost.aborted &&
-        (await locks
-          .clear(connection, requests)
-          .then(() => true)
-          .catch(() => false));
+        !silent && !connection.lost.aborted && (await succeeds(locks.clear(connection, requests)));
       await pinned.release(!clean);
       if (!(error instanceof Refused)) throw error;
       const blocked = { keys: this.#home.names(requests), holders: await this.#home.holders(requests) };
       if (error.reason === "busy") throw new LockNotAvailableError(blocked);
       throw new LockTimeoutError({ ...blocked, waitedMs: error.waitedMs }, error.cause);
     }
+    return this.#join(pinned, locks, requests);
+  }
+
+  #join(
+    pinned: Pinned<Native, C>,
+    locks: SessionLocks<C>,
+    requests: readonly LockRequest[],
+  ): Member<Native, C> {
     const member: Member<Native, C> = {
       pinned,
       queue: new Queue(),
       keys: new Set(requests.map(({ key }) => key.id)),
-      label,
-      timer: undefined,
+      losers: new Set(),
     };
     member.timer = setInterval(() => void this.#beat(member, locks), heartbeatMs).unref();
-    connection.lost.addEventListener("abort", () => void this.#retire(member, true), { once: true });
+    member.onLost = () => void this.#lose(member, pinned.connection.lost.reason);
+    pinned.connection.lost.addEventListener("abort", member.onLost, { once: true });
     this.#members.add(member);
     return member;
   }
 
   /** A cable pulled out says nothing: only a statement that is not answered shows it. */
   async #beat(member: Member<Native, C>, locks: SessionLocks<C>): Promise<void> {
-    const { connection } = member.pinned;
-    let timer: NodeJS.Timeout | undefined;
-    const silence = new Promise<never>((_, reject) => {
-      timer = setTimeout(() => reject(new Error(`no answer for ${heartbeatMs} ms`)), heartbeatMs);
-    });
     try {
-      await Promise.race([member.queue.run(() => locks.ping(connection)), silence]);
+      await within(
+        heartbeatMs,
+        member.queue.run(() => locks.ping(member.pinned.connection)),
+      );
     } catch (error) {
-      for (const lose of member.losers ?? []) lose(error);
-      await this.#retire(member, true);
-    } finally {
-      clearTimeout(timer);
+      await this.#lose(member, error);
     }
+  }
+
+  async #lose(member: Member<Native, C>, cause: unknown): Promise<void> {
+    for (const lose of member.losers) lose(cause);
+    await this.#retire(member, true);
   }
 
   #forget(member: Member<Native, C>, requests: readonly LockRequest[]): void {
@@ -204,13 +240,14 @@ export class Sessions<Native, C extends Connection> {
   async #retire(member: Member<Native, C>, broken: boolean): Promise<void> {
     if (!this.#members.delete(member)) return;
     clearInterval(member.timer);
-    await member.pinned.release(broken);
+    const { pinned, onLost } = member;
+    if (onLost) pinned.connection.lost.removeEventListener("abort", onLost);
+    await pinned.release(broken);
   }
 
   #held(member: Member<Native, C>, locks: SessionLocks<C>, requests: readonly LockRequest[]): Held {
-    const home = this.#home;
     const { connection } = member.pinned;
-    const keys = home.names(requests);
+    const keys = this.#home.names(requests);
     const controller = new AbortController();
     let over = false;
     const lose = (cause: unknown) => {
@@ -218,16 +255,13 @@ export class Sessions<Native, C extends Connection> {
       controller.abort(new LockLostError(keys, `its connection is gone (${message(cause)})`, cause));
       emit("holdfast:session:lost", () => ({ locks: keys, error: cause }));
     };
-    const onLost = () => lose(connection.lost.reason);
-    (member.losers ??= new Set()).add(lose);
-    if (connection.lost.aborted) onLost();
-    connection.lost.addEventListener("abort", onLost, { once: true });
+    member.losers.add(lose);
+    if (connection.lost.aborted) lose(connection.lost.reason);
     const release = async () => {
       if (over) return;
       over = true;
-      connection.lost.removeEventListener("abort", onLost);
-      member.losers?.delete(lose);
-      if (controller.signal.aborted) throw controller.signal.reason;
+      member.losers.delete(lose);
+      controller.signal.throwIfAborted();
       let given = false;
       try {
         given = await member.queue.run(() => locks.give(connection, requests));
@@ -252,15 +286,18 @@ export class Sessions<Native, C extends Connection> {
   }
 
   async close(): Promise<void> {
-    await Promise.all([...this.#members].map((member) => this.#retire(member, true)));
+    this.#closed = true;
+    await Promise.all(
+      [...this.#members].map((member) => this.#lose(member, new Error("the instance was closed"))),
+    );
   }
 }
 
-interface Member<Native, C extends Connection> {
-  readonly pinned: Pinned<Native, C>;
-  readonly queue: Queue;
-  readonly keys: Set<string>;
-  readonly label: string;
-  timer: NodeJS.Timeout | undefined;
-  losers?: Set<(cause: unknown) => void>;
+async function succeeds(attempt: Promise<unknown>): Promise<boolean> {
+  try {
+    await attempt;
+    return true;
+  } catch {
+    return false;
+  }
 }

@@ -2,49 +2,18 @@
  * What every engine and every client must do, on a real server. Each case runs where the capabilities say that it
  * can, and asserts the refusal where they say that it cannot: a promise is kept or refused, never forgotten.
  *
- *     for (const { suite, name, run } of conformance(backend)) test(`${suite}: ${name}`, () => run(site));
+ *     const ground = await prepare(await open(), await open());
+ *     for (const { suite, name, run } of conformance()) {
+ *       test(`${suite}: ${name}`, async () => run(await ground(suite)));
+ *     }
  */
-import type { Connection, Database } from "../core/database.ts";
-import type { Capabilities } from "../core/capabilities.ts";
-import { type Holdfast, holdfast } from "../holdfast.ts";
+import { holdfast } from "../holdfast.ts";
 import { abortCases } from "./cases/abort.ts";
 import { joinCases } from "./cases/join.ts";
 import { lockCases } from "./cases/lock.ts";
 import { sessionCases } from "./cases/session.ts";
 import { transactionCases } from "./cases/transaction.ts";
-
-/** One way to reach one kind of server. */
-export interface ConformanceBackend<Native = unknown> {
-  readonly name: string;
-  /** Opened twice per run: two clients of one database, as two processes would have (or one, if there can be only one). */
-  open(): Promise<ConformanceSite<Native>>;
-}
-
-export interface ConformanceSite<Native = unknown> {
-  readonly database: Database<Native, Connection>;
-  /** Runs a body in a transaction that the client opens and ends without Holdfast. */
-  ownTransaction<T>(body: (native: Native) => Promise<T>): Promise<T>;
-  /** Runs a body with a client that is in no transaction. */
-  withIdle<T>(body: (native: Native) => Promise<T>): Promise<T>;
-  close(): Promise<void>;
-}
-
-/** What a case works with. */
-export interface Ground {
-  readonly hf: Holdfast<unknown>;
-  /** Another instance on the same database. */
-  readonly other: Holdfast<unknown>;
-  readonly site: ConformanceSite;
-  readonly capabilities: Capabilities;
-  /** A name that no other case uses. */
-  readonly fresh: string;
-}
-
-export interface ConformanceCase {
-  readonly suite: string;
-  readonly name: string;
-  run(ground: Ground): Promise<void>;
-}
+import type { ConformanceCase, ConformanceSite, Ground } from "./ground.ts";
 
 /** The two sites of one backend, ready for cases. */
 export async function prepare(

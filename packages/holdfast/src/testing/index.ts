@@ -1,2 +1,3 @@
 export { conformance, prepare } from "./conformance.ts";
-export type { ConformanceBackend, ConformanceCase, ConformanceSite, Ground } from "./conformance.ts";
+export { execute } from "./ground.ts";
+export type { ConformanceCase, ConformanceSite, Ground } from "./ground.ts";

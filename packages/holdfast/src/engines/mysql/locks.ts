@@ -11,6 +11,7 @@ import {
   NotInTransactionError,
   SchemaMissingError,
   SerializationError,
+  TransactionAbortedError,
   UnsupportedError,
 } from "../../core/errors.ts";
 import { classify as classifyError } from "../../core/failure.ts";
@@ -38,40 +39,76 @@ const levels = {
   serializable: "SERIALIZABLE",
 } as const;
 
+/**
+ * With autocommit off, not by START TRANSACTION: after a deadlock the server has ended the transaction, and if the
+ * body swallows that error its next statements would be kept one by one. Now they begin another transaction, the
+ * savepoint of the first is gone, and COMMIT is not sent.
+ */
+const begun = "holdfast_begun";
+
 export async function begin(connection: SqlConnection, open: Open): Promise<Grant & { begun?: Begun }> {
-  if (!open.begun) {
-    await connection.query(sql.raw(`SET TRANSACTION ISOLATION LEVEL ${levels[open.isolation]}`));
-    // A lock row is written: a transaction that locks cannot be read only for the server.
-    await connection.query(
-      sql.raw(`START TRANSACTION ${open.readOnly && open.locks.length === 0 ? "READ ONLY" : "READ WRITE"}`),
+  const { isolation, readOnly, locks } = open;
+  if (readOnly && locks.length > 0) {
+    throw new UnsupportedError(
+      "A lock in a read-only transaction: here a lock is a row, and is written to. Leave `readOnly` out.",
     );
   }
-  if (open.locks.length === 0) return { granted: true, begun: {} };
+  if (!open.begun) {
+    await connection.query(
+      sql.raw(
+        `SET TRANSACTION ISOLATION LEVEL ${levels[isolation]}, ${readOnly ? "READ ONLY" : "READ WRITE"}`,
+      ),
+    );
+    await connection.query(sql.raw("SET @holdfast_autocommit = @@autocommit, autocommit = 0"));
+    await connection.query(sql.raw(`SAVEPOINT ${begun}`));
+  }
   // The lock comes before any read, so no snapshot can be older than it, whatever the isolation level.
-  const grant = await lock(connection, { ...open, joined: false });
+  const grant = await takeRows(connection, { ...open, joined: false }, true);
   return { ...grant, begun: {} };
 }
 
 export async function end(connection: SqlConnection, how: "commit" | "rollback"): Promise<boolean> {
-  await connection.query(sql.raw(how === "commit" ? "COMMIT" : "ROLLBACK"));
+  let kept = how === "commit";
+  if (kept) {
+    await connection.query(sql.raw(`RELEASE SAVEPOINT ${begun}`)).catch((error: unknown) => {
+      if ((error as { errno?: unknown }).errno !== noSuchSavepoint) throw error;
+      kept = false;
+    });
+  }
+  await connection.query(sql.raw(kept ? "COMMIT" : "ROLLBACK"));
+  await connection.query(sql.raw("SET autocommit = @holdfast_autocommit"));
+  if (how === "commit" && !kept) {
+    throw new TransactionAbortedError(
+      undefined,
+      "The server ended this transaction before its end (a deadlock whose error was swallowed, or a statement such as CREATE TABLE, which commits). What came after was rolled back.",
+    );
+  }
   return true;
 }
 
-export async function lock(
+const noSuchSavepoint = 1305;
+
+export function lock(connection: SqlConnection, call: LockCall): Promise<Grant> {
+  return takeRows(connection, call, false);
+}
+
+/** `first`: nothing has been read in this transaction yet. */
+async function takeRows(
   connection: SqlConnection,
-  { locks, wait, joined, signal }: LockCall,
+  { locks, wait, names, signal }: LockCall,
+  first: boolean,
 ): Promise<Grant> {
   const until = performance.now() + (wait === "nowait" ? 0 : wait);
-  for (const request of locks) {
+  const refused: Grant = { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: true };
+  for (const [i, request] of locks.entries()) {
     const left: Wait = wait === "nowait" ? wait : Math.max(1, until - performance.now());
     try {
-      await lockRow(connection, request, left, joined);
-      if (!(await waitForSession(connection, request, until, signal)))
-        return { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: true };
+      await lockRow(connection, request, names[i] ?? "", left, first);
+      if (!(await waitForSession(connection, request, until, signal))) return refused;
     } catch (error) {
       if (failureOf(connection, error) !== "lock-timeout") throw explain(connection, error);
       // 1205 undoes the statement only (innodb_rollback_on_timeout=0): the transaction, and what it locked, is still there.
-      return { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: true, cause: error };
+      return { ...refused, cause: error };
     }
   }
   return granted;
@@ -79,11 +116,11 @@ export async function lock(
 
 async function lockRow(
   connection: SqlConnection,
-  { key }: LockRequest,
+  { key: { id } }: LockRequest,
+  name: string,
   wait: Wait,
-  joined: boolean,
+  first: boolean,
 ): Promise<void> {
-  const { id, name } = key;
   let there = false;
   if (wait === "nowait") {
     there =
@@ -93,22 +130,23 @@ async function lockRow(
   if (!there) {
     // Takes an exclusive lock on the row whether it was there or not, with nothing read before: no gap is locked.
     const insert = sql`INSERT INTO holdfast_lock (id, name) VALUES (${id}, ${name}) ON DUPLICATE KEY UPDATE turn = turn`;
-    const { inTransaction } = await (wait === "nowait"
-      ? connection.query(insert)
-      : patiently(connection, wait, insert));
-    if (inTransaction === false) {
-      throw new NotInTransactionError(
-        "this connection is in no transaction, so the lock was gone at once. START TRANSACTION first, or use hf.transaction(…).",
-      );
-    }
+    await patiently(connection, wait === "nowait" ? 0 : wait, insert);
   }
-  if (joined) await assertFresh(connection, id, key.name);
-  await connection.query(sql`UPDATE holdfast_lock SET turn = turn + 1 WHERE id = ${id}`);
+  if (!first) await assertFresh(connection, id, name);
+  const { inTransaction } = await connection.query(
+    sql`UPDATE holdfast_lock SET turn = turn + 1 WHERE id = ${id}`,
+  );
+  if (inTransaction === false) {
+    throw new NotInTransactionError(
+      "this connection is in no transaction, so the lock was gone at once. START TRANSACTION first, or use hf.transaction(…).",
+    );
+  }
 }
 
 /** The setting counts whole seconds, lasts for the session, and is put back. */
 async function patiently(connection: SqlConnection, wait: number, statement: Statement) {
-  const seconds = Math.max(1, Math.ceil(wait / 1000));
+  // The least is 0 on MariaDB and 1 on MySQL, which takes 0 for 1.
+  const seconds = Math.ceil(wait / 1000);
   await connection.query(
     sql.raw(`SET @holdfast_wait = @@innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = ${seconds}`),
   );
@@ -131,10 +169,8 @@ async function assertFresh(connection: SqlConnection, id: string, name: string):
     .rows[0]?.turn;
   if (String(seen) === String(current)) return;
   throw new SerializationError(
-    1,
-    undefined,
-    `The transaction had read something before it took lock ${name}, and its snapshot does not show what the last holder wrote: ` +
-      `take the lock first, or open the transaction as READ COMMITTED. `,
+    `The transaction had read something before it took lock ${name || id}, and its snapshot does not show what the last ` +
+      `holder wrote. Take the lock first, or open the transaction as READ COMMITTED; then run it again.`,
   );
 }
 
@@ -170,7 +206,7 @@ async function waitForSession(
 }
 
 export const session: SessionLocks<SqlConnection> = {
-  async take(connection, { locks, wait }) {
+  async take(connection, { locks, wait, names }) {
     const until = performance.now() + (wait === "nowait" ? 0 : wait);
     const refused: Grant = { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: true };
     for (const [i, request] of locks.entries()) {
@@ -181,7 +217,12 @@ export const session: SessionLocks<SqlConnection> = {
       // 1 granted, 0 timed out, NULL an error such as a killed or out-of-memory server: only 1 is a lock.
       const taken =
         String(row?.granted) === "1" &&
-        (await mark(connection, request, wait === "nowait" ? wait : Math.max(1, until - performance.now())));
+        (await mark(
+          connection,
+          request,
+          names[i] ?? "",
+          wait === "nowait" ? wait : Math.max(1, until - performance.now()),
+        ));
       if (taken) continue;
       await session.clear(connection, locks.slice(0, i + 1));
       return refused;
@@ -226,11 +267,16 @@ export const session: SessionLocks<SqlConnection> = {
 };
 
 /** Waits for transactions that hold the row, then leaves our mark for those that come. */
-async function mark(connection: SqlConnection, request: LockRequest, wait: Wait): Promise<boolean> {
+async function mark(
+  connection: SqlConnection,
+  request: LockRequest,
+  name: string,
+  wait: Wait,
+): Promise<boolean> {
   await connection.query(sql.raw("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"));
   await connection.query(sql.raw("START TRANSACTION READ WRITE"));
   try {
-    await lockRow(connection, request, wait, false);
+    await lockRow(connection, request, name, wait, true);
     await connection.query(
       sql`UPDATE holdfast_lock SET owner = CONNECTION_ID() WHERE id = ${request.key.id}`,
     );

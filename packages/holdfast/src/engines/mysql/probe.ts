@@ -36,7 +36,6 @@ export async function probe(connection: SqlConnection, traits: ClientTraits): Pr
     lockFirstIsolation: [],
     isolation,
     defaultIsolation: "repeatable read",
-    goOnAfterTimeout: true,
     cancel:
       traits.cancel ||
       unsupported(

@@ -1,9 +1,11 @@
 import type { Engine, SqlConnection } from "../../core/database.ts";
 import { sql } from "../../core/sql.ts";
 import { classify } from "./errors.ts";
-import { begin, end, holders, lock, outcome, session } from "./locks.ts";
+import { begin, end, outcome } from "./begin.ts";
+import { holders, lock } from "./locks.ts";
 import { probe } from "./probe.ts";
 import { migrations } from "./schema.ts";
+import { session } from "./session.ts";
 
 export { render } from "./dialect.ts";
 

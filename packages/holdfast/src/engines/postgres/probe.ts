@@ -2,12 +2,14 @@ import { type Capabilities, type Unsupported, unsupported } from "../../core/cap
 import type { ClientTraits, Isolation, Result, SqlConnection } from "../../core/database.ts";
 import { ReplicaError, ServerTooOldError, UnsupportedError } from "../../core/errors.ts";
 import { sql } from "../../core/sql.ts";
+import { sleep } from "../../core/wait.ts";
 
 const minimum = 140000;
 
 /** One question at first use. Aliases are single words: clients may rewrite the case of names with underscores. */
 const question = sql.raw(`SELECT current_setting('server_version_num') AS number, version() AS version,
-  pg_is_in_recovery() AS standby, current_setting('default_transaction_isolation') AS isolation`);
+  pg_is_in_recovery() AS standby, current_setting('default_transaction_isolation') AS isolation,
+  concat(current_setting('transaction_timeout', true), current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout')) AS timeouts`);
 
 export async function probe(connection: SqlConnection, traits: ClientTraits): Promise<Capabilities> {
   const [row] = (await connection.query(question)).rows;
@@ -44,11 +46,6 @@ export async function probe(connection: SqlConnection, traits: ClientTraits): Pr
     lockFirstIsolation: noSession ? [] : ["serializable"],
     isolation: ["read committed", "repeatable read", "serializable"],
     defaultIsolation: String(row?.isolation) as Isolation,
-    goOnAfterTimeout:
-      traits.script ||
-      unsupported(
-        `${traits.client} sends one statement at a time: the savepoint that it takes would cost two round trips per lock`,
-      ),
     cancel:
       traits.cancel ||
       unsupported(
@@ -56,10 +53,10 @@ export async function probe(connection: SqlConnection, traits: ClientTraits): Pr
       ),
     serverDeadline: traits.embedded ? unsupported("the server runs in this process") : true,
     commitOutcome: true,
-    holders: true,
+    holders: one ? unsupported("with one connection the holder is somebody in this process") : true,
     foreignKeys: true,
     connections: traits.single ? "one" : "many",
-    details: { transactionTimeout: number >= 170000 },
+    details: { transactionTimeout: number >= 170000, timeouts: !/^0*$/.test(String(row?.timeouts)) },
   };
 }
 
@@ -76,31 +73,34 @@ export function isTrue(value: unknown): boolean {
   return value === true || value === "t" || value === "true";
 }
 
+const lent =
+  "a pooler in transaction mode stands between this client and the server, so a session lock would be left behind on a " +
+  "connection that others use. Connect to the server directly for these, or use locks of a transaction.";
+
+async function backend(connection: SqlConnection): Promise<string> {
+  return String((await connection.query(sql.raw("SELECT pg_backend_pid() AS pid"))).rows[0]?.pid);
+}
+
 /**
  * Whether two connections keep their own sessions. A pooler in transaction mode lends a session out per
- * transaction: while B is inside one, A's next statement must run elsewhere. An idle pooler shows nothing, and
- * on a busy one a single try can miss it, hence the repetition.
+ * transaction: while B is inside one, A's next statement must run elsewhere, or wait for one. An idle pooler shows
+ * nothing, and on a busy one a single try can miss it, hence the repetition.
  */
 export async function verifySessions(a: SqlConnection, b: SqlConnection): Promise<void> {
-  const pid = async (c: SqlConnection) =>
-    String((await c.query(sql.raw("SELECT pg_backend_pid() AS pid"))).rows[0]?.pid);
   for (let round = 0; round < 5; round++) {
-    const before = await pid(a);
+    const before = await backend(a);
     await b.query(sql.raw("BEGIN"));
     let inside: string;
-    let after: string;
+    let after: string | undefined;
+    const asked = backend(a);
     try {
-      inside = await pid(b);
-      after = await pid(a);
+      inside = await backend(b);
+      after = await Promise.race([asked, sleep(2000).then(() => undefined)]);
     } finally {
       await b.query(sql.raw("ROLLBACK"));
     }
-    if (before !== after || inside === before) {
-      throw new UnsupportedError(
-        "a pooler in transaction mode stands between this client and the server, so a session lock would be left behind on a " +
-          "connection that others use. Connect to the server directly for these, or use locks of a transaction.",
-      );
-    }
+    await asked;
+    if (before !== after || inside === before) throw new UnsupportedError(lent);
   }
 }
 

@@ -18,11 +18,17 @@ const all: readonly Migration[] = [
 )`,
       // The same as key(…) in JavaScript: parts prefixed by their length in bytes, SHA-256, the first 8 bytes.
       sql`CREATE OR REPLACE FUNCTION holdfast.key(VARIADIC parts text[]) RETURNS bigint
-LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $function$
-  SELECT ('x' || encode(substring(sha256(convert_to(
+BEGIN
+  IF coalesce(cardinality(parts), 0) = 0 OR array_position(parts, NULL) IS NOT NULL OR array_position(parts, '') IS NOT NULL THEN
+    RAISE EXCEPTION 'holdfast.key: a part is missing or empty' USING ERRCODE = 'null_value_not_allowed',
+      HINT = 'A missing id would lock everybody out, or lock the wrong thing.';
+  END IF;
+  RETURN (SELECT ('x' || encode(substring(sha256(convert_to(
     string_agg(octet_length(convert_to(part, 'UTF8'))::text || ':' || part, '' ORDER BY position), 'UTF8')) FROM 1 FOR 8), 'hex'))::bit(64)::bigint
-  FROM unnest(parts) WITH ORDINALITY AS p (part, position)
+    FROM unnest(parts) WITH ORDINALITY AS p (part, position));
+END
 $function$`,
     ],
   },

@@ -13,7 +13,7 @@ import type {
   Migration,
   SqlConnection,
 } from "../../core/database.ts";
-import { NotInTransactionError, ServerTooOldError } from "../../core/errors.ts";
+import { NotInTransactionError, ServerTooOldError, UsageError } from "../../core/errors.ts";
 import { type Dialect, type Rendered, type Statement, render as renderWith, sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
 
@@ -87,7 +87,6 @@ async function probe(
     lockFirstIsolation: [],
     isolation: levels,
     defaultIsolation: "serializable",
-    goOnAfterTimeout: true,
     cancel: true,
     serverDeadline: unsupported("the database is part of this process: nobody else can end its transactions"),
     commitOutcome: unsupported("there is no connection to lose between this process and the file"),
@@ -122,7 +121,7 @@ async function refuseDeferred(connection: SqliteConnection): Promise<void> {
   const deferred = () =>
     new NotInTransactionError(
       "this transaction was begun as BEGIN (deferred), which reads without being the writer: under load it dies with " +
-        "SQLITE_BUSY_SNAPSHOT when it first writes. Begin it with BEGIN IMMEDIATE (in better-sqlite3: db.transaction(fn).immediate()).",
+        "SQLITE_BUSY_SNAPSHOT when it first writes. Begin it with BEGIN IMMEDIATE.",
     );
   if (connection.writerIsFree?.()) throw deferred();
   try {
@@ -180,6 +179,12 @@ export const sqlite: Engine<SqliteConnection> = {
     if (action !== "set") await connection.query(sql.raw(`RELEASE ${name}`));
   },
   async lock(connection, { joined }) {
+    const [mode] = (await connection.query(sql`PRAGMA query_only`)).rows;
+    if (Number(mode?.query_only) === 1) {
+      throw new UsageError(
+        "A lock in a read-only transaction: it would have to be the writer. Ask for the lock when the transaction begins.",
+      );
+    }
     if (joined) {
       if (!connection.inTransaction)
         throw new NotInTransactionError(

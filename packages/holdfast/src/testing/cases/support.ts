@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { type Strategy, type Support, isSupported } from "../../core/capabilities.ts";
 import { UnsupportedError } from "../../core/errors.ts";
 import { sql } from "../../core/sql.ts";
-import type { ConformanceCase, Ground } from "../conformance.ts";
+import { type ConformanceCase, type Ground, execute } from "../ground.ts";
 
 export { assert, sql };
 
@@ -44,11 +44,9 @@ export class Gate {
 }
 
 /** A table of counters: portable, made outside of the case's transactions. */
-export async function table({ hf, fresh }: Ground): Promise<string> {
+export async function table({ site, fresh }: Ground): Promise<string> {
   const name = fresh.replaceAll("-", "_");
-  await hf.transaction((tx) =>
-    tx.query(sql`CREATE TABLE ${sql.id(name)} (k varchar(40) NOT NULL, n integer NOT NULL)`),
-  );
+  await execute(site, sql`CREATE TABLE ${sql.id(name)} (k varchar(40) NOT NULL, n integer NOT NULL)`);
   return name;
 }
 

@@ -1,7 +1,7 @@
 import { DeadlineExceededError, UsageError } from "../../core/errors.ts";
 import { isUniqueViolation } from "../../core/failure.ts";
 import { key } from "../../core/key.ts";
-import type { Ground } from "../conformance.ts";
+import { type Ground, execute } from "../ground.ts";
 import { assert, sql, suite, table } from "./support.ts";
 
 async function count({ hf }: Ground, name: string): Promise<number> {
@@ -121,9 +121,7 @@ export const transactionCases = suite("transaction", {
 
   "knows a violated unique key, whatever the client wraps it in": async (ground) => {
     const name = await table(ground);
-    await ground.hf.transaction((tx) =>
-      tx.query(sql`CREATE UNIQUE INDEX ${sql.id(`${name}_k`)} ON ${sql.id(name)} (k)`),
-    );
+    await execute(ground.site, sql`CREATE UNIQUE INDEX ${sql.id(`${name}_k`)} ON ${sql.id(name)} (k)`);
     await ground.hf.transaction((tx) => tx.query(insert(name)));
     const error: unknown = await ground.hf
       .transaction((tx) => tx.query(insert(name)))

@@ -1,0 +1,47 @@
+import type { Connection, Database, Row } from "../core/database.ts";
+import { UnsupportedError } from "../core/errors.ts";
+import type { Statement } from "../core/sql.ts";
+import { withConnection } from "../core/transaction.ts";
+import type { Capabilities } from "../core/capabilities.ts";
+import type { Holdfast } from "../holdfast.ts";
+
+/** One client of a database. A run needs two, as two processes would have (or the same one, if there can be only one). */
+export interface ConformanceSite<Native = unknown> {
+  readonly database: Database<Native, Connection>;
+  /** Runs a body in a transaction that the client opens and ends without Holdfast. */
+  ownTransaction<T>(body: (native: Native) => Promise<T>): Promise<T>;
+  /** Runs a body with a client that is in no transaction. */
+  withIdle<T>(body: (native: Native) => Promise<T>): Promise<T>;
+  close(): Promise<void>;
+}
+
+/** What a case works with. */
+export interface Ground {
+  readonly hf: Holdfast<unknown>;
+  /** Another instance on the same database. */
+  readonly other: Holdfast<unknown>;
+  readonly site: ConformanceSite;
+  readonly capabilities: Capabilities;
+  /** A name that no other case uses. */
+  readonly fresh: string;
+}
+
+/** Runs a statement by itself: some servers end a transaction with DDL. */
+export async function execute(
+  { database }: Pick<ConformanceSite, "database">,
+  statement: Statement,
+): Promise<Row[]> {
+  const { rows } = await withConnection({ database }, (connection) => {
+    const { engine } = database;
+    if (!engine.query)
+      throw new UnsupportedError("conformance: an engine without SQL needs cases of its own");
+    return engine.query(connection, statement);
+  });
+  return [...rows];
+}
+
+export interface ConformanceCase {
+  readonly suite: string;
+  readonly name: string;
+  run(ground: Ground): Promise<void>;
+}

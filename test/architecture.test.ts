@@ -1,0 +1,444 @@
+/**
+ * The directions in which imports may go. They are what lets an engine or a client come later without a change to
+ * the shared code, so they are held by a test and not by good will. The rules are functions of a tree of texts:
+ * each is also shown a tree that breaks it, since a rule that finds nothing looks like a rule that is kept.
+ */
+import { existsSync, readFileSync, readdirSync } from "node:fs";
+import { builtinModules } from "node:module";
+import { dirname, join, relative } from "node:path";
+import { join as joinUrl, normalize } from "node:path/posix";
+import { fileURLToPath } from "node:url";
+import { describe, expect, test } from "vitest";
+import { parseAst } from "vitest/node";
+
+const root = fileURLToPath(new URL("..", import.meta.url));
+const library = "packages/holdfast";
+const src = `${library}/src`;
+
+/** Paths from the root of the repository, with the text of each file. */
+type Tree = ReadonlyMap<string, string>;
+
+interface Import {
+  readonly from: string;
+  /** As written; undefined: computed at run time. */
+  readonly specifier: string | undefined;
+  /** The path from the root, for relative specifiers. */
+  readonly to: string | undefined;
+  /** Nothing is left of it at run time. */
+  readonly typeOnly: boolean;
+}
+
+interface Node {
+  readonly type: string;
+  readonly [property: string]: unknown;
+}
+
+const parsed = new Map<string, Node>();
+
+function parse(file: string, text: string): Node {
+  const known = parsed.get(text);
+  if (known) return known;
+  const program = parseAst(text, { lang: "ts" }, file) as unknown as Node;
+  parsed.set(text, program);
+  return program;
+}
+
+function* nodes(value: unknown): Generator<Node> {
+  if (Array.isArray(value)) {
+    for (const item of value) yield* nodes(item);
+  } else if (typeof value === "object" && value !== null) {
+    if (typeof (value as Node).type === "string") yield value as Node;
+    for (const child of Object.values(value)) yield* nodes(child);
+  }
+}
+
+function importsOf(file: string, text: string): Import[] {
+  const found: Import[] = [];
+  const add = (source: unknown, typeOnly: boolean) => {
+    const value = (source as { value?: unknown } | null | undefined)?.value;
+    const specifier = typeof value === "string" ? value : undefined;
+    const to = specifier?.startsWith(".") ? normalize(joinUrl(dirname(file), specifier)) : undefined;
+    found.push({ from: file, specifier, to, typeOnly });
+  };
+  for (const node of nodes(parse(file, text))) {
+    switch (node.type) {
+      case "ImportDeclaration":
+      case "ExportAllDeclaration":
+        // `import { type A }` stays as `import {}`: it still loads the module.
+        add(node.source, (node.importKind ?? node.exportKind) === "type");
+        break;
+      case "ExportNamedDeclaration":
+        if (node.source) add(node.source, node.exportKind === "type");
+        break;
+      case "ImportExpression":
+        add(node.source, false);
+        break;
+      case "TSImportType":
+        add(node.source, true);
+        break;
+      case "TSExternalModuleReference":
+        add(node.expression, false);
+        break;
+    }
+  }
+  return found;
+}
+
+function allImports(tree: Tree): Import[] {
+  return [...tree].flatMap(([file, text]) => importsOf(file, text));
+}
+
+function show({ from, specifier, typeOnly }: Import): string {
+  return `${from} imports ${typeOnly ? "the types of " : ""}${specifier ?? "what it computes"}`;
+}
+
+// The rules.
+
+/** Of src: "core", "engines/x", …; a file that lies directly in src is its own layer. */
+function layerOf(file: string): string {
+  const [first = "", second = "", ...rest] = relative(src, file).split("/");
+  return first === "engines" && rest.length > 0 ? `${first}/${second}` : first;
+}
+
+function mayImport(from: string, to: string, typeOnly: boolean, entrances: ReadonlySet<string>): boolean {
+  const [mine, theirs] = [layerOf(from), layerOf(to)];
+  if (theirs === "core") return true;
+  switch (mine) {
+    case "core":
+      return false;
+    case "adapters":
+      // Not even one another: each stands for one package that is installed or not.
+      return theirs.startsWith("engines/");
+    case "testing":
+    case "watch":
+      // As anybody outside: a helper that needs more than the public doors would show that these are too narrow.
+      return theirs === mine || theirs === "holdfast.ts" || entrances.has(to);
+    case "index.ts":
+      return theirs !== "adapters" && theirs !== "testing" && !theirs.startsWith("engines");
+    case "holdfast.ts":
+      return (
+        theirs !== "index.ts" &&
+        theirs !== "adapters" &&
+        theirs !== "testing" &&
+        !theirs.startsWith("engines")
+      );
+    default:
+      if (mine.startsWith("engines/")) return theirs === mine || (typeOnly && to.endsWith("/store.ts"));
+      // `locks`, and whatever else the shared code is made of.
+      return theirs === mine;
+  }
+}
+
+function wrongDirections(tree: Tree, entrances: ReadonlySet<string>): string[] {
+  return allImports(tree)
+    .filter(({ from, to, typeOnly }) => to !== undefined && !mayImport(from, to, typeOnly, entrances))
+    .map(show);
+}
+
+const builtins = new Set(builtinModules.map((name) => `node:${name.replace(/^node:/, "")}`));
+
+/** Not as types either: a package that is not installed would break the types of everybody else. */
+function foreignPackages(tree: Tree): string[] {
+  return allImports(tree)
+    .filter(({ specifier, to }) => to === undefined && !builtins.has(specifier ?? ""))
+    .map(show);
+}
+
+function notReExports(tree: Tree, file: string): string[] {
+  const body = parse(file, tree.get(file) ?? "").body as Node[];
+  return body
+    .filter(({ type, source }) => !(type.startsWith("Export") && source))
+    .map(({ type }) => `${file} holds a ${type}`);
+}
+
+const families = /postgres|mysql|mariadb|sqlite|duckdb|mssql|mongo|pglite|libsql|prisma/i;
+
+/** Comments are not part of the tree: these may name what they like. */
+function namedFamilies(tree: Tree): string[] {
+  const found: string[] = [];
+  for (const [file, text] of tree) {
+    for (const node of nodes(parse(file, text))) {
+      const words =
+        node.type === "TemplateElement"
+          ? (node.value as { raw: string }).raw
+          : node.type === "Literal"
+            ? node.value
+            : node.name;
+      if (typeof words === "string" && families.test(words)) found.push(`${file} says ${words}`);
+    }
+  }
+  return found;
+}
+
+function cycles(tree: Tree): string[] {
+  const edges = new Map<string, string[]>();
+  for (const { from, to, typeOnly } of allImports(tree))
+    if (to !== undefined && !typeOnly) edges.set(from, [...(edges.get(from) ?? []), to]);
+  const done = new Set<string>();
+  const found: string[] = [];
+  const visit = (file: string, path: readonly string[]) => {
+    const start = path.indexOf(file);
+    if (start >= 0) {
+      found.push([...path.slice(start), file].join(" → "));
+      return;
+    }
+    if (done.has(file)) return;
+    for (const next of edges.get(file) ?? []) visit(next, [...path, file]);
+    done.add(file);
+  };
+  for (const file of edges.keys()) visit(file, []);
+  return found;
+}
+
+/** Everybody but the library itself uses it as applications do. */
+function backDoors(tree: Tree, doors: ReadonlySet<string>): string[] {
+  return allImports(tree)
+    .filter(({ from, to, specifier }) => {
+      if (specifier === "holdfast" || specifier?.startsWith("holdfast/")) return !doors.has(specifier);
+      if (to === undefined || !to.startsWith(`${library}/`)) return false;
+      // Unit tests are about single modules.
+      if (from.startsWith("test/unit/")) return false;
+      // They stand for engines and adapters to come, and see what these would see.
+      if (from.startsWith("test/sketches/")) return !/^(core|engines\/.+)$/.test(layerOf(to));
+      return true;
+    })
+    .map(show);
+}
+
+// The tree as it is.
+
+function read(folder: string, skip: readonly string[] = []): [string, string][] {
+  if (!existsSync(join(root, folder))) return [];
+  return readdirSync(join(root, folder), { withFileTypes: true }).flatMap((entry): [string, string][] => {
+    const path = `${folder}/${entry.name}`;
+    if (["node_modules", "dist", ...skip].includes(entry.name)) return [];
+    if (entry.isDirectory()) return read(path, skip);
+    return /\.[cm]?ts$/.test(path) ? [[path, readFileSync(join(root, path), "utf8")]] : [];
+  });
+}
+
+const sources: Tree = new Map(read(src));
+const outside: Tree = new Map(
+  ["packages/cli/src", "bench/src", "examples", "test", "scripts"].flatMap((folder) =>
+    read(folder, ["generated"]),
+  ),
+);
+
+interface Manifest {
+  readonly exports: Readonly<Record<string, string | Readonly<Record<string, string>>>>;
+  readonly [field: string]: unknown;
+}
+const manifest = JSON.parse(readFileSync(join(root, library, "package.json"), "utf8")) as Manifest;
+const doors = new Set(
+  Object.keys(manifest.exports).map((subpath) => normalize(joinUrl("holdfast", subpath))),
+);
+/** The source files behind them. */
+const entrances = new Set(
+  Object.values(manifest.exports).flatMap((target) =>
+    typeof target === "string" ? [] : [normalize(joinUrl(library, target["holdfast-source"] ?? ""))],
+  ),
+);
+
+const sharedCode: Tree = new Map(
+  [...sources].filter(([file]) =>
+    ["core", "locks", "testing", "holdfast.ts", "index.ts"].includes(layerOf(file)),
+  ),
+);
+
+/** A tree of one file, for rules to fail on. */
+function only(file: string, text: string): Tree {
+  return new Map([[file, text]]);
+}
+
+test("there is something to look at", () => {
+  expect(sources.size).toBeGreaterThan(30);
+  expect(outside.size).toBeGreaterThan(20);
+  expect(allImports(sources).length).toBeGreaterThan(100);
+  const astray = allImports(sources).filter(({ to }) => to !== undefined && !sources.has(to));
+  expect(astray.map(show)).toEqual([]);
+});
+
+describe("directions inside the library", () => {
+  test("hold", () => {
+    expect(wrongDirections(sources, entrances)).toEqual([]);
+  });
+
+  test.each([
+    ["core/a.ts", "../locks/hold.ts"],
+    ["core/a.ts", "../engines/x/index.ts"],
+    ["core/a.ts", "../holdfast.ts"],
+    ["locks/a.ts", "../holdfast.ts"],
+    ["locks/a.ts", "../engines/x/index.ts"],
+    ["engines/x/a.ts", "../y/index.ts"],
+    ["engines/x/a.ts", "../../adapters/pg.ts"],
+    ["engines/x/a.ts", "../../locks/hold.ts"],
+    ["engines/x/a.ts", "../../jobs/store.ts"],
+    ["adapters/a.ts", "./b.ts"],
+    ["adapters/a.ts", "../holdfast.ts"],
+    ["testing/a.ts", "../engines/x/index.ts"],
+    ["testing/cases/a.ts", "../../locks/hold.ts"],
+    ["watch/a.ts", "../locks/hold.ts"],
+    ["holdfast.ts", "./engines/x/index.ts"],
+    ["holdfast.ts", "./index.ts"],
+    ["index.ts", "./adapters/pg.ts"],
+  ])("%s may not import %s", (file, specifier) => {
+    const ways = [
+      `import { a } from "${specifier}";`,
+      `export * from "${specifier}";`,
+      `const a = await import("${specifier}");`,
+    ];
+    const unseen = ways.filter((way) => wrongDirections(only(`${src}/${file}`, way), entrances).length !== 1);
+    expect(unseen).toEqual([]);
+  });
+
+  test.each([
+    ["core/a.ts", `import type { A } from "../holdfast.ts";`],
+    ["core/a.ts", `let a: import("../holdfast.ts").A;`],
+    ["core/a.ts", `/* */ import {\n  a, // from "./b.ts"\n} from "../holdfast.ts";`],
+  ])("%s may not: %s", (file, statement) => {
+    expect(wrongDirections(only(`${src}/${file}`, statement), entrances)).toHaveLength(1);
+  });
+
+  test.each([
+    ["engines/x/a.ts", `import type { A } from "../../jobs/store.ts";`],
+    ["engines/x/a.ts", `import { a } from "./b.ts"; import { c } from "../../core/c.ts";`],
+    ["adapters/a.ts", `import { a } from "../engines/x/index.ts";`],
+    ["testing/cases/a.ts", `import { a } from "../../holdfast.ts"; import { b } from "../../index.ts";`],
+    ["core/a.ts", `// import { a } from "../holdfast.ts"\nconst text = 'import "../holdfast.ts"';`],
+  ])("%s may: %s", (file, statement) => {
+    expect(wrongDirections(only(`${src}/${file}`, statement), entrances)).toEqual([]);
+  });
+
+  test("no module is, by way of others, imported by itself", () => {
+    expect(cycles(sources)).toEqual([]);
+    const three = (last: string): Tree =>
+      new Map([
+        ["a.ts", `import "./b.ts";`],
+        ["b.ts", `export { c } from "./c.ts";`],
+        ["c.ts", last],
+      ]);
+    expect(cycles(three(`import { type A } from "./a.ts";`))).toEqual(["a.ts → b.ts → c.ts → a.ts"]);
+    expect(cycles(three(`import type { A } from "./a.ts";`))).toEqual([]);
+  });
+
+  test("index.ts re-exports, and does nothing else", () => {
+    expect(notReExports(sources, `${src}/index.ts`)).toEqual([]);
+    expect(
+      notReExports(only("index.ts", `export { a } from "./a.ts"; export const b = 1;`), "index.ts"),
+    ).toEqual(["index.ts holds a ExportNamedDeclaration"]);
+    expect(notReExports(only("index.ts", `import "./a.ts";`), "index.ts")).toHaveLength(1);
+  });
+});
+
+describe("the library stands alone", () => {
+  test("it imports nothing but itself and what Node brings, types included", () => {
+    expect(foreignPackages(sources)).toEqual([]);
+    const ways = [
+      `import { Pool } from "pg";`,
+      `import type { Pool } from "pg";`,
+      `let pool: import("pg").Pool;`,
+      `await import(name);`,
+      `import fs from "fs";`,
+      `import x = require("pg");`,
+    ];
+    expect(ways.filter((way) => foreignPackages(only("a.ts", way)).length !== 1)).toEqual([]);
+    expect(foreignPackages(only("a.ts", `import { readFile } from "node:fs/promises";`))).toEqual([]);
+  });
+
+  test("it depends on no package", () => {
+    const fields = ["dependencies", "optionalDependencies", "bundleDependencies", "bundledDependencies"];
+    expect(fields.filter((field) => field in manifest)).toEqual([]);
+    // npm installs a peer that is not optional.
+    const peers = Object.keys(manifest["peerDependencies"] ?? {});
+    const optional = Object.entries(
+      (manifest["peerDependenciesMeta"] ?? {}) as Record<string, { optional?: boolean }>,
+    )
+      .filter(([, meta]) => meta.optional)
+      .map(([name]) => name);
+    expect(optional.toSorted()).toEqual(peers.toSorted());
+  });
+
+  test("shared code names no family of databases and no client", () => {
+    expect(sharedCode.size).toBeGreaterThan(20);
+    expect(namedFamilies(sharedCode)).toEqual([]);
+    const ways = [
+      `if (engine === "postgres") a();`,
+      "const text = `is ${name} MariaDB?`;",
+      `const isSqlite = true;`,
+      `const a = { prisma: 1 };`,
+      `class A { #mongoSession = 1; }`,
+    ];
+    expect(ways.filter((way) => namedFamilies(only("a.ts", way)).length !== 1)).toEqual([]);
+    expect(namedFamilies(only("a.ts", `// PostgreSQL\n/** Prisma */ const a = 1;`))).toEqual([]);
+  });
+});
+
+describe("everybody else", () => {
+  test("uses the library through its public doors", () => {
+    expect(backDoors(outside, doors)).toEqual([]);
+    const into = (path: string) => `import { key } from "${path}";`;
+    expect(backDoors(only("test/a.test.ts", into("../packages/holdfast/src/index.ts")), doors)).toHaveLength(
+      1,
+    );
+    expect(
+      backDoors(only("bench/src/a.ts", into("../../packages/holdfast/dist/index.js")), doors),
+    ).toHaveLength(1);
+    expect(backDoors(only("packages/cli/src/a.ts", into("../../holdfast/src/index.ts")), doors)).toHaveLength(
+      1,
+    );
+    expect(backDoors(only("examples/a.ts", into("holdfast/core/key")), doors)).toHaveLength(1);
+    expect(backDoors(only("examples/a.ts", into("holdfast/pg")), doors)).toEqual([]);
+    expect(
+      backDoors(only("test/unit/a.test.ts", into("../../packages/holdfast/src/core/key.ts")), doors),
+    ).toEqual([]);
+    const sketch = (path: string) =>
+      backDoors(only("test/sketches/a.ts", into(`../../${src}/${path}`)), doors);
+    expect(sketch("core/key.ts")).toEqual([]);
+    expect(sketch("holdfast.ts")).toHaveLength(1);
+  });
+});
+
+const adapters = [...sources.keys()]
+  .filter((file) => layerOf(file) === "adapters")
+  .map((file) => relative(`${src}/adapters`, file).replace(/\.ts$/, ""));
+const engines = [...new Set([...sources.keys()].map(layerOf))].filter((layer) =>
+  layer.startsWith("engines/"),
+);
+
+function pages(folder: string): string[] {
+  return existsSync(join(root, folder)) ? readdirSync(join(root, folder)) : [];
+}
+
+describe.each(adapters)("the adapter %s", (name) => {
+  test("is exported", () => {
+    expect(manifest.exports[`./${name}`]).toEqual({
+      "holdfast-source": `./src/adapters/${name}.ts`,
+      types: `./dist/adapters/${name}.d.ts`,
+      default: `./dist/adapters/${name}.js`,
+    });
+  });
+
+  test("is one of the tested backends", () => {
+    const program = parse("test/backends.ts", outside.get("test/backends.ts") ?? "");
+    const makers = [...nodes(program)]
+      .filter(
+        ({ type, source }) =>
+          type === "ImportDeclaration" && (source as { value: string }).value === `holdfast/${name}`,
+      )
+      .flatMap(({ specifiers }) =>
+        (specifiers as { local: { name: string } }[]).map(({ local }) => local.name),
+      );
+    const called = [...nodes(program)]
+      .filter(({ type }) => type === "CallExpression")
+      .map(({ callee }) => (callee as { name?: string }).name);
+    expect(called.filter((callee) => makers.includes(callee ?? ""))).not.toEqual([]);
+  });
+
+  test("has a page", () => {
+    expect(pages("docs/adapters")).toContain(`${name}.md`);
+  });
+});
+
+test.each(engines)("%s has a page", (engine) => {
+  expect(pages("docs/engines")).toContain(`${engine.replace("engines/", "")}.md`);
+});

@@ -1,0 +1,83 @@
+import { holdfast, key, sql } from "holdfast";
+import { execute } from "holdfast/testing";
+import { describe, expect, test } from "vitest";
+import { type Backend, backends } from "./backends.ts";
+import { missing, placeFor } from "./harness/places.ts";
+import { runWorkers } from "./harness/processes.ts";
+import type { ConsumeArg, ConsumeResult } from "./workers/consume.ts";
+
+const worker = new URL("./workers/consume.ts", import.meta.url);
+const limit = 100;
+
+async function hammer(
+  backend: Backend,
+  naive: boolean,
+): Promise<{ rows: number; granted: number; refused: number; errors: string[] }> {
+  const place = await placeFor(backend);
+  try {
+    const site = await backend.open(place.url);
+    const hf = holdfast(site.database);
+    try {
+      await hf.migrate();
+      await execute(site, sql`CREATE TABLE upload (user_id varchar(40) NOT NULL, bytes integer NOT NULL)`);
+      const arg: ConsumeArg = { backend: backend.name, url: place.url, calls: 200, callers: 4, limit, naive };
+      const results = await runWorkers<ConsumeResult>(worker, 8, arg);
+      const [row] = await hf.transaction((tx) => tx.query(sql`SELECT count(*) AS n FROM upload`));
+      const sum = (of: (r: ConsumeResult) => number) => results.reduce((total, r) => total + of(r), 0);
+      return {
+        rows: Number(row?.n),
+        granted: sum((r) => r.granted),
+        refused: sum((r) => r.refused),
+        errors: results.flatMap((r) => r.errors),
+      };
+    } finally {
+      await site.close();
+    }
+  } finally {
+    await place.drop();
+  }
+}
+
+const shared = backends.filter(({ manyProcesses, name }) => manyProcesses && !name.includes(", one"));
+
+describe("8 processes × 200 check-then-write calls on one user, limit 100", () => {
+  test.each(shared)("exactly 100 through $name", { timeout: 300_000 }, async (backend) => {
+    const why = missing(backend);
+    if (why !== undefined) throw new Error(why);
+    expect(await hammer(backend, false)).toEqual({ rows: limit, granted: limit, refused: 1500, errors: [] });
+  });
+
+  // The same test without the lock must show the bug, or it would prove nothing.
+  test.each(shared.filter(({ name }) => name === "pg" || name === "mysql2 on MariaDB"))(
+    "more than 100 through $name without the lock",
+    async (backend) => {
+      const { rows } = await hammer(backend, true);
+      expect(rows).toBeGreaterThan(limit);
+    },
+  );
+});
+
+describe("users do not wait for each other", () => {
+  test.each(shared)("99 users pass while one user's lock is held: $name", async (backend) => {
+    const place = await placeFor(backend);
+    const site = await backend.open(place.url);
+    const hf = holdfast(site.database);
+    try {
+      await hf.migrate();
+      const { granularity } = await hf.capabilities();
+      const passed = await hf.transaction({ lock: key("user", 0) }, async () => {
+        const users = Array.from({ length: 99 }, (_, i) => key("user", i + 1));
+        // Not one waits: "nowait" would throw.
+        const enter = (lock: ReturnType<typeof key>) =>
+          hf.tryLock(lock, async () => true, { separate: true });
+        const results = await Promise.all(users.map(enter));
+        return results.filter(({ acquired }) => acquired).length;
+      });
+      // Where the whole database has one writer the matrix says so, and nobody passes.
+      expect(passed).toBe(granularity === "key" ? 99 : 0);
+    } finally {
+      await site.close();
+      await place.drop();
+    }
+  });
+});

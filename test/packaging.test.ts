@@ -1,0 +1,332 @@
+/**
+ * What people install: the library is built, packed and put into projects that know nothing of this repository. The
+ * build is one of a copy, so that nothing that was built before, or is being built meanwhile, gets into the package.
+ */
+import { execFile } from "node:child_process";
+import {
+  copyFileSync,
+  cpSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  readdirSync,
+  realpathSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { normalize } from "node:path/posix";
+import { fileURLToPath } from "node:url";
+import { publint } from "publint";
+import { formatMessage } from "publint/utils";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { createDatabase, unavailable } from "./harness/databases.ts";
+
+const root = fileURLToPath(new URL("..", import.meta.url));
+const library = join(root, "packages/holdfast");
+
+interface Manifest {
+  readonly name: string;
+  readonly version: string;
+  readonly bin: Readonly<Record<string, string>>;
+  readonly exports: Readonly<Record<string, string | Readonly<Record<string, string>>>>;
+}
+
+let workshop: string;
+let tarball: string;
+/** Paths in the package. */
+let files: string[];
+/** A project that has the package, and what the repository has besides. */
+let project: string;
+/** A project that has the package and nothing else. */
+let bare: string;
+let manifest: Manifest;
+
+interface Outcome {
+  readonly code: number;
+  readonly output: string;
+  readonly errors: string;
+}
+
+/** As in a shell of somebody else: nothing of this test run is handed on. */
+function run(
+  cwd: string,
+  file: string,
+  args: readonly string[],
+  env: NodeJS.ProcessEnv = {},
+): Promise<Outcome> {
+  const { NODE_OPTIONS: _, ...rest } = process.env;
+  return new Promise((resolve) => {
+    const options = { cwd, env: { ...rest, NO_COLOR: "1", ...env }, timeout: 100_000 };
+    execFile(file, args, options, (error, stdout, stderr) => {
+      const code = error ? (typeof error.code === "number" ? error.code : -1) : 0;
+      resolve({ code, output: stdout, errors: stderr });
+    });
+  });
+}
+
+async function must(...call: Parameters<typeof run>): Promise<string> {
+  const { code, output, errors } = await run(...call);
+  if (code !== 0) throw new Error(`${call[1]} ${call[2].join(" ")} ended with ${code}\n${output}${errors}`);
+  return output;
+}
+
+const tool = (name: string) => join(root, "node_modules/.bin", name);
+
+/** Builds and packs a copy; returns where the tarball is. */
+async function pack(into: string): Promise<string> {
+  const copy = join(into, "packages/holdfast");
+  mkdirSync(copy, { recursive: true });
+  for (const name of readdirSync(library))
+    if (name !== "dist" && name !== "node_modules" && !name.endsWith(".tgz"))
+      cpSync(join(library, name), join(copy, name), { recursive: true });
+  copyFileSync(join(root, "tsconfig.base.json"), join(into, "tsconfig.base.json"));
+  symlinkSync(join(root, "node_modules"), join(into, "node_modules"));
+  await must(copy, tool("tsc"), ["-p", "."]);
+  const [packed] = JSON.parse(await must(copy, "npm", ["pack", "--json", "--offline"])) as [
+    { filename: string },
+  ];
+  return join(copy, packed.filename);
+}
+
+function newProject(name: string): string {
+  const folder = join(workshop, name);
+  mkdirSync(join(folder, "node_modules/holdfast"), { recursive: true });
+  writeFileSync(join(folder, "package.json"), JSON.stringify({ name, private: true, type: "module" }));
+  return folder;
+}
+
+beforeAll(async () => {
+  workshop = realpathSync(mkdtempSync(join(tmpdir(), "holdfast-package-")));
+  tarball = await pack(join(workshop, "repository"));
+  [project, bare] = [newProject("project"), newProject("bare")];
+  for (const folder of [project, bare])
+    await must(folder, "tar", ["-xzf", tarball, "-C", "node_modules/holdfast", "--strip-components=1"]);
+  for (const name of readdirSync(join(root, "node_modules")))
+    if (name !== "holdfast" && name !== "@holdfast" && !name.startsWith("."))
+      symlinkSync(join(root, "node_modules", name), join(project, "node_modules", name));
+  const installed = join(bare, "node_modules/holdfast");
+  files = readdirSync(installed, { recursive: true, withFileTypes: true })
+    .filter((entry) => entry.isFile())
+    .map((entry) => join(entry.parentPath, entry.name).slice(installed.length + 1));
+  manifest = JSON.parse(readFileSync(join(installed, "package.json"), "utf8")) as Manifest;
+});
+
+afterAll(() => rmSync(workshop, { recursive: true, force: true }));
+
+function read(file: string): string {
+  return readFileSync(join(bare, "node_modules/holdfast", file), "utf8");
+}
+
+function subpaths(): string[] {
+  return Object.keys(manifest.exports).map((subpath) => normalize(`holdfast/${subpath}`));
+}
+
+describe("the package", () => {
+  test("has nothing for publint to say", async () => {
+    const data = readFileSync(tarball);
+    const { messages, pkg } = await publint({
+      pack: { tarball: data.buffer.slice(data.byteOffset, data.byteOffset + data.byteLength) },
+      strict: true,
+      level: "suggestion",
+    });
+    expect(messages.map((message) => formatMessage(message, pkg, { color: false }))).toEqual([]);
+  });
+
+  test("has types that resolve, for whoever imports ES modules", async () => {
+    const { code, output } = await run(bare, tool("attw"), [tarball, "--profile", "esm-only", "--no-color"]);
+    // Lines of what was not asked for are marked so; a problem in any other makes it fail.
+    expect(
+      output.split("\n").filter((line) => /[💀🥴❌🎭👺🐛⚠🤨🚭]/u.test(line) && !line.includes("(ignored")),
+    ).toEqual([]);
+    expect(code).toBe(0);
+    const checked = subpaths().filter((subpath) => !subpath.endsWith(".json"));
+    expect(checked.filter((subpath) => !output.includes(`"${subpath}"`))).toEqual([]);
+  });
+
+  test("brings what it should and nothing else", () => {
+    expect(files).toEqual(
+      expect.arrayContaining(["LICENSE", "README.md", "package.json", "bin/holdfast.js"]),
+    );
+    expect(files).toEqual(expect.arrayContaining(["dist/index.js", "dist/index.d.ts", "src/index.ts"]));
+    const folders = new Set(files.map((file) => (file.includes("/") ? file.split("/")[0] : ".")));
+    expect(folders).toEqual(new Set([".", "bin", "dist", "src"]));
+    expect(files.filter((file) => !file.includes("/")).toSorted()).toEqual([
+      "LICENSE",
+      "README.md",
+      "package.json",
+    ]);
+    expect(
+      files.filter((file) =>
+        /\.(test|spec|bench)\.|(^|\/)(test|tests|__tests__|scratch|fixtures)\//.test(file),
+      ),
+    ).toEqual([]);
+    expect(files.filter((file) => !/\.(ts|js|map|md|json)$|^LICENSE$/.test(file))).toEqual([]);
+  });
+
+  test("was built from each of its sources, once", () => {
+    const sources = files.filter((file) => file.startsWith("src/")).map((file) => file.slice(4, -3));
+    expect(sources.length).toBeGreaterThan(30);
+    const built = sources.flatMap((name) =>
+      [".js", ".js.map", ".d.ts", ".d.ts.map"].map((end) => `dist/${name}${end}`),
+    );
+    expect(files.filter((file) => file.startsWith("dist/")).toSorted()).toEqual(built.toSorted());
+  });
+
+  test("depends on nothing", () => {
+    for (const field of ["dependencies", "optionalDependencies", "bundleDependencies", "bundledDependencies"])
+      expect(manifest).not.toHaveProperty(field);
+    // Nothing runs on the machine of whoever installs it.
+    const scripts = Object.keys((manifest as { scripts?: object }).scripts ?? {});
+    expect(scripts.filter((name) => /^(pre|post)?install$|^prepare$/.test(name))).toEqual([]);
+  });
+
+  test("has every file that it exports", () => {
+    const targets = Object.values(manifest.exports).flatMap((target) =>
+      typeof target === "string" ? [target] : Object.values(target),
+    );
+    expect(targets.length).toBeGreaterThan(8);
+    const named = [...targets, ...Object.values(manifest.bin)].map((target) => normalize(target));
+    expect(named.filter((target) => !files.includes(target))).toEqual([]);
+  });
+
+  test("has types that lead to nothing outside of it", () => {
+    const declarations = files.filter((file) => file.endsWith(".d.ts"));
+    const specifiers = declarations.flatMap((file) =>
+      [...read(file).matchAll(/(?:from|import|require)\s*\(?\s*["']([^"']+)["']/g)].map(
+        ([, specifier = ""]) => ({ file, specifier }),
+      ),
+    );
+    expect(specifiers.length).toBeGreaterThan(30);
+    const astray = specifiers.filter(({ file, specifier }) => {
+      if (specifier.startsWith("node:")) return false;
+      const target = normalize(join(file, "..", specifier));
+      // With either ending the declarations beside are meant.
+      return !(/\.[jt]s$/.test(specifier) && files.includes(target.replace(/\.[jt]s$/, ".d.ts")));
+    });
+    expect(astray).toEqual([]);
+    expect(declarations.filter((file) => /node_modules|\/src\/|\/\/\/ <reference/.test(read(file)))).toEqual(
+      [],
+    );
+  });
+
+  test("has maps that lead to the sources it brings", () => {
+    const maps = files.filter((file) => file.endsWith(".map"));
+    expect(maps.length).toBeGreaterThan(60);
+    const lost = maps.filter((file) => {
+      const { sources, sourceRoot = "" } = JSON.parse(read(file)) as {
+        sources: string[];
+        sourceRoot?: string;
+      };
+      return !sources.every((source) => files.includes(normalize(join(file, "..", sourceRoot, source))));
+    });
+    expect(lost).toEqual([]);
+  });
+});
+
+describe("in a project that has nothing else", () => {
+  test("everything can be imported, and is what was built", async () => {
+    const script = `
+      const found = {};
+      for (const name of ${JSON.stringify(subpaths().filter((name) => !name.endsWith(".json")))})
+        found[name] = [import.meta.resolve(name), Object.keys(await import(name))];
+      console.log(JSON.stringify(found));`;
+    const output = await must(bare, process.execPath, ["--input-type=module", "--eval", script]);
+    const found = JSON.parse(output) as Record<string, [string, string[]]>;
+    expect(found["holdfast"]?.[1]).toContain("holdfast");
+    expect(found["holdfast/pg"]?.[1]).toEqual(["fromPg"]);
+    for (const [url, names] of Object.values(found)) {
+      expect(url).toContain("/bare/node_modules/holdfast/dist/");
+      expect(names).not.toEqual([]);
+    }
+  });
+
+  test("what is not exported cannot be imported", async () => {
+    for (const name of ["holdfast/core/key", "holdfast/dist/core/key.js", "holdfast/src/index.ts"]) {
+      const { code, errors } = await run(bare, process.execPath, [
+        "--input-type=module",
+        "--eval",
+        `import "${name}"`,
+      ]);
+      expect(code).toBe(1);
+      expect(errors).toContain("ERR_PACKAGE_PATH_NOT_EXPORTED");
+    }
+  });
+
+  test("the command says in one line how to get it", async () => {
+    const bin = join("node_modules/holdfast", manifest.bin["holdfast"] as string);
+    expect(read(manifest.bin["holdfast"] as string)).toMatch(/^#!\/usr\/bin\/env node\n/);
+    for (const args of [[], ["demo"], ["--help"]]) {
+      const { code, output, errors } = await run(bare, process.execPath, [bin, ...args]);
+      expect(code).toBe(1);
+      expect(output).toBe("");
+      expect(errors.trimEnd().split("\n")).toHaveLength(1);
+      expect(errors).toContain("npm install --save-dev @holdfast/cli");
+    }
+  });
+});
+
+describe("the first example of the README", () => {
+  const file = "first-example.ts";
+
+  beforeAll(() => {
+    const readme = existsSync(join(library, "README.md"))
+      ? readFileSync(join(library, "README.md"), "utf8")
+      : "";
+    const code = /^```ts\n(.*?)^```$/ms.exec(readme)?.[1];
+    if (code === undefined) throw new Error("packages/holdfast/README.md has no ```ts block");
+    writeFileSync(join(project, file), code);
+  });
+
+  const check = (name: string, ...flags: string[]) =>
+    run(project, tool("tsc"), ["--strict", "--noEmit", "--types", "node", ...flags, name]);
+  const asNode = ["--module", "nodenext", "--skipLibCheck"];
+
+  test("is about this package", () => {
+    expect(readFileSync(join(project, file), "utf8")).toMatch(/from "holdfast"/);
+  });
+
+  test.each([
+    ["for Node", asNode],
+    ["for a bundler", ["--module", "esnext", "--moduleResolution", "bundler", "--skipLibCheck"]],
+  ])("compiles %s", async (_, flags) => {
+    expect(await check(file, ...flags)).toEqual({ code: 0, output: "", errors: "" });
+  });
+
+  test("the types hold for whoever looks into them, too", async () => {
+    const imports = subpaths()
+      .filter((name) => !name.endsWith(".json"))
+      .map((name, i) => `import * as all${i} from "${name}";\nvoid all${i};\n`);
+    writeFileSync(join(project, "all.ts"), imports.join(""));
+    const flags = ["--module", "nodenext", "--skipLibCheck", "false", "--exactOptionalPropertyTypes"];
+    expect(await check("all.ts", ...flags)).toEqual({ code: 0, output: "", errors: "" });
+  });
+
+  test("is compiled against the package: a wrong call is seen", async () => {
+    writeFileSync(
+      join(project, "wrong.ts"),
+      `import { holdfast, key } from "holdfast";\nimport { fromPg } from "holdfast/pg";\nimport { Pool } from "pg";\n` +
+        `const hf = holdfast(fromPg(new Pool()));\nawait hf.transaction({ lock: "upload" }, async () => {});\nkey(1);\n`,
+    );
+    const { code, output } = await check("wrong.ts", ...asNode);
+    expect(code).not.toBe(0);
+    expect(output.match(/error TS/g)).toHaveLength(2);
+    expect(output).toMatch(/wrong\.ts\(5,/);
+  });
+
+  test("runs", async ({ skip }) => {
+    const why = unavailable("postgres");
+    skip(why !== undefined, why);
+    const database = await createDatabase("postgres");
+    try {
+      const outcome = await run(project, process.execPath, [file], { DATABASE_URL: database.url });
+      expect(outcome).toMatchObject({ code: 0, errors: "" });
+      expect(outcome.output.trim()).not.toBe("");
+    } finally {
+      await database.drop();
+    }
+  });
+});
