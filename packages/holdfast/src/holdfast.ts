@@ -6,8 +6,9 @@ import { type Holder, LockNotAvailableError, UsageError, keyNames } from "./core
 import { classify, remember } from "./core/failure.ts";
 import { type LockRequest, type Lockable, canonical } from "./core/key.ts";
 import { type RetryOptions, type RetryPolicy, retryPolicy } from "./core/retry.ts";
-import { type Home, Scope, type Transaction, checkOptions } from "./core/scope.ts";
+import { type Home, Scope, type Transaction } from "./core/scope.ts";
 import { type Plan, type TransactionOptions, runTransaction, withConnection } from "./core/transaction.ts";
+import { checkCall, checkNames, checkSignal } from "./core/options.ts";
 import { checkWait, milliseconds } from "./core/wait.ts";
 import { type Held, Sessions } from "./locks/hold.ts";
 
@@ -35,6 +36,17 @@ const isolations: readonly Isolation[] = [
   "repeatable read",
   "serializable",
 ];
+const optionNames = new Set([
+  "lock",
+  "wait",
+  "isolation",
+  "readOnly",
+  "deadline",
+  "signal",
+  "retry",
+  "separate",
+]);
+
 /** Exact transactions and locks on one database. Make it once per pool or client, with `holdfast(from…(client))`. */
 export class Holdfast<Native> {
   readonly #database: Database<Native, Connection>;
@@ -50,6 +62,10 @@ export class Holdfast<Native> {
         "holdfast(…) takes what an adapter returns, e.g. holdfast(fromPg(pool)) with fromPg of holdfast/pg",
       );
     }
+    checkNames("holdfast", options, new Set(["wait", "deadline", "isolation", "retry", "names"]));
+    const { names } = options;
+    if (names !== undefined && names !== false && typeof names !== "function")
+      throw new UsageError("names must be false or a function");
     this.#database = database;
     this.#defaults = {
       wait: options.wait === undefined ? 5000 : checkWait(options.wait),
@@ -57,7 +73,6 @@ export class Holdfast<Native> {
       isolation: checkIsolation(options.isolation ?? "read committed"),
       retry: retryPolicy(options.retry),
     };
-    const { names } = options;
     const show = typeof names === "function" ? names : (name: string) => name;
     this.#home = {
       database,
@@ -81,22 +96,20 @@ export class Holdfast<Native> {
   transaction<T>(body: Body<Native, T>): Promise<T>;
   transaction<T>(options: TransactionOptions, body: Body<Native, T>): Promise<T>;
   async transaction<T>(first: TransactionOptions | Body<Native, T>, second?: Body<Native, T>): Promise<T> {
-    const [options, body] = typeof first === "function" ? [{}, first] : [first, second];
-    if (typeof body !== "function")
-      throw new UsageError("hf.transaction(options, body): the body must be an async function");
+    const [options, body] = checkCall<TransactionOptions, Body<Native, T>>("hf.transaction", first, second);
     const plan = this.#plan(options);
     const outer = options.separate ? undefined : this.#current.getStore();
-    if (outer) return outer.transaction(options, body);
+    if (outer) return outer.here().nest(options, body);
     return runTransaction(this.#home, plan, body);
   }
 
   /** `hf.transaction({ lock }, body)` for the common case. */
-  lock<T>(
+  async lock<T>(
     locks: Lockable | readonly Lockable[],
     body: Body<Native, T>,
     options: Omit<TransactionOptions, "lock"> = {},
   ): Promise<T> {
-    return this.transaction({ ...options, lock: locks }, body);
+    return this.transaction({ ...options, lock: canonical(locks) }, body);
   }
 
   /** Runs the body if the locks are free, and says so if they are not. Waits for nobody. */
@@ -106,10 +119,11 @@ export class Holdfast<Native> {
     options: Omit<TransactionOptions, "lock" | "wait"> = {},
   ): Promise<TryLockResult<T>> {
     const requests = canonical(locks);
-    checkOptions(options);
+    checkCall("hf.tryLock", options, body);
     const outer = options.separate ? undefined : this.#current.getStore();
     if (outer) {
-      return outer.transaction({ ...options }, async (tx) => {
+      this.#plan(options);
+      return outer.here().nest({ ...options }, async (tx) => {
         if (!(await tx.tryLock(requests))) return { acquired: false };
         return { acquired: true, value: await body(tx) };
       });
@@ -142,6 +156,8 @@ export class Holdfast<Native> {
     options: { wait?: Wait; signal?: AbortSignal | undefined } = {},
   ): Promise<Held> {
     const requests = canonical(locks);
+    checkNames("hf.hold", options, new Set(["wait", "signal"]));
+    checkSignal(options.signal);
     const wait = options.wait === undefined ? this.#defaults.wait : checkWait(options.wait);
     options.signal?.throwIfAborted();
     return this.#sessions.hold(requests, wait, options.signal);
@@ -195,12 +211,11 @@ export class Holdfast<Native> {
   }
 
   #plan(options: TransactionOptions): Plan {
-    checkOptions(options);
+    checkNames("hf.transaction", options, optionNames);
     const { wait, deadlineMs, isolation, retry } = this.#defaults;
-    if (options.signal !== undefined && !(options.signal instanceof AbortSignal))
-      throw new UsageError("signal must be an AbortSignal");
+    checkSignal(options.signal);
     return {
-      locks: canonical(options.lock),
+      locks: options.lock === undefined ? [] : canonical(options.lock),
       wait: options.wait === undefined ? wait : checkWait(options.wait),
       isolation: checkIsolation(options.isolation ?? isolation),
       readOnly: options.readOnly ?? false,

@@ -126,7 +126,7 @@ function hashtext(namespace: string, text: string): Key;
 function hashtext(first: string, second?: string): Key {
   const one = sqlText(first, "key.hashtext");
   if (second === undefined)
-    return make(printable(`hashtext ${one}`), `h1:${one}`, { kind: "hashtext", texts: [one] });
+    return make(printable(`hashtext ${one}`), `h${encode([one])}`, { kind: "hashtext", texts: [one] });
   const two = sqlText(second, "key.hashtext");
   return make(printable(`hashtext ${one},${two}`), `h${encode([one, two])}`, {
     kind: "hashtext",
@@ -171,8 +171,7 @@ function assertKey(value: unknown): asserts value is Key {
  * One request per key, in the order in which everybody takes them. A key asked for in both modes is taken
  * exclusively: sharing it first and taking it whole afterwards is how two callers deadlock.
  */
-export function canonical(locks: Lockable | readonly Lockable[] | undefined): LockRequest[] {
-  if (locks === undefined) return [];
+export function canonical(locks: Lockable | readonly Lockable[]): LockRequest[] {
   const byId = new Map<string, LockRequest>();
   for (const item of Array.isArray(locks) ? (locks as readonly Lockable[]) : [locks as Lockable]) {
     const request: LockRequest =

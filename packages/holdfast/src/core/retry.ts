@@ -1,4 +1,5 @@
 import { UsageError } from "./errors.ts";
+import { checkNames } from "./options.ts";
 import { milliseconds } from "./wait.ts";
 import type { Failure } from "./database.ts";
 
@@ -13,6 +14,8 @@ export interface RetryOptions {
   readonly on?: readonly "lock-timeout"[];
 }
 
+const retryNames = new Set(["attempts", "baseMs", "maxMs", "on"]);
+
 export interface RetryPolicy {
   readonly attempts: number;
   readonly baseMs: number;
@@ -22,6 +25,7 @@ export interface RetryPolicy {
 
 export function retryPolicy(options: RetryOptions | false | undefined, fallback?: RetryPolicy): RetryPolicy {
   if (options === undefined && fallback) return fallback;
+  if (options !== undefined && options !== false) checkNames("retry", options, retryNames);
   const {
     attempts = 5,
     baseMs = 20,
@@ -45,5 +49,5 @@ export function retryPolicy(options: RetryOptions | false | undefined, fallback?
 
 /** Full jitter: callers that collided once must not meet again at the same instant. */
 export function pause({ baseMs, maxMs }: RetryPolicy, attempt: number): number {
-  return Math.random() * Math.min(maxMs, baseMs * 2 ** (attempt - 1));
+  return Math.random() * Math.min(maxMs, baseMs * 2 ** Math.min(attempt - 1, 31));
 }

@@ -15,6 +15,7 @@ import type { Holder } from "./errors.ts";
 import { classify } from "./failure.ts";
 import { interruptible } from "./interrupt.ts";
 import { type LockMode, type LockRequest, type Lockable, canonical } from "./key.ts";
+import { checkCall, checkNames, checkSignal } from "./options.ts";
 import { Queue } from "./queue.ts";
 import type { Statement } from "./sql.ts";
 import { checkWait } from "./wait.ts";
@@ -45,6 +46,9 @@ export interface LockOptions {
   readonly wait?: Wait;
   readonly signal?: AbortSignal | undefined;
 }
+
+const lockNames = new Set(["wait", "signal"]);
+const nestedNames = new Set(["lock", "wait", "signal", "isolation", "readOnly"]);
 
 export interface NestedOptions extends LockOptions {
   readonly lock?: Lockable | readonly Lockable[];
@@ -134,7 +138,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
    * The innermost scope that the calling code is in, if it is inside this one: an outer `tx` used within a
    * nested body means the nested transaction, which would otherwise wait for itself.
    */
-  #here(): Scope<Native, C> {
+  here(): Scope<Native, C> {
     const inner = this.#home.current.getStore();
     if (!inner || inner.#closed !== undefined) return this;
     for (let scope: Scope<Native, C> | undefined = inner; scope; scope = scope.#parent)
@@ -153,13 +157,15 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
 
   async lock(locks: Lockable | readonly Lockable[], options: LockOptions = {}): Promise<void> {
     const requests = canonical(locks);
+    checkNames("tx.lock", options, lockNames);
+    checkSignal(options.signal);
     const wait = options.wait === undefined ? this.#home.wait : checkWait(options.wait);
-    await this.#here().#lockOrThrow(requests, wait, options.signal);
+    await this.here().#lockOrThrow(requests, wait, options.signal);
   }
 
   async tryLock(locks: Lockable | readonly Lockable[]): Promise<boolean> {
     const requests = canonical(locks);
-    return (await this.#here().#lock(requests, "nowait")) === undefined;
+    return (await this.here().#lock(requests, "nowait")) === undefined;
   }
 
   async #lockOrThrow(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<void> {
@@ -240,15 +246,18 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     first: NestedOptions | ((tx: Transaction<Native>) => Promise<T>),
     second?: (tx: Transaction<Native>) => Promise<T>,
   ): Promise<T> {
-    const [options, body] =
-      typeof first === "function" ? [{}, first] : [first, second as (tx: Transaction<Native>) => Promise<T>];
-    return this.#here().nest(options, body);
+    const [options, body] = checkCall<NestedOptions, (tx: Transaction<Native>) => Promise<T>>(
+      "tx.transaction",
+      first,
+      second,
+    );
+    checkNames("tx.transaction", options, nestedNames);
+    return this.here().nest(options, body);
   }
 
   /** Runs a body in a savepoint. Never retries: after most failures only the outermost transaction can. */
   async nest<T>(options: NestedOptions, body: (tx: Transaction<Native>) => Promise<T>): Promise<T> {
-    checkOptions(options);
-    const requests = canonical(options.lock);
+    const requests = options.lock === undefined ? [] : canonical(options.lock);
     const wait = options.wait === undefined ? this.#home.wait : checkWait(options.wait);
     this.#assertCompatible(options);
     this.#assertOpen();
@@ -300,28 +309,6 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     }
     if (readOnly === false && outerReadOnly)
       throw new UsageError("A nested transaction cannot write: the outer one is read only.");
-  }
-}
-
-const optionNames = new Set([
-  "lock",
-  "wait",
-  "isolation",
-  "readOnly",
-  "deadline",
-  "signal",
-  "retry",
-  "separate",
-]);
-
-/** A misspelt option would be a lock that is not taken. */
-export function checkOptions(options: object): void {
-  for (const name of Object.keys(options)) {
-    if (!optionNames.has(name)) {
-      throw new UsageError(
-        `A transaction has no option \`${name}\`; there are ${[...optionNames].join(", ")}`,
-      );
-    }
   }
 }
 

@@ -29,7 +29,10 @@ export class Single {
       const leave = await this.#queue.enter(
         patience && signal ? AbortSignal.any([patience, signal]) : (patience ?? signal),
       );
+      let left = false;
       return () => {
+        if (left) return;
+        left = true;
         this.#count(locks, -1);
         leave();
       };

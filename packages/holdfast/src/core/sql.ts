@@ -14,6 +14,7 @@ export interface Statement {
 export class Identifier {
   readonly path: readonly string[];
   constructor(path: readonly string[]) {
+    if (path.length === 0) throw new UsageError("sql.id: a name has at least one part");
     for (const name of path) {
       if (typeof name !== "string" || name === "" || name.includes("\0")) {
         throw new UsageError(`sql.id: ${JSON.stringify(name)} cannot be the name of anything in a database`);

@@ -34,5 +34,5 @@ const names: Readonly<Record<string, Failure>> = {
 export function classify(error: DriverError): Failure | undefined {
   const { errno, code } = error as DriverError & { errno?: unknown };
   if (typeof errno === "number" && failures[errno]) return failures[errno];
-  return typeof code === "string" ? names[code] : undefined;
+  return typeof code === "string" && Object.hasOwn(names, code) ? names[code] : undefined;
 }

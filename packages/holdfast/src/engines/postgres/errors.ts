@@ -27,5 +27,8 @@ const failures: Readonly<Record<string, Failure>> = {
 export function classify({ code }: DriverError): Failure | undefined {
   if (typeof code !== "string") return undefined;
   // Class 08: connection exceptions.
-  return failures[code] ?? (/^08[0-9A-Z]{3}$/.test(code) ? "lost" : undefined);
+  return (
+    (Object.hasOwn(failures, code) ? failures[code] : undefined) ??
+    (/^08[0-9A-Z]{3}$/.test(code) ? "lost" : undefined)
+  );
 }

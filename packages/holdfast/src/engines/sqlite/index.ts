@@ -50,7 +50,7 @@ const failures: Readonly<Record<string, Failure>> = {
 };
 
 function classify({ code }: DriverError): Failure | undefined {
-  return typeof code === "string" ? failures[code] : undefined;
+  return typeof code === "string" && Object.hasOwn(failures, code) ? failures[code] : undefined;
 }
 
 const isBusy = (error: unknown) => classify(error as DriverError) === "lock-timeout";
