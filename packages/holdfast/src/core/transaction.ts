@@ -15,7 +15,7 @@ import {
   UsageError,
 } from "./errors.ts";
 import { classify } from "./failure.ts";
-import { graceMs, interruptible, within } from "./interrupt.ts";
+import { Silence, graceMs, interruptible, within } from "./interrupt.ts";
 import type { LockRequest, Lockable } from "./key.ts";
 import { Refused } from "./refused.ts";
 import { type RetryOptions, type RetryPolicy, pause } from "./retry.ts";
@@ -139,6 +139,8 @@ class Attempt<Native, C extends Connection> {
   readonly #attempt: number;
   #begun: Begun | undefined;
   #connection: C | undefined;
+  /** BEGIN has been sent, or was about to be. */
+  #opening = false;
   /** Locks were to be taken on the session, before BEGIN. */
   #lockFirst = false;
   /** What the body threw. */
@@ -247,6 +249,7 @@ class Attempt<Native, C extends Connection> {
   async #undo(connection: C): Promise<boolean> {
     const { engine } = this.#home.database;
     if (this.#abandoned || connection.lost.aborted) return false;
+    if (!this.#opening) return true;
     try {
       const clean = await within(graceMs, engine.end(connection, "rollback", this.#begun ?? {}));
       // Locks of the session, taken before BEGIN by a call that did not come to its end, outlive the rollback.
@@ -330,6 +333,7 @@ class Attempt<Native, C extends Connection> {
       capabilities,
       signal: this.#deadline.signal,
     };
+    this.#opening = true;
     const started = performance.now();
     const grant = await interruptible(
       connection,
@@ -470,13 +474,15 @@ export async function withConnection<Native, C extends Connection, T>(
     const pinned = await database.connect(purpose).catch((error: unknown) => {
       throw error === signal.reason ? new NoConnectionError(errandMs) : error;
     });
-    let broken = true;
+    const { connection } = pinned;
+    let silent = false;
     try {
-      const value = await within(errandMs, errand(pinned.connection));
-      broken = false;
-      return value;
+      return await within(errandMs, errand(connection));
+    } catch (error) {
+      silent = error instanceof Silence;
+      throw error;
     } finally {
-      await pinned.release(broken);
+      await pinned.release(silent || connection.lost.aborted);
     }
   }
   let value: { result: T } | undefined;
