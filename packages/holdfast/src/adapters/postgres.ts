@@ -164,7 +164,13 @@ class Pin {
   }
 
   async release(broken = false): Promise<void> {
-    if (this.lost.aborted || this.#over || !this.#backend) return;
+    if (this.lost.aborted || this.#over) return;
+    if (!this.#backend) {
+      // Still in line for a connection, perhaps: nobody would give back the one that it got.
+      await this.cancel();
+      this.#over = true;
+      return;
+    }
     // There is no public way to throw a connection away: the server is asked to end the session.
     const last = broken ? "SELECT pg_terminate_backend(pg_backend_pid())" : "SELECT 1 AS one";
     if (!broken && this.#backend.reserved) this.#backend.reserved.release = false;

@@ -16,7 +16,7 @@ import {
   message,
 } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
-import { interruptible, within } from "../core/interrupt.ts";
+import { Silence, interruptible, within } from "../core/interrupt.ts";
 import type { LockRequest } from "../core/key.ts";
 import { Queue } from "../core/queue.ts";
 import { Refused } from "../core/refused.ts";
@@ -94,19 +94,24 @@ export class Sessions<Native, C extends Connection> {
   async #experiment(): Promise<Unsupported | undefined> {
     const session = this.#home.database.engine.session as SessionLocks<C>;
     const a = await this.#connect();
+    let broken = true;
     try {
       const b = await this.#connect();
       try {
-        await session.verify(a.connection, b.connection);
+        // Some clients wait for the pool only with their first statement.
+        await within(poolMs, session.verify(a.connection, b.connection));
+        broken = false;
         return undefined;
       } catch (error) {
-        if (error instanceof UnsupportedError) return unsupported(error.message);
-        throw error;
+        if (error instanceof Silence) throw new NoConnectionError(poolMs);
+        if (!(error instanceof UnsupportedError)) throw error;
+        broken = false;
+        return unsupported(error.message);
       } finally {
-        await b.release();
+        await b.release(broken);
       }
     } finally {
-      await a.release();
+      await a.release(broken);
     }
   }
 

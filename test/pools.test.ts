@@ -1,0 +1,244 @@
+/** Small pools, full pools, silent networks: nothing may wait for ever, and nothing may be left behind. */
+import { getEventListeners } from "node:events";
+import { setTimeout as delay } from "node:timers/promises";
+import { ConnectionLostError, type Holdfast, holdfast, key, sql } from "holdfast";
+import { fromMysql2 } from "holdfast/mysql2";
+import { fromPg } from "holdfast/pg";
+import { fromPostgres } from "holdfast/postgres";
+import { type PoolConnection, createPool } from "mysql2/promise";
+import { Client, Pool } from "pg";
+import postgres from "postgres";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { type TestDatabase, createDatabase } from "./harness/databases.ts";
+import { type Proxy, startProxy } from "./harness/proxy.ts";
+
+let database: TestDatabase;
+
+beforeAll(async () => {
+  database = await createDatabase("postgres");
+});
+
+afterAll(() => database.drop());
+
+function pgPool(max: number, connectionString = database.url): Pool {
+  const pool = new Pool({ connectionString, max });
+  pool.on("error", () => {});
+  return pool;
+}
+
+describe("a network that falls silent", () => {
+  let proxy: Proxy;
+  beforeAll(async () => {
+    proxy = await startProxy({ port: Number(new URL(database.url).port) });
+  });
+  afterAll(() => proxy.close());
+
+  test.each(["in BEGIN", "in the body", "in COMMIT"])("%s: the deadline is kept", async (moment) => {
+    const pool = pgPool(2, proxy.url(database.url));
+    const hf = holdfast(fromPg(pool));
+    await hf.transaction({ lock: key("silent") }, async () => {});
+    if (moment === "in BEGIN") proxy.freeze();
+    const running = hf.transaction({ lock: key("silent"), deadline: 500, retry: false }, async (tx) => {
+      if (moment === "in the body") {
+        proxy.freeze();
+        await tx.query(sql`SELECT 1 AS one`);
+      } else if (moment === "in COMMIT") proxy.freeze();
+    });
+    const outcome = running.then(
+      () => "resolved",
+      (error: unknown) => (error as { code?: string }).code,
+    );
+    // What became of a COMMIT is asked of the server as soon as it answers again.
+    if (moment === "in COMMIT") void delay(8000).then(() => proxy.thaw());
+    expect(await outcome).toBeOneOf(
+      moment === "in COMMIT" ? ["resolved", "HF_CONNECTION_LOST", "HF_COMMIT_UNKNOWN"] : ["HF_DEADLINE"],
+    );
+    proxy.thaw();
+    await hf.transaction({ lock: key("silent"), wait: 20_000 }, async () => {});
+    await pool.end();
+  });
+});
+
+describe("a small pool", () => {
+  test("lost COMMIT answers are looked up although every connection was lost", async () => {
+    const proxy = await startProxy({ port: Number(new URL(database.url).port) });
+    const pool = pgPool(2, proxy.url(database.url));
+    const hf = holdfast(fromPg(pool));
+    await hf.transaction((tx) => tx.client.query("CREATE TABLE small (n integer)"));
+    let armed = 0;
+    proxy.cutWhen((direction, chunk) => {
+      if (armed === 0 || direction !== "to-server" || !chunk.includes("COMMIT")) return "pass";
+      armed--;
+      return "drop-answer";
+    });
+    const insert = () =>
+      hf.transaction(async (tx) => {
+        await tx.client.query("INSERT INTO small VALUES (1)");
+        armed++;
+      });
+    await Promise.all([insert(), insert()]);
+    expect((await pool.query("SELECT count(*)::int AS n FROM small")).rows).toEqual([{ n: 2 }]);
+    await pool.end();
+    await proxy.close();
+  });
+
+  test("finds out about sessions with the two connections that it has, also under SERIALIZABLE", async () => {
+    const pool = pgPool(2);
+    const hf = holdfast(fromPg(pool));
+    const lock = key("small", "serializable");
+    await Promise.all(
+      [0, 1, 2, 3].map(() =>
+        hf.transaction({ isolation: "serializable", lock, wait: 20_000 }, async () => {}),
+      ),
+    );
+    const held = await hf.hold(lock);
+    await held.release();
+    await pool.end();
+  });
+
+  test("says so when it has no connection for a session lock, instead of waiting for ever", async () => {
+    const pool = pgPool(2);
+    const hf = holdfast(fromPg(pool));
+    await hf.capabilities();
+    const taken = await Promise.all([pool.connect(), pool.connect()]);
+    await expect(hf.hold(key("small", "none"), { wait: 100 })).rejects.toMatchObject({
+      code: "HF_NO_CONNECTION",
+    });
+    for (const client of taken) client.release();
+    await (await hf.hold(key("small", "none"))).release();
+    await pool.end();
+  });
+
+  test("an aborted hold on a shared session does not keep it", async () => {
+    const pool = pgPool(4);
+    const hf = holdfast(fromPg(pool));
+    const first = await hf.hold(key("shared", "x"));
+    await expect(hf.hold(key("shared", "y"), { signal: AbortSignal.abort(new Error("no")) })).rejects.toThrow(
+      "no",
+    );
+    const controller = new AbortController();
+    const second = hf.hold(key("shared", "z"), { signal: controller.signal });
+    controller.abort(new Error("late"));
+    await second.then((held) => held.release()).catch(() => {});
+    await first.release();
+    await expect.poll(() => pool.idleCount === pool.totalCount).toBe(true);
+    await pool.end();
+  });
+});
+
+describe("an abort", () => {
+  test("ends the caller's own statements on postgres.js, and the place in the line for a connection", async () => {
+    const client = postgres(database.url, { max: 1 });
+    const hf = holdfast(fromPostgres(client));
+    await hf.transaction(async () => {});
+    const reason = new Error("enough");
+    const sleeping = new AbortController();
+    const running = hf.transaction({ signal: sleeping.signal }, (tx) => tx.client`SELECT pg_sleep(60)`);
+    const waiting = hf.transaction({ signal: AbortSignal.timeout(100) }, async () => {});
+    await expect(waiting).rejects.toThrow(/timeout/);
+    sleeping.abort(reason);
+    await expect(running).rejects.toBe(reason);
+    // The connection is as good as before.
+    expect(await hf.transaction((tx) => tx.client`SELECT 1 AS one`)).toEqual([{ one: 1 }]);
+    await client.end({ timeout: 5 });
+  });
+
+  test("whose cancel request fails does not end the process", async () => {
+    const rejections: unknown[] = [];
+    const note = (error: unknown) => rejections.push(error);
+    process.on("unhandledRejection", note);
+    const proxy = await startProxy({ port: Number(new URL(database.url).port) });
+    const pool = pgPool(2, proxy.url(database.url));
+    const hf = holdfast(fromPg(pool));
+    const blocker = new Client({ connectionString: database.url });
+    await blocker.connect();
+    await hf.capabilities();
+    await blocker.query("SELECT pg_advisory_lock(4242)");
+    const waiting = hf.transaction(
+      { lock: key.bigint(4242), wait: 1000, signal: AbortSignal.timeout(100) },
+      async () => {},
+    );
+    // New connections, which a cancel request is, get nowhere.
+    await proxy.close().catch(() => {});
+    await expect(waiting).rejects.toThrow();
+    await delay(50);
+    process.off("unhandledRejection", note);
+    expect(rejections).toEqual([]);
+    await blocker.end();
+    await pool.end();
+  });
+
+  test("between the grant and the body is not missed", async () => {
+    const pool = pgPool(2);
+    const hf = holdfast(fromPg(pool));
+    const controller = new AbortController();
+    const { subscribe, unsubscribe } = await import("node:diagnostics_channel");
+    const abort = () => controller.abort(new Error("now"));
+    subscribe("holdfast:lock:granted", abort);
+    let entered = false;
+    const running = hf.transaction({ lock: key("granted"), signal: controller.signal }, async () => {
+      entered = true;
+    });
+    await expect(running).rejects.toThrow("now");
+    unsubscribe("holdfast:lock:granted", abort);
+    expect(entered).toBe(false);
+    await pool.end();
+  });
+});
+
+describe("listeners", () => {
+  test("are not left on connections, whatever passes over them", async () => {
+    const pool = pgPool(1);
+    const hf = holdfast(fromPg(pool));
+    let client: Client | undefined;
+    pool.on("connect", (c) => (client = c as unknown as Client));
+    const cycle = async () => {
+      await hf.transaction({ lock: key("l") }, async () => {});
+      await hf.transaction({ lock: key("l"), signal: new AbortController().signal }, (tx) =>
+        tx.transaction(async () => {}),
+      );
+    };
+    await cycle();
+    const count = () => client?.listenerCount("error");
+    const before = count();
+    for (let i = 0; i < 30; i++) await cycle();
+    expect(count()).toBe(before);
+    await pool.end();
+  });
+
+  test("are not left on a caller's signal that outlives many transactions", async () => {
+    const pool = pgPool(2);
+    const hf = holdfast(fromPg(pool));
+    const { signal } = new AbortController();
+    for (let i = 0; i < 30; i++)
+      await hf.transaction({ lock: key("s"), signal }, (tx) => tx.lock(key("t"), { signal }));
+    expect(getEventListeners(signal, "abort").length).toBeLessThan(3);
+    await pool.end();
+  });
+
+  test("are not left on connections of mysql2, whose pool wraps them anew each time", async () => {
+    const place = await createDatabase("mariadb");
+    const pool = createPool({ uri: place.url, connectionLimit: 1 });
+    const hf: Holdfast<PoolConnection> = holdfast(fromMysql2(pool));
+    await hf.migrate();
+    const warnings: Error[] = [];
+    const note = (warning: Error) => warnings.push(warning);
+    process.on("warning", note);
+    for (let i = 0; i < 30; i++) await hf.transaction({ lock: key("l") }, async () => {});
+    await delay(20);
+    process.off("warning", note);
+    expect(warnings).toEqual([]);
+    await pool.end();
+    await place.drop();
+  });
+});
+
+test("a closed pool is an error at once, not a lost connection to be tried again", async () => {
+  const pool = pgPool(1);
+  const hf = holdfast(fromPg(pool));
+  await hf.transaction(async () => {});
+  await pool.end();
+  const error: unknown = await hf.transaction(async () => {}).catch((e: unknown) => e);
+  expect(error).toBeInstanceOf(Error);
+  expect(error).not.toBeInstanceOf(ConnectionLostError);
+});
