@@ -61,7 +61,7 @@ const racers: [string, () => Racer][] = [
     "pg",
     () => {
       const pool = new Pool({ connectionString: database.url, max: 16 });
-      return { hf: holdfast(fromPg(pool)) as Holdfast<unknown>, sessions: 16, close: () => pool.end() };
+      return { hf: holdfast(fromPg(pool)), sessions: 16, close: () => pool.end() };
     },
   ],
   [
