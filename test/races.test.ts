@@ -42,7 +42,13 @@ afterAll(async () => {
 });
 
 const advisory = async () =>
-  Number((await admin.query("SELECT count(*) AS n FROM pg_locks WHERE locktype = 'advisory'")).rows[0].n);
+  Number(
+    (
+      await admin.query(
+        "SELECT count(*) AS n FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+      )
+    ).rows[0].n,
+  );
 const backends = async () =>
   (
     await admin.query(

@@ -49,7 +49,13 @@ afterAll(async () => {
 });
 
 const advisory = async () =>
-  Number((await psql.query("SELECT count(*) AS n FROM pg_locks WHERE locktype = 'advisory'")).rows[0].n);
+  Number(
+    (
+      await psql.query(
+        "SELECT count(*) AS n FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+      )
+    ).rows[0].n,
+  );
 const setting = async (client: PoolClient, name: string) =>
   (await client.query<{ v: string }>("SELECT current_setting($1) AS v", [name])).rows[0]?.v;
 
@@ -190,7 +196,7 @@ describe("what the body finds", () => {
   test("the lock on its own connection", async () => {
     await hf.transaction({ lock: key("same") }, async (tx) => {
       const { rows } = await tx.client.query(
-        "SELECT pid = pg_backend_pid() AS own FROM pg_locks WHERE locktype = 'advisory'",
+        "SELECT pid = pg_backend_pid() AS own FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
       );
       expect(rows).toEqual([{ own: true }]);
     });

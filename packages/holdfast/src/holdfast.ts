@@ -4,7 +4,7 @@ import type { Connection, Database, Failure, Isolation, Migration, Wait } from "
 import { emit } from "./core/events.ts";
 import { type Holder, LockNotAvailableError, UsageError, keyNames } from "./core/errors.ts";
 import { classify, remember } from "./core/failure.ts";
-import { type LockRequest, type Lockable, canonical } from "./core/key.ts";
+import { type LockRequest, type Lockable, canonical, wanted } from "./core/key.ts";
 import { type RetryOptions, type RetryPolicy, retryPolicy } from "./core/retry.ts";
 import { type Home, Scope, type Transaction } from "./core/scope.ts";
 import { type Plan, type TransactionOptions, runTransaction, withConnection } from "./core/transaction.ts";
@@ -46,6 +46,9 @@ const optionNames = new Set([
   "retry",
   "separate",
 ]);
+
+/** Another process may be at it, and an index takes its time. */
+const migrateMs = 300_000;
 
 /** Exact transactions and locks on one database. Make it once per pool or client, with `holdfast(from…(client))`. */
 export class Holdfast<Native> {
@@ -182,8 +185,10 @@ export class Holdfast<Native> {
   /** Creates or updates Holdfast's own tables and functions, one process at a time. Returns what was applied. */
   async migrate(): Promise<{ id: number; name: string }[]> {
     const { engine, connect } = this.#database;
-    const applied = await withConnection(this.#home, (connection) =>
-      engine.migrations.apply(connection, connect === undefined),
+    const applied = await withConnection(
+      this.#home,
+      (connection) => engine.migrations.apply(connection, connect === undefined),
+      migrateMs,
     );
     for (const { id, name } of applied) emit("holdfast:migrated", () => ({ id, name }));
     return applied.map(({ id, name }) => ({ id, name }));
@@ -215,7 +220,7 @@ export class Holdfast<Native> {
     const { wait, deadlineMs, isolation, retry } = this.#defaults;
     checkSignal(options.signal);
     return {
-      locks: options.lock === undefined ? [] : canonical(options.lock),
+      locks: wanted(options),
       wait: options.wait === undefined ? wait : checkWait(options.wait),
       isolation: checkIsolation(options.isolation ?? isolation),
       readOnly: options.readOnly ?? false,

@@ -63,9 +63,10 @@ function connectionOf(native: Mysql2Connection, kill: Kill): SqlConnection {
     },
     async cancel() {
       const id = emitter.threadId;
-      if (typeof id !== "number" || !running) return;
-      // A pool that has no other connection to give would make us wait for what waits for us.
-      killed = kill(`KILL QUERY ${id}`, running.signal).catch(() => {});
+      if (typeof id !== "number") return;
+      // A pool that has no other connection to give would make us wait for what waits for us. What runs may also be
+      // a statement of the caller's own, whose end we do not see.
+      killed = kill(`KILL QUERY ${id}`, running?.signal ?? AbortSignal.timeout(1000)).catch(() => {});
       await killed;
     },
   };

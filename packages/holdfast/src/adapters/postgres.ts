@@ -154,6 +154,21 @@ class Pin {
     return query;
   }
 
+  async acquire(signal?: AbortSignal): Promise<void> {
+    signal?.throwIfAborted();
+    const onAbort = () => void this.cancel().catch(() => {});
+    signal?.addEventListener("abort", onAbort, { once: true });
+    try {
+      await this.send("SELECT 1 AS one", [], true);
+      signal?.throwIfAborted();
+    } catch (error) {
+      await this.release();
+      throw signal?.aborted ? signal.reason : error;
+    } finally {
+      signal?.removeEventListener("abort", onAbort);
+    }
+  }
+
   /** Whatever runs on the connection, ours or the caller's own; or our place in the line for one. */
   async cancel(): Promise<void> {
     const { canceller } = this;
@@ -252,7 +267,12 @@ export function fromPostgres<Pool extends PostgresPool>(
   const database: Database<PostgresSql, SqlConnection> = {
     engine: postgres,
     traits: { client: "postgres", cancel: true, embedded: false, single: false, pinned: true },
-    connect: async ({ use }) => pinned(new Pin(sql, use)),
+    connect: async ({ use, signal }) => {
+      const pin = new Pin(sql, use);
+      // A transaction's first statement takes the connection; a session's may come much later, or be a wait for a lock.
+      if (use === "session") await pin.acquire(signal);
+      return pinned(pin);
+    },
     join(native) {
       if (typeof native !== "function" || typeof native.unsafe !== "function") {
         throw new NotInTransactionError("this is no Sql of the package postgres");

@@ -74,8 +74,10 @@ function unwrap(error: unknown): DriverError | undefined {
   const driver = meta?.driverAdapterError?.cause ?? cause;
   if ((driver?.kind && lostKinds.has(driver.kind)) || lostPrisma.has(String(code)))
     return { lost: true, message };
+  const prismas = "clientVersion" in error || (error as Error).name === "DriverAdapterError";
   // A dead connection reaches us as the driver's words inside Prisma's.
   if (
+    prismas &&
     /Connection terminated|connection error and is not queryable|ECONNRESET|Server has closed the connection/.test(
       message,
     )

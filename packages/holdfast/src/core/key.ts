@@ -184,3 +184,10 @@ export function canonical(locks: Lockable | readonly Lockable[]): LockRequest[] 
     throw bad("the list of locks is empty: leave `lock` out to take none");
   return [...byId.values()].toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1));
 }
+
+/** The locks of a call's options. `lock: undefined` is refused: it mostly is a key that somebody forgot to make. */
+export function wanted(options: { readonly lock?: Lockable | readonly Lockable[] }): LockRequest[] {
+  if (!("lock" in options)) return [];
+  if (options.lock === undefined) throw bad("`lock` is undefined: leave it out to take no lock");
+  return canonical(options.lock);
+}

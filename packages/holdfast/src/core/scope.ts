@@ -14,7 +14,7 @@ import {
 import type { Holder } from "./errors.ts";
 import { classify } from "./failure.ts";
 import { interruptible } from "./interrupt.ts";
-import { type LockMode, type LockRequest, type Lockable, canonical } from "./key.ts";
+import { type LockMode, type LockRequest, type Lockable, canonical, wanted } from "./key.ts";
 import { checkCall, checkNames, checkSignal } from "./options.ts";
 import { Queue } from "./queue.ts";
 import type { Statement } from "./sql.ts";
@@ -257,7 +257,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
 
   /** Runs a body in a savepoint. Never retries: after most failures only the outermost transaction can. */
   async nest<T>(options: NestedOptions, body: (tx: Transaction<Native>) => Promise<T>): Promise<T> {
-    const requests = options.lock === undefined ? [] : canonical(options.lock);
+    const requests = wanted(options);
     const wait = options.wait === undefined ? this.#home.wait : checkWait(options.wait);
     this.#assertCompatible(options);
     this.#assertOpen();

@@ -158,6 +158,7 @@ class Attempt<Native, C extends Connection> {
   }
 
   failure(error: unknown) {
+    if (error instanceof SerializationError) return "serialization";
     if (error instanceof HoldfastError && !(error instanceof ConnectionLostError)) return undefined;
     // A body talks to others too: that one of them hung up says nothing of our connection.
     const sockets = this.#thrown !== error || this.#connection?.lost.aborted === true;
@@ -466,6 +467,7 @@ class Attempt<Native, C extends Connection> {
 export async function withConnection<Native, C extends Connection, T>(
   home: Pick<Home<Native, C>, "database">,
   errand: (connection: C) => Promise<T>,
+  ms = errandMs,
 ): Promise<T> {
   const { database } = home;
   const signal = AbortSignal.timeout(errandMs);
@@ -477,7 +479,7 @@ export async function withConnection<Native, C extends Connection, T>(
     const { connection } = pinned;
     let silent = false;
     try {
-      return await within(errandMs, errand(connection));
+      return await within(ms, errand(connection));
     } catch (error) {
       silent = error instanceof Silence;
       throw error;
@@ -491,7 +493,7 @@ export async function withConnection<Native, C extends Connection, T>(
       ...purpose,
       isolation: "read committed",
       readOnly: false,
-      deadlineMs: errandMs,
+      deadlineMs: ms,
       isolationIsDefault: true,
     },
     async (connection) => {

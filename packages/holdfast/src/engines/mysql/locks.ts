@@ -27,10 +27,13 @@ function failureOf({ unwrap }: SqlConnection, error: unknown) {
 }
 
 function explain(connection: SqlConnection, error: unknown): unknown {
-  return failureOf(connection, error) === "schema-missing"
-    ? new SchemaMissingError("The table holdfast_lock", error)
-    : error;
+  const failure = failureOf(connection, error);
+  if (failure === "schema-missing") return new SchemaMissingError("The table holdfast_lock", error);
+  return failure === "read-only" ? new UnsupportedError(readOnlyLock, error) : error;
 }
+
+const readOnlyLock =
+  "A lock in a read-only transaction: here a lock is a row, and is written to. Leave `readOnly` out.";
 
 const levels = {
   "read uncommitted": "READ UNCOMMITTED",
@@ -49,9 +52,7 @@ const begun = "holdfast_begun";
 export async function begin(connection: SqlConnection, open: Open): Promise<Grant & { begun?: Begun }> {
   const { isolation, readOnly, locks } = open;
   if (readOnly && locks.length > 0) {
-    throw new UnsupportedError(
-      "A lock in a read-only transaction: here a lock is a row, and is written to. Leave `readOnly` out.",
-    );
+    throw new UnsupportedError(readOnlyLock);
   }
   if (!open.begun) {
     await connection.query(
@@ -76,7 +77,7 @@ export async function end(connection: SqlConnection, how: "commit" | "rollback")
     });
   }
   await connection.query(sql.raw(kept ? "COMMIT" : "ROLLBACK"));
-  await connection.query(sql.raw("SET autocommit = @holdfast_autocommit"));
+  await connection.query(sql.raw("SET autocommit = COALESCE(@holdfast_autocommit, @@autocommit)"));
   if (how === "commit" && !kept) {
     throw new TransactionAbortedError(
       undefined,
