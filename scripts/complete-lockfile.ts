@@ -15,9 +15,22 @@ interface Entry {
 
 const file = new URL("../package-lock.json", import.meta.url);
 const lock: { packages: Record<string, Entry> } = JSON.parse(readFileSync(file, "utf8"));
-const systems = ["linux", "darwin", "win32", "freebsd", "android", "openharmony", "wasi", "sunos", "netbsd", "openbsd", "aix"];
+const systems = [
+  "linux",
+  "darwin",
+  "win32",
+  "freebsd",
+  "android",
+  "openharmony",
+  "wasi",
+  "sunos",
+  "netbsd",
+  "openbsd",
+  "aix",
+];
 const processors = ["arm64", "x64", "arm", "ia32", "ppc64", "riscv64", "s390x", "wasm32", "loong64"];
-const found = (words: string[], name: string) => words.filter((word) => name.split(/[-/]/).includes(word)).slice(0, 1);
+const found = (words: string[], name: string) =>
+  words.filter((word) => name.split(/[-/]/).includes(word)).slice(0, 1);
 
 let added = 0;
 for (const { optionalDependencies = {}, dev } of Object.values(lock.packages)) {
@@ -25,7 +38,13 @@ for (const { optionalDependencies = {}, dev } of Object.values(lock.packages)) {
     const place = `node_modules/${name}`;
     const system = found(systems, name);
     if (lock.packages[place] || system.length === 0 || !/^\d/.test(version)) continue;
-    lock.packages[place] = { version, cpu: found(processors, name), ...(dev && { dev }), optional: true, os: system };
+    lock.packages[place] = {
+      version,
+      cpu: found(processors, name),
+      ...(dev && { dev }),
+      optional: true,
+      os: system,
+    };
     added++;
   }
 }

@@ -355,6 +355,28 @@ describe("session locks", () => {
     await own.end();
   });
 
+  test("share a connection where they can, and need another one where they must wait", async () => {
+    const sessions = async () =>
+      (
+        await psql.query(
+          "SELECT DISTINCT pid FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+        )
+      ).rowCount;
+    const held = [
+      await hf.hold(key("many", 1)),
+      await hf.hold(key("many", 2)),
+      await hf.hold([key("many", 3), key("many", 4)]),
+    ];
+    expect(await sessions()).toBe(1);
+    // Waits for the first of them, on a connection that can wait.
+    const waiting = hf.hold(key("many", 1), { wait: 20_000 });
+    await held[0]?.release();
+    held.push(await waiting);
+    expect(await sessions()).toBe(2);
+    for (const one of held.slice(1)) await one.release();
+    expect(await advisory()).toBe(0);
+  });
+
   test("two calls at once never share one session for the same key", async () => {
     const first = await hf.hold(key("session", "x"));
     const both = await Promise.allSettled([0, 1].map(() => hf.hold(key("session", "k"), { wait: "nowait" })));
