@@ -2,12 +2,13 @@ import { AsyncLocalStorage } from "node:async_hooks";
 import { type Capabilities, isSupported } from "./core/capabilities.ts";
 import type { Connection, Database, Failure, Isolation, Migration, Wait } from "./core/database.ts";
 import { emit } from "./core/events.ts";
-import { type Holder, LockNotAvailableError, UsageError, keyNames } from "./core/errors.ts";
+import { HoldfastError, type Holder, LockNotAvailableError, UsageError, keyNames } from "./core/errors.ts";
 import { classify, remember } from "./core/failure.ts";
 import { type LockRequest, type Lockable, canonical, wanted } from "./core/key.ts";
 import { type RetryOptions, type RetryPolicy, retryPolicy } from "./core/retry.ts";
 import { type Home, Scope, type Transaction } from "./core/scope.ts";
-import { type Plan, type TransactionOptions, runTransaction, withConnection } from "./core/transaction.ts";
+import { withConnection } from "./core/errand.ts";
+import { type Plan, type TransactionOptions, runTransaction } from "./core/transaction.ts";
 import { checkCall, checkNames, checkSignal } from "./core/options.ts";
 import { checkWait, milliseconds } from "./core/wait.ts";
 import { type Held, Sessions } from "./locks/hold.ts";
@@ -57,7 +58,8 @@ export class Holdfast<Native> {
   readonly #current = new AsyncLocalStorage<Scope<Native, Connection>>();
   readonly #sessions: Sessions<Native, Connection>;
   readonly #defaults: { wait: Wait; deadlineMs: number; isolation: Isolation; retry: RetryPolicy };
-  #capabilities: Promise<Capabilities> | undefined;
+  #known: Capabilities | undefined;
+  #asking: Promise<Capabilities> | undefined;
 
   constructor(database: Database<Native, Connection>, options: HoldfastOptions = {}) {
     if (typeof database !== "object" || database === null || typeof database.engine?.begin !== "function") {
@@ -84,6 +86,7 @@ export class Holdfast<Native> {
       names: (locks) => keyNames(locks, show),
       shown: (locks) => (names === false ? [] : keyNames(locks, show)),
       capabilities: (connection) => this.#probe(connection),
+      known: () => this.#known,
       holders: (locks, connection) => this.#holders(locks, connection),
       sessionSupport: () => this.#sessions.support(),
     };
@@ -230,15 +233,27 @@ export class Holdfast<Native> {
     };
   }
 
-  #probe(connection?: Connection): Promise<Capabilities> {
+  /** Asked once; whoever comes meanwhile waits for the answer, or asks again if the first one was cut off. */
+  async #probe(connection?: Connection): Promise<Capabilities> {
+    if (this.#known) return this.#known;
+    const asking = this.#asking;
+    if (asking) {
+      try {
+        return await asking;
+      } catch (error) {
+        if (error instanceof HoldfastError) throw error;
+      }
+    }
     const { engine, traits } = this.#database;
-    if (this.#capabilities) return this.#capabilities;
-    const probing = connection
+    this.#asking = connection
       ? engine.probe(connection, traits)
       : withConnection(this.#home, (c) => engine.probe(c, traits));
-    this.#capabilities = probing;
-    probing.catch(() => (this.#capabilities = undefined));
-    return probing;
+    try {
+      this.#known = await this.#asking;
+      return this.#known;
+    } finally {
+      this.#asking = undefined;
+    }
   }
 
   /** Who is in the way: told if it can be found out quickly, never at the cost of the error itself. */

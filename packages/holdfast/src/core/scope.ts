@@ -66,6 +66,8 @@ export interface Home<Native, C extends Connection> {
   /** As the server may show them: none if they are not to be seen there. */
   shown(locks: readonly LockRequest[]): string[];
   capabilities(connection?: C): Promise<Capabilities>;
+  /** The same, if it has been asked before. */
+  known(): Capabilities | undefined;
   holders(locks: readonly LockRequest[], connection?: C): Promise<readonly Holder[]>;
   /** Whether locks of a session hold: not only what the server says, but what an experiment has shown. */
   sessionSupport(): Promise<Support<Strategy>>;
@@ -190,7 +192,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
       // In a joined transaction the caller may roll back to savepoints of its own: what we took may be gone, so ask again.
       const missing = joined ? requests : requests.filter((request) => !this.has(request));
       if (missing.length === 0) return undefined;
-      const capabilities = await this.#home.capabilities(connection);
+      const capabilities = this.#home.known() ?? (await this.#home.capabilities(connection));
       checkSupport(missing, capabilities, joined);
       const shown = this.#home.shown(missing);
       const started = performance.now();

@@ -1,5 +1,7 @@
 import { require } from "./capabilities.ts";
-import type { Begun, Connection, Isolation, Open, Purpose, Wait } from "./database.ts";
+import { Deadline } from "./deadline.ts";
+import { withConnection } from "./errand.ts";
+import type { Begun, Connection, Isolation, Open, Wait } from "./database.ts";
 import { emit } from "./events.ts";
 import {
   CommitUnknownError,
@@ -9,13 +11,12 @@ import {
   HoldfastError,
   LockNotAvailableError,
   LockTimeoutError,
-  NoConnectionError,
   SerializationError,
   TransactionAbortedError,
   UsageError,
 } from "./errors.ts";
 import { classify } from "./failure.ts";
-import { Silence, graceMs, interruptible, within } from "./interrupt.ts";
+import { graceMs, interruptible, within } from "./interrupt.ts";
 import type { LockRequest, Lockable } from "./key.ts";
 import { Refused } from "./refused.ts";
 import { type RetryOptions, type RetryPolicy, pause } from "./retry.ts";
@@ -55,7 +56,6 @@ const bodyGraceMs = 1000;
 /** The server evicts a little later than we give up ourselves: a rollback keeps the connection, an eviction costs it. */
 const serverGraceMs = 250;
 const resolveMs = 15_000;
-const errandMs = 10_000;
 
 type Body<Native, T> = (tx: Transaction<Native>) => Promise<T>;
 
@@ -65,7 +65,7 @@ export async function runTransaction<Native, C extends Connection, T>(
   plan: Plan,
   body: Body<Native, T>,
 ): Promise<T> {
-  const deadline = new Deadline(plan);
+  const deadline = new Deadline(plan.deadlineMs, plan.signal);
   try {
     for (let attempt = 1; ; attempt++) {
       const run = new Attempt(home, plan, deadline, attempt);
@@ -98,37 +98,6 @@ export async function runTransaction<Native, C extends Connection, T>(
     }
   } finally {
     deadline.clear();
-  }
-}
-
-class Deadline {
-  readonly ms: number;
-  /** The caller's abort, or the end of time. */
-  readonly signal: AbortSignal;
-  readonly #endsAt: number;
-  readonly #timer: NodeJS.Timeout;
-  readonly #caller: AbortSignal | undefined;
-  readonly #controller = new AbortController();
-  readonly #onAbort = () => this.#controller.abort(this.#caller?.reason);
-
-  constructor({ deadlineMs, signal }: Plan) {
-    signal?.throwIfAborted();
-    this.ms = deadlineMs;
-    this.#caller = signal;
-    this.#endsAt = performance.now() + deadlineMs;
-    this.signal = this.#controller.signal;
-    this.#timer = setTimeout(() => this.#controller.abort(new DeadlineExceededError(deadlineMs)), deadlineMs);
-    this.#timer.unref();
-    signal?.addEventListener("abort", this.#onAbort, { once: true });
-  }
-
-  get leftMs(): number {
-    return Math.max(1, Math.ceil(this.#endsAt - performance.now()));
-  }
-
-  clear(): void {
-    clearTimeout(this.#timer);
-    this.#caller?.removeEventListener("abort", this.#onAbort);
   }
 }
 
@@ -296,12 +265,14 @@ class Attempt<Native, C extends Connection> {
     const { engine } = this.#home.database;
     const { locks, wait, isolation, readOnly } = this.#plan;
     const silent = () => (this.#abandoned = true);
-    const capabilities = await interruptible(
-      connection,
-      this.#deadline.signal,
-      () => this.#home.capabilities(connection),
-      silent,
-    );
+    const capabilities =
+      this.#home.known() ??
+      (await interruptible(
+        connection,
+        this.#deadline.signal,
+        () => this.#home.capabilities(connection),
+        silent,
+      ));
     checkSupport(locks, capabilities, false);
     if (!capabilities.isolation.includes(isolation)) {
       throw new UsageError(
@@ -461,44 +432,4 @@ class Attempt<Native, C extends Connection> {
         return error;
     }
   }
-}
-
-/** A short errand on any connection, inside no transaction of ours. */
-export async function withConnection<Native, C extends Connection, T>(
-  home: Pick<Home<Native, C>, "database">,
-  errand: (connection: C) => Promise<T>,
-  ms = errandMs,
-): Promise<T> {
-  const { database } = home;
-  const signal = AbortSignal.timeout(errandMs);
-  const purpose: Purpose = { use: "session", locks: [], wait: 5000, signal };
-  if (database.connect) {
-    const pinned = await database.connect(purpose).catch((error: unknown) => {
-      throw error === signal.reason ? new NoConnectionError(errandMs) : error;
-    });
-    const { connection } = pinned;
-    let silent = false;
-    try {
-      return await within(ms, errand(connection));
-    } catch (error) {
-      silent = error instanceof Silence;
-      throw error;
-    } finally {
-      await pinned.release(silent || connection.lost.aborted);
-    }
-  }
-  let value: { result: T } | undefined;
-  await database.transaction?.(
-    {
-      ...purpose,
-      isolation: "read committed",
-      readOnly: false,
-      deadlineMs: ms,
-      isolationIsDefault: true,
-    },
-    async (connection) => {
-      value = { result: await errand(connection) };
-    },
-  );
-  return (value as { result: T }).result;
 }

@@ -1,7 +1,7 @@
 import type { Connection, Database, Row } from "../core/database.ts";
 import { UnsupportedError } from "../core/errors.ts";
 import type { Statement } from "../core/sql.ts";
-import { withConnection } from "../core/transaction.ts";
+import { withConnection } from "../core/errand.ts";
 import type { Capabilities } from "../core/capabilities.ts";
 import type { Holdfast } from "../holdfast.ts";
 

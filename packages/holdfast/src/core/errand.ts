@@ -1,0 +1,44 @@
+import type { Connection, Database, Purpose } from "./database.ts";
+import { NoConnectionError } from "./errors.ts";
+import { Silence, within } from "./interrupt.ts";
+
+const errandMs = 10_000;
+
+/** A short errand on any connection, inside no transaction of ours. */
+export async function withConnection<Native, C extends Connection, T>(
+  { database }: { readonly database: Database<Native, C> },
+  errand: (connection: C) => Promise<T>,
+  ms = errandMs,
+): Promise<T> {
+  const signal = AbortSignal.timeout(errandMs);
+  const purpose: Purpose = { use: "session", locks: [], wait: 5000, signal };
+  if (database.connect) {
+    const pinned = await database.connect(purpose).catch((error: unknown) => {
+      throw error === signal.reason ? new NoConnectionError(errandMs) : error;
+    });
+    const { connection } = pinned;
+    let silent = false;
+    try {
+      return await within(ms, errand(connection));
+    } catch (error) {
+      silent = error instanceof Silence;
+      throw error;
+    } finally {
+      await pinned.release(silent || connection.lost.aborted);
+    }
+  }
+  let value: { result: T } | undefined;
+  await database.transaction?.(
+    {
+      ...purpose,
+      isolation: "read committed",
+      readOnly: false,
+      deadlineMs: ms,
+      isolationIsDefault: true,
+    },
+    async (connection) => {
+      value = { result: await errand(connection) };
+    },
+  );
+  return (value as { result: T }).result;
+}
