@@ -33,9 +33,19 @@ describe("a network that falls silent", () => {
   });
   afterAll(() => proxy.close());
 
-  test.each(["in BEGIN", "in the body", "in COMMIT"])("%s: the deadline is kept", async (moment) => {
-    const pool = pgPool(2, proxy.url(database.url));
-    const hf = holdfast(fromPg(pool));
+  test.each([
+    ["pg", "in BEGIN"],
+    ["pg", "in the body"],
+    ["pg", "in COMMIT"],
+    ["postgres.js", "in BEGIN"],
+    ["postgres.js", "in the body"],
+  ])("%s, %s: the deadline is kept", async (client, moment) => {
+    const url = proxy.url(database.url);
+    const pool = pgPool(2, url);
+    const sqlPool = postgres(url, { max: 2 });
+    const hf = (
+      client === "pg" ? holdfast(fromPg(pool)) : holdfast(fromPostgres(sqlPool))
+    ) as Holdfast<unknown>;
     await hf.transaction({ lock: key("silent") }, async () => {});
     if (moment === "in BEGIN") proxy.freeze();
     const running = hf.transaction({ lock: key("silent"), deadline: 500, retry: false }, async (tx) => {
@@ -56,6 +66,7 @@ describe("a network that falls silent", () => {
     proxy.thaw();
     await hf.transaction({ lock: key("silent"), wait: 20_000 }, async () => {});
     await pool.end();
+    await sqlPool.end({ timeout: 1 });
   });
 });
 
@@ -231,6 +242,57 @@ describe("listeners", () => {
     await pool.end();
     await place.drop();
   });
+});
+
+describe("postgres.js", () => {
+  test("keeps the order of the caller's statements and ours, and nothing of a body that failed", async () => {
+    const client = postgres(database.url, { max: 2, onnotice: () => {} });
+    const hf = holdfast(fromPostgres(client));
+    await client`CREATE TABLE IF NOT EXISTS ordered (n integer)`;
+    const failing = hf.transaction((tx) =>
+      Promise.all([
+        tx.client`INSERT INTO ordered VALUES (${1})`,
+        tx.client`INSERT INTO ordered VALUES (${2})`,
+        Promise.reject(new Error("failed")),
+      ]),
+    );
+    await expect(failing).rejects.toThrow("failed");
+    await delay(50);
+    expect(await client`SELECT n FROM ordered`).toEqual([]);
+    const both = await hf.transaction((tx) =>
+      Promise.all([
+        tx.client`INSERT INTO ordered VALUES (${42}) RETURNING n`,
+        tx.query(sql`SELECT 7 AS seven`),
+      ]),
+    );
+    expect(both).toEqual([[{ n: 42 }], [{ seven: 7 }]]);
+    await client.end({ timeout: 5 });
+  });
+
+  test("refuses its handle after the transaction, where it would reach into the next one", async () => {
+    const client = postgres(database.url, { max: 1 });
+    const hf = holdfast(fromPostgres(client));
+    await hf.transaction(async () => {});
+    const escaped = await hf.transaction(async (tx) => ({ sql: tx.client }));
+    await hf.transaction(async () => {
+      expect(() => escaped.sql`SELECT 1`).toThrow(/over/);
+    });
+    await client.end({ timeout: 5 });
+  });
+});
+
+test("a thousand keys in one call", async () => {
+  const pool = pgPool(2);
+  const hf = holdfast(fromPg(pool));
+  const lock = Array.from({ length: 1000 }, (_, i) => key("thousand", i));
+  await hf.transaction({ lock }, async (tx) => {
+    const { rows } = await tx.client.query(
+      "SELECT count(*)::int AS n FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()",
+    );
+    expect(rows).toEqual([{ n: 1000 }]);
+  });
+  await hf.transaction({ lock, wait: "nowait" }, async () => {});
+  await pool.end();
 });
 
 test("a closed pool is an error at once, not a lost connection to be tried again", async () => {

@@ -174,6 +174,28 @@ describe("session locks by GET_LOCK", () => {
     await using _again = await hf.hold([key("once", "a"), key("once", "b")], { wait: "nowait" });
   });
 
+  test("a session that held the key before, and queues up for it again, is not taken for its holder", async () => {
+    const lock = key("again");
+    // Every connection has held it once.
+    for (let i = 0; i < 12; i++) await (await hf.hold(lock)).release();
+    let leave!: () => void;
+    let entered!: () => void;
+    const inside = new Promise<void>((resolve) => (entered = resolve));
+    const first = hf.transaction({ lock }, () => {
+      entered();
+      return new Promise<void>((resolve) => (leave = resolve));
+    });
+    await inside;
+    const second = hf.transaction({ lock, wait: 20_000 }, async () => "second");
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    const held = hf.hold(lock, { wait: 20_000 });
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    leave();
+    await first;
+    expect(await second).toBe("second");
+    await (await held).release();
+  });
+
   test("a waiter whose connection is killed gets an error, not the lock", async () => {
     const held = await hf.hold(key("null"));
     const waiting = hf.hold(key("null"), { wait: 30_000 });

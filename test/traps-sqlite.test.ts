@@ -107,9 +107,11 @@ test("one Database for all: a body that was given up cannot write into the next 
   let late: unknown;
   let ended!: Promise<void>;
   const stubborn = one.transaction({ signal: controller.signal }, (tx) => {
+    const statement = tx.client.prepare("INSERT INTO quota VALUES (777)");
     ended = asleep.then(() => {
       try {
-        tx.client.exec("INSERT INTO quota VALUES (777)");
+        late = undefined;
+        statement.run();
       } catch (error) {
         late = error;
       }
@@ -125,4 +127,30 @@ test("one Database for all: a body that was given up cannot write into the next 
   expect(late).toMatchObject({ code: "HF_TRANSACTION_OVER" });
   expect(db.prepare("SELECT count(*) AS n FROM quota WHERE n = 777").get()).toEqual({ n: 0 });
   db.close();
+});
+
+test("one Database for all: a transaction of the caller's own is not touched", async () => {
+  const db = new Sqlite(file);
+  const one = holdfast(fromBetterSqlite3(db));
+  db.exec("BEGIN IMMEDIATE");
+  db.exec("INSERT INTO quota VALUES (888)");
+  await one.capabilities();
+  await expect(one.transaction(async () => {})).rejects.toMatchObject({ code: "HF_USAGE" });
+  await one.join(db).lock(key("own"));
+  expect(db.inTransaction).toBe(true);
+  db.exec("COMMIT");
+  expect(db.prepare("SELECT count(*) AS n FROM quota WHERE n = 888").get()).toEqual({ n: 1 });
+  db.close();
+});
+
+test("a handle with an open iterator gives its place and its write lock back when the iterator ends", async () => {
+  const few = holdfast(fromBetterSqlite3(() => new Sqlite(file), { handles: 1 }));
+  await few.transaction((tx) => tx.query(sql`INSERT INTO quota VALUES (1), (2)`));
+  const stuck = few.transaction({ deadline: 200 }, async (tx) => {
+    for (const _row of tx.client.prepare("SELECT n FROM quota").iterate())
+      await new Promise((resolve) => setTimeout(resolve, 1400));
+  });
+  await expect(stuck).rejects.toMatchObject({ code: "HF_DEADLINE" });
+  expect(await few.transaction({ lock: key("next"), wait: 30_000 }, async () => "entered")).toBe("entered");
+  await few.close();
 });

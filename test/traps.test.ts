@@ -349,9 +349,12 @@ describe("session locks", () => {
     own.on("acquire", (client) => clients.push(client));
     const mine = holdfast(fromPg(own));
     const held = await mine.hold(key("session", "stolen"));
+    const neighbour = await mine.hold(key("session", "neighbour"));
     // What a pooler or a stray "unlock all" does behind our back.
     for (const client of new Set(clients)) await client.query("SELECT pg_advisory_unlock_all()");
     await expect(held.release()).rejects.toMatchObject({ code: "HF_LOCK_LOST" });
+    // It shared the session, which cannot be trusted any more.
+    expect(neighbour.signal.aborted).toBe(true);
     await own.end();
   });
 

@@ -119,26 +119,41 @@ function fromOne<Handle extends SqliteHandle>(handle: Handle): Connect<Handle> {
   const connection = connectionOf(handle);
   return async (purpose) => {
     const leave = await door.enter(purpose);
-    if (handle.inTransaction) undo(handle);
-    const own = revocable(handle);
+    if (leftover.has(handle)) undo(handle);
+    const own = revocable(handle, ["prepare"]);
     return {
       connection,
       native: own.proxy,
-      release() {
+      release(broken) {
         own.revoke();
-        // There is no other handle to go on with: what this one has begun is undone, and it stays in use.
-        if (handle.inTransaction) undo(handle);
+        // There is no other handle to go on with: what this call has begun is undone, and the handle stays in use.
+        if (broken) undo(handle);
         leave();
       },
     };
   };
 }
 
+/** Handles that still are inside a transaction that was given up. */
+const leftover = new WeakSet<SqliteHandle>();
+
 function undo(handle: SqliteHandle): void {
+  leftover.delete(handle);
+  if (!handle.inTransaction) return;
   try {
     handle.prepare("ROLLBACK").run();
   } catch {
     // An iterator was left open on it: the next transaction begins with another try.
+    leftover.add(handle);
+  }
+}
+
+/** A handle on which an iterator is open cannot be closed; closing is what gives its write lock back. */
+function close(handle: SqliteHandle): void {
+  try {
+    handle.close();
+  } catch {
+    setTimeout(() => close(handle), 100).unref();
   }
 }
 
@@ -156,7 +171,7 @@ function fromHandles<Handle extends SqliteHandle>(
         connection: connectionOf(handle),
         native: handle,
         release(broken) {
-          if (broken) handle.close();
+          if (broken) close(handle);
           else idle.push(handle);
           leave();
         },
@@ -169,7 +184,7 @@ function fromHandles<Handle extends SqliteHandle>(
   return {
     connect,
     close() {
-      for (const handle of idle.splice(0)) handle.close();
+      for (const handle of idle.splice(0)) close(handle);
     },
   };
 }

@@ -1,5 +1,6 @@
 import type { Database, DriverError, Pinned, Purpose, Result, SqlConnection } from "../core/database.ts";
 import { ConnectionLostError, NotInTransactionError, UnsupportedError, UsageError } from "../core/errors.ts";
+import { graceMs, within } from "../core/interrupt.ts";
 import { postgres, render } from "../engines/postgres/index.ts";
 
 type PostgresResult = Record<string, unknown>[] & { count?: number | null; command?: string };
@@ -96,6 +97,7 @@ class Pin {
     } finally {
       this.#running = undefined;
       this.#state ??= copyOf(query);
+      if (!this.#backend && query.state) await this.#evict(query);
       // The library gives the connection back by itself when the server says that no transaction is open on it.
       if (this.#backend && !this.#backend.reserved) this.#over = true;
     }
@@ -147,11 +149,27 @@ class Pin {
     return ready;
   }
 
-  /** On our own connection, also after the first statement has failed and the library has no handle for it. */
+  /**
+   * postgres.js 3.4 does not say which connection it was if the statement filled the pipeline of one: a transaction
+   * is open now where others' statements go. Only the end of that session undoes it.
+   */
+  async #evict({ state }: Query): Promise<void> {
+    this.#lost.abort(new Error("its statement went to a connection that others use"));
+    await (this.#sql.unsafe as unknown as Unsafe)("SELECT pg_terminate_backend($1)", [state?.pid], {
+      prepare: false,
+    }).catch(() => {});
+  }
+
+  /** In line with the caller's own statements; without a handle, after the first one has failed, there are none. */
   #next(text: string, values: unknown[], simple: boolean): Query {
+    if (this.bound) return (this.bound.unsafe as unknown as Unsafe)(text, values, { simple, prepare: false });
     const query = (this.#sql.unsafe as unknown as Unsafe)(text, values, { simple, prepare: false });
     query.handler = (q) => this.#backend?.execute(q);
     return query;
+  }
+
+  get over(): boolean {
+    return this.#over;
   }
 
   async acquire(signal?: AbortSignal): Promise<void> {
@@ -195,7 +213,7 @@ class Pin {
     );
     const answered = this.send(last, [], true).catch(() => {});
     this.#over = true;
-    await Promise.race([answered, gone]);
+    await within(graceMs, Promise.race([answered, gone])).catch(() => {});
   }
 }
 
@@ -239,6 +257,11 @@ function guarded(pin: Pin): PostgresSql {
   const { bound } = pin;
   if (!bound) throw new UsageError("The transaction has not begun");
   const refuse = () => {
+    if (pin.over)
+      throw new UsageError(
+        "This transaction is over: its client must not be used any more",
+        "HF_TRANSACTION_OVER",
+      );
     if (pin.lost.aborted) throw new ConnectionLostError(1, pin.lost.reason);
   };
   return new Proxy(bound, {

@@ -200,6 +200,8 @@ class Attempt<Native, C extends Connection> {
         );
       } catch (error) {
         const failure = classify(database, error);
+        // The engine knows better where the loss came before COMMIT was sent.
+        if (error instanceof ConnectionLostError) throw error;
         if (failure === "lost" || failure === "deadline" || connection.lost.aborted) unanswered = { error };
         else {
           // The server has ended it already where it turned COMMIT into ROLLBACK.

@@ -158,7 +158,7 @@ export class Sessions<Native, C extends Connection> {
       if (!connection.lost.aborted) {
         await member.queue
           .run(() => locks.clear(connection, requests))
-          .catch(() => this.#retire(member, true));
+          .catch((e: unknown) => this.#lose(member, e));
       }
       this.#forget(member, requests);
       signal?.throwIfAborted();
@@ -267,13 +267,15 @@ export class Sessions<Native, C extends Connection> {
       over = true;
       member.losers.delete(lose);
       controller.signal.throwIfAborted();
-      let given = false;
-      try {
-        given = await member.queue.run(() => locks.give(connection, requests));
-      } finally {
-        if (given) this.#forget(member, requests);
-        else await this.#retire(member, true);
-      }
+      const given = await member.queue
+        .run(() => locks.give(connection, requests))
+        .catch(async (error: unknown) => {
+          await this.#lose(member, error);
+          throw error;
+        });
+      // A session that has lost one lock behind our back may have lost all: those who share it must know.
+      if (given) this.#forget(member, requests);
+      else await this.#lose(member, new Error("its session had lost another lock"));
       if (!given) throw new LockLostError(keys, "the server says that this session did not hold it any more");
       emit("holdfast:session:released", () => ({ locks: keys }));
     };

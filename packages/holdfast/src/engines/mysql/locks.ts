@@ -1,13 +1,15 @@
 /**
  * A lock of a transaction is a row of `holdfast_lock`, locked until COMMIT by the server itself, in our own
  * transactions and in joined ones alike, so that these exclude each other. A lock of a session is GET_LOCK, which
- * lasts beyond transactions; it leaves its mark in the row, so that transactions wait for it too.
+ * lasts beyond transactions; a second one, taken while the row is locked, says that it is held, so that transactions
+ * wait for it too.
  *
  * GET_LOCK is not used for transactions: released before COMMIT is acknowledged it lets 101 of 100 through, and
  * nobody but the caller knows when a joined transaction has been committed.
  */
 import type { Begun, Grant, LockCall, Open, SessionLocks, SqlConnection, Wait } from "../../core/database.ts";
 import {
+  ConnectionLostError,
   NotInTransactionError,
   SchemaMissingError,
   SerializationError,
@@ -69,22 +71,32 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Gran
 }
 
 export async function end(connection: SqlConnection, how: "commit" | "rollback"): Promise<boolean> {
-  let kept = how === "commit";
-  if (kept) {
-    await connection.query(sql.raw(`RELEASE SAVEPOINT ${begun}`)).catch((error: unknown) => {
-      if ((error as { errno?: unknown }).errno !== noSuchSavepoint) throw error;
-      kept = false;
-    });
-  }
+  const kept = how === "commit" && (await stillOpen(connection));
   await connection.query(sql.raw(kept ? "COMMIT" : "ROLLBACK"));
-  await connection.query(sql.raw("SET autocommit = COALESCE(@holdfast_autocommit, @@autocommit)"));
+  // What this answers says nothing of the COMMIT any more, only whether the connection is fit for others.
+  const restored = await connection
+    .query(sql.raw("SET autocommit = COALESCE(@holdfast_autocommit, @@autocommit)"))
+    .then(() => true)
+    .catch(() => false);
   if (how === "commit" && !kept) {
     throw new TransactionAbortedError(
       undefined,
       "The server ended this transaction before its end (a deadlock whose error was swallowed, or a statement such as CREATE TABLE, which commits). What came after was rolled back.",
     );
   }
-  return true;
+  return restored;
+}
+
+async function stillOpen(connection: SqlConnection): Promise<boolean> {
+  try {
+    await connection.query(sql.raw(`RELEASE SAVEPOINT ${begun}`));
+    return true;
+  } catch (error) {
+    // COMMIT has not been sent: nothing can have been kept.
+    if (failureOf(connection, error) === "lost") throw new ConnectionLostError(1, error);
+    if ((error as { errno?: unknown }).errno !== noSuchSavepoint) throw error;
+    return false;
+  }
 }
 
 const noSuchSavepoint = 1305;
@@ -180,7 +192,12 @@ function lockName({ key }: LockRequest): Statement {
   return sql`CONCAT('holdfast:', LEFT(SHA2(CONCAT(DATABASE(), ':', ${key.id}), 256), 40))`;
 }
 
-/** With the row locked: a session's mark counts only as long as that very session holds its GET_LOCK. */
+/** Held by a session that has not only queued up for the lock, but has it: no transaction held the row then. */
+function heldName(request: LockRequest): Statement {
+  return sql`CONCAT(${lockName(request)}, ':held')`;
+}
+
+/** With the row locked, so that no session can become the holder meanwhile. */
 async function waitForSession(
   connection: SqlConnection,
   request: LockRequest,
@@ -188,18 +205,8 @@ async function waitForSession(
   signal?: AbortSignal,
 ): Promise<boolean> {
   for (;;) {
-    const [row] = (
-      await connection.query(
-        sql`SELECT owner, IS_USED_LOCK(${lockName(request)}) AS user FROM holdfast_lock WHERE id = ${request.key.id} FOR UPDATE`,
-      )
-    ).rows;
-    if (
-      row?.owner === null ||
-      row?.owner === undefined ||
-      row.user === null ||
-      String(row.owner) !== String(row.user)
-    )
-      return true;
+    const [row] = (await connection.query(sql`SELECT IS_USED_LOCK(${heldName(request)}) AS holder`)).rows;
+    if (row?.holder === null || row?.holder === undefined) return true;
     const left = until - performance.now();
     if (left <= 0) return false;
     await sleep(Math.min(left, 50), signal);
@@ -233,22 +240,25 @@ export const session: SessionLocks<SqlConnection> = {
   async give(connection, locks) {
     let given = true;
     for (const request of locks) {
-      const [row] = (await connection.query(sql`SELECT RELEASE_LOCK(${lockName(request)}) AS given`)).rows;
-      given &&= String(row?.given) === "1";
+      for (const name of [heldName(request), lockName(request)]) {
+        const [row] = (await connection.query(sql`SELECT RELEASE_LOCK(${name}) AS given`)).rows;
+        given &&= String(row?.given) === "1";
+      }
     }
     return given;
   },
   async clear(connection, locks) {
     for (const request of locks) {
-      // Granted twice it must be released twice.
-      const name = lockName(request);
-      for (;;) {
-        const [row] = (
-          await connection.query(
-            sql`SELECT IF(IS_USED_LOCK(${name}) = CONNECTION_ID(), RELEASE_LOCK(${name}), 0) AS given`,
-          )
-        ).rows;
-        if (String(row?.given) !== "1") break;
+      for (const name of [heldName(request), lockName(request)]) {
+        // Granted twice it must be released twice.
+        for (let given = "1"; given === "1";) {
+          const [row] = (
+            await connection.query(
+              sql`SELECT IF(IS_USED_LOCK(${name}) = CONNECTION_ID(), RELEASE_LOCK(${name}), 0) AS given`,
+            )
+          ).rows;
+          given = String(row?.given);
+        }
       }
     }
   },
@@ -267,7 +277,7 @@ export const session: SessionLocks<SqlConnection> = {
   },
 };
 
-/** Waits for transactions that hold the row, then leaves our mark for those that come. */
+/** Waits for transactions that hold the row, then says for those that come that the lock is held. */
 async function mark(
   connection: SqlConnection,
   request: LockRequest,
@@ -278,9 +288,9 @@ async function mark(
   await connection.query(sql.raw("START TRANSACTION READ WRITE"));
   try {
     await lockRow(connection, request, name, wait, true);
-    await connection.query(
-      sql`UPDATE holdfast_lock SET owner = CONNECTION_ID() WHERE id = ${request.key.id}`,
-    );
+    const [row] = (await connection.query(sql`SELECT GET_LOCK(${heldName(request)}, 0) AS granted`)).rows;
+    if (String(row?.granted) !== "1")
+      throw new UnsupportedError("GET_LOCK was not granted although nobody can hold it");
     await connection.query(sql.raw("COMMIT"));
     return true;
   } catch (error) {

@@ -18,8 +18,7 @@ const all: readonly Migration[] = [
       sql`CREATE TABLE IF NOT EXISTS holdfast_lock (
   id varbinary(64) NOT NULL PRIMARY KEY,
   name varchar(200) CHARACTER SET utf8mb4 NOT NULL,
-  turn bigint NOT NULL DEFAULT 0,
-  owner bigint unsigned NULL
+  turn bigint NOT NULL DEFAULT 0
 ) ENGINE=InnoDB`,
     ],
   },

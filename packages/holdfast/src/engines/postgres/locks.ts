@@ -55,7 +55,7 @@ export function taking(locks: readonly LockRequest[], wait: LockCall["wait"], gu
     guarded ? `CASE WHEN NOT (${worthless}) THEN ${expression} END` : expression;
   if (locks.length === 0) return [];
   if (wait === "nowait") return [`${guard(trying(locks, "xact"))} AS free`];
-  return [
+  const steps = [
     setLocal("holdfast.patience", "current_setting('lock_timeout')"),
     ...waiting(locks, "xact").flatMap((expression, i) => [
       setLocal("lock_timeout", i === 0 ? `'${wait}'` : left(wait)),
@@ -63,6 +63,8 @@ export function taking(locks: readonly LockRequest[], wait: LockCall["wait"], gu
     ]),
     setLocal("lock_timeout", "current_setting('holdfast.patience')"),
   ];
+  // A SELECT has at most 1,664 columns; an array's elements have no such limit, and are computed in order too.
+  return [`ARRAY[${steps.join(", ")}] AS taken`];
 }
 
 const savepoint = {

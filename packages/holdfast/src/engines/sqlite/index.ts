@@ -56,6 +56,8 @@ function classify({ code }: DriverError): Failure | undefined {
 const isBusy = (error: unknown) => classify(error as DriverError) === "lock-timeout";
 
 const granted: Grant = { granted: true };
+/** Connections inside a transaction that we began: nobody else's is ours to roll back. */
+const begun = new WeakSet<SqliteConnection>();
 const levels: readonly Isolation[] = ["read committed", "repeatable read", "serializable"];
 
 async function probe(
@@ -145,9 +147,14 @@ export const sqlite: Engine<SqliteConnection> = {
   name: "sqlite",
   probe,
   async begin(connection, { locks, wait, readOnly, signal }): Promise<Grant & { begun?: Begun }> {
+    if (connection.inTransaction) {
+      throw new UsageError(
+        "This Database is inside a transaction of your own: end it first, use hf.join(db), or give Holdfast a function that opens another handle.",
+      );
+    }
     const begin = readOnly && locks.length === 0 ? "BEGIN DEFERRED" : "BEGIN IMMEDIATE";
     let busy: unknown;
-    const begun = await whileBusy(
+    const done = await whileBusy(
       () =>
         connection.query(sql.raw(begin)).catch((error: unknown) => {
           busy = error;
@@ -156,7 +163,8 @@ export const sqlite: Engine<SqliteConnection> = {
       wait === "nowait" ? 0 : wait,
       signal,
     );
-    if (begun) {
+    if (done) {
+      begun.add(connection);
       if (readOnly) await connection.query(sql`PRAGMA query_only = 1`);
       return { granted: true, begun: {} };
     }
@@ -164,13 +172,16 @@ export const sqlite: Engine<SqliteConnection> = {
     return { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: false, cause: busy };
   },
   async end(connection, how) {
+    if (!begun.has(connection)) return true;
     await connection.query(sql`PRAGMA query_only = 0`);
     if (how === "rollback") {
       if (connection.inTransaction) await connection.query(sql`ROLLBACK`);
+      begun.delete(connection);
       return true;
     }
     // Without WAL a reader can be in the way of COMMIT; the transaction stays open meanwhile.
     if (!(await whileBusy(() => connection.query(sql`COMMIT`), 10_000))) await connection.query(sql`COMMIT`);
+    begun.delete(connection);
     return true;
   },
   async savepoint(connection, name, action) {
