@@ -3,7 +3,7 @@ import { startPostgres, type EmbeddedPostgres } from "@holdfast/cli";
 import { ConnectionLostError, type Holdfast, type TransactionOptions, holdfast, key, sql } from "holdfast";
 import { type ConformanceSite, execute } from "holdfast/testing";
 import { Client } from "pg";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { afterAll, beforeAll, describe, expect, test, type TestContext } from "vitest";
 import { type Backend, backendNamed, backends } from "./backends.ts";
 import { createDatabase, serverUrl } from "./harness/databases.ts";
 import { type Place, missing, placeFor } from "./harness/places.ts";
@@ -21,9 +21,12 @@ interface Scene {
   effects(): Promise<string[]>;
 }
 
-async function scene<T>(backend: Backend, run: (scene: Scene) => Promise<T>): Promise<T> {
-  const why = missing(backend);
-  if (why !== undefined) throw new Error(why);
+async function scene<T>(
+  skip: TestContext["skip"],
+  backend: Backend,
+  run: (scene: Scene) => Promise<T>,
+): Promise<T> {
+  skip(missing(backend) !== undefined, missing(backend));
   const place = await placeFor(backend);
   const site = await backend.open(place.url);
   try {
@@ -45,8 +48,8 @@ const shared = backends.filter(({ manyProcesses, name }) => manyProcesses && !na
 const evicting = shared.filter(({ server }) => server !== "mariadb" && server !== "file");
 
 describe("a holder that is killed", () => {
-  test.each(shared)("leaves the lock to the waiter, and nothing written: $name", (backend) =>
-    scene(backend, async ({ place, hf, effects }) => {
+  test.for(shared)("leaves the lock to the waiter, and nothing written: $name", (backend, { skip }) =>
+    scene(skip, backend, async ({ place, hf, effects }) => {
       const arg: HolderArg = { backend: backend.name, url: place.url, deadline: 60_000 };
       const holder = startWorker<string>(worker, arg);
       await holder.message("holding");
@@ -59,8 +62,8 @@ describe("a holder that is killed", () => {
 });
 
 describe("a holder that is frozen past its deadline", () => {
-  test.each(evicting)("is evicted by the server; thawed, its writes are refused: $name", (backend) =>
-    scene(backend, async ({ place, hf, effects }) => {
+  test.for(evicting)("is evicted by the server; thawed, its writes are refused: $name", (backend, { skip }) =>
+    scene(skip, backend, async ({ place, hf, effects }) => {
       const arg: HolderArg = { backend: backend.name, url: place.url, deadline: 1500 };
       const holder = startWorker<string>(worker, arg);
       await holder.message("holding");
@@ -88,28 +91,30 @@ async function terminate(pid: unknown): Promise<void> {
 describe("a backend that is terminated in the middle", () => {
   const direct = backends.filter(({ server, name }) => server === "postgres" && !name.includes(", one"));
 
-  test.each(direct)("gives a typed error, keeps nothing, and leaves the pool usable: $name", (backend) =>
-    scene(backend, async ({ hf, effects }) => {
-      const body = (options: TransactionOptions, killed: { count: number }, times: number) =>
-        hf.transaction({ ...options, lock: key("fault") }, async (tx) => {
-          await tx.query(sql`INSERT INTO effect (who) VALUES (${`attempt ${tx.attempt}`})`);
-          const [row] = await tx.query(sql`SELECT pg_backend_pid() AS pid`);
-          if (killed.count++ < times) await terminate(row?.pid);
-          await tx.query(sql`INSERT INTO effect (who) VALUES (${"second"})`);
-          return tx.attempt;
-        });
-      const error: unknown = await body({ retry: false }, { count: 0 }, 1).catch((e: unknown) => e);
-      expect(error).toBeInstanceOf(ConnectionLostError);
-      expect(error).toMatchObject({ code: "HF_CONNECTION_LOST", retryable: true });
-      expect(await effects()).toEqual([]);
-      // With retries the whole transaction runs again, on another connection.
-      expect(await body({}, { count: 0 }, 2)).toBe(3);
-      expect(await effects()).toEqual(["attempt 3", "second"]);
-    }),
+  test.for(direct)(
+    "gives a typed error, keeps nothing, and leaves the pool usable: $name",
+    (backend, { skip }) =>
+      scene(skip, backend, async ({ hf, effects }) => {
+        const body = (options: TransactionOptions, killed: { count: number }, times: number) =>
+          hf.transaction({ ...options, lock: key("fault") }, async (tx) => {
+            await tx.query(sql`INSERT INTO effect (who) VALUES (${`attempt ${tx.attempt}`})`);
+            const [row] = await tx.query(sql`SELECT pg_backend_pid() AS pid`);
+            if (killed.count++ < times) await terminate(row?.pid);
+            await tx.query(sql`INSERT INTO effect (who) VALUES (${"second"})`);
+            return tx.attempt;
+          });
+        const error: unknown = await body({ retry: false }, { count: 0 }, 1).catch((e: unknown) => e);
+        expect(error).toBeInstanceOf(ConnectionLostError);
+        expect(error).toMatchObject({ code: "HF_CONNECTION_LOST", retryable: true });
+        expect(await effects()).toEqual([]);
+        // With retries the whole transaction runs again, on another connection.
+        expect(await body({}, { count: 0 }, 2)).toBe(3);
+        expect(await effects()).toEqual(["attempt 3", "second"]);
+      }),
   );
 
-  test("ends a body that waits for something else, through tx.signal", () =>
-    scene(backendNamed("pg"), async ({ hf }) => {
+  test("ends a body that waits for something else, through tx.signal", ({ skip }) =>
+    scene(skip, backendNamed("pg"), async ({ hf }) => {
       const running = hf.transaction({ retry: false }, async (tx) => {
         const [row] = await tx.query(sql`SELECT pg_backend_pid() AS pid`);
         await terminate(row?.pid);
@@ -216,10 +221,10 @@ describe("a COMMIT whose answer is lost", () => {
 });
 
 describe("a session lock", () => {
-  test.each(["pg", "postgres.js", "mysql2 on MariaDB"].map(backendNamed))(
+  test.for(["pg", "postgres.js", "mysql2 on MariaDB"].map(backendNamed))(
     "tells its holder when its connection dies: $name",
-    (backend) =>
-      scene(backend, async ({ hf, site }) => {
+    (backend, { skip }) =>
+      scene(skip, backend, async ({ hf, site }) => {
         const held = await hf.hold(key("session"));
         const other = holdfast(site.database);
         await killSessions(backend, other);

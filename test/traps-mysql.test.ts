@@ -2,14 +2,17 @@
 import { type Holdfast, holdfast, key, sql } from "holdfast";
 import { fromMysql2 } from "holdfast/mysql2";
 import { type Pool, type PoolConnection, type RowDataPacket, createPool } from "mysql2/promise";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { type TestDatabase, createDatabase } from "./harness/databases.ts";
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
 
 let database: TestDatabase;
 let pool: Pool;
 let hf: Holdfast<PoolConnection>;
 
+const why = unavailable("mariadb");
+
 beforeAll(async () => {
+  if (why !== undefined) return;
   database = await createDatabase("mariadb");
   pool = createPool({ uri: database.url, connectionLimit: 12 });
   hf = holdfast(fromMysql2(pool));
@@ -17,7 +20,10 @@ beforeAll(async () => {
   await pool.query("CREATE TABLE quota (n int NOT NULL) ENGINE=InnoDB");
 });
 
+beforeEach(({ skip }) => skip(why !== undefined, why));
+
 afterAll(async () => {
+  if (why !== undefined) return;
   await pool.end();
   await database.drop();
 });

@@ -22,7 +22,7 @@ import { Client, Pool, type PoolClient } from "pg";
 import postgres from "postgres";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { PrismaClient } from "./generated/prisma/client.ts";
-import { type TestDatabase, createDatabase } from "./harness/databases.ts";
+import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
 import { eventually } from "./harness/wait.ts";
 
 let database: TestDatabase;
@@ -388,7 +388,8 @@ describe("session locks", () => {
     await first.release();
   });
 
-  test("are refused behind transaction pooling, as SERIALIZABLE locks are", async () => {
+  test("are refused behind transaction pooling, as SERIALIZABLE locks are", async ({ skip }) => {
+    skip(unavailable("pgbouncer") !== undefined, unavailable("pgbouncer"));
     const bounced = await createDatabase("pgbouncer");
     const own = new Pool({ connectionString: bounced.url, max: 4 });
     const behind = holdfast(fromPg(own));
