@@ -270,6 +270,20 @@ describe("postgres.js", () => {
     await client.end({ timeout: 5 });
   });
 
+  // Giving back by hand what the next one has got waited for 5 s, one pair of calls after the other: 95 s in all.
+  test("leaves a connection alone that the next in line has got", { timeout: 45_000 }, async () => {
+    const client = postgres(database.url, { max: 2, onnotice: () => {} });
+    const own = holdfast(fromPostgres(client));
+    try {
+      const calls = Array.from({ length: 40 }, (_, i) =>
+        own.transaction(async (tx) => Number((await tx.query(sql`SELECT ${i}::int AS i`))[0]?.i)),
+      );
+      expect(await Promise.all(calls)).toEqual(calls.map((_, i) => i));
+    } finally {
+      await client.end();
+    }
+  });
+
   test("refuses its handle after the transaction, where it would reach into the next one", async () => {
     const client = postgres(database.url, { max: 1 });
     const hf = holdfast(fromPostgres(client));

@@ -68,6 +68,8 @@ class Pin {
   readonly #sql: PostgresPool;
   readonly #lost = new AbortController();
   #backend: Backend | undefined;
+  /** The library's mark that the connection is kept for us. A new one when it is kept for the next. */
+  #mine: Backend["reserved"] = null;
   #running: Query | undefined;
   #state: Query["state"] = null;
   canceller: Canceller | null = null;
@@ -85,7 +87,7 @@ class Pin {
   async send(text: string, values: unknown[], simple: boolean): Promise<PostgresResult | PostgresResult[]> {
     this.lost.throwIfAborted();
     if (!this.#backend && text === "ROLLBACK") return [];
-    if (this.#over) throw new UsageError("This connection has been given back", "HF_TRANSACTION_OVER");
+    if (this.over) throw new UsageError("This connection has been given back", "HF_TRANSACTION_OVER");
     const query = this.#backend ? this.#next(text, values, simple) : this.#first(text, values, simple);
     this.#running = query;
     this.canceller ??= query.canceller;
@@ -98,8 +100,9 @@ class Pin {
       this.#running = undefined;
       this.#state ??= copyOf(query);
       if (!this.#backend && query.state) await this.#evict(query);
-      // The library gives the connection back by itself when the server says that no transaction is open on it.
-      if (this.#backend && !this.#backend.reserved) this.#over = true;
+      // The library gives the connection back by itself when the server says that no transaction is open on it, and
+      // the next in line has it before we are told.
+      if (this.#backend && this.#backend.reserved !== this.#mine) this.#over = true;
     }
   }
 
@@ -145,7 +148,8 @@ class Pin {
     // What it returns matters: "ready" would let the pool send others' statements after ours.
     const ready = onexecute?.(backend);
     this.#backend = backend;
-    if (this.#sticky && backend.reserved) backend.reserved.release = true;
+    this.#mine = backend.reserved;
+    if (this.#sticky && this.#mine) this.#mine.release = true;
     return ready;
   }
 
@@ -169,7 +173,8 @@ class Pin {
   }
 
   get over(): boolean {
-    return this.#over;
+    // A COMMIT of the caller's own gives the connection back too, and the next in line may have it already.
+    return this.#over || (this.#backend !== undefined && this.#backend.reserved !== this.#mine);
   }
 
   async acquire(signal?: AbortSignal): Promise<void> {
@@ -206,7 +211,7 @@ class Pin {
     }
     // There is no public way to throw a connection away: the server is asked to end the session.
     const last = broken ? "SELECT pg_terminate_backend(pg_backend_pid())" : "SELECT 1 AS one";
-    if (!broken && this.#backend.reserved) this.#backend.reserved.release = false;
+    if (!broken && this.#mine) this.#mine.release = false;
     // A dead socket answers nothing: the loss, which follows soon, is an answer too.
     const gone = new Promise<void>((resolve) =>
       this.lost.addEventListener("abort", () => resolve(), { once: true }),
@@ -289,7 +294,7 @@ export function fromPostgres<Pool extends PostgresPool>(
   }
   const database: Database<PostgresSql, SqlConnection> = {
     engine: postgres,
-    traits: { client: "postgres", cancel: true, embedded: false, single: false, pinned: true },
+    traits: { client: "postgres", cancel: true, listen: true, embedded: false, single: false, pinned: true },
     connect: async ({ use, signal }) => {
       const pin = new Pin(sql, use);
       // A transaction's first statement takes the connection; a session's may come much later, or be a wait for a lock.
@@ -307,9 +312,41 @@ export function fromPostgres<Pool extends PostgresPool>(
       }
       return joined(native);
     },
+    ...(typeof (sql as { listen?: unknown }).listen === "function" && {
+      listen: (channel, wake, signal) => listen(sql as unknown as Listening, channel, wake, signal),
+    }),
     unwrap,
   };
   return database as Database<never, SqlConnection>;
+}
+
+/** postgres.js listens on one connection of its own, which it makes for the first channel and then keeps. */
+interface Listening {
+  listen: {
+    (channel: string, wake: (payload: string) => void): Promise<{ unlisten(): Promise<unknown> }>;
+    sql?: { end(options: { timeout: number }): Promise<unknown> } | undefined;
+    channels?: Record<string, unknown>;
+  };
+}
+
+async function listen(
+  { listen: open }: Listening,
+  channel: string,
+  wake: (payload: string) => void,
+  signal: AbortSignal,
+): Promise<void> {
+  signal.throwIfAborted();
+  const listening = open(channel, wake);
+  const close = async () => {
+    await listening.then(({ unlisten }) => unlisten()).catch(() => delete open.channels?.[channel]);
+    // It would keep the process. A channel of the caller's own keeps it too, and stays.
+    if (!open.sql || Object.keys(open.channels ?? {}).length > 0) return;
+    const connection = open.sql;
+    open.sql = undefined;
+    await connection.end({ timeout: 0 });
+  };
+  signal.addEventListener("abort", () => void close().catch(() => {}), { once: true });
+  await listening;
 }
 
 function pinned(pin: Pin): Pinned<PostgresSql, SqlConnection> {
