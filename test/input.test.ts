@@ -161,7 +161,7 @@ describe("what is no client", () => {
 
 describe("what is no option", () => {
   const times = [NaN, -1, -0.1, Infinity, -Infinity, 2 ** 31, "later", "100", "", null, {}, [], true, 5n];
-  const badWaits = [...times, "skip", "NOWAIT", "nowait "];
+  const badWaits = [...times, "Skip", "NOWAIT", "nowait "];
   const badDeadlines = [...times, 0];
   const badLevels = [
     "Serializable",

@@ -9,23 +9,12 @@ import { Client, Pool } from "pg";
 import postgres from "postgres";
 import { afterAll, beforeAll, expect, inject, test } from "vitest";
 import { type TestDatabase, createDatabase } from "./harness/databases.ts";
+import { random } from "./harness/random.ts";
 import { eventually } from "./harness/wait.ts";
 
 const long = process.env["HOLDFAST_LONG"] === "1";
 setFlagsFromString("--expose-gc");
 const collect = runInNewContext("gc") as () => void;
-
-/** Small and seeded: a run that fails can be had again with HOLDFAST_SEED. */
-function random(seed: number): () => number {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x6d2b79f5) >>> 0;
-    let t = state;
-    t = Math.imul(t ^ (t >>> 15), t | 1);
-    t ^= t + Math.imul(t ^ (t >>> 7), t | 61);
-    return ((t ^ (t >>> 14)) >>> 0) / 2 ** 32;
-  };
-}
 
 let database: TestDatabase;
 let admin: Client;

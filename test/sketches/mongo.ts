@@ -80,6 +80,13 @@ const mongoEngine = {
       joinedLocks: "lock row",
       sessionLocks: unsupported("the server keeps nothing for a session that is in no transaction"),
       sharedLocks: unsupported("a document is written by one transaction at a time"),
+      rowLocks: unsupported("not sketched"),
+      tableLocks: unsupported("not sketched"),
+      leases: unsupported("not sketched"),
+      wake: unsupported("not sketched"),
+      versions: unsupported("not sketched"),
+      once: unsupported("not sketched"),
+      savepoints: unsupported("not sketched"),
       granularity: "key",
       // Whatever is asked for, transactions here read a snapshot, which is stricter than the first.
       lockIsolation: ["read committed", "repeatable read"],
@@ -90,6 +97,7 @@ const mongoEngine = {
       serverDeadline: unsupported("transactionLifetimeLimitSeconds is one for the whole server"),
       commitOutcome: unsupported("only the session that sent a COMMIT can ask again"),
       holders: unsupported("the server does not tell whose write was met"),
+      inspect: unsupported("not sketched"),
       foreignKeys: unsupported("key.hashtext is a hash of another server"),
       connections: "many",
     };
@@ -148,7 +156,7 @@ export function fromMongo<Session extends MongoSession>(client: MongoClient<Sess
   });
   return {
     engine: mongoEngine,
-    traits: { client: "mongodb", cancel: true, embedded: false, single: false, pinned: true },
+    traits: { client: "mongodb", cancel: true, listen: false, embedded: false, single: false, pinned: true },
     // Not by session.withTransaction, which runs the body again by itself: two loops of retries would multiply.
     async connect() {
       const session = client.startSession();

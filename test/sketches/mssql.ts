@@ -94,6 +94,13 @@ const mssqlEngine = {
       joinedLocks: "transaction advisory",
       sessionLocks: unsupported("the pool gives no connection of one's own outside of a transaction"),
       sharedLocks: true,
+      rowLocks: unsupported("not sketched"),
+      tableLocks: unsupported("not sketched"),
+      leases: unsupported("not sketched"),
+      wake: unsupported("not sketched"),
+      versions: unsupported("not sketched"),
+      once: unsupported("not sketched"),
+      savepoints: true,
       granularity: "key",
       lockIsolation: ["read committed"],
       lockFirstIsolation: [],
@@ -103,6 +110,7 @@ const mssqlEngine = {
       serverDeadline: unsupported("the server has no limit for a whole transaction"),
       commitOutcome: true,
       holders: unsupported("it takes VIEW SERVER STATE, which applications seldom have"),
+      inspect: unsupported("not sketched"),
       foreignKeys: unsupported("key.hashtext is a hash of another server"),
       connections: "many",
     };
@@ -172,7 +180,7 @@ export function fromMssql<Pool, Tx extends MssqlTransaction>(module: Mssql<Pool,
   };
   return {
     engine: mssqlEngine,
-    traits: { client: "mssql", cancel: true, embedded: false, single: false, pinned: false },
+    traits: { client: "mssql", cancel: true, listen: false, embedded: false, single: false, pinned: false },
     async transaction({ isolation }, body) {
       const tx = new module.Transaction(pool);
       await tx.begin(levels[isolation]);

@@ -5,14 +5,25 @@ import {
   type Held,
   type Holdfast,
   type Key,
+  type Lease,
+  type LeaseInfo,
+  type OnceResult,
+  type Permit,
+  type Semaphore,
+  type Sharded,
   type Statement,
   type Transaction,
   type TryLockResult,
+  fenced,
   holdfast,
   isRetryable,
   key,
+  once,
+  rows,
+  sharded,
   shared,
   sql,
+  versioned,
 } from "holdfast";
 import { fromPg } from "holdfast/pg";
 import { Pool, type PoolClient } from "pg";
@@ -139,4 +150,167 @@ export async function insideTransactions(): Promise<void> {
     tx.client = undefined as never;
     return [same, got, n];
   });
+}
+
+export async function onces(): Promise<void> {
+  const done: OnceResult<number> = await once(hf, "evt_1", async () => 1);
+  const value: number = (await once(hf, ["stripe", 42, 42n], async () => 1, { payload: { a: 1 } })).value;
+  const body = async (tx: Transaction<PoolClient>) => void (await tx.client.query("SELECT 1"));
+  await once(hf, "evt_1", body, { wait: 100, keepFor: 5000, retry: false });
+  await hf.transaction((tx) => once(hf, "evt_1", async () => {}, { tx, issuedAt: new Date() }));
+  const skipped = await once(hf, "evt_1", async () => 1, { wait: "skip" });
+  // @ts-expect-error there is a value only if it is done
+  void skipped.value;
+  if (skipped.status === "done") {
+    const checked: number = skipped.value;
+    void checked;
+  }
+  // @ts-expect-error an id that may be missing would be everybody's
+  await once(hf, ["stripe", undefined], async () => 1);
+  // @ts-expect-error a key is a lock, not an id
+  await once(hf, one, async () => 1);
+  // @ts-expect-error a typo
+  await once(hf, "evt_1", async () => 1, { keepfor: 5000 });
+  // @ts-expect-error its isolation is not a choice
+  await once(hf, "evt_1", async () => 1, { isolation: "serializable" });
+  // @ts-expect-error a Date, since numbers may be seconds
+  await once(hf, "evt_1", async () => 1, { issuedAt: 1_700_000_000 });
+  // @ts-expect-error a body that is not async may have forgotten what it started
+  await once(hf, "evt_1", () => 1);
+  // @ts-expect-error the client itself is no transaction
+  await once(hf, "evt_1", async () => 1, { tx: new Pool() });
+  void [done, value];
+}
+
+export async function shards(): Promise<void> {
+  const databases = [fromPg(new Pool()), fromPg(new Pool())] as const;
+  const many: Sharded<PoolClient> = sharded((of: Key) => databases[of.parts[1] === "1" ? 1 : 0], {
+    wait: 100,
+  });
+  const home: Holdfast<PoolClient> = many.on([one, shared(one)]);
+  const rows = await many.transaction({ lock: one }, (tx) => tx.client.query<{ n: number }>("SELECT 1 AS n"));
+  const n: number | undefined = rows.rows[0]?.n;
+  await many.tryLock(one, async () => 1, { separate: true });
+  await using held: Held | undefined = await many.hold(one, { wait: "skip" });
+  // @ts-expect-error its lock chooses the shard
+  await many.transaction({ wait: 100 }, async () => {});
+  // @ts-expect-error and must be there
+  await many.transaction(async () => {});
+  // @ts-expect-error a string is no key
+  many.on("upload");
+  // @ts-expect-error the route returns what an adapter returns
+  sharded(() => new Pool());
+  // @ts-expect-error and not a promise of it
+  sharded(async () => databases[0]);
+  // @ts-expect-error a typo
+  sharded(() => databases[0], { wiat: 100 });
+  void [home, n, held];
+}
+
+interface Account {
+  id: number;
+  owner: string;
+  balance: number;
+}
+
+export async function rowLocks(): Promise<void> {
+  await hf.transaction(async (tx) => {
+    const [first] = await tx.rows<Account>("account", [1, 2], { for: "no key update", wait: "skip" });
+    const balance: number | undefined = first?.balance;
+    const picked = await tx.rows<Account, "id" | "balance">(
+      "account",
+      { owner: "x" },
+      { columns: ["id", "balance"] },
+    );
+    // @ts-expect-error it was not asked for
+    void picked[0]?.owner;
+    const missing: readonly unknown[] = picked.missing;
+    const row: Account = await tx.row<Account>("account", 1);
+    const maybe: Account | undefined = await tx.row<Account>("account", 1, { wait: "skip" });
+    // @ts-expect-error with "skip" there may be none
+    const sure: Account = await tx.row<Account>("account", 1, { wait: "skip" });
+    const [nothing, accounts, others] = await tx.lockAll([
+      one,
+      rows<Account>("account", [1]),
+      rows("other", ["a"]),
+    ]);
+    const none: undefined = nothing;
+    const owner: string | undefined = accounts[0]?.owner;
+    const anything: unknown = others[0]?.["whatever"];
+    const free: boolean = await tx.table("account", "exclusive", { wait: "skip" });
+    const locked: boolean = await tx.lock(one, { wait: "skip" });
+    // @ts-expect-error no such strength
+    await tx.rows("account", [1], { for: "delete" });
+    // @ts-expect-error no such mode
+    await tx.table("account", "update");
+    // @ts-expect-error a typo
+    await tx.rows("account", [1], { ordrBy: "id" });
+    // @ts-expect-error a key that may be missing would be nobody's
+    await tx.rows("account", [undefined]);
+    void [balance, missing, row, maybe, sure, none, owner, anything, free, locked];
+  });
+}
+
+export async function versions(): Promise<void> {
+  const accounts = versioned<Account>(hf, "account", { version: "rev" });
+  const row: Account = await accounts.update(1, ({ balance }) => ({ balance: balance - 1 }));
+  await accounts.update(1, (now) => (now.balance > 0 ? { balance: 0 } : undefined));
+  await accounts.updateAll([1, 2], ([a, b]) => [{ balance: b?.balance ?? 0 }, { balance: a?.balance ?? 0 }]);
+  await accounts.updateAfter(
+    1,
+    async ({ owner }) => owner.length,
+    (now, length, tx) => (tx.attempt > 1 ? undefined : { balance: now.balance + length }),
+  );
+  // @ts-expect-error no such column
+  await accounts.update(1, () => ({ blance: 1 }));
+  void row;
+}
+
+export async function leases(): Promise<void> {
+  await using lease: Lease = await hf.lease(one, { ttl: 5000, wait: 100, atLeastFor: 10, renew: false });
+  await hf.lease(shared(one), { signal: lease.signal, holder: "me" });
+  const skipped = await hf.lease(one, { wait: "skip" });
+  // @ts-expect-error it may not have been free
+  await skipped.release();
+  await skipped?.release();
+  const parts: [number, Date, Date, AbortSignal] = [lease.fence, lease.since, lease.until, lease.signal];
+  const found: readonly LeaseInfo[] = await hf.leases(one);
+  await hf.transaction((tx) => fenced(tx, lease));
+  await fenced(hf.join({} as PoolClient), lease);
+  // @ts-expect-error one lease, one key
+  await hf.lease([one, one]);
+  // @ts-expect-error a string is no key
+  await hf.lease("leader");
+  // @ts-expect-error a typo
+  await hf.lease(one, { tll: 5000 });
+  // @ts-expect-error milliseconds
+  await hf.lease(one, { ttl: "5s" });
+  // @ts-expect-error a fence is given, not chosen
+  lease.fence = 7;
+  // @ts-expect-error the client is no transaction of Holdfast
+  await fenced({} as PoolClient, lease);
+  // @ts-expect-error a session lock has no fence
+  await hf.transaction(async (tx) => fenced(tx, await hf.hold(one)));
+  void [parts, found];
+}
+
+export async function semaphores(): Promise<void> {
+  const semaphore: Semaphore = hf.semaphore(one, { permits: 5, ttl: 5000, wait: 100 });
+  await using permit: Permit = await semaphore.acquire({ permits: 2 });
+  const skipped = await semaphore.acquire({ wait: "skip" });
+  // @ts-expect-error it may not have been free
+  await skipped.release();
+  const value: number = await semaphore.use(async ({ fence }) => fence, { wait: 100 });
+  await hf.transaction((tx) => fenced(tx, permit));
+  // @ts-expect-error how many is what a semaphore is about
+  hf.semaphore(one, {});
+  // @ts-expect-error a semaphore is not shared
+  hf.semaphore(shared(one), { permits: 5 });
+  // @ts-expect-error a typo
+  hf.semaphore(one, { permits: 5, tll: 1 });
+  // @ts-expect-error what is skipped has no value
+  await semaphore.use(async () => 1, { wait: "skip" });
+  // @ts-expect-error a body that is not async may have forgotten what it started
+  await semaphore.use(() => 1);
+  void value;
 }

@@ -2,16 +2,24 @@
  * Compiled, never run: the real packages still fit the structural types that stand for them, and what bodies get
  * as `tx.client` is the package's own type. A release that drifts away fails here.
  */
+import { DatabaseSync } from "node:sqlite";
+import { type DuckDBConnection, DuckDBInstance } from "@duckdb/node-api";
 import { PGlite, type Transaction as PgliteTransaction } from "@electric-sql/pglite";
+import { type Transaction as LibsqlTransaction, createClient } from "@libsql/client";
 import { PrismaPg } from "@prisma/adapter-pg";
 import Sqlite from "better-sqlite3";
 import { type Holdfast, holdfast, key } from "holdfast";
 import { fromBetterSqlite3 } from "holdfast/better-sqlite3";
+import { fromDuckdb } from "holdfast/duckdb";
+import { fromLibsql } from "holdfast/libsql";
+import { fromMariadb } from "holdfast/mariadb";
 import { fromMysql2 } from "holdfast/mysql2";
+import { fromNodeSqlite } from "holdfast/node-sqlite";
 import { fromPg } from "holdfast/pg";
 import { fromPglite } from "holdfast/pglite";
 import { fromPostgres } from "holdfast/postgres";
 import { fromPrisma } from "holdfast/prisma";
+import { type PoolConnection as MariadbPoolConnection, createPool } from "mariadb";
 import mysqlCallback from "mysql2";
 import mysql, { type PoolConnection } from "mysql2/promise";
 import { Client, Pool, type PoolClient } from "pg";
@@ -126,6 +134,21 @@ export async function mysql2(): Promise<void> {
   promised.join(mysql.createPool(""));
 }
 
+export async function mariadb(): Promise<void> {
+  const pool = createPool("mariadb://localhost/test");
+  const hf = holdfast(fromMariadb(pool));
+  same<NativeOf<typeof hf>, MariadbPoolConnection>();
+  await hf.transaction(async (tx) => {
+    const rows = await tx.client.query<{ n: number }[]>("SELECT 1 AS n");
+    return rows[0]?.n;
+  });
+  const connection = await pool.getConnection();
+  await connection.beginTransaction();
+  await hf.join(connection).tryLock(key("upload"));
+  // @ts-expect-error the pool is no transaction
+  hf.join(pool);
+}
+
 export async function betterSqlite3(): Promise<void> {
   const db = new Sqlite(":memory:");
   const one = holdfast(fromBetterSqlite3(db));
@@ -136,6 +159,38 @@ export async function betterSqlite3(): Promise<void> {
   one.join(db);
   // @ts-expect-error options are typed
   fromBetterSqlite3(db, { handels: 2 });
+}
+
+export async function nodeSqlite(): Promise<void> {
+  const db = new DatabaseSync(":memory:");
+  const one = holdfast(fromNodeSqlite(db));
+  same<NativeOf<typeof one>, DatabaseSync>();
+  const many = holdfast(fromNodeSqlite(() => new DatabaseSync("a.db"), { handles: 2 }));
+  same<NativeOf<typeof many>, DatabaseSync>();
+  await many.transaction(async (tx) => tx.client.prepare("SELECT 1").get());
+  one.join(db);
+  // @ts-expect-error options are typed
+  fromNodeSqlite(db, { handels: 2 });
+}
+
+export async function libsql(): Promise<void> {
+  const client = createClient({ url: "file:a.db" });
+  const hf = holdfast(fromLibsql(client, { connections: 2 }));
+  same<NativeOf<typeof hf>, LibsqlTransaction>();
+  await hf.transaction(async (tx) => (await tx.client.execute("SELECT 1 AS n")).rows[0]?.n);
+  hf.join(await client.transaction("write"));
+  // @ts-expect-error the client itself is no transaction
+  hf.join(client);
+}
+
+export async function duckdb(): Promise<void> {
+  const instance = await DuckDBInstance.create();
+  const hf = holdfast(fromDuckdb(instance, { connections: 2 }));
+  same<NativeOf<typeof hf>, DuckDBConnection>();
+  await hf.transaction(async (tx) => (await tx.client.runAndReadAll("SELECT 1")).getRows());
+  hf.join(await instance.connect());
+  // @ts-expect-error a connection is no instance
+  fromDuckdb(await instance.connect());
 }
 
 export function notClients(): void {
@@ -153,6 +208,8 @@ export function notClients(): void {
   fromPrisma(new Pool());
   // @ts-expect-error another package's client
   fromMysql2(new Pool());
+  // @ts-expect-error another package's client
+  fromMariadb(new Pool());
   // @ts-expect-error another package's client
   fromBetterSqlite3(new Pool());
   // @ts-expect-error another package's client

@@ -1,17 +1,22 @@
 import { AsyncLocalStorage } from "node:async_hooks";
-import { type Capabilities, isSupported } from "./core/capabilities.ts";
+import { type Capabilities, type Strategy, isSupported, require, strategies } from "./core/capabilities.ts";
 import type { Connection, Database, Failure, Isolation, Migration, Wait } from "./core/database.ts";
 import { emit } from "./core/events.ts";
 import { HoldfastError, type Holder, LockNotAvailableError, UsageError, keyNames } from "./core/errors.ts";
 import { classify, remember } from "./core/failure.ts";
-import { type LockRequest, type Lockable, canonical, wanted } from "./core/key.ts";
+import { type Key, type LockRequest, type Lockable, canonical, wanted } from "./core/key.ts";
 import { type RetryOptions, type RetryPolicy, retryPolicy } from "./core/retry.ts";
-import { type Home, Scope, type Transaction } from "./core/scope.ts";
+import type { LeaseInfo } from "./core/leases.ts";
+import { type Home, Scope, type Transaction, remember as rememberHome } from "./core/scope.ts";
 import { withConnection } from "./core/errand.ts";
 import { type Plan, type TransactionOptions, runTransaction } from "./core/transaction.ts";
 import { checkCall, checkNames, checkSignal } from "./core/options.ts";
 import { checkWait, milliseconds } from "./core/wait.ts";
+import { type Inspection, inspection } from "./watch/inspect.ts";
 import { type Held, Sessions } from "./locks/hold.ts";
+import { type Lease, LeaseDesk, type LeaseOptions } from "./locks/lease.ts";
+import { Rows } from "./locks/rows.ts";
+import { Semaphore, type SemaphoreOptions } from "./locks/semaphore.ts";
 
 export interface HoldfastOptions {
   /** How long calls wait for locks unless they say otherwise. Default 5,000 ms. */
@@ -25,6 +30,11 @@ export interface HoldfastOptions {
    * server; a function: what to show instead, e.g. without user ids. Default: the names as they are.
    */
   readonly names?: false | ((name: string) => string);
+  /**
+   * How locks of transactions are kept, where the server has a choice: "lock row" keeps them as rows of a table
+   * instead of advisory locks. All processes must agree. Default: what the server is found to hold.
+   */
+  readonly strategy?: Strategy;
 }
 
 export type TryLockResult<T> = { readonly acquired: true; readonly value: T } | { readonly acquired: false };
@@ -57,21 +67,31 @@ export class Holdfast<Native> {
   readonly #home: Home<Native, Connection>;
   readonly #current = new AsyncLocalStorage<Scope<Native, Connection>>();
   readonly #sessions: Sessions<Native, Connection>;
+  readonly #leases: LeaseDesk<Native, Connection>;
+  readonly #strategy: Strategy | undefined;
   readonly #defaults: { wait: Wait; deadlineMs: number; isolation: Isolation; retry: RetryPolicy };
   #known: Capabilities | undefined;
   #asking: Promise<Capabilities> | undefined;
 
-  constructor(database: Database<Native, Connection>, options: HoldfastOptions = {}) {
+  /** `guard`: refuses locks that belong on another database; see `sharded`. */
+  constructor(
+    database: Database<Native, Connection>,
+    options: HoldfastOptions = {},
+    guard?: (locks: readonly LockRequest[]) => void,
+  ) {
     if (typeof database !== "object" || database === null || typeof database.engine?.begin !== "function") {
       throw new UsageError(
         "holdfast(…) takes what an adapter returns, e.g. holdfast(fromPg(pool)) with fromPg of holdfast/pg",
       );
     }
-    checkNames("holdfast", options, new Set(["wait", "deadline", "isolation", "retry", "names"]));
+    checkNames("holdfast", options, new Set(["wait", "deadline", "isolation", "retry", "names", "strategy"]));
     const { names } = options;
     if (names !== undefined && names !== false && typeof names !== "function")
       throw new UsageError("names must be false or a function");
+    if (options.strategy !== undefined && !strategies.includes(options.strategy))
+      throw new UsageError(`strategy must be one of ${strategies.map((each) => `"${each}"`).join(", ")}`);
     this.#database = database;
+    this.#strategy = options.strategy;
     this.#defaults = {
       wait: options.wait === undefined ? 5000 : checkWait(options.wait),
       deadlineMs: options.deadline === undefined ? 60_000 : milliseconds(options.deadline, "deadline", 1),
@@ -83,15 +103,25 @@ export class Holdfast<Native> {
       database,
       current: this.#current,
       wait: this.#defaults.wait,
+      rows: new Rows(() => this.#home),
+      ...(guard && { guard }),
       names: (locks) => keyNames(locks, show),
       shown: (locks) => (names === false ? [] : keyNames(locks, show)),
       capabilities: (connection) => this.#probe(connection),
       known: () => this.#known,
-      holders: (locks, connection) => this.#holders(locks, connection),
+      show,
+      holders: async (locks, connection) => {
+        const ask = database.engine.holders?.bind(database.engine);
+        const known = this.#known;
+        return ask && known ? this.#look((c) => ask(c, locks, known), connection) : [];
+      },
+      look: (ask, connection) => this.#look(ask, connection),
       sessionSupport: () => this.#sessions.support(),
     };
     this.#sessions = new Sessions(this.#home);
+    this.#leases = new LeaseDesk(this.#home);
     remember(database);
+    rememberHome(this, this.#home);
   }
 
   /**
@@ -157,16 +187,54 @@ export class Holdfast<Native> {
    * Takes locks of a session, for work that is not one transaction: `await using held = await hf.hold(key(…))`.
    * They end with `release()`, with the connection, or with the process; `held.signal` tells of the second.
    */
+  hold(
+    locks: Lockable | readonly Lockable[],
+    options?: { wait?: Wait; signal?: AbortSignal | undefined },
+  ): Promise<Held>;
+  hold(
+    locks: Lockable | readonly Lockable[],
+    options: { wait: "skip"; signal?: AbortSignal | undefined },
+  ): Promise<Held | undefined>;
   async hold(
     locks: Lockable | readonly Lockable[],
-    options: { wait?: Wait; signal?: AbortSignal | undefined } = {},
-  ): Promise<Held> {
+    options: { wait?: Wait | "skip"; signal?: AbortSignal | undefined } = {},
+  ): Promise<Held | undefined> {
     const requests = canonical(locks);
     checkNames("hf.hold", options, new Set(["wait", "signal"]));
     checkSignal(options.signal);
-    const wait = options.wait === undefined ? this.#defaults.wait : checkWait(options.wait);
     options.signal?.throwIfAborted();
-    return this.#sessions.hold(requests, wait, options.signal);
+    if (options.wait !== "skip") {
+      const wait = options.wait === undefined ? this.#defaults.wait : checkWait(options.wait);
+      return this.#sessions.hold(requests, wait, options.signal);
+    }
+    try {
+      return await this.#sessions.hold(requests, "nowait", options.signal);
+    } catch (error) {
+      if (error instanceof LockNotAvailableError) return undefined;
+      throw error;
+    }
+  }
+
+  /**
+   * Takes a lease, for work that is longer than a transaction: `await using lease = await hf.lease(key(…))`. It is
+   * renewed until it is released, and runs out by the database's clock if this process dies. Its `signal` aborts
+   * before anybody else can get it, and `fenced(tx, lease)` keeps a late write out. `shared(key)` leases exclude
+   * exclusive ones only. With `wait: "skip"` it resolves to undefined if it is not free.
+   */
+  lease(lock: Lockable, options?: LeaseOptions & { wait?: Wait }): Promise<Lease>;
+  lease(lock: Lockable, options: LeaseOptions & { wait: "skip" }): Promise<Lease | undefined>;
+  async lease(lock: Lockable, options: LeaseOptions = {}): Promise<Lease | undefined> {
+    return this.#leases.lease(lock, options);
+  }
+
+  /** Who holds, and who waits for, leases and permits: of one key, or all of them. */
+  async leases(of?: Lockable): Promise<readonly LeaseInfo[]> {
+    return this.#leases.list(of);
+  }
+
+  /** At most `permits` holders at a time, in all processes together, each for as long as its lease lasts. */
+  semaphore(name: Key, options: SemaphoreOptions): Semaphore {
+    return new Semaphore(this.#leases, name, options);
   }
 
   /** What this database, reached through this client, can promise. */
@@ -177,7 +245,21 @@ export class Holdfast<Native> {
       ...probed,
       sessionLocks,
       lockFirstIsolation: isSupported(sessionLocks) ? probed.lockFirstIsolation : [],
+      // A pooler that lends sessions out swallows their messages too.
+      wake: isSupported(sessionLocks) || !isSupported(probed.wake) ? probed.wake : sessionLocks,
     };
+  }
+
+  /** Who holds what, and who waits for whom: locks of this database that Holdfast takes, and what else is waited for. */
+  async inspect(): Promise<Inspection> {
+    const { engine } = this.#database;
+    const capabilities = await this.#probe();
+    require(capabilities.inspect, "hf.inspect");
+    const locks = await withConnection(
+      this.#home,
+      async (connection) => (await engine.inspect?.(connection, capabilities)) ?? [],
+    );
+    return inspection(locks);
   }
 
   /** What kind of failure an error of the driver or the ORM is, if it is one that Holdfast knows. */
@@ -210,7 +292,7 @@ export class Holdfast<Native> {
 
   /** Gives back what is still held. The client stays open: it is yours. */
   async close(): Promise<void> {
-    await this.#sessions.close();
+    await Promise.all([this.#sessions.close(), this.#leases.close()]);
     await this.#database.close?.();
   }
 
@@ -246,8 +328,8 @@ export class Holdfast<Native> {
     }
     const { engine, traits } = this.#database;
     this.#asking = connection
-      ? engine.probe(connection, traits)
-      : withConnection(this.#home, (c) => engine.probe(c, traits));
+      ? engine.probe(connection, traits, this.#strategy)
+      : withConnection(this.#home, (c) => engine.probe(c, traits, this.#strategy));
     try {
       this.#known = await this.#asking;
       return this.#known;
@@ -257,15 +339,16 @@ export class Holdfast<Native> {
   }
 
   /** Who is in the way: told if it can be found out quickly, never at the cost of the error itself. */
-  async #holders(locks: readonly LockRequest[], connection?: Connection): Promise<readonly Holder[]> {
-    const { engine, traits } = this.#database;
+  async #look(
+    ask: (connection: Connection) => Promise<readonly Holder[]>,
+    connection?: Connection,
+  ): Promise<readonly Holder[]> {
     // With one connection the holder is somebody in this process, and the question would wait for it.
-    if (!engine.holders || traits.single) return [];
+    if (this.#database.traits.single) return [];
     let timer: NodeJS.Timeout | undefined;
     const late = new Promise<readonly Holder[]>((resolve) => {
       timer = setTimeout(() => resolve([]), 1000);
     });
-    const ask = (c: Connection) => (engine.holders as NonNullable<typeof engine.holders>)(c, locks);
     try {
       const found = (connection ? ask(connection) : withConnection(this.#home, ask)).catch(() => []);
       return await Promise.race([found, late]);

@@ -21,9 +21,35 @@ export type {
   SqlConnection,
   Wait,
 } from "./core/database.ts";
+export { capabilityMeanings, shownCapability } from "./core/capabilities.ts";
 export type { Capabilities, Strategy, Support, Unsupported } from "./core/capabilities.ts";
 export type { Events } from "./core/events.ts";
+export type { LockView, Session } from "./core/inspect.ts";
+export type { Inspection, WaitChain } from "./watch/inspect.ts";
 export type { Held } from "./locks/hold.ts";
+export { rows } from "./core/rows.ts";
+export type {
+  AllOptions,
+  LockedRows,
+  OrderBy,
+  RowKey,
+  RowKeys,
+  RowOptions,
+  RowsItem,
+  TableName,
+  TableOptions,
+} from "./core/rows.ts";
+export type { RowStrength, TableMode, Where } from "./core/tables.ts";
+export type { LeaseInfo } from "./core/leases.ts";
+export { fenced } from "./locks/lease.ts";
+export type { Lease, LeaseOptions } from "./locks/lease.ts";
+export type { Permit, Semaphore, SemaphoreOptions } from "./locks/semaphore.ts";
+export { versioned } from "./locks/version.ts";
+export type { Versioned, VersionedOptions } from "./locks/version.ts";
+export { once } from "./locks/once.ts";
+export type { OnceOptions, OnceResult } from "./locks/once.ts";
+export { sharded } from "./sharded.ts";
+export type { Sharded } from "./sharded.ts";
 export { isRetryable, isUniqueViolation } from "./core/failure.ts";
 export {
   CommitUnknownError,
@@ -31,15 +57,21 @@ export {
   DeadlineExceededError,
   DeadlockError,
   HoldfastError,
+  LeaseLostError,
   LockLostError,
   LockNotAvailableError,
   LockTimeoutError,
   NoConnectionError,
   NotInTransactionError,
+  OnceError,
   ReplicaError,
+  RowsMissingError,
   SchemaMissingError,
   SerializationError,
   ServerTooOldError,
+  ShardError,
+  StaleFenceError,
+  StaleVersionError,
   TransactionAbortedError,
   UnsupportedError,
   UsageError,

@@ -3,6 +3,7 @@ import { NotInTransactionError, UsageError } from "../core/errors.ts";
 import { unlessAborted } from "../core/queue.ts";
 import { revocable } from "../core/revocable.ts";
 import { Single } from "../core/single.ts";
+import { sql } from "../core/sql.ts";
 import { postgres, render } from "../engines/postgres/index.ts";
 
 /** The part of a `pg` Client that is used here: any version or fork that has it will do. */
@@ -151,6 +152,7 @@ export function fromPg<Client extends PgPool | PgClient>(
     traits: {
       client: "pg",
       cancel: true,
+      listen: isPool(client),
       embedded: false,
       single: !isPool(client),
       pinned: true,
@@ -164,9 +166,55 @@ export function fromPg<Client extends PgPool | PgClient>(
         );
       throw new NotInTransactionError("this is no Client of the package pg");
     },
+    ...(isPool(client) && {
+      listen: (channel, wake, signal) => listen(client as PgPool & Factory, channel, wake, signal),
+    }),
     unwrap,
   };
   return database as Database<never, SqlConnection>;
+}
+
+/** What a pool makes its clients with. */
+interface Factory {
+  readonly Client: new (options: object) => PgClient & Listener;
+  readonly options: object;
+}
+
+interface Listener {
+  connect(): Promise<unknown>;
+  end(): Promise<void>;
+  unref?(): void;
+  on(event: "notification", listener: (message: { channel: string; payload?: string }) => void): unknown;
+}
+
+/**
+ * On a client of its own, made as the pool makes its own: one taken out of the pool would be missing there, perhaps
+ * to renew a lease, and `pool.end()` would wait for it.
+ */
+async function listen(
+  { Client, options }: Factory,
+  channel: string,
+  wake: (payload: string) => void,
+  signal: AbortSignal,
+): Promise<void> {
+  signal.throwIfAborted();
+  const client = new Client(options);
+  const end = () => void client.end().catch(() => {});
+  client.on("error", () => {});
+  client.on("notification", (message) => {
+    if (message.channel === channel) wake(message.payload ?? "");
+  });
+  signal.addEventListener("abort", end, { once: true });
+  try {
+    await client.connect();
+    // Whoever waits keeps the process; the one who tells them need not.
+    client.unref?.();
+    await client.query(render(sql`LISTEN ${sql.id(channel)}`).text);
+    signal.throwIfAborted();
+  } catch (error) {
+    end();
+    throw error;
+  }
 }
 
 async function checkOut(

@@ -49,7 +49,7 @@ export function fromPglite<Tx extends PgliteTransaction>(
   const door = Single.of(client);
   return {
     engine: postgres,
-    traits: { client: "pglite", cancel: false, embedded: true, single: true, pinned: false },
+    traits: { client: "pglite", cancel: false, listen: false, embedded: true, single: true, pinned: false },
     async transaction({ locks, wait, signal, isolation, isolationIsDefault }, body) {
       const leave = await door.enter({ use: "transaction", locks, wait, signal });
       try {

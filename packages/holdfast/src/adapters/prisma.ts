@@ -135,7 +135,7 @@ export function fromPrisma<Client extends PrismaClientLike>(
   const watched = watching(client);
   return {
     engine: postgres,
-    traits: { client: "prisma", cancel: false, embedded: false, single: false, pinned: false },
+    traits: { client: "prisma", cancel: false, listen: false, embedded: false, single: false, pinned: false },
     transaction({ isolation, isolationIsDefault, deadlineMs }, body) {
       // Said only where it is not the server's default: Prisma would spend a round trip on it, and the engine verifies it.
       const level = isolationIsDefault ? {} : { isolationLevel: levels[isolation] };

@@ -1,5 +1,6 @@
 import { UnsupportedError } from "./errors.ts";
 import type { Isolation } from "./database.ts";
+import type { RowStrength, TableMode } from "./tables.ts";
 
 /** A deliberate gap, and its reason. Asking for it throws that reason. */
 export interface Unsupported {
@@ -24,7 +25,13 @@ export function require<T>(support: Support<T>, what: string): T {
 }
 
 /** How a lock is kept. */
-export type Strategy = "transaction advisory" | "session advisory" | "lock row" | "database write lock";
+export const strategies = [
+  "transaction advisory",
+  "session advisory",
+  "lock row",
+  "database write lock",
+] as const;
+export type Strategy = (typeof strategies)[number];
 
 /** One table of what a database, reached through a client, can promise. Shared code asks this, and nothing else. */
 export interface Capabilities {
@@ -42,6 +49,20 @@ export interface Capabilities {
   readonly sharedLocks: Support;
   /** `key`: locks of different keys do not wait for each other. `database`: they do. */
   readonly granularity: "key" | "database";
+  /** Strengths of row locks (`tx.rows`). */
+  readonly rowLocks: Support<readonly RowStrength[]>;
+  /** Modes of table locks (`tx.table`). */
+  readonly tableLocks: Support<readonly TableMode[]>;
+  /** Leases, semaphores and reader-writer leases. */
+  readonly leases: Support;
+  /** Those who wait for a lease are woken when it is released; elsewhere they look again and again. */
+  readonly wake: Support;
+  /** Compare-and-set by a version column (`versioned`). */
+  readonly versions: Support;
+  /** Effects that happen once (`once`). */
+  readonly once: Support;
+  /** A nested transaction that fails is undone alone, and the outer one can go on. */
+  readonly savepoints: Support;
   /** Isolation levels under which a transaction may take locks. */
   readonly lockIsolation: readonly Isolation[];
   /** Isolation levels whose snapshot would be older than the lock: the lock is taken on the session, before BEGIN. */
@@ -56,9 +77,52 @@ export interface Capabilities {
   readonly commitOutcome: Support;
   /** A timeout names who held the lock. */
   readonly holders: Support;
+  /** Who holds what and who waits for whom (`hf.inspect`). */
+  readonly inspect: Support;
   /** Keys that the server itself hashes, to meet locks that older code takes (`key.hashtext`, `key.hashtextextended`). */
   readonly foreignKeys: Support;
   readonly connections: "many" | "one";
   /** Facts for the engine itself. */
   readonly details?: Readonly<Record<string, boolean>>;
+}
+
+/** What each of them means, in a sentence: for whoever prints the table, and for the documentation. */
+export const capabilityMeanings: Readonly<Record<keyof Capabilities, string>> = {
+  engine: "the family",
+  flavour: "the member of the family that answered",
+  version: "the server's own word",
+  client: "the client library",
+  transactionLocks: "how a lock of `hf.transaction` is kept",
+  joinedLocks: "how a lock in your own transaction is kept",
+  sessionLocks: "how a lock of `hf.hold` is kept",
+  sharedLocks: "whether `shared(key)` works for locks of transactions and sessions",
+  rowLocks: "strengths of row locks (`tx.rows`)",
+  tableLocks: "modes of table locks (`tx.table`)",
+  leases: "leases, semaphores and reader-writer leases",
+  wake: "whether those who wait for a lease are woken; elsewhere they look again and again",
+  versions: "compare-and-set by a version column (`versioned`)",
+  once: "effects that happen once (`once`)",
+  savepoints: "whether a nested transaction that fails is undone alone, and the outer one can go on",
+  granularity: "`key`: different keys do not wait for each other; `database`: they do",
+  lockIsolation: "isolation levels under which a transaction may take locks",
+  lockFirstIsolation: "levels under which the lock is taken on the session, before BEGIN",
+  isolation: "levels that a transaction may have",
+  defaultIsolation: "the server's default; Holdfast's own is READ COMMITTED",
+  cancel: "whether an abort ends the wait on the server",
+  serverDeadline:
+    "whether the server ends a transaction that outlives its deadline, also if this process is frozen",
+  commitOutcome: "whether a COMMIT whose answer was lost can be looked up",
+  holders: "whether a timeout names who held the lock",
+  inspect: "whether `hf.inspect()` tells who holds what",
+  foreignKeys: "whether `key.hashtext` and `key.hashtextextended` work",
+  connections: "`many`, or `one` that all transactions queue up for",
+  details: "facts for the engine itself",
+};
+
+/** One capability as text: "yes", a value, a list, or "no". */
+export function shownCapability(value: unknown): string {
+  if (value === true) return "yes";
+  if (Array.isArray(value)) return value.length === 0 ? "none" : value.join(", ");
+  if (!isSupported(value)) return "no";
+  return String(value);
 }

@@ -3,10 +3,14 @@
  * **database** is one client library that reaches it: how to get a connection, send, cancel. Shared code sees
  * only these types and asks `capabilities` what holds; it never asks which engine it is on.
  */
-import type { Capabilities } from "./capabilities.ts";
+import type { Capabilities, Strategy } from "./capabilities.ts";
 import type { Holder } from "./errors.ts";
+import type { LockView } from "./inspect.ts";
 import type { LockRequest } from "./key.ts";
+import type { Leases } from "./leases.ts";
+import type { Replay } from "./replay.ts";
 import type { Statement } from "./sql.ts";
+import type { Tables } from "./tables.ts";
 
 export type Isolation = "read uncommitted" | "read committed" | "repeatable read" | "serializable";
 
@@ -59,6 +63,8 @@ export interface ClientTraits {
   readonly pinned: boolean;
   /** An abort ends the wait on the server, not only in this process. */
   readonly cancel: boolean;
+  /** It passes on messages of the server (see `listen`). */
+  readonly listen: boolean;
   /** The server is part of this process: nobody else can reach it, or end what we began. */
   readonly embedded: boolean;
   /** One connection for everybody in this process: transactions queue up behind one another. */
@@ -99,6 +105,11 @@ export interface Database<Native = unknown, C extends Connection = Connection> {
   join(native: Native): C;
   /** Ends what the adapter itself has opened; the caller's client stays open. */
   close?(): void | Promise<void>;
+  /**
+   * Calls `wake` with each message that the server sends on a channel, until the signal aborts. Resolves once it
+   * listens; rejects if it cannot, and from then on nothing depends on it. Absent where the client has no such thing.
+   */
+  listen?(channel: string, wake: (payload: string) => void, signal: AbortSignal): Promise<void>;
   /** The driver's error inside the client library's, with a `code` that the engine knows. */
   unwrap?(error: unknown): DriverError | undefined;
 }
@@ -184,8 +195,8 @@ export interface Migration {
 
 export interface Engine<C extends Connection = Connection> {
   readonly name: string;
-  /** Asks the server once what it is and can do; refuses servers below the minimum. */
-  probe(connection: C, traits: ClientTraits): Promise<Capabilities>;
+  /** Asks the server once what it is and can do; refuses servers below the minimum, and a strategy it does not have. */
+  probe(connection: C, traits: ClientTraits, wish?: Strategy): Promise<Capabilities>;
   /** BEGIN, deadline and locks, in as few round trips as the client allows. Not granted: the caller rolls back. */
   begin(connection: C, open: Open): Promise<Grant & { begun?: Begun }>;
   /** Resolves to whether the connection is fit for others. A COMMIT that became a ROLLBACK throws. */
@@ -195,9 +206,19 @@ export interface Engine<C extends Connection = Connection> {
   lock(connection: C, call: LockCall): Promise<Grant>;
   /** Locks of a pinned session, until given back. */
   readonly session?: SessionLocks<C>;
+  /** Rows and tables of the caller's; the capabilities say why where this is missing. */
+  readonly tables?: Tables<C>;
+  readonly leases?: Leases<C>;
+  readonly replay?: Replay<C>;
   /** What became of a transaction whose connection died during COMMIT. */
   outcome?(connection: C, identity: string): Promise<"committed" | "aborted" | "in progress" | "unknown">;
-  holders?(connection: C, locks: readonly LockRequest[]): Promise<readonly Holder[]>;
+  holders?(
+    connection: C,
+    locks: readonly LockRequest[],
+    capabilities: Capabilities,
+  ): Promise<readonly Holder[]>;
+  /** What is held and waited for, from the cheapest source that tells the truth. */
+  inspect?(connection: C, capabilities: Capabilities): Promise<readonly LockView[]>;
   /** A statement for `tx.query`; engines without SQL leave it out. */
   query?(connection: C, statement: Statement): Promise<Result>;
   classify(error: DriverError): Failure | undefined;

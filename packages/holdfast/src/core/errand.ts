@@ -28,7 +28,7 @@ export async function withConnection<Native, C extends Connection, T>(
     }
   }
   let value: { result: T } | undefined;
-  await database.transaction?.(
+  const running = database.transaction?.(
     {
       ...purpose,
       isolation: "read committed",
@@ -40,5 +40,7 @@ export async function withConnection<Native, C extends Connection, T>(
       value = { result: await errand(connection) };
     },
   );
+  // The client has its own limits, for the pool and for the transaction; a silent network is subject to neither.
+  if (running) await within(errandMs + 2 * ms, running);
   return (value as { result: T }).result;
 }

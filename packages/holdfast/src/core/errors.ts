@@ -59,15 +59,19 @@ export function keyNames(requests: readonly LockRequest[], show = (name: string)
   return requests.map(({ key, mode }) => (mode === "shared" ? `${show(key.name)} (shared)` : show(key.name)));
 }
 
+const ruined =
+  " The transaction cannot go on, unless the call was in a savepoint (`tx.transaction`) of its own.";
+
 /** The wait was over before the lock was free. Nothing of the transaction's work was kept. */
 export class LockTimeoutError extends HoldfastError {
   readonly keys: readonly string[];
   readonly waitedMs: number;
   readonly holders: readonly Holder[];
-  constructor(blocked: Blocked & { waitedMs: number }, cause?: unknown) {
+  /** `usable`: the transaction can go on. */
+  constructor(blocked: Blocked & { waitedMs: number }, cause?: unknown, usable = true) {
     super(
       "HF_LOCK_TIMEOUT",
-      `Waited ${blocked.waitedMs} ms for ${named(blocked.keys)} in vain.${held(blocked)}` +
+      `Waited ${blocked.waitedMs} ms for ${named(blocked.keys)} in vain.${held(blocked)}${usable ? "" : ruined}` +
         ` Try again later, give \`wait\` more time, or shorten what the holder does under the lock.`,
       { retryable: true, cause },
     );
@@ -81,11 +85,11 @@ export class LockTimeoutError extends HoldfastError {
 export class LockNotAvailableError extends HoldfastError {
   readonly keys: readonly string[];
   readonly holders: readonly Holder[];
-  constructor(blocked: Blocked) {
+  constructor(blocked: Blocked, usable = true) {
     super(
       "HF_LOCK_NOT_AVAILABLE",
-      `${blocked.keys.length === 1 ? "The lock" : "At least one of the locks"} ${blocked.keys.join(", ")} is taken, and the call was not to wait.${held(blocked)}` +
-        ` Use \`tryLock\` to get an answer instead of an error, or \`wait: ms\` to wait.`,
+      `${blocked.keys.length === 1 ? "The lock" : "At least one of the locks"} ${blocked.keys.join(", ")} is taken, and the call was not to wait.${held(blocked)}${usable ? "" : ruined}` +
+        ` Use \`wait: "skip"\` (or \`tryLock\`) to get an answer instead of an error, or \`wait: ms\` to wait.`,
       { retryable: true },
     );
     this.keys = blocked.keys;
@@ -216,6 +220,101 @@ export class SchemaMissingError extends HoldfastError {
   }
 }
 
+/** Keys were given that name no row. Nothing was wrong with the locks. */
+export class RowsMissingError extends HoldfastError {
+  readonly table: string;
+  readonly missing: readonly unknown[];
+  constructor(table: string, missing: readonly unknown[]) {
+    const shown = missing
+      .slice(0, 5)
+      .map((key) => shownKey(key))
+      .join(", ");
+    super(
+      "HF_ROWS_MISSING",
+      `${table} has no row ${shown}${missing.length > 5 ? ` and ${missing.length - 5} more` : ""}. If that may be so, ask with \`missing: "report"\` and look at \`missing\` of the result.`,
+    );
+    this.table = table;
+    this.missing = missing;
+  }
+}
+
+/** The row has changed since it was read, more often than the call was to try. */
+export class StaleVersionError extends HoldfastError {
+  readonly table: string;
+  readonly key: unknown;
+  /** The version that was read. */
+  readonly expected: unknown;
+  /** The version that is there now; undefined if the row is gone. */
+  readonly found: unknown;
+  constructor(table: string, key: unknown, expected: unknown, found: unknown, attempts: number) {
+    super(
+      "HF_STALE_VERSION",
+      `${table} ${shownKey(key)} was read at version ${String(expected)} and ${found === undefined ? "is gone" : `is at ${String(found)}`} now${attempts > 1 ? ` (attempt ${attempts})` : ""}. ` +
+        `Read it again and decide anew, allow more \`attempts\`, or lock the row (\`tx.rows\`) where many write to it.`,
+      { retryable: found !== undefined },
+    );
+    this.table = table;
+    this.key = key;
+    this.expected = expected;
+    this.found = found;
+  }
+}
+
+/** A lease that is no longer ours, or may not be: the reason of its `signal`. */
+export class LeaseLostError extends HoldfastError {
+  readonly lease: string;
+  readonly fence: number;
+  constructor(lease: string, fence: number, detail: string, cause?: unknown) {
+    super(
+      "HF_LEASE_LOST",
+      `The lease ${lease} (fence ${fence}) can no longer be relied on: ${detail}. Stop the work it protects.`,
+      {
+        cause,
+      },
+    );
+    this.lease = lease;
+    this.fence = fence;
+  }
+}
+
+/** `fenced(tx, lease)`: somebody else has had the lease since. The transaction must not write. */
+export class StaleFenceError extends HoldfastError {
+  readonly lease: string;
+  readonly fence: number;
+  /** The newest fence known for the resource. */
+  readonly newest: number;
+  constructor(lease: string, fence: number, newest: number) {
+    super(
+      "HF_STALE_FENCE",
+      newest > fence
+        ? `The lease ${lease} with fence ${fence} is over: fence ${newest} has been given since. Nothing may be written for it any more.`
+        : `The lease ${lease} with fence ${fence} is over: it was released, or ran out. Nothing may be written for it any more.`,
+    );
+    this.lease = lease;
+    this.fence = fence;
+    this.newest = newest;
+  }
+}
+
+/** `once`: the id has been used with another payload, or is too old for its record to be still there. */
+export class OnceError extends HoldfastError {
+  readonly id: string;
+  constructor(code: "HF_ONCE_CONFLICT" | "HF_ONCE_TOO_OLD", id: string, detail: string) {
+    super(code, `once ${id}: ${detail}`);
+    this.id = id;
+  }
+}
+
+/** One call, or one transaction, would need two shards. */
+export class ShardError extends HoldfastError {
+  constructor(detail: string) {
+    super(
+      "HF_SHARDS",
+      `${detail} A transaction lives on one shard: choose keys that are routed together, or do one after the other.`,
+    );
+  }
+}
+
 /** A session lock whose connection died, or was found to be no longer ours. */
 export class LockLostError extends HoldfastError {
   constructor(keys: readonly string[], detail: string, cause?: unknown) {
@@ -225,6 +324,21 @@ export class LockLostError extends HoldfastError {
       { cause },
     );
   }
+}
+
+/** A key of a row, for people. */
+export function shownKey(key: unknown): string {
+  const text =
+    typeof key === "object" && key !== null && !(key instanceof Date) && !(key instanceof Uint8Array)
+      ? Object.entries(key)
+          .map(([column, value]) => `${column}=${String(value)}`)
+          .join(", ")
+      : key instanceof Date && !Number.isNaN(key.getTime())
+        ? key.toISOString()
+        : key instanceof Uint8Array
+          ? `0x${Buffer.from(key).toString("hex")}`
+          : String(key);
+  return text.length > 80 ? `${text.slice(0, 77)}...` : text;
 }
 
 export function message(error: unknown): string {

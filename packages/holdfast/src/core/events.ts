@@ -25,6 +25,16 @@ export interface Events {
   "holdfast:session:held": { locks: readonly string[]; waitedMs: number };
   "holdfast:session:released": { locks: readonly string[] };
   "holdfast:session:lost": { locks: readonly string[]; error: unknown };
+  "holdfast:rows:locked": { table: string; rows: number; waitedMs: number };
+  "holdfast:rows:refused": { table: string; waitedMs: number; reason: "busy" | "timeout" };
+  "holdfast:table:locked": { table: string; mode: string; waitedMs: number };
+  "holdfast:lease:granted": { lease: string; fence: number; waitedMs: number };
+  "holdfast:lease:refused": { lease: string; waitedMs: number; reason: "busy" | "timeout" };
+  "holdfast:lease:renewed": { lease: string; fence: number };
+  "holdfast:lease:released": { lease: string; fence: number };
+  "holdfast:lease:lost": { lease: string; fence: number; error: unknown };
+  "holdfast:version:stale": { table: string; attempt: number };
+  "holdfast:once:replayed": { id: string };
   "holdfast:migrated": { id: number; name: string };
 }
 

@@ -8,6 +8,8 @@ import { UsageError } from "./errors.ts";
 export interface Key {
   /** For people: shown in errors, events and, unless turned off, in the server's list of sessions. */
   readonly name: string;
+  /** What it was made of, namespace first: what shards are chosen by. */
+  readonly parts: readonly string[];
   readonly form: KeyForm;
   /** Canonical order and equality of keys. */
   readonly id: string;
@@ -36,16 +38,18 @@ export type KeyPart = string | number | bigint;
 class Made implements Key {
   readonly name: string;
   readonly id: string;
+  readonly parts: readonly string[];
   readonly form: KeyForm;
-  constructor(name: string, id: string, form: KeyForm) {
+  constructor(name: string, id: string, parts: readonly string[], form: KeyForm) {
+    this.parts = parts;
     this.name = name.length > 120 ? `${name.slice(0, 117)}...` : name;
     this.id = id;
     this.form = form;
   }
 }
 
-function make(name: string, id: string, form: KeyForm): Key {
-  return new Made(name, id, form);
+function make(name: string, id: string, parts: readonly string[], form: KeyForm): Key {
+  return new Made(name, id, parts, form);
 }
 
 function bad(detail: string): UsageError {
@@ -95,7 +99,7 @@ function printable(value: string): string {
 export function key(namespace: string, ...parts: KeyPart[]): Key {
   const texts = [namespace, ...parts].map(part);
   const hash = digest("sha256", encode(texts), "buffer").readBigInt64BE(0);
-  return make(printable(texts.join(":")), `n${hash}`, { kind: "name", hash });
+  return make(printable(texts.join(":")), `n${hash}`, texts, { kind: "name", hash });
 }
 
 function integer(value: unknown, what: string, low: bigint, high: bigint): bigint {
@@ -112,13 +116,17 @@ const int4 = [-(2n ** 31n), 2n ** 31n - 1n] as const;
 /** The lock of `pg_advisory_lock(n)`. */
 key.bigint = (n: bigint | number): Key => {
   const value = integer(n, "key.bigint", ...int8);
-  return make(`bigint ${value}`, `n${value}`, { kind: "bigint", value });
+  return make(`bigint ${value}`, `n${value}`, [String(value)], { kind: "bigint", value });
 };
 
 /** The lock of `pg_advisory_lock(a, b)`. */
 key.int = (a: number, b: number): Key => {
   const [x, y] = [integer(a, "key.int: a", ...int4), integer(b, "key.int: b", ...int4)];
-  return make(`int ${x},${y}`, `i${x},${y}`, { kind: "int", a: Number(x), b: Number(y) });
+  return make(`int ${x},${y}`, `i${x},${y}`, [String(x), String(y)], {
+    kind: "int",
+    a: Number(x),
+    b: Number(y),
+  });
 };
 
 function hashtext(text: string): Key;
@@ -126,9 +134,9 @@ function hashtext(namespace: string, text: string): Key;
 function hashtext(first: string, second?: string): Key {
   const one = sqlText(first, "key.hashtext");
   if (second === undefined)
-    return make(printable(`hashtext ${one}`), `h${encode([one])}`, { kind: "hashtext", texts: [one] });
+    return make(printable(`hashtext ${one}`), `h${encode([one])}`, [one], { kind: "hashtext", texts: [one] });
   const two = sqlText(second, "key.hashtext");
-  return make(printable(`hashtext ${one},${two}`), `h${encode([one, two])}`, {
+  return make(printable(`hashtext ${one},${two}`), `h${encode([one, two])}`, [one, two], {
     kind: "hashtext",
     texts: [one, two],
   });
@@ -148,7 +156,7 @@ key.hashtext = hashtext;
 key.hashtextextended = (s: string, seed: bigint | number = 0n): Key => {
   const checked = sqlText(s, "key.hashtextextended");
   const big = integer(seed, "key.hashtextextended: seed", ...int8);
-  return make(printable(`hashtextextended ${checked}`), `x${big}:${checked}`, {
+  return make(printable(`hashtextextended ${checked}`), `x${big}:${checked}`, [checked], {
     kind: "hashtextextended",
     text: checked,
     seed: big,

@@ -17,7 +17,19 @@ import { interruptible } from "./interrupt.ts";
 import { type LockMode, type LockRequest, type Lockable, canonical, wanted } from "./key.ts";
 import { checkCall, checkNames, checkSignal } from "./options.ts";
 import { Queue } from "./queue.ts";
+import type {
+  AllOptions,
+  AllResults,
+  Items,
+  LockedRows,
+  RowKeys,
+  RowLocker,
+  RowOptions,
+  TableName,
+  TableOptions,
+} from "./rows.ts";
 import type { Statement } from "./sql.ts";
+import type { TableMode, Where } from "./tables.ts";
 import { checkWait } from "./wait.ts";
 
 /** What a body works with: a transaction, or a savepoint inside one. */
@@ -28,10 +40,43 @@ export interface Transaction<Native> {
   readonly signal: AbortSignal;
   /** 1 on the first run, 2 on the first retry, … */
   readonly attempt: number;
-  /** Takes locks until the end of the transaction (or until a rollback of this savepoint). */
-  lock(locks: Lockable | readonly Lockable[], options?: LockOptions): Promise<void>;
+  /**
+   * Takes locks until the end of the transaction (or until a rollback of this savepoint). With `wait: "skip"` it
+   * resolves to false if any of them is taken.
+   */
+  lock(locks: Lockable | readonly Lockable[], options?: LockOptions & { wait?: Wait }): Promise<void>;
+  lock(locks: Lockable | readonly Lockable[], options: LockOptions & { wait: "skip" }): Promise<boolean>;
   /** The same without waiting: false if any of them is taken, and then none is held. */
   tryLock(locks: Lockable | readonly Lockable[]): Promise<boolean>;
+  /**
+   * Locks rows until the end of the transaction and returns them as they are under the lock: those named by a list of
+   * keys, or those that a condition holds for. They are locked in the order of their primary key, whatever order
+   * they are asked for in, so that two callers cannot deadlock on them.
+   */
+  rows<R extends object = Row, C extends keyof R & string = keyof R & string>(
+    table: TableName,
+    which: RowKeys<NoInfer<R>> | Where,
+    options?: RowOptions<C>,
+  ): Promise<LockedRows<Pick<R, C>>>;
+  /** One row by its key. Throws `RowsMissingError` if there is none; with `wait: "skip"`, undefined if it is locked. */
+  row<R extends object = Row, C extends keyof R & string = keyof R & string>(
+    table: TableName,
+    key: RowKeys<NoInfer<R>>[number],
+    options?: RowOptions<C> & { wait?: Wait },
+  ): Promise<Pick<R, C>>;
+  row<R extends object = Row, C extends keyof R & string = keyof R & string>(
+    table: TableName,
+    key: RowKeys<NoInfer<R>>[number],
+    options: RowOptions<C> & { wait: "skip" },
+  ): Promise<Pick<R, C> | undefined>;
+  /**
+   * Locks keys and rows of several tables in one order that is the same for everybody:
+   * `tx.lockAll([key("report", id), rows("account", [a, b]), rows("stock", skus)])`. Resolves to the rows of each.
+   */
+  lockAll<const I extends Items>(items: I, options?: AllOptions): Promise<AllResults<I>>;
+  /** Locks a whole table, for maintenance. With `wait: "skip"` it resolves to false if it is not free. */
+  table(name: TableName, mode: TableMode, options?: TableOptions & { wait?: Wait }): Promise<void>;
+  table(name: TableName, mode: TableMode, options: TableOptions & { wait: "skip" }): Promise<boolean>;
   /** Whether this transaction took the lock through Holdfast and still has it. */
   holds(lock: Lockable): boolean;
   /** Runs a statement built with `sql`; the same on every engine that speaks SQL. */
@@ -42,15 +87,17 @@ export interface Transaction<Native> {
 }
 
 export interface LockOptions {
-  /** Milliseconds, or "nowait". Default: the instance's `wait` (5 s). */
-  readonly wait?: Wait;
+  /** Milliseconds, or "nowait" to throw at once. Default: the instance's `wait` (5 s). */
+  readonly wait?: Wait | "skip";
   readonly signal?: AbortSignal | undefined;
 }
 
 const lockNames = new Set(["wait", "signal"]);
 const nestedNames = new Set(["lock", "wait", "signal", "isolation", "readOnly"]);
 
-export interface NestedOptions extends LockOptions {
+export interface NestedOptions {
+  readonly wait?: Wait;
+  readonly signal?: AbortSignal | undefined;
   readonly lock?: Lockable | readonly Lockable[];
   readonly isolation?: Isolation;
   readonly readOnly?: boolean;
@@ -61,6 +108,7 @@ export interface Home<Native, C extends Connection> {
   readonly database: Database<Native, C>;
   readonly current: AsyncLocalStorage<Scope<Native, C>>;
   readonly wait: Wait;
+  readonly rows: RowLocker<Scope<Native, C>, C>;
   /** As errors and events show them. */
   names(locks: readonly LockRequest[]): string[];
   /** As the server may show them: none if they are not to be seen there. */
@@ -68,9 +116,15 @@ export interface Home<Native, C extends Connection> {
   capabilities(connection?: C): Promise<Capabilities>;
   /** The same, if it has been asked before. */
   known(): Capabilities | undefined;
+  /** As errors and events show the name of a row. */
+  show(name: string): string;
   holders(locks: readonly LockRequest[], connection?: C): Promise<readonly Holder[]>;
+  /** Asks who is in the way, if it can be found out quickly. */
+  look(ask: (connection: C) => Promise<readonly Holder[]>, connection?: C): Promise<readonly Holder[]>;
   /** Whether locks of a session hold: not only what the server says, but what an experiment has shown. */
   sessionSupport(): Promise<Support<Strategy>>;
+  /** Throws if these locks do not belong on this database, where there are several. */
+  guard?(locks: readonly LockRequest[]): void;
 }
 
 export interface Place<Native, C extends Connection> {
@@ -81,6 +135,14 @@ export interface Place<Native, C extends Connection> {
   readonly joined: boolean;
   readonly isolation?: Isolation;
   readonly readOnly?: boolean;
+}
+
+/** What statements of ours inside a transaction get to know. */
+export interface Work<C extends Connection> {
+  readonly connection: C;
+  readonly capabilities: Capabilities;
+  readonly joined: boolean;
+  readonly signal: AbortSignal;
 }
 
 export class Scope<Native, C extends Connection> implements Transaction<Native> {
@@ -148,6 +210,10 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     return this;
   }
 
+  get open(): boolean {
+    return this.#closed === undefined;
+  }
+
   #assertOpen(): void {
     if (this.#closed !== undefined) {
       throw new UsageError(
@@ -157,12 +223,67 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     }
   }
 
-  async lock(locks: Lockable | readonly Lockable[], options: LockOptions = {}): Promise<void> {
+  get home(): Home<Native, C> {
+    return this.#home;
+  }
+
+  lock(locks: Lockable | readonly Lockable[], options?: LockOptions & { wait?: Wait }): Promise<void>;
+  lock(locks: Lockable | readonly Lockable[], options: LockOptions & { wait: "skip" }): Promise<boolean>;
+  async lock(locks: Lockable | readonly Lockable[], options: LockOptions = {}): Promise<void | boolean> {
     const requests = canonical(locks);
     checkNames("tx.lock", options, lockNames);
     checkSignal(options.signal);
-    const wait = options.wait === undefined ? this.#home.wait : checkWait(options.wait);
-    await this.here().#lockOrThrow(requests, wait, options.signal);
+    const { wait: patience } = options;
+    if (patience === "skip")
+      return (await this.here().#lock(requests, "nowait", options.signal)) === undefined;
+    const wait = patience === undefined ? this.#home.wait : checkWait(patience);
+    return this.here().#lockOrThrow(requests, wait, options.signal);
+  }
+
+  rows<R extends object = Row, K extends keyof R & string = keyof R & string>(
+    table: TableName,
+    which: RowKeys<NoInfer<R>> | Where,
+    options: RowOptions<K> = {},
+  ): Promise<LockedRows<Pick<R, K>>> {
+    return this.#home.rows.rows(this, table, which, options) as Promise<LockedRows<never>>;
+  }
+
+  async row<R extends object = Row, K extends keyof R & string = keyof R & string>(
+    table: TableName,
+    key: RowKeys<NoInfer<R>>[number],
+    options: RowOptions<K> = {},
+  ): Promise<Pick<R, K>> {
+    const [row] = await this.#home.rows.rows(this, table, [key], options);
+    return row as Pick<R, K>;
+  }
+
+  lockAll<const I extends Items>(items: I, options: AllOptions = {}): Promise<AllResults<I>> {
+    return this.#home.rows.all(this, items, options) as Promise<AllResults<I>>;
+  }
+
+  table(name: TableName, mode: TableMode, options?: TableOptions & { wait?: Wait }): Promise<void>;
+  table(name: TableName, mode: TableMode, options: TableOptions & { wait: "skip" }): Promise<boolean>;
+  table(name: TableName, mode: TableMode, options: TableOptions = {}): Promise<void | boolean> {
+    return this.#home.rows.table(this, name, mode, options);
+  }
+
+  /** Runs statements of ours on the transaction's connection, one such call at a time, until the signal aborts. */
+  async work<T>(run: (work: Work<C>) => Promise<T>, signal?: AbortSignal): Promise<T> {
+    const scope = this.here();
+    scope.#assertOpen();
+    return scope.#queue.run(async () => {
+      scope.#assertOpen();
+      const { connection, joined, signal: own } = scope.#place;
+      const capabilities = scope.#home.known() ?? (await scope.#home.capabilities(connection));
+      const abort = signal ? AbortSignal.any([signal, own]) : own;
+      try {
+        return await interruptible(connection, abort, () =>
+          run({ connection, capabilities, joined, signal: abort }),
+        );
+      } catch (error) {
+        throw scope.#explain(error);
+      }
+    }, signal);
   }
 
   async tryLock(locks: Lockable | readonly Lockable[]): Promise<boolean> {
@@ -185,29 +306,20 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     wait: Wait,
     signal?: AbortSignal,
   ): Promise<{ reason: "busy" | "timeout"; usable: boolean; waitedMs: number; cause?: unknown } | undefined> {
-    this.#assertOpen();
-    return this.#queue.run(async () => {
-      this.#assertOpen();
-      const { connection, joined, signal: own } = this.#place;
+    return this.work(async ({ connection, capabilities, joined, signal: abort }) => {
       // In a joined transaction the caller may roll back to savepoints of its own: what we took may be gone, so ask again.
       const missing = joined ? requests : requests.filter((request) => !this.has(request));
       if (missing.length === 0) return undefined;
-      const capabilities = this.#home.known() ?? (await this.#home.capabilities(connection));
+      this.#home.guard?.(missing);
       checkSupport(missing, capabilities, joined);
-      const shown = this.#home.shown(missing);
       const started = performance.now();
-      const abort = signal ? AbortSignal.any([signal, own]) : own;
-      const grant = await interruptible(connection, abort, () =>
-        this.#home.database.engine.lock(connection, {
-          locks: missing,
-          wait,
-          names: shown,
-          joined,
-          capabilities,
-          signal: abort,
-        }),
-      ).catch((error: unknown) => {
-        throw this.#explain(error);
+      const grant = await this.#home.database.engine.lock(connection, {
+        locks: missing,
+        wait,
+        names: this.#home.shown(missing),
+        joined,
+        capabilities,
+        signal: abort,
       });
       const waitedMs = performance.now() - started;
       const names = () => this.#home.names(missing);
@@ -329,4 +441,25 @@ export function checkSupport(
     if (key.form.kind === "hashtext" || key.form.kind === "hashtextextended")
       require(capabilities.foreignKeys, `The lock ${key.name}`);
   }
+}
+
+const homes = new WeakMap<object, Home<unknown, Connection>>();
+
+/** For what takes an instance as an argument. */
+export function remember<Native, C extends Connection>(instance: object, home: Home<Native, C>): void {
+  homes.set(instance, home);
+}
+
+export function homeOf(instance: unknown, call: string): Home<unknown, Connection> {
+  const home = typeof instance === "object" && instance !== null ? homes.get(instance) : undefined;
+  if (!home) throw new UsageError(`${call}: this is not what holdfast(…) returns`);
+  return home;
+}
+
+/** The scope behind a `tx` of `hf.transaction` or `hf.join`, for what takes one as an argument. */
+export function scopeOf(tx: unknown, call: string): Scope<unknown, Connection> {
+  if (tx instanceof Scope) return tx as Scope<unknown, Connection>;
+  throw new UsageError(
+    `${call}: this is no transaction of Holdfast. Pass the \`tx\` of hf.transaction(async (tx) => …), or hf.join(yourTransaction).`,
+  );
 }

@@ -32,6 +32,11 @@ function statement(parts: readonly string[], values: readonly unknown[]): Statem
   return made;
 }
 
+/** Made by `sql`, and by nothing else: an object that came from outside must not become SQL. */
+export function isStatement(value: unknown): value is Statement {
+  return typeof value === "object" && value !== null && branded.has(value);
+}
+
 /** Tagged template: `` sql`select ${value} from ${sql.id("my table")}` ``. Fragments nest. */
 export function sql(strings: TemplateStringsArray, ...values: readonly unknown[]): Statement {
   const parts: string[] = [];
@@ -43,8 +48,8 @@ export function sql(strings: TemplateStringsArray, ...values: readonly unknown[]
     text = after;
   };
   values.forEach((value, i) => {
-    if (typeof value === "object" && value !== null && branded.has(value)) {
-      const inner = value as Statement;
+    if (isStatement(value)) {
+      const inner = value;
       text += inner.parts[0];
       inner.values.forEach((v, j) => bind(v, inner.parts[j + 1] as string));
     } else bind(value, "");

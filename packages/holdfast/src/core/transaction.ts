@@ -41,6 +41,11 @@ export interface TransactionOptions {
   readonly separate?: boolean;
 }
 
+/** Whatever opens transactions: an instance of Holdfast. */
+export interface Transactor<Native> {
+  transaction<T>(options: TransactionOptions, body: (tx: Transaction<Native>) => Promise<T>): Promise<T>;
+}
+
 export interface Plan {
   readonly locks: readonly LockRequest[];
   readonly wait: Wait;
@@ -275,6 +280,7 @@ class Attempt<Native, C extends Connection> {
         () => this.#home.capabilities(connection),
         silent,
       ));
+    this.#home.guard?.(locks);
     checkSupport(locks, capabilities, false);
     if (!capabilities.isolation.includes(isolation)) {
       throw new UsageError(

@@ -14,12 +14,16 @@ export function milliseconds(value: unknown, what: string, least = 0): number {
 }
 
 /** Waits are finite: an unbounded one is how a frozen process stops all the others. */
-export function checkWait(value: unknown, what = "wait"): Wait {
+export function checkWait(value: unknown, what = "wait", others: readonly string[] = []): Wait {
   if (value === "nowait" || value === 0) return "nowait";
-  if (typeof value === "string")
+  if (typeof value === "string") {
+    const words = ["a number of milliseconds", ...others, '"nowait"'];
+    const hint =
+      value === "skip" ? ": here nothing can be left out; try* calls answer instead of throwing" : "";
     throw new UsageError(
-      `${what} must be a number of milliseconds or "nowait", not ${JSON.stringify(value)}`,
+      `${what} must be ${words.slice(0, -1).join(", ")} or ${words.at(-1)}, not ${JSON.stringify(value)}${hint}`,
     );
+  }
   return milliseconds(value, what);
 }
 

@@ -63,6 +63,7 @@ export class Sessions<Native, C extends Connection> {
 
   async hold(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<Held> {
     const started = performance.now();
+    this.#home.guard?.(requests);
     checkSupport(requests, await this.#home.capabilities(), false);
     require(await this.support(), "Session locks");
     const locks = this.#home.database.engine.session as SessionLocks<C>;

@@ -9,10 +9,15 @@
  */
 import { holdfast } from "../holdfast.ts";
 import { abortCases } from "./cases/abort.ts";
+import { inspectCases } from "./cases/inspect.ts";
 import { joinCases } from "./cases/join.ts";
+import { leaseCases } from "./cases/lease.ts";
 import { lockCases } from "./cases/lock.ts";
+import { onceCases } from "./cases/once.ts";
+import { rowCases, tableCases } from "./cases/rows.ts";
 import { sessionCases } from "./cases/session.ts";
 import { transactionCases } from "./cases/transaction.ts";
+import { versionCases } from "./cases/version.ts";
 import type { ConformanceCase, ConformanceSite, Ground } from "./ground.ts";
 
 /** The two sites of one backend, ready for cases. */
@@ -28,5 +33,17 @@ export async function prepare(
 }
 
 export function conformance(): ConformanceCase[] {
-  return [...transactionCases, ...lockCases, ...joinCases, ...abortCases, ...sessionCases];
+  return [
+    ...transactionCases,
+    ...lockCases,
+    ...joinCases,
+    ...abortCases,
+    ...sessionCases,
+    ...rowCases,
+    ...tableCases,
+    ...versionCases,
+    ...inspectCases,
+    ...onceCases,
+    ...leaseCases,
+  ];
 }

@@ -3,7 +3,8 @@ import type { Begun, Grant, Open, Result, SqlConnection } from "../../core/datab
 import { ReplicaError, TransactionAbortedError, UsageError } from "../../core/errors.ts";
 import type { LockRequest } from "../../core/key.ts";
 import { sql } from "../../core/sql.ts";
-import { isolationNow, run, standby, taking, waitIsOver } from "./locks.ts";
+import { takingRows } from "./lock-rows.ts";
+import { explain, isolationNow, run, standby, taking, waitIsOver } from "./locks.ts";
 import { isTrue, lastRow } from "./probe.ts";
 import { session } from "./session.ts";
 import { deadline, label, labelled, setLocal } from "./settings.ts";
@@ -40,6 +41,7 @@ type Row = Result["rows"][number];
 
 export async function begin(connection: SqlConnection, open: Open): Promise<Grant & { begun?: Begun }> {
   const { begun, isolation, readOnly, wait, capabilities } = open;
+  const byRows = open.locks.length > 0 && capabilities.transactionLocks === "lock row";
   const [before, locks] = open.lockFirst ? [open.locks, []] : [[], open.locks];
   if (before.length > 0) {
     const grant = await session.take(connection, {
@@ -53,16 +55,26 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Gran
   }
   let row: Row | undefined;
   try {
-    if (begun) row = (await connection.query(sql.raw(opening(open, locks)))).rows[0];
-    else {
-      const start = `BEGIN ISOLATION LEVEL ${isolationSql[isolation]}${readOnly ? " READ ONLY" : ""}`;
+    const rows = byRows ? [takingRows(locks, wait, open.names)] : [];
+    if (begun || byRows) {
+      const start = begun ? [] : [beginText(open)];
+      const results = await run(connection, [...start, opening(open, byRows ? [] : locks), ...rows]);
+      row = results[start.length]?.rows[0];
+    } else {
+      const start = beginText(open);
       row =
         (await openPrepared(connection, open, start)) ??
         lastRow(await run(connection, [start, opening(open, locks)]));
     }
   } catch (error) {
-    if (locks.length === 0 || !waitIsOver(connection, error)) throw error;
-    return { granted: false, reason: "timeout", usable: false, cause: error };
+    if (locks.length === 0 || !waitIsOver(connection, error))
+      throw byRows ? explain(connection, error) : error;
+    return {
+      granted: false,
+      reason: byRows && wait === "nowait" ? "busy" : "timeout",
+      usable: false,
+      cause: error,
+    };
   }
   if (readOnly ? isTrue(row?.standby) && open.locks.length > 0 : row?.xid === null) throw new ReplicaError();
   if (begun && row?.isolation !== isolation) {
@@ -71,9 +83,13 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Gran
       "HF_ISOLATION",
     );
   }
-  if (locks.length > 0 && wait === "nowait" && !isTrue(row?.free))
+  if (!byRows && locks.length > 0 && wait === "nowait" && !isTrue(row?.free))
     return { granted: false, reason: "busy", usable: false };
   return { granted: true, begun: { identity: row?.xid as string | undefined, sessionLocks: before } };
+}
+
+function beginText({ isolation, readOnly }: Open): string {
+  return `BEGIN ISOLATION LEVEL ${isolationSql[isolation]}${readOnly ? " READ ONLY" : ""}`;
 }
 
 function opening(open: Open, locks: readonly LockRequest[]): string {
@@ -90,41 +106,61 @@ function opening(open: Open, locks: readonly LockRequest[]): string {
 }
 
 /**
- * The same as a prepared statement of the session, for the most common transaction: one key, taken exclusively.
- * Parsing and planning the text is most of what it costs (server CPU: 140 µs as text, 86 µs prepared). In one
- * column: a client that decodes seven spends another 20 µs.
+ * The same as a prepared statement of the session, for the most common transactions: without a lock, or with one key,
+ * taken exclusively. Parsing and planning the text is most of what it costs (server CPU: 140 µs as text, 86 µs
+ * prepared). In one column: a client that decodes seven spends another 20 µs.
  */
-const prepared = `SELECT concat(${[
+class Prepared {
+  readonly name: string;
+  readonly definition: string;
+  readonly #on = new WeakSet<object>();
+
+  constructor(types: string, steps: readonly string[]) {
+    const text = `SELECT concat(${steps.join(", ")}) AS done, ${xid}`;
+    // Named for its text: another version's statement, left behind on a pooled session, must not be mistaken for it.
+    this.name = `holdfast_${hash("sha256", text, "hex").slice(0, 12)}`;
+    this.definition = `PREPARE ${this.name}(${types}) AS ${text}`;
+  }
+
+  isOn(session: object): boolean {
+    return this.#on.has(session);
+  }
+
+  markOn(session: object): void {
+    this.#on.add(session);
+  }
+}
+
+const bare = new Prepared("text", [setLocal("transaction_timeout", "$1")]);
+
+const oneKey = new Prepared("bigint, text, text, text", [
   setLocal("application_name", "current_setting('application_name') || $4"),
   setLocal("transaction_timeout", "$3"),
   setLocal("holdfast.patience", "current_setting('lock_timeout')"),
   setLocal("lock_timeout", "$2"),
   "pg_advisory_xact_lock($1)",
   setLocal("lock_timeout", "current_setting('holdfast.patience')"),
-].join(", ")}) AS done, ${xid}`;
-/** Named for its text: another version's statement, left behind on a pooled session, must not be mistaken for it. */
-const preparedName = `holdfast_${hash("sha256", prepared, "hex").slice(0, 12)}`;
-const preparedOn = new WeakSet<object>();
+]);
+
 /** Servers behind a pooler that moves clients between sessions: there it is there for some and not for others. */
 const unprepared = new WeakSet<Open["capabilities"]>();
 
 async function openPrepared(connection: SqlConnection, open: Open, start: string): Promise<Row | undefined> {
-  const execute = executeText(open);
   const { script, session: identity } = connection;
-  if (execute === undefined || !script || !identity) return undefined;
-  const prepare = preparedOn.has(identity)
-    ? []
-    : [`PREPARE ${preparedName}(bigint, text, text, text) AS ${prepared}`];
+  const call = script && identity ? preparedCall(open) : undefined;
+  if (!call || !script || !identity) return undefined;
+  const { prepared, values } = call;
+  const prepare = prepared.isOn(identity) ? [] : [prepared.definition];
   try {
-    const results = await script([start, ...prepare, execute].join("; "));
-    preparedOn.add(identity);
+    const results = await script([start, ...prepare, `EXECUTE ${prepared.name}(${values})`].join("; "));
+    prepared.markOn(identity);
     return lastRow(results);
   } catch (error) {
     const { code } = (connection.unwrap?.(error) ?? error) as { code?: unknown };
     // 26000: it is not there, 42P05: it is there already. Either way this is not the session that it was.
     if (code !== "26000" && code !== "42P05") {
       // What is prepared outlives the transaction that failed.
-      preparedOn.add(identity);
+      prepared.markOn(identity);
       throw error;
     }
     unprepared.add(open.capabilities);
@@ -133,32 +169,24 @@ async function openPrepared(connection: SqlConnection, open: Open, start: string
   }
 }
 
-function executeText({
-  locks,
-  wait,
-  readOnly,
-  lockFirst,
-  names,
-  deadlineMs,
-  capabilities,
-}: Open): string | undefined {
-  const [request, ...others] = locks;
+function preparedCall(open: Open): { prepared: Prepared; values: string } | undefined {
+  const { locks, wait, readOnly, lockFirst, names, deadlineMs, capabilities } = open;
   const { details } = capabilities;
   if (
-    !request ||
-    others.length > 0 ||
-    request.mode === "shared" ||
-    wait === "nowait" ||
     readOnly ||
-    lockFirst
+    lockFirst ||
+    !details?.transactionTimeout ||
+    details.timeouts ||
+    unprepared.has(capabilities)
   )
     return undefined;
-  if (!details?.transactionTimeout || details.timeouts || unprepared.has(capabilities)) return undefined;
+  const [request, ...others] = locks;
+  if (!request) return { prepared: bare, values: `'${deadlineMs}'` };
+  if (others.length > 0 || request.mode === "shared" || wait === "nowait") return undefined;
   const { form } = request.key;
   const id = form.kind === "name" ? form.hash : form.kind === "bigint" ? form.value : undefined;
-  return id === undefined
-    ? undefined
-    : `EXECUTE ${preparedName}(${id}, '${wait}', '${deadlineMs}', '${label(names)}')`;
+  if (id === undefined) return undefined;
+  return { prepared: oneKey, values: `${id}, '${wait}', '${deadlineMs}', '${label(names)}'` };
 }
 
 export async function end(

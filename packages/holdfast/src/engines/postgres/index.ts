@@ -2,10 +2,14 @@ import type { Engine, SqlConnection } from "../../core/database.ts";
 import { sql } from "../../core/sql.ts";
 import { classify } from "./errors.ts";
 import { begin, end, outcome } from "./begin.ts";
+import { inspect } from "./inspect.ts";
 import { holders, lock } from "./locks.ts";
+import { leases } from "./leases.ts";
 import { probe } from "./probe.ts";
+import { replay } from "./replay.ts";
 import { migrations } from "./schema.ts";
 import { session } from "./session.ts";
+import { tables } from "./tables.ts";
 
 export { render } from "./dialect.ts";
 
@@ -25,8 +29,12 @@ export const postgres: Engine<SqlConnection> = {
   },
   lock,
   session,
+  tables,
+  leases,
+  replay,
   outcome,
   holders,
+  inspect,
   query: (connection, statement) => connection.query(statement),
   classify,
   migrations,

@@ -1,14 +1,27 @@
 import type { Grant, LockCall, Result, SqlConnection } from "../../core/database.ts";
-import { type Holder, ReplicaError, UsageError } from "../../core/errors.ts";
+import type { Capabilities } from "../../core/capabilities.ts";
+import {
+  type Holder,
+  ReplicaError,
+  SchemaMissingError,
+  UnsupportedError,
+  UsageError,
+} from "../../core/errors.ts";
 import { classify as classifyError } from "../../core/failure.ts";
 import type { LockRequest } from "../../core/key.ts";
 import { sql } from "../../core/sql.ts";
 import { classify } from "./errors.ts";
+import { asHolder, sessionColumns } from "./holders.ts";
 import { identity, trying, waiting } from "./keys.ts";
+import { left, rowHolders, takingRows } from "./lock-rows.ts";
 import { isTrue } from "./probe.ts";
 import { application, labelled, setLocal } from "./settings.ts";
 
 export const granted: Grant = { granted: true };
+
+function codeOf({ unwrap }: SqlConnection, error: unknown): unknown {
+  return ((unwrap?.(error) ?? error) as { code?: unknown }).code;
+}
 
 export function failureOf({ unwrap }: SqlConnection, error: unknown) {
   return classifyError({ engine: { classify }, unwrap }, error);
@@ -40,20 +53,21 @@ const worthless = "current_setting('transaction_isolation') <> 'read committed' 
 export const standby = "pg_is_in_recovery() AS standby";
 export const isolationNow = "current_setting('transaction_isolation') AS isolation";
 
-/** What is left of a wait that began with the statement. */
-function left(wait: number): string {
-  return `greatest(1, ${wait} - (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000)::int)::text`;
-}
-
 /**
  * Timeout, locks, and the caller's timeout back: expressions of one SELECT, which are computed from left to right.
  * It reads no table, so its snapshot, taken before the wait, does no harm; the statement after it has a new one.
  * Flat on purpose: the old value kept in a subquery instead of a setting of our own costs 30 µs more.
  */
-export function taking(locks: readonly LockRequest[], wait: LockCall["wait"], guarded: boolean): string[] {
+export function taking(
+  locks: readonly LockRequest[],
+  wait: LockCall["wait"],
+  guarded: boolean,
+  allOrError = false,
+): string[] {
   const guard = (expression: string) =>
     guarded ? `CASE WHEN NOT (${worthless}) THEN ${expression} END` : expression;
   if (locks.length === 0) return [];
+  if (wait === "nowait" && allOrError) return [`${guard(`1 / (${trying(locks, "xact")})::int`)} AS free`];
   if (wait === "nowait") return [`${guard(trying(locks, "xact"))} AS free`];
   const steps = [
     setLocal("holdfast.patience", "current_setting('lock_timeout')"),
@@ -78,47 +92,97 @@ const savepoint = {
  * that were granted all the same (in the same instant, or the first of several), and fails outside of a
  * transaction, where a lock would be gone at once.
  */
-export async function lock(connection: SqlConnection, { locks, wait, names }: LockCall): Promise<Grant> {
-  const columns = [...labelled(names, application), isolationNow, standby, ...taking(locks, wait, true)];
-  const statement = `SELECT ${columns.join(", ")}`;
-  // Several tries may succeed in part: only the answer tells what becomes of the savepoint.
+export async function lock(
+  connection: SqlConnection,
+  { locks, wait, names, capabilities }: LockCall,
+): Promise<Grant> {
+  if (capabilities.transactionLocks === "lock row") return lockRows(connection, locks, wait, names);
+  // Several tries may succeed in part, and must then be undone. That they failed is an error (1 / 0), so that the
+  // savepoint ends in the same message: a statement that the caller sends meanwhile fails with it, loudly, instead of
+  // being undone behind its back.
   const partial = wait === "nowait" && locks.length > 1;
-  const undo = () => run(connection, [savepoint.undo, savepoint.release]);
+  const columns = [
+    ...labelled(names, application),
+    isolationNow,
+    standby,
+    ...taking(locks, wait, true, partial),
+  ];
+  const statement = `SELECT ${columns.join(", ")}`;
   let row: Result["rows"][number] | undefined;
   try {
-    row = (await run(connection, [savepoint.set, statement, ...(partial ? [] : [savepoint.release])]))[1]
-      ?.rows[0];
+    row = (await run(connection, [savepoint.set, statement, savepoint.release]))[1]?.rows[0];
   } catch (error) {
-    if (!waitIsOver(connection, error)) throw error;
-    await undo();
-    return { granted: false, reason: "timeout", usable: true, cause: error };
+    const someTaken = partial && codeOf(connection, error) === "22012";
+    if (!someTaken && !waitIsOver(connection, error)) throw error;
+    await run(connection, [savepoint.undo, savepoint.release]);
+    return someTaken
+      ? { granted: false, reason: "busy", usable: true }
+      : { granted: false, reason: "timeout", usable: true, cause: error };
   }
-  const busy = wait === "nowait" && !isTrue(row?.free);
-  if (partial) await (busy ? undo() : connection.query(sql.raw(savepoint.release)));
+  const busy = wait === "nowait" && !partial && !isTrue(row?.free);
   if (isTrue(row?.standby)) throw new ReplicaError();
-  if (row?.isolation !== "read committed") {
-    throw new UsageError(
-      `A lock in a ${String(row?.isolation)} transaction protects nothing: its snapshot is older than the end of the wait, so ` +
-        `the check would read what was true before. Open the transaction as READ COMMITTED, or use hf.transaction({ lock, isolation }).`,
-      "HF_ISOLATION",
-    );
-  }
+  assertReadCommitted(row?.isolation);
   return busy ? { granted: false, reason: "busy", usable: true } : granted;
 }
 
-export async function holders(connection: SqlConnection, locks: readonly LockRequest[]): Promise<Holder[]> {
+function assertReadCommitted(isolation: unknown): void {
+  if (isolation === "read committed") return;
+  throw new UsageError(
+    `A lock in a ${String(isolation)} transaction protects nothing: its snapshot is older than the end of the wait, so ` +
+      `the check would read what was true before. Open the transaction as READ COMMITTED, or use hf.transaction({ lock, isolation }).`,
+    "HF_ISOLATION",
+  );
+}
+
+/** The same by rows. A savepoint's end gives those back that were locked in it. */
+async function lockRows(
+  connection: SqlConnection,
+  locks: readonly LockRequest[],
+  wait: LockCall["wait"],
+  names: readonly string[],
+): Promise<Grant> {
+  const settings = `SELECT ${[...labelled(names, application), isolationNow].join(", ")}`;
+  try {
+    // One message where the client can: a neighbour's statement that came in between would be undone with it.
+    const [, found] = await run(connection, [
+      savepoint.set,
+      settings,
+      takingRows(locks, wait, names),
+      savepoint.release,
+    ]);
+    assertReadCommitted(found?.rows[0]?.isolation);
+    return granted;
+  } catch (error) {
+    if (!waitIsOver(connection, error)) throw explain(connection, error);
+    await run(connection, [savepoint.undo, savepoint.release]);
+    return { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: true, cause: error };
+  }
+}
+
+/** A table of ours that is not there needs a migration, not a look at SQL that the caller never wrote. */
+export function explain(connection: SqlConnection, error: unknown, table = "holdfast.lock"): unknown {
+  const failure = failureOf(connection, error);
+  if (failure === "schema-missing") return new SchemaMissingError(`The table ${table}`, error);
+  return failure === "read-only"
+    ? new UnsupportedError(
+        "A lock in a read-only transaction: here a lock is a row, and is written to. Leave `readOnly` out.",
+        error,
+      )
+    : error;
+}
+
+export async function holders(
+  connection: SqlConnection,
+  locks: readonly LockRequest[],
+  capabilities: Capabilities,
+): Promise<Holder[]> {
+  if (capabilities.transactionLocks === "lock row") return rowHolders(connection, locks);
   const { rows } = await connection.query(
-    sql.raw(`SELECT DISTINCT l.pid::text AS pid, coalesce(a.application_name, '') AS application, coalesce(a.state, 'unknown') AS state,
-      (extract(epoch FROM coalesce(a.xact_start, a.backend_start)) * 1000)::float8 AS since
+    sql.raw(`SELECT DISTINCT ${sessionColumns.replace("a.pid", "l.pid")}
       FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
       WHERE l.locktype = 'advisory' AND l.granted AND l.pid <> pg_backend_pid()
         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND (l.classid, l.objid, l.objsubid) IN (${locks.map(identity).join(", ")})`),
   );
-  return rows.map(({ pid, application: name, state, since }) => ({
-    pid: Number(pid),
-    application: String(name),
-    state: String(state),
-    since: since === null || since === undefined ? undefined : new Date(Number(since)),
-  }));
+  return rows.map(asHolder);
 }

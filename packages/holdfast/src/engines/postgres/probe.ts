@@ -1,7 +1,8 @@
-import { type Capabilities, type Unsupported, unsupported } from "../../core/capabilities.ts";
+import { type Capabilities, type Strategy, type Unsupported, unsupported } from "../../core/capabilities.ts";
 import type { ClientTraits, Isolation, Result, SqlConnection } from "../../core/database.ts";
 import { ReplicaError, ServerTooOldError, UnsupportedError } from "../../core/errors.ts";
 import { sql } from "../../core/sql.ts";
+import { rowStrengths, tableModes } from "../../core/tables.ts";
 import { sleep } from "../../core/wait.ts";
 
 const minimum = 140000;
@@ -11,8 +12,18 @@ const question = sql.raw(`SELECT current_setting('server_version_num') AS number
   pg_is_in_recovery() AS standby, current_setting('default_transaction_isolation') AS isolation,
   concat(current_setting('transaction_timeout', true), current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout')) AS timeouts`);
 
-export async function probe(connection: SqlConnection, traits: ClientTraits): Promise<Capabilities> {
+export async function probe(
+  connection: SqlConnection,
+  traits: ClientTraits,
+  wish?: Strategy,
+): Promise<Capabilities> {
+  if (wish !== undefined && wish !== "transaction advisory" && wish !== "lock row")
+    throw new UnsupportedError(`strategy "${wish}": here locks are "transaction advisory" or "lock row"`);
   const [row] = (await connection.query(question)).rows;
+  if (row && !("number" in row))
+    throw new UnsupportedError(
+      `This client renames columns (number became ${Object.keys(row)[0]}), so what the server answers cannot be read. Leave out the transform of result names for Holdfast's client`,
+    );
   const number = Number(row?.number);
   const full = String(row?.version);
   refuseLookAlikes(full);
@@ -24,11 +35,26 @@ export async function probe(connection: SqlConnection, traits: ClientTraits): Pr
     );
   }
   if (isTrue(row?.standby)) throw new ReplicaError();
+  const empty = wish !== "lock row" && !(await advisoryLocksHold(connection));
+  if (empty && wish === "transaction advisory")
+    throw new UnsupportedError(
+      `strategy "${wish}": advisory locks are missing on this server, or lock nothing`,
+    );
+  const byRows =
+    empty || wish === "lock row"
+      ? unsupported(
+          empty
+            ? "advisory locks are missing on this server, or lock nothing; locks of transactions are rows instead"
+            : 'with the strategy "lock row" locks last as long as the transaction; use a lease for longer ones',
+        )
+      : undefined;
+  const strategy = byRows ? "lock row" : "transaction advisory";
   const one = traits.single
     ? unsupported(`${traits.client} has one connection for everybody: a session lock would exclude nobody`)
     : undefined;
   const noSession: Unsupported | undefined =
     one ??
+    byRows ??
     (traits.pinned
       ? undefined
       : unsupported(`${traits.client} gives no connection of one's own outside of a transaction`));
@@ -37,10 +63,21 @@ export async function probe(connection: SqlConnection, traits: ClientTraits): Pr
     flavour: traits.client === "pglite" ? "pglite" : "postgres",
     version: full.split(" ")[1] ?? String(number),
     client: traits.client,
-    transactionLocks: "transaction advisory",
-    joinedLocks: "transaction advisory",
+    transactionLocks: strategy,
+    joinedLocks: strategy,
     sessionLocks: noSession ?? "session advisory",
-    sharedLocks: true,
+    sharedLocks: byRows ? unsupported("lock rows are taken exclusively; use a shared lease") : true,
+    rowLocks: rowStrengths,
+    tableLocks: tableModes,
+    leases: true,
+    wake:
+      traits.listen ||
+      unsupported(
+        `${traits.client} does not tell of messages of the server: a wait for a lease looks again and again`,
+      ),
+    versions: true,
+    once: true,
+    savepoints: true,
     granularity: traits.embedded ? "database" : "key",
     lockIsolation: ["read committed"],
     lockFirstIsolation: noSession ? [] : ["serializable"],
@@ -53,11 +90,35 @@ export async function probe(connection: SqlConnection, traits: ClientTraits): Pr
       ),
     serverDeadline: traits.embedded ? unsupported("the server runs in this process") : true,
     commitOutcome: true,
-    holders: one ? unsupported("with one connection the holder is somebody in this process") : true,
-    foreignKeys: true,
+    holders: byRows
+      ? unsupported("a lock row that is locked for the first time does not say by whom")
+      : one
+        ? unsupported("with one connection the holder is somebody in this process")
+        : true,
+    inspect: true,
+    foreignKeys: byRows
+      ? unsupported("key.hashtext and key.hashtextextended are advisory locks, which are not used here")
+      : true,
     connections: traits.single ? "one" : "many",
     details: { transactionTimeout: number >= 170000, timeouts: !/^0*$/.test(String(row?.timeouts)) },
   };
+}
+
+/** Takes one and looks whether it is held. Shared: several processes may be asking. The server drops it by itself. */
+const experiment =
+  sql.raw(`SELECT s.taken AND EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted
+  AND l.pid = pg_backend_pid() AND l.classid = 1751936868 AND l.objid = 1718186867) AS holds
+  FROM (SELECT pg_try_advisory_xact_lock_shared(((1751936868::bigint << 32) | 1718186867)) AS taken OFFSET 0) s`);
+
+async function advisoryLocksHold(connection: SqlConnection): Promise<boolean> {
+  try {
+    return isTrue((await connection.query(experiment)).rows[0]?.holds);
+  } catch (error) {
+    const { code } = (connection.unwrap?.(error) ?? error) as { code?: unknown };
+    // No such function, not built in, or not for this user.
+    if (code === "42883" || code === "0A000" || code === "42501") return false;
+    throw error;
+  }
 }
 
 /** They speak the protocol, but their advisory locks are missing or lock nothing: https://github.com/cockroachdb/cockroach/issues/13546 */

@@ -1,9 +1,13 @@
 import type { Migration, Migrations, SqlConnection } from "../../core/database.ts";
 import { key } from "../../core/key.ts";
 import { sql } from "../../core/sql.ts";
+import { sleep } from "../../core/wait.ts";
 import { render } from "./dialect.ts";
 import { waiting } from "./keys.ts";
+import { leaseTables } from "./leases.ts";
+import { lockRowTable } from "./lock-rows.ts";
 import { isTrue } from "./probe.ts";
+import { replayTable } from "./replay.ts";
 
 const all: readonly Migration[] = [
   {
@@ -32,6 +36,9 @@ END
 $function$`,
     ],
   },
+  { id: 2, name: "lock rows", statements: lockRowTable },
+  { id: 3, name: "leases", statements: leaseTables },
+  { id: 4, name: "once", statements: replayTable },
 ];
 
 const one = [{ key: key("holdfast", "migrate"), mode: "exclusive" }] as const;
@@ -40,25 +47,56 @@ export const migrations: Migrations<SqlConnection> = {
   all,
   print: (statement) => `${render(statement).text};`,
   async apply(connection, begun) {
-    if (!begun) await connection.query(sql.raw("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"));
-    try {
-      await connection.query(
-        sql.raw(`SELECT set_config('lock_timeout', '60000', true), ${waiting(one, "xact").join()}`),
-      );
-      const applied = await done(connection);
-      const missing = all.filter(({ id }) => !applied.has(id));
-      for (const { id, name, statements } of missing) {
-        for (const statement of statements) await connection.query(statement);
-        await connection.query(sql`INSERT INTO holdfast.migration (id, name) VALUES (${id}, ${name})`);
+    for (let attempt = 1; ; attempt++) {
+      try {
+        return await applyOnce(connection, begun);
+      } catch (error) {
+        const { code } = (connection.unwrap?.(error) ?? error) as { code?: unknown };
+        // Where advisory locks lock nothing, two may create the same thing: whoever comes second finds it done.
+        if (begun || attempt === 5 || !collisions.has(String(code))) throw error;
+        await sleep(50 * attempt);
       }
-      if (!begun) await connection.query(sql.raw("COMMIT"));
-      return missing;
-    } catch (error) {
-      if (!begun && !connection.lost.aborted) await connection.query(sql.raw("ROLLBACK")).catch(() => {});
-      throw error;
     }
   },
 };
+
+/** Something of that name is there already, or came meanwhile. */
+const collisions = new Set(["23505", "42P06", "42P07", "42710", "42723", "XX000", "40P01"]);
+
+async function applyOnce(connection: SqlConnection, begun: boolean): Promise<readonly Migration[]> {
+  if (!begun) await connection.query(sql.raw("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"));
+  try {
+    await connection.query(sql.raw("SELECT set_config('lock_timeout', '60000', true)"));
+    if (await mayLock(connection)) await connection.query(sql.raw(`SELECT ${waiting(one, "xact").join()}`));
+    let applied = await done(connection);
+    if (applied.size > 0) {
+      await connection.query(sql.raw("LOCK TABLE holdfast.migration IN SHARE ROW EXCLUSIVE MODE"));
+      applied = await done(connection);
+    }
+    const missing = all.filter(({ id }) => !applied.has(id));
+    for (const { id, name, statements } of missing) {
+      for (const statement of statements) await connection.query(statement);
+      await connection.query(sql`INSERT INTO holdfast.migration (id, name) VALUES (${id}, ${name})`);
+    }
+    if (!begun) await connection.query(sql.raw("COMMIT"));
+    return missing;
+  } catch (error) {
+    if (!begun && !connection.lost.aborted) await connection.query(sql.raw("ROLLBACK")).catch(() => {});
+    throw error;
+  }
+}
+
+/** Some servers have no advisory locks, and some users no right to them. Collisions are dealt with all the same. */
+async function mayLock(connection: SqlConnection): Promise<boolean> {
+  const [row] = (
+    await connection.query(
+      sql.raw(
+        "SELECT coalesce(has_function_privilege(to_regprocedure('pg_advisory_xact_lock(bigint)')::oid, 'EXECUTE'), false) AS may",
+      ),
+    )
+  ).rows;
+  return isTrue(row?.may);
+}
 
 async function done(connection: SqlConnection): Promise<Set<number>> {
   const [row] = (

@@ -1,5 +1,5 @@
 import assert from "node:assert/strict";
-import { type Strategy, type Support, isSupported } from "../../core/capabilities.ts";
+import { type Support, isSupported } from "../../core/capabilities.ts";
 import { UnsupportedError } from "../../core/errors.ts";
 import { sql } from "../../core/sql.ts";
 import { type ConformanceCase, type Ground, execute } from "../ground.ts";
@@ -14,8 +14,8 @@ export function suite(name: string, cases: Readonly<Record<string, Run>>): Confo
 }
 
 /** Runs where the capability is there; elsewhere asserts that asking for it throws its reason. */
-export function where(
-  support: (ground: Ground) => Support<true | Strategy>,
+export function where<T>(
+  support: (ground: Ground) => Support<T>,
   run: Run,
   refused: (ground: Ground) => Promise<unknown>,
 ): Run {
@@ -32,6 +32,21 @@ export function where(
 
 function escape(text: string): string {
   return text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+}
+
+/** Runs where a nested transaction that fails is undone alone; elsewhere the whole one says why it cannot go on. */
+export function nested(run: Run): Run {
+  return where(
+    ({ capabilities }) => capabilities.savepoints,
+    run,
+    ({ hf }) =>
+      hf.transaction(async (tx) => {
+        const failing = tx.transaction(async () => {
+          throw new Error("nested");
+        });
+        await assert.rejects(failing, /nested/);
+      }),
+  );
 }
 
 /** A signal between two bodies: `open()` lets everybody pass who waits for `opened`. */

@@ -1,0 +1,337 @@
+/** Rows and tables of the caller's: read, locked, compared and set. */
+import type { Grant, Row, SqlConnection } from "../../core/database.ts";
+import { type Holder, UsageError } from "../../core/errors.ts";
+import { Identifier, type Statement, isStatement, sql } from "../../core/sql.ts";
+import type {
+  Order,
+  RowCall,
+  RowStrength,
+  Selection,
+  TableMode,
+  TableShape,
+  Tables,
+} from "../../core/tables.ts";
+import { render } from "./dialect.ts";
+import { asHolder, sessionColumns } from "./holders.ts";
+import { granted, run, waitIsOver } from "./locks.ts";
+import { setLocal } from "./settings.ts";
+import { arrayText, text } from "./values.ts";
+
+const strengths: Readonly<Record<RowStrength, string>> = {
+  update: "FOR UPDATE",
+  "no key update": "FOR NO KEY UPDATE",
+  share: "FOR SHARE",
+  "key share": "FOR KEY SHARE",
+};
+
+/** Single words in lower case: some clients rewrite the case of others. Not a name that a table is likely to have. */
+const positionAlias = "holdfastposition";
+
+const list = (items: readonly (Statement | Identifier)[], separator = ", ") => sql.join(items, separator);
+const column = (alias: string, name: string) => sql`${sql.raw(alias)}.${sql.id(name)}`;
+
+/**
+ * A value as its own text, cast to the column's type: every client sends text the same way, while each has its own
+ * idea of what a number, a date or a list is to the server.
+ */
+function bound(value: unknown, type: string): Statement {
+  return sql`${text(value, type)}::text::${sql.raw(type)}`;
+}
+
+function arrayOf(values: readonly unknown[], type: string): Statement {
+  return sql`${arrayText(values, type)}::text::${sql.raw(type)}[]`;
+}
+
+function typeOf({ shape }: { shape: TableShape }, name: string): string {
+  const type = shape.columns.get(name);
+  if (type === undefined)
+    throw new UsageError(
+      `${shape.name} has no column ${JSON.stringify(name)}; it has ${[...shape.columns.keys()].join(", ")}`,
+    );
+  return type;
+}
+
+async function describe(connection: SqlConnection, table: Identifier): Promise<TableShape | undefined> {
+  // The name as a literal of the catalog's own kind: quoted as in any statement, resolved by the search path. Types
+  // with -1 for "no length": without it char(2) is called character, which as a cast means char(1).
+  const name = render(sql`${table}`).text;
+  const { rows } = await connection.query(
+    sql`SELECT n.nspname || '.' || c.relname AS tablename, a.attname::text AS columnname, format_type(a.atttypid, -1) AS columntype,
+      array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum)::int AS keyposition
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+      JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+      LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary
+      WHERE c.oid = to_regclass(${name}::text) ORDER BY a.attnum`,
+  );
+  if (rows.length === 0) return undefined;
+  const key = rows
+    .filter(({ keyposition }) => keyposition !== null)
+    .toSorted((a, b) => Number(a.keyposition) - Number(b.keyposition));
+  return {
+    name: String(rows[0]?.tablename),
+    key: key.map(({ columnname }) => String(columnname)),
+    columns: new Map(rows.map(({ columnname, columntype }) => [String(columnname), String(columntype)])),
+  };
+}
+
+/** `t` is the table, `k` the keys that were asked for, with their positions. */
+function asked(call: RowCall, keys: readonly (readonly unknown[])[]): Statement {
+  const arrays = call.key.map((name, i) =>
+    arrayOf(
+      keys.map((values) => values[i]),
+      typeOf(call, name),
+    ),
+  );
+  const names = list([...call.key.map((name) => sql.id(name)), sql.id(positionAlias)]);
+  return sql`unnest(${list(arrays)}) WITH ORDINALITY AS k (${names})`;
+}
+
+function sameKey(call: RowCall, one: string, other: string): Statement {
+  return list(
+    call.key.map((name) => sql`${column(one, name)} = ${column(other, name)}`),
+    " AND ",
+  );
+}
+
+function condition(call: RowCall, where: unknown): Statement {
+  // On a line of its own, as the caller's SQL may end with a comment.
+  if (isStatement(where))
+    return sql`(${where}
+)`;
+  const parts = Object.entries(where as Record<string, unknown>).map(([name, value]) => {
+    const type = typeOf(call, name);
+    if (value === null) return sql`${column("t", name)} IS NULL`;
+    if (Array.isArray(value)) return sql`${column("t", name)} = ANY (${arrayOf(value, type)})`;
+    return sql`${column("t", name)} = ${bound(value, type)}`;
+  });
+  return list(parts, " AND ");
+}
+
+function columns(call: RowCall, alias: string): Statement {
+  if (!call.columns) return sql`${sql.raw(alias)}.*`;
+  return list(
+    call.columns.map((name) => {
+      typeOf(call, name);
+      return column(alias, name);
+    }),
+  );
+}
+
+function keyOf(call: RowCall, alias: string): Statement {
+  return list(
+    call.key.map((name) => {
+      typeOf(call, name);
+      return column(alias, name);
+    }),
+  );
+}
+
+/** Rows are locked in the order of the primary key, whatever columns they are named by: it is one for everybody. */
+function lockOrder(call: RowCall): Statement {
+  const { key } = call.shape;
+  return key.length === 0 ? keyOf(call, "t") : list(key.map((name) => column("t", name)));
+}
+
+function ordered(call: RowCall, orderBy: readonly Order[], alias: string): Statement {
+  const parts = orderBy.map(({ column: name, descending }) => {
+    typeOf(call, name);
+    return descending ? sql`${column(alias, name)} DESC` : column(alias, name);
+  });
+  return parts.length === 0 ? keyOf(call, alias) : list(parts);
+}
+
+/** What follows the order, for rows of `t`. */
+function clause({ strength, wait }: RowCall): Statement {
+  if (!strength) return sql``;
+  return sql.raw(
+    ` ${strengths[strength]} OF t${wait === "skip" ? " SKIP LOCKED" : wait === "nowait" ? " NOWAIT" : ""}`,
+  );
+}
+
+/**
+ * The rows to lock, in the order in which they are locked: the server sorts first and locks then. Rows that somebody
+ * has changed meanwhile are compared with the condition again, under the lock. The table is alone in its FROM: in the
+ * caller's own SQL a column's name must mean the table's.
+ */
+function candidates(call: RowCall, bounded = false): Statement {
+  const { table, which, limit, orderBy, wait } = call;
+  const chosen = "keys" in which ? named(call, which.keys) : condition(call, which.where);
+  // Computed before the first row is looked at.
+  const matching = bounded ? sql`(SELECT now FROM holdfast_patience) IS NOT NULL AND ${chosen}` : chosen;
+  if (limit === undefined) return sql`${table} t WHERE ${matching} ORDER BY ${lockOrder(call)}`;
+  const first = sql`ORDER BY ${ordered(call, orderBy, "t")} LIMIT ${limit}::text::bigint`;
+  // Who does not wait cannot deadlock, so the order may be the caller's own; and what is locked does not count.
+  if (wait === "skip" || !call.strength) return sql`${table} t WHERE ${matching} ${first}`;
+  // Chosen first, locked in the order of keys: the condition is checked again, now under the lock.
+  return sql`${table} t WHERE (${keyOf(call, "t")}) IN (SELECT ${keyOf(call, "t")} FROM ${table} t WHERE ${chosen} ${first})
+    AND ${matching} ORDER BY ${lockOrder(call)}`;
+}
+
+function named(call: RowCall, keys: readonly (readonly unknown[])[]): Statement {
+  const { key } = call;
+  const [first, ...others] = keys;
+  if (first && others.length === 0)
+    return list(
+      key.map((name, i) => sql`${column("t", name)} = ${bound(first[i], typeOf(call, name))}`),
+      " AND ",
+    );
+  const [only, ...more] = key;
+  if (only !== undefined && more.length === 0)
+    return sql`${column("t", only)} = ANY (${arrayOf(
+      keys.map(([value]) => value),
+      typeOf(call, only),
+    )})`;
+  return sql`(${keyOf(call, "t")}) IN (SELECT ${keyOf(call, "k")} FROM ${asked(call, keys)})`;
+}
+
+/** Those that were found, put into the order that the caller wants to see. */
+function result(call: RowCall): Statement {
+  const { which, orderBy } = call;
+  if (!("keys" in which))
+    return sql`SELECT ${columns(call, "l")} FROM holdfast_locked l WHERE ${restored} ORDER BY ${ordered(call, orderBy, "l")}`;
+  if (which.keys.length === 1)
+    return sql`SELECT ${columns(call, "l")} FROM holdfast_locked l WHERE ${restored}`;
+  return sql`SELECT k.${sql.id(positionAlias)}::int AS ${sql.id(positionAlias)}, ${columns(call, "l")}
+    FROM ${asked(call, which.keys)} JOIN holdfast_locked l ON ${sameKey(call, "l", "k")} WHERE ${restored}`;
+}
+
+/**
+ * Puts the caller's own timeout back once all rows are locked, also if there are none. It depends on nothing in the
+ * query around it, so the server computes it first, as a one-time filter.
+ */
+const restored = sql.raw(
+  `(SELECT ${setLocal("lock_timeout", "(SELECT before FROM holdfast_patience)")} FROM (SELECT count(*) FROM holdfast_locked) c) IS NOT NULL`,
+);
+
+function patience(wait: number): Statement {
+  return sql.raw(
+    `holdfast_patience AS MATERIALIZED (SELECT current_setting('lock_timeout') AS before, ${setLocal("lock_timeout", `'${wait}'`)} AS now)`,
+  );
+}
+
+/** One statement, so that the wait is bounded in one round trip, through any client. */
+function waiting(call: RowCall, wait: number): Statement {
+  return sql`WITH ${patience(wait)},
+    holdfast_locked AS MATERIALIZED (SELECT t.* FROM ${candidates(call, true)}${clause(call)}) ${result(call)}`;
+}
+
+/** Without a wait there is nothing to bound. */
+function immediate(call: RowCall): Statement {
+  const { which, limit, strength, wait } = call;
+  const keyed = "keys" in which;
+  const asIs =
+    (keyed && which.keys.length === 1) ||
+    (!keyed && (limit !== undefined ? wait === "skip" || !strength : call.orderBy.length === 0));
+  if (asIs) return sql`SELECT ${columns(call, "t")} FROM ${candidates(call)}${clause(call)}`;
+  const locked = sql`WITH holdfast_patience AS (SELECT current_setting('lock_timeout') AS before),
+    holdfast_locked AS MATERIALIZED (SELECT t.* FROM ${candidates(call)}${clause(call)})`;
+  return sql`${locked} ${result(call)}`;
+}
+
+/** One entry per key, in the order of these, or simply the rows. */
+function arranged({ which }: RowCall, rows: readonly Row[]): readonly (Row | undefined)[] {
+  if (!("keys" in which)) return rows;
+  if (which.keys.length === 1) return [rows[0]];
+  const found: (Row | undefined)[] = which.keys.map(() => undefined);
+  for (const { [positionAlias]: position, ...row } of rows) found[Number(position) - 1] = row;
+  return found;
+}
+
+/** A row lock outside of a transaction is gone with its statement. This fails there (25P01), and changes nothing. */
+const insist = sql.raw("LOCK TABLE pg_catalog.pg_am IN ACCESS SHARE MODE");
+
+async function select(connection: SqlConnection, call: RowCall): Promise<Selection> {
+  const { wait, which, strength } = call;
+  if (call.joined && strength) await connection.query(insist);
+  try {
+    if (typeof wait !== "number" || !strength) {
+      const { rows } = await connection.query(immediate(call));
+      return { granted: true, rows: arranged(call, rows) };
+    }
+    // One row that is free needs no bounded wait, which costs the server a sixth of the whole transaction. (Of several
+    // rows the later ones must not be locked while an earlier one is waited for.)
+    if ("keys" in which && which.keys.length === 1) {
+      const { rows } = await connection.query(immediate({ ...call, wait: "skip" }));
+      if (rows.length > 0) return { granted: true, rows };
+    }
+    const { rows } = await connection.query(waiting(call, wait));
+    return { granted: true, rows: arranged(call, rows) };
+  } catch (error) {
+    if (!strength || !waitIsOver(connection, error)) throw error;
+    // The error has ruined the transaction, up to the last savepoint.
+    return { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: false, cause: error };
+  }
+}
+
+async function present(connection: SqlConnection, call: RowCall): Promise<ReadonlySet<number>> {
+  if (!("keys" in call.which)) return new Set();
+  const { rows } = await connection.query(
+    sql`SELECT k.${sql.id(positionAlias)}::int AS ${sql.id(positionAlias)} FROM ${asked(call, call.which.keys)}
+      WHERE EXISTS (SELECT FROM ${call.table} t WHERE ${sameKey(call, "t", "k")})`,
+  );
+  return new Set(rows.map((row) => Number(row[positionAlias]) - 1));
+}
+
+const savepoint = "holdfast_table";
+
+async function lock(
+  connection: SqlConnection,
+  { table, mode, wait }: { table: Identifier; mode: TableMode; wait: number | "nowait" },
+): Promise<Grant> {
+  const name = render(sql`${table}`).text;
+  const nowait = wait === "nowait" ? " NOWAIT" : "";
+  try {
+    await run(connection, [
+      `SAVEPOINT ${savepoint}`,
+      ...(wait === "nowait"
+        ? []
+        : [
+            `SELECT ${setLocal("holdfast.patience", "current_setting('lock_timeout')")}, ${setLocal("lock_timeout", `'${wait}'`)}`,
+          ]),
+      `LOCK TABLE ${name} IN ${mode.toUpperCase()} MODE${nowait}`,
+      ...(wait === "nowait"
+        ? []
+        : [`SELECT ${setLocal("lock_timeout", "current_setting('holdfast.patience')")}`]),
+      `RELEASE SAVEPOINT ${savepoint}`,
+    ]);
+    return granted;
+  } catch (error) {
+    if (!waitIsOver(connection, error)) throw error;
+    await run(connection, [`ROLLBACK TO SAVEPOINT ${savepoint}`, `RELEASE SAVEPOINT ${savepoint}`]);
+    return { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: true, cause: error };
+  }
+}
+
+const write: Tables<SqlConnection>["write"] = async (connection, call) => {
+  const { table, shape, key, id, version, expected, changes, waitMs, alone } = call;
+  const sets = Object.entries(changes).map(
+    ([name, value]) => sql`${sql.id(name)} = ${bound(value, typeOf({ shape }, name))}`,
+  );
+  const where = key.map((name, i) => sql`${column("t", name)} = ${bound(id[i], typeOf({ shape }, name))}`);
+  const update = sql`UPDATE ${table} t SET ${list([...sets, sql`${sql.id(version)} = ${column("t", version)} + 1`])}
+    WHERE (SELECT now FROM holdfast_patience) IS NOT NULL AND ${list(where, " AND ")}
+      AND ${column("t", version)} = ${bound(expected, typeOf({ shape }, version))} RETURNING t.*`;
+  // By itself it is a transaction, and the timeout ends with it; inside of one the caller's own is put back.
+  const statement = alone
+    ? sql`WITH ${patience(waitMs)} ${update}`
+    : sql`WITH ${patience(waitMs)}, holdfast_locked AS (${update}) SELECT l.* FROM holdfast_locked l WHERE ${restored}`;
+  try {
+    const { rows } = await connection.query(statement);
+    return { granted: true, rows };
+  } catch (error) {
+    if (!waitIsOver(connection, error)) throw error;
+    return { granted: false, reason: "timeout", usable: false, cause: error };
+  }
+};
+
+/** Whoever locked or changed the rows has left a transaction's id on them. Several sharers leave one that says nothing here. */
+async function holders(connection: SqlConnection, call: RowCall): Promise<Holder[]> {
+  const rows = candidates({ ...call, strength: undefined, limit: call.limit ?? 100 });
+  const found = await connection.query(
+    sql`SELECT DISTINCT ${sql.raw(sessionColumns)} FROM (SELECT t.xmax FROM ${rows}) r JOIN pg_locks l ON l.locktype = 'transactionid' AND l.granted AND l.transactionid = r.xmax
+      JOIN pg_stat_activity a ON a.pid = l.pid WHERE l.pid <> pg_backend_pid()`,
+  );
+  return found.rows.map(asHolder);
+}
+
+export const tables: Tables<SqlConnection> = { describe, select, present, lock, write, holders };

@@ -1,0 +1,46 @@
+import { UsageError } from "../../core/errors.ts";
+
+/** A value as the text that its type reads; null stays null. */
+export function text(value: unknown, type = ""): string | null {
+  if (value === null) return null;
+  if (typeof value === "object" && /^jsonb?$/.test(type)) return JSON.stringify(value);
+  switch (typeof value) {
+    case "string":
+      return value;
+    case "number":
+    case "bigint":
+    case "boolean":
+      return String(value);
+    case "object":
+      if (value instanceof Date) return dateText(value, type);
+      if (value instanceof Uint8Array) return `\\x${Buffer.from(value).toString("hex")}`;
+      if (Array.isArray(value)) return arrayText(value, type.replace(/\[\]$/, ""));
+      // A type that writes itself, such as a decimal of an ORM, is not a document.
+      if (
+        Object.getPrototypeOf(value) !== Object.prototype &&
+        Object.hasOwn(Object.getPrototypeOf(value), "toString")
+      )
+        return (value as { toString(): string }).toString();
+      return JSON.stringify(value);
+    default:
+      throw new UsageError(`${typeof value} is no value for a column`);
+  }
+}
+
+function dateText(value: Date, type: string): string {
+  // Drivers read a date as midnight of this process's own zone: sent back in UTC it would be the day before.
+  if (type === "date")
+    throw new UsageError('a Date is a moment, and the column is a day: pass it as text, "2026-05-01"');
+  if (Number.isNaN(value.getTime())) throw new UsageError("an invalid Date is no value for a column");
+  return value.toISOString();
+}
+
+/** A list as the server reads arrays: every item in quotes, so that nothing in it can end it. */
+export function arrayText(values: readonly unknown[], type = ""): string {
+  const items = values.map((value) => {
+    if (Array.isArray(value)) return arrayText(value, type);
+    const item = text(value, type);
+    return item === null ? "NULL" : `"${item.replace(/["\\]/g, "\\$&")}"`;
+  });
+  return `{${items.join(",")}}`;
+}

@@ -1,0 +1,95 @@
+/** Read, add one, write: the update that is lost under every kind of lock that is done wrong. */
+import { holdfast, sql } from "holdfast";
+import { execute } from "holdfast/testing";
+import { describe, expect, inject, test } from "vitest";
+import { type Backend, backends } from "./backends.ts";
+import { missing, placeFor } from "./harness/places.ts";
+import { runWorkers } from "./harness/processes.ts";
+import { type IncrementArg, type IncrementResult, type Kind, kinds } from "./workers/increment.ts";
+
+const worker = new URL("./workers/increment.ts", import.meta.url);
+const long = process.env["HOLDFAST_LONG"] === "1";
+const processes = 4;
+const calls = long ? 2000 : 60;
+
+interface Outcome {
+  /** Calls that came back without an error. */
+  done: number;
+  n: number;
+  errors: string[];
+}
+
+async function run(backend: Backend, wanted: readonly Kind[]): Promise<Record<string, Outcome>> {
+  const place = await placeFor(backend);
+  try {
+    const site = await backend.open(place.url);
+    const hf = holdfast(site.database);
+    try {
+      await hf.migrate();
+      await execute(
+        site,
+        sql`CREATE TABLE counter (id integer NOT NULL PRIMARY KEY, n integer NOT NULL, version integer NOT NULL DEFAULT 0)`,
+      );
+      for (const [i] of wanted.entries())
+        await execute(site, sql`INSERT INTO counter (id, n) VALUES (${i + 1}, ${0})`);
+      const seed = inject("seed");
+      const arg: IncrementArg = {
+        backend: backend.name,
+        url: place.url,
+        kinds: wanted,
+        calls,
+        callers: 4,
+        seed,
+      };
+      const results = (await runWorkers<IncrementResult[]>(worker, processes, arg)).flat();
+      const rows = await hf.transaction((tx) => tx.query(sql`SELECT n FROM counter ORDER BY id`));
+      return Object.fromEntries(
+        wanted.map((kind, i) => {
+          const own = results.filter((each) => each.kind === kind);
+          const done = own.reduce((sum, each) => sum + each.done, 0);
+          // With `once` every process sends the same ids, and each counts once.
+          const counted = kind === "once" ? done / processes : done;
+          return [
+            kind,
+            { done: counted, n: Number(rows[i]?.n), errors: own.flatMap(({ errors }) => errors) },
+          ];
+        }),
+      );
+    } finally {
+      await site.close();
+    }
+  } finally {
+    await place.drop();
+  }
+}
+
+const chosen = backends.filter(
+  ({ manyProcesses, name, server }) =>
+    manyProcesses &&
+    !name.includes(", one") &&
+    (server.startsWith("postgres") || ["pgbouncer", "mariadb", "mysql", "file"].includes(server)),
+);
+
+/** A file's write lock is the lock of every key: rows of its own would be locked by the same lock. */
+const kindsOf = ({ server }: Backend) =>
+  server === "file" ? kinds.filter((kind) => kind !== "lock row") : kinds;
+
+describe("4 processes × 4 callers add one to a counter", () => {
+  test.for(chosen)("$name", { timeout: 300_000 }, async (backend, { skip }) => {
+    skip(missing(backend) !== undefined, missing(backend));
+    const outcomes = await run(backend, kindsOf(backend));
+    for (const kind of kindsOf(backend)) {
+      const { done, n, errors } = outcomes[kind] as Outcome;
+      const hint = `${kind}, HOLDFAST_SEED=${inject("seed")}`;
+      expect(errors, hint).toEqual([]);
+      expect(n, hint).toBe(done);
+      expect(done, hint).toBeGreaterThan(0);
+    }
+  });
+});
+
+// The same without a lock must show the bug, or the above would prove nothing.
+test("updates are lost without a lock", async () => {
+  const { nothing } = await run(chosen[0] as Backend, ["nothing"]);
+  expect(nothing?.n).toBeLessThan(nothing?.done ?? 0);
+});
