@@ -116,8 +116,10 @@ function mayImport(from: string, to: string, typeOnly: boolean, entrances: Reado
     case "index.ts":
       return theirs !== "adapters" && theirs !== "testing" && !theirs.startsWith("engines");
     case "holdfast.ts":
+    case "sharded.ts":
       return (
         theirs !== "index.ts" &&
+        theirs !== "sharded.ts" &&
         theirs !== "adapters" &&
         theirs !== "testing" &&
         !theirs.startsWith("engines")
@@ -241,7 +243,7 @@ const entrances = new Set(
 
 const sharedCode: Tree = new Map(
   [...sources].filter(([file]) =>
-    ["core", "locks", "testing", "holdfast.ts", "index.ts"].includes(layerOf(file)),
+    ["core", "locks", "testing", "holdfast.ts", "sharded.ts", "index.ts"].includes(layerOf(file)),
   ),
 );
 
@@ -280,6 +282,11 @@ describe("directions inside the library", () => {
     ["watch/a.ts", "../locks/hold.ts"],
     ["holdfast.ts", "./engines/x/index.ts"],
     ["holdfast.ts", "./index.ts"],
+    ["holdfast.ts", "./sharded.ts"],
+    ["sharded.ts", "./engines/x/index.ts"],
+    ["sharded.ts", "./adapters/pg.ts"],
+    ["sharded.ts", "./index.ts"],
+    ["locks/a.ts", "../sharded.ts"],
     ["index.ts", "./adapters/pg.ts"],
   ])("%s may not import %s", (file, specifier) => {
     const ways = [
@@ -304,6 +311,7 @@ describe("directions inside the library", () => {
     ["engines/x/a.ts", `import { a } from "./b.ts"; import { c } from "../../core/c.ts";`],
     ["adapters/a.ts", `import { a } from "../engines/x/index.ts";`],
     ["testing/cases/a.ts", `import { a } from "../../holdfast.ts"; import { b } from "../../index.ts";`],
+    ["sharded.ts", `import { a } from "./holdfast.ts"; import type { B } from "./locks/b.ts";`],
     ["core/a.ts", `// import { a } from "../holdfast.ts"\nconst text = 'import "../holdfast.ts"';`],
   ])("%s may: %s", (file, statement) => {
     expect(wrongDirections(only(`${src}/${file}`, statement), entrances)).toEqual([]);

@@ -1,0 +1,187 @@
+import { AsyncLocalStorage } from "node:async_hooks";
+import type { Connection, Database, Wait } from "./core/database.ts";
+import { ShardError, UsageError, keyNames } from "./core/errors.ts";
+import { type Key, type LockRequest, type Lockable, canonical } from "./core/key.ts";
+import { asWritten } from "./core/replay.ts";
+import type { Transaction } from "./core/scope.ts";
+import type { TransactionOptions } from "./core/transaction.ts";
+import { Holdfast, type HoldfastOptions, type TryLockResult } from "./holdfast.ts";
+import type { Held } from "./locks/hold.ts";
+import type { Lease, LeaseOptions } from "./locks/lease.ts";
+import type { Semaphore, SemaphoreOptions } from "./locks/semaphore.ts";
+
+type Body<Native, T> = (tx: Transaction<Native>) => Promise<T>;
+type Locks = Lockable | readonly Lockable[];
+
+/** The shard whose transaction the calling code is in, of one `sharded`. */
+type Inside<Native> = AsyncLocalStorage<Shard<Native>>;
+
+/** One database of several: as any other, but it refuses transactions inside those of its siblings. */
+class Shard<Native> extends Holdfast<Native> {
+  readonly #inside: Inside<Native>;
+
+  constructor(
+    database: Database<Native>,
+    options: HoldfastOptions,
+    guard: (locks: readonly LockRequest[]) => void,
+    inside: Inside<Native>,
+  ) {
+    super(database, options, guard);
+    this.#inside = inside;
+  }
+
+  override transaction<T>(body: Body<Native, T>): Promise<T>;
+  override transaction<T>(options: TransactionOptions, body: Body<Native, T>): Promise<T>;
+  override async transaction<T>(
+    first: TransactionOptions | Body<Native, T>,
+    second?: Body<Native, T>,
+  ): Promise<T> {
+    const outer = this.#inside.getStore();
+    const separate = typeof first === "object" && first !== null && first.separate === true;
+    if (outer !== undefined && outer !== this && !separate)
+      throw new ShardError(
+        "A transaction of one shard was opened inside a transaction of another: the second could be committed and the first not " +
+          "(if that is meant, say `separate: true`).",
+      );
+    return this.#inside.run(this, () =>
+      super.transaction(first as TransactionOptions, second as Body<Native, T>),
+    );
+  }
+}
+
+/** Several databases, each the home of some keys. Made by `sharded(key => database)`. */
+export class Sharded<Native> {
+  readonly #route: (key: Key) => Database<Native>;
+  readonly #options: HoldfastOptions;
+  readonly #show: (name: string) => string;
+  readonly #shards = new Map<Database<Native>, Shard<Native>>();
+  readonly #inside: Inside<Native> = new AsyncLocalStorage();
+
+  constructor(route: (key: Key) => Database<Native>, options: HoldfastOptions = {}) {
+    if (typeof route !== "function")
+      throw new UsageError("sharded(route): route must be a function, key => database");
+    this.#route = route;
+    this.#options = options;
+    this.#show = typeof options?.names === "function" ? options.names : (name) => name;
+  }
+
+  /**
+   * The one shard that these keys are routed to, for whatever `Holdfast` can do: `join`, `migrate`, `once(shards.on(key), …)`.
+   * It refuses locks that belong elsewhere.
+   */
+  on(locks: Locks): Holdfast<Native> {
+    const requests = canonical(locks);
+    const [first, ...rest] = requests.map(({ key }) => this.#database(key));
+    if (rest.some((database) => database !== first))
+      throw new ShardError(`The locks ${this.#names(requests)} are not all of one shard.`);
+    return this.#shard(first as Database<Native>);
+  }
+
+  /** As `hf.transaction`, on the shard that `lock` is routed to. */
+  async transaction<T>(
+    options: TransactionOptions & { readonly lock: Locks },
+    body: Body<Native, T>,
+  ): Promise<T> {
+    if (typeof options !== "object" || options === null || options.lock === undefined)
+      throw new UsageError(
+        "shards.transaction needs `lock`: its key chooses the shard. For a transaction without a lock: shards.on(key).transaction(…).",
+      );
+    return this.on(options.lock).transaction(options, body);
+  }
+
+  /** As `hf.lock`. */
+  async lock<T>(
+    locks: Locks,
+    body: Body<Native, T>,
+    options: Omit<TransactionOptions, "lock"> = {},
+  ): Promise<T> {
+    return this.on(locks).lock(locks, body, options);
+  }
+
+  /** As `hf.tryLock`. */
+  async tryLock<T>(
+    locks: Locks,
+    body: Body<Native, T>,
+    options: Omit<TransactionOptions, "lock" | "wait"> = {},
+  ): Promise<TryLockResult<T>> {
+    return this.on(locks).tryLock(locks, body, options);
+  }
+
+  /** As `hf.hold`. */
+  hold(locks: Locks, options?: { wait?: Wait; signal?: AbortSignal | undefined }): Promise<Held>;
+  hold(locks: Locks, options: { wait: "skip"; signal?: AbortSignal | undefined }): Promise<Held | undefined>;
+  async hold(locks: Locks, options?: object): Promise<Held | undefined> {
+    return this.on(locks).hold(locks, options);
+  }
+
+  /** As `hf.lease`. */
+  lease(lock: Lockable, options?: LeaseOptions & { wait?: Wait }): Promise<Lease>;
+  lease(lock: Lockable, options: LeaseOptions & { wait: "skip" }): Promise<Lease | undefined>;
+  async lease(lock: Lockable, options?: object): Promise<Lease | undefined> {
+    return this.on(lock).lease(lock, options);
+  }
+
+  /** As `hf.semaphore`. */
+  semaphore(name: Key, options: SemaphoreOptions): Semaphore {
+    return this.on(name).semaphore(name, options);
+  }
+
+  /** Gives back what is still held, on all shards. The clients stay open: they are yours. */
+  async close(): Promise<void> {
+    await Promise.all([...this.#shards.values()].map((shard) => shard.close()));
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.close();
+  }
+
+  #names(requests: readonly LockRequest[]): string {
+    return keyNames(requests, this.#show).join(", ");
+  }
+
+  /**
+   * Asked twice: a route that makes a database with each call, or that throws dice, would give one key two homes, and
+   * nobody would exclude anybody.
+   */
+  #database(lock: Key): Database<Native> {
+    const written = asWritten(lock);
+    const [database, again]: unknown[] = [this.#route(written), this.#route(written)];
+    const of = `sharded: the route of ${this.#show(written.name)}`;
+    if (typeof (database as Partial<Database> | undefined | null)?.engine?.begin !== "function")
+      throw new UsageError(
+        `${of} is no database. It must return what an adapter returns, e.g. fromPg(pool), and not a promise of it.`,
+      );
+    if (database !== again)
+      throw new UsageError(
+        `${of} is one database now and another one then. Make each database once, outside of the function, and choose among them by the key alone.`,
+      );
+    return database as Database<Native>;
+  }
+
+  #shard(database: Database<Native>): Shard<Native> {
+    let shard = this.#shards.get(database);
+    if (!shard) {
+      const guard = (locks: readonly LockRequest[]) => {
+        const astray = locks.filter(({ key }) => this.#database(key) !== database);
+        if (astray.length > 0)
+          throw new ShardError(
+            `Of another shard than the one that this call runs on: ${this.#names(astray)}.`,
+          );
+      };
+      shard = new Shard(database, this.#options, guard, this.#inside);
+      this.#shards.set(database, shard);
+    }
+    return shard;
+  }
+}
+
+/**
+ * Keys spread over several databases: `sharded((key) => databases[hash(key.parts[1]) % databases.length])`. A call that
+ * would need two of them throws `ShardError`.
+ */
+export function sharded<Native, C extends Connection>(
+  route: (key: Key) => Database<Native, C>,
+  options?: HoldfastOptions,
+): Sharded<Native> {
+  return new Sharded(route, options);
+}
