@@ -2,22 +2,19 @@
  * THE list of backends: every way to reach every server that the tests know. A new one is one entry here. Nothing
  * in this file needs the test runner, so that worker processes can open a backend by its name and address.
  */
-import { PGlite, type Transaction as PgliteTx } from "@electric-sql/pglite";
-import { PrismaPg } from "@prisma/adapter-pg";
-import Sqlite from "better-sqlite3";
-import { fromBetterSqlite3 } from "holdfast/better-sqlite3";
-import { fromMysql2 } from "holdfast/mysql2";
-import { fromPg } from "holdfast/pg";
-import { fromPglite } from "holdfast/pglite";
-import { fromPostgres } from "holdfast/postgres";
-import { fromPrisma } from "holdfast/prisma";
+import type { DatabaseSync } from "node:sqlite";
+import type { DuckDBConnection, DuckDBInstance } from "@duckdb/node-api";
+import type { PGlite, Transaction as PgliteTx } from "@electric-sql/pglite";
+import type { Transaction as LibsqlTx } from "@libsql/client";
+import type Sqlite from "better-sqlite3";
 import type { ConformanceSite } from "holdfast/testing";
-import { createPool } from "mysql2/promise";
-import { Client, Pool, type PoolClient } from "pg";
-import postgres, { type TransactionSql } from "postgres";
-import { PrismaClient } from "./generated/prisma/client.ts";
+import type { Client, PoolClient, PoolConfig } from "pg";
+import type { TransactionSql } from "postgres";
 
-export type Server = "postgres" | "postgresOld" | "pgbouncer" | "mariadb" | "file" | "process";
+// Clients are imported when a backend is opened: all of them take 0.9 s of processor time, and tests start hundreds of
+// processes that need one each.
+
+export type Server = "postgres" | "postgresOld" | "pgbouncer" | "mariadb" | "mysql" | "file" | "process";
 
 export interface Backend {
   readonly name: string;
@@ -36,8 +33,12 @@ function backend<Native>(
   return { name, server, manyProcesses, open: open };
 }
 
-async function openPg(connectionString: string): Promise<ConformanceSite<PoolClient>> {
-  const pool = new Pool({ connectionString, max: 10, application_name: "test" });
+async function openPg(
+  connectionString: string,
+  config: PoolConfig = {},
+): Promise<ConformanceSite<PoolClient>> {
+  const [{ Pool }, { fromPg }] = await Promise.all([import("pg"), import("holdfast/pg")]);
+  const pool = new Pool({ connectionString, max: 10, application_name: "test", ...config });
   // The server is restarted and backends are killed on purpose.
   pool.on("error", () => {});
   return {
@@ -69,6 +70,10 @@ async function openPg(connectionString: string): Promise<ConformanceSite<PoolCli
 }
 
 async function openPostgresJs(url: string, options: object = {}): Promise<ConformanceSite<TransactionSql>> {
+  const [{ default: postgres }, { fromPostgres }] = await Promise.all([
+    import("postgres"),
+    import("holdfast/postgres"),
+  ]);
   const sql = postgres(url, { max: 10, onnotice: () => {}, ...options });
   return {
     database: fromPostgres(sql) as never,
@@ -85,15 +90,111 @@ async function openPostgresJs(url: string, options: object = {}): Promise<Confor
   };
 }
 
+/**
+ * A server whose advisory locks lock nothing, as on some that speak the same protocol: functions of the same names,
+ * which do nothing, come first in the search path.
+ */
+async function openWithoutAdvisoryLocks(url: string): Promise<ConformanceSite<PoolClient>> {
+  const pg = await import("pg");
+  const admin = new pg.Client({ connectionString: url });
+  await admin.connect();
+  try {
+    await admin.query("BEGIN; SELECT pg_advisory_xact_lock(1); CREATE SCHEMA IF NOT EXISTS shadow");
+    for (const scope of ["", "_xact"])
+      for (const mode of ["", "_shared"])
+        for (const types of ["bigint", "integer, integer"]) {
+          const name = (prefix: string) => `shadow.pg_${prefix}advisory${scope}_lock${mode}(${types})`;
+          await admin.query(
+            `CREATE OR REPLACE FUNCTION ${name("")} RETURNS void LANGUAGE sql AS 'SELECT';
+             CREATE OR REPLACE FUNCTION ${name("try_")} RETURNS boolean LANGUAGE sql AS 'SELECT true'`,
+          );
+        }
+    await admin.query("COMMIT");
+  } finally {
+    await admin.end();
+  }
+  return openPg(url, { options: "-c search_path=shadow,pg_catalog,public" });
+}
+
+async function openMysql2(uri: string): Promise<ConformanceSite> {
+  const [{ createPool }, { fromMysql2 }] = await Promise.all([
+    import("mysql2/promise"),
+    import("holdfast/mysql2"),
+  ]);
+  const pool = createPool({ uri, connectionLimit: 10 });
+  return { database: fromMysql2(pool), ...mysqlOwn(() => pool.getConnection()), close: () => pool.end() };
+}
+
+async function openMariadb(url: string): Promise<ConformanceSite> {
+  const { hostname, port, username, password, pathname } = new URL(url);
+  const [{ createPool }, { fromMariadb }] = await Promise.all([
+    import("mariadb"),
+    import("holdfast/mariadb"),
+  ]);
+  const pool = createPool({
+    host: hostname,
+    port: Number(port),
+    user: username,
+    password,
+    database: pathname.slice(1),
+    connectionLimit: 10,
+    // Without TLS, MySQL's server has a key of its own for passwords.
+    allowPublicKeyRetrieval: true,
+  });
+  return {
+    database: fromMariadb(pool),
+    ...mysqlOwn(() => pool.getConnection()),
+    close: () => pool.end(),
+  };
+}
+
+interface OwnConnection {
+  beginTransaction(): Promise<void>;
+  commit(): Promise<void>;
+  rollback(): Promise<void>;
+  release(): unknown;
+}
+
+function mysqlOwn(
+  connect: () => Promise<OwnConnection>,
+): Pick<ConformanceSite, "ownTransaction" | "withIdle"> {
+  return {
+    async ownTransaction(body) {
+      const connection = await connect();
+      try {
+        await connection.beginTransaction();
+        const value = await body(connection);
+        await connection.commit();
+        return value;
+      } catch (error) {
+        await connection.rollback();
+        throw error;
+      } finally {
+        await connection.release();
+      }
+    },
+    async withIdle(body) {
+      const connection = await connect();
+      try {
+        return await body(connection);
+      } finally {
+        await connection.release();
+      }
+    },
+  };
+}
+
 export const backends: readonly Backend[] = [
-  backend("pg", "postgres", openPg),
-  backend("pg through PgBouncer", "pgbouncer", openPg),
-  backend("pg on an older PostgreSQL", "postgresOld", openPg),
+  backend("pg", "postgres", (url) => openPg(url)),
+  backend("pg through PgBouncer", "pgbouncer", (url) => openPg(url)),
+  backend("pg on an older PostgreSQL", "postgresOld", (url) => openPg(url)),
+  backend("pg without advisory locks", "postgres", openWithoutAdvisoryLocks),
 
   backend("pg, one Client", "postgres", async (connectionString): Promise<ConformanceSite<Client>> => {
-    const client = new Client({ connectionString });
+    const [pg, { fromPg }] = await Promise.all([import("pg"), import("holdfast/pg")]);
+    const client = new pg.Client({ connectionString });
     await client.connect();
-    const second = new Client({ connectionString });
+    const second = new pg.Client({ connectionString });
     await second.connect();
     return {
       database: fromPg(client),
@@ -117,6 +218,11 @@ export const backends: readonly Backend[] = [
   backend("postgres.js through PgBouncer", "pgbouncer", (url) => openPostgresJs(url, { prepare: false })),
 
   backend("Prisma", "postgres", async (connectionString): Promise<ConformanceSite> => {
+    const [{ PrismaClient }, { PrismaPg }, { fromPrisma }] = await Promise.all([
+      import("./generated/prisma/client.ts"),
+      import("@prisma/adapter-pg"),
+      import("holdfast/prisma"),
+    ]);
     const prisma = new PrismaClient({ adapter: new PrismaPg({ connectionString, max: 10 }) });
     return {
       database: fromPrisma(prisma),
@@ -131,7 +237,7 @@ export const backends: readonly Backend[] = [
     "PGlite",
     "process",
     async (): Promise<ConformanceSite<PgliteTx>> => {
-      const db = await sharedPglite();
+      const [db, { fromPglite }] = await Promise.all([sharedPglite(), import("holdfast/pglite")]);
       return {
         database: fromPglite<PgliteTx>(db),
         ownTransaction: (body) => db.transaction((tx) => body(tx)),
@@ -142,40 +248,16 @@ export const backends: readonly Backend[] = [
     false,
   ),
 
-  backend("mysql2 on MariaDB", "mariadb", async (uri): Promise<ConformanceSite> => {
-    const pool = createPool({ uri, connectionLimit: 10 });
-    return {
-      database: fromMysql2(pool),
-      async ownTransaction(body) {
-        const connection = await pool.getConnection();
-        try {
-          await connection.beginTransaction();
-          const value = await body(connection);
-          await connection.commit();
-          return value;
-        } catch (error) {
-          await connection.rollback();
-          throw error;
-        } finally {
-          connection.release();
-        }
-      },
-      async withIdle(body) {
-        const connection = await pool.getConnection();
-        try {
-          return await body(connection);
-        } finally {
-          connection.release();
-        }
-      },
-      close: () => pool.end(),
-    };
-  }),
+  backend("mysql2 on MariaDB", "mariadb", openMysql2),
+  backend("mysql2 on MySQL", "mysql", openMysql2),
+  backend("mariadb on MariaDB", "mariadb", openMariadb),
+  backend("mariadb on MySQL", "mysql", openMariadb),
 
   backend("better-sqlite3", "file", async (file): Promise<ConformanceSite<Sqlite.Database>> => {
+    const [{ default: Database }, { fromBetterSqlite3 }] = await betterSqlite3();
     const opened: Sqlite.Database[] = [];
     const open = (): Sqlite.Database => {
-      const db = new Sqlite(file);
+      const db = new Database(file);
       db.pragma("journal_mode = WAL");
       opened.push(db);
       return db;
@@ -188,7 +270,8 @@ export const backends: readonly Backend[] = [
   }),
 
   backend("better-sqlite3, one Database", "file", async (file): Promise<ConformanceSite<Sqlite.Database>> => {
-    const [db, own] = [new Sqlite(file), new Sqlite(file)];
+    const [{ default: Database }, { fromBetterSqlite3 }] = await betterSqlite3();
+    const [db, own] = [new Database(file), new Database(file)];
     db.pragma("journal_mode = WAL");
     return {
       database: fromBetterSqlite3(db),
@@ -199,11 +282,102 @@ export const backends: readonly Backend[] = [
       },
     };
   }),
+
+  backend("node:sqlite", "file", async (file): Promise<ConformanceSite<DatabaseSync>> => {
+    const [sqlite, { fromNodeSqlite }] = await nodeSqlite();
+    const opened: DatabaseSync[] = [];
+    const open = (): DatabaseSync => {
+      const db = new sqlite.DatabaseSync(file);
+      db.exec("PRAGMA journal_mode = WAL");
+      opened.push(db);
+      return db;
+    };
+    return {
+      database: fromNodeSqlite(open),
+      ...sqliteOwn(open()),
+      close: async () => opened.filter(({ isOpen }) => isOpen).forEach((db) => db.close()),
+    };
+  }),
+
+  backend("node:sqlite, one DatabaseSync", "file", async (file): Promise<ConformanceSite<DatabaseSync>> => {
+    const [sqlite, { fromNodeSqlite }] = await nodeSqlite();
+    const [db, own] = [new sqlite.DatabaseSync(file), new sqlite.DatabaseSync(file)];
+    db.exec("PRAGMA journal_mode = WAL");
+    return {
+      database: fromNodeSqlite(db),
+      ...sqliteOwn(own),
+      close: async () => {
+        db.close();
+        own.close();
+      },
+    };
+  }),
+
+  backend("libsql", "file", (file) => openLibsql(file)),
+  backend("libsql, one connection", "file", (file) => openLibsql(file, 1)),
+
+  backend(
+    "duckdb",
+    "process",
+    async (): Promise<ConformanceSite<DuckDBConnection>> => {
+      const [instance, { fromDuckdb }] = await Promise.all([sharedDuckdb(), import("holdfast/duckdb")]);
+      const own = await instance.connect();
+      return {
+        database: fromDuckdb(instance),
+        async ownTransaction(body) {
+          await own.run("BEGIN TRANSACTION");
+          try {
+            const value = await body(own);
+            await own.run("COMMIT");
+            return value;
+          } catch (error) {
+            await own.run("ROLLBACK");
+            throw error;
+          }
+        },
+        withIdle: (body) => body(own),
+        close: async () => own.closeSync(),
+      };
+    },
+    false,
+  ),
 ];
 
-function sqliteOwn(
-  db: Sqlite.Database,
-): Pick<ConformanceSite<Sqlite.Database>, "ownTransaction" | "withIdle"> {
+const betterSqlite3 = () => Promise.all([import("better-sqlite3"), import("holdfast/better-sqlite3")]);
+const nodeSqlite = () => Promise.all([import("node:sqlite"), import("holdfast/node-sqlite")]);
+
+async function openLibsql(file: string, connections = 4): Promise<ConformanceSite<LibsqlTx>> {
+  const [{ createClient }, { fromLibsql }] = await Promise.all([
+    import("@libsql/client"),
+    import("holdfast/libsql"),
+  ]);
+  const client = createClient({ url: `file:${file}` });
+  await client.execute("PRAGMA journal_mode = WAL");
+  return {
+    database: fromLibsql(client, { connections }),
+    async ownTransaction(body) {
+      const tx = await client.transaction("write");
+      try {
+        const value = await body(tx);
+        await tx.commit();
+        return value;
+      } finally {
+        tx.close();
+      }
+    },
+    // One that has ended is the only thing that looks like a transaction and is none.
+    async withIdle(body) {
+      const tx = await client.transaction("write");
+      await tx.rollback();
+      return body(tx);
+    },
+    close: async () => client.close(),
+  };
+}
+
+function sqliteOwn<Handle extends { exec(text: string): unknown }>(
+  db: Handle,
+): Pick<ConformanceSite<Handle>, "ownTransaction" | "withIdle"> {
   return {
     async ownTransaction(body) {
       db.exec("BEGIN IMMEDIATE");
@@ -220,10 +394,17 @@ function sqliteOwn(
   };
 }
 
+/** One process at a time can have its file open. */
+let duckdb: Promise<DuckDBInstance> | undefined;
+function sharedDuckdb(): Promise<DuckDBInstance> {
+  duckdb ??= import("@duckdb/node-api").then(({ DuckDBInstance: instances }) => instances.create(":memory:"));
+  return duckdb;
+}
+
 /** Both "processes" of a run are this one: PGlite cannot be shared between processes. */
 let pglite: Promise<PGlite> | undefined;
 function sharedPglite(): Promise<PGlite> {
-  pglite ??= PGlite.create();
+  pglite ??= import("@electric-sql/pglite").then((module) => module.PGlite.create());
   return pglite;
 }
 

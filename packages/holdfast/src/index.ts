@@ -43,7 +43,7 @@ export type { RowStrength, TableMode, Where } from "./core/tables.ts";
 export type { LeaseInfo } from "./core/leases.ts";
 export { fenced } from "./locks/lease.ts";
 export type { Lease, LeaseOptions } from "./locks/lease.ts";
-export type { Permit, Semaphore, SemaphoreOptions } from "./locks/semaphore.ts";
+export type { AcquireOptions, Permit, Semaphore, SemaphoreOptions } from "./locks/semaphore.ts";
 export { versioned } from "./locks/version.ts";
 export type { Versioned, VersionedOptions } from "./locks/version.ts";
 export { once } from "./locks/once.ts";

@@ -1,7 +1,7 @@
 import { isSupported } from "../../core/capabilities.ts";
 import { LockNotAvailableError, LockTimeoutError, UsageError } from "../../core/errors.ts";
 import { key, shared } from "../../core/key.ts";
-import { assert, during, sql, suite, table, where } from "./support.ts";
+import { assert, during, nested, sql, suite, table, where } from "./support.ts";
 
 export const lockCases = suite("lock", {
   "lets one in at a time, across instances": async ({ hf, other, fresh }) => {
@@ -137,29 +137,26 @@ export const lockCases = suite("lock", {
     await other.transaction({ lock, wait: 5000 }, async () => {});
   },
 
-  "forgets a lock that was taken in a savepoint that was rolled back": async ({
-    hf,
-    other,
-    fresh,
-    capabilities,
-  }) => {
-    const lock = key("savepoint", fresh);
-    await hf.transaction(async (tx) => {
-      await assert.rejects(
-        tx.transaction({ lock }, async (inner) => {
-          assert.ok(inner.holds(lock));
-          throw new Error("undo");
-        }),
-        /undo/,
-      );
-      assert.equal(tx.holds(lock), false);
-      await tx.lock(lock);
-      assert.ok(tx.holds(lock));
-      if (capabilities.granularity === "key")
-        assert.deepEqual(await other.tryLock(lock, async () => 1), { acquired: false });
-    });
-    await other.transaction({ lock, wait: 5000 }, async () => {});
-  },
+  "forgets a lock that was taken in a savepoint that was rolled back": nested(
+    async ({ hf, other, fresh, capabilities }) => {
+      const lock = key("savepoint", fresh);
+      await hf.transaction(async (tx) => {
+        await assert.rejects(
+          tx.transaction({ lock }, async (inner) => {
+            assert.ok(inner.holds(lock));
+            throw new Error("undo");
+          }),
+          /undo/,
+        );
+        assert.equal(tx.holds(lock), false);
+        await tx.lock(lock);
+        assert.ok(tx.holds(lock));
+        if (capabilities.granularity === "key")
+          assert.deepEqual(await other.tryLock(lock, async () => 1), { acquired: false });
+      });
+      await other.transaction({ lock, wait: 5000 }, async () => {});
+    },
+  ),
 
   "keeps a lock that was taken in a savepoint that was kept": async ({ hf, other, fresh, capabilities }) => {
     const lock = key("kept", fresh);

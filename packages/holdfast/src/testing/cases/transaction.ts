@@ -2,7 +2,7 @@ import { DeadlineExceededError, UsageError } from "../../core/errors.ts";
 import { isUniqueViolation } from "../../core/failure.ts";
 import { key } from "../../core/key.ts";
 import { type Ground, execute } from "../ground.ts";
-import { assert, sql, suite, table } from "./support.ts";
+import { assert, nested, sql, suite, table } from "./support.ts";
 
 async function count({ hf }: Ground, name: string): Promise<number> {
   const rows = await hf.transaction((tx) => tx.query(sql`SELECT count(*) AS n FROM ${sql.id(name)}`));
@@ -36,7 +36,7 @@ export const transactionCases = suite("transaction", {
     assert.equal(await count(ground, name), 0);
   },
 
-  "undoes only the nested part when a nested body throws": async (ground) => {
+  "undoes only the nested part when a nested body throws": nested(async (ground) => {
     const { hf } = ground;
     const name = await table(ground);
     await hf.transaction(async (tx) => {
@@ -51,30 +51,32 @@ export const transactionCases = suite("transaction", {
       await tx.transaction((inner) => inner.query(insert(name, "kept")));
     });
     assert.equal(await count(ground, name), 2);
-  },
+  }),
 
-  "runs nested siblings one after the other, so that one's failure is not the other's": async (ground) => {
-    const { hf } = ground;
-    const name = await table(ground);
-    await hf.transaction(async () => {
-      const results = await Promise.allSettled(
-        Array.from({ length: 6 }, (_, i) =>
-          hf.transaction(async (inner) => {
-            await inner.query(insert(name, `s${i}`));
-            await new Promise((resolve) => setTimeout(resolve, 2));
-            if (i % 2 === 0) throw new Error(`sibling ${i}`);
-          }),
-        ),
-      );
-      assert.deepEqual(
-        results.map(({ status }) => status),
-        ["rejected", "fulfilled", "rejected", "fulfilled", "rejected", "fulfilled"],
-      );
-    });
-    assert.equal(await count(ground, name), 3);
-  },
+  "runs nested siblings one after the other, so that one's failure is not the other's": nested(
+    async (ground) => {
+      const { hf } = ground;
+      const name = await table(ground);
+      await hf.transaction(async () => {
+        const results = await Promise.allSettled(
+          Array.from({ length: 6 }, (_, i) =>
+            hf.transaction(async (inner) => {
+              await inner.query(insert(name, `s${i}`));
+              await new Promise((resolve) => setTimeout(resolve, 2));
+              if (i % 2 === 0) throw new Error(`sibling ${i}`);
+            }),
+          ),
+        );
+        assert.deepEqual(
+          results.map(({ status }) => status),
+          ["rejected", "fulfilled", "rejected", "fulfilled", "rejected", "fulfilled"],
+        );
+      });
+      assert.equal(await count(ground, name), 3);
+    },
+  ),
 
-  "takes an outer tx used inside a nested body for the nested one": async (ground) => {
+  "takes an outer tx used inside a nested body for the nested one": nested(async (ground) => {
     const name = await table(ground);
     await ground.hf.transaction(async (tx) => {
       await assert.rejects(
@@ -89,7 +91,7 @@ export const transactionCases = suite("transaction", {
       assert.equal(tx.holds(key("nested", ground.fresh)), false);
     });
     assert.equal(await count(ground, name), 0);
-  },
+  }),
 
   "ends a body that outlives its deadline, and keeps nothing of it": async (ground) => {
     const name = await table(ground);

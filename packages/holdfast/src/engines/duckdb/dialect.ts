@@ -1,0 +1,51 @@
+import type { SqlConnection } from "../../core/database.ts";
+import { UnsupportedError, UsageError } from "../../core/errors.ts";
+import { type Dialect, type Rendered, type Statement, render as renderWith } from "../../core/sql.ts";
+import type { Desk } from "./desk.ts";
+
+export interface DuckdbConnection extends SqlConnection {
+  /** The client's own connection: what is held is held by this. */
+  readonly session: object;
+  /** Of the database, which several instances may share. */
+  readonly desk: Promise<Desk>;
+  /** Runs a body on another connection of the same instance, which sees what is committed now. */
+  aside<T>(body: (other: DuckdbConnection) => Promise<T>): Promise<T>;
+}
+
+const dialect: Dialect = {
+  placeholder: () => "?",
+  quote: (name) => `"${name.replaceAll('"', '""')}"`,
+};
+
+export function render(statement: Statement): Rendered {
+  const { text, values } = renderWith(statement, dialect);
+  return { text, values: values.map(bound) };
+}
+
+/** A value that the client can tell the type of. */
+function bound(value: unknown): unknown {
+  switch (typeof value) {
+    case "string":
+    case "number":
+    case "bigint":
+    case "boolean":
+      return value;
+    case "object":
+      if (value === null) return null;
+      if (value instanceof Date) return value.toISOString();
+      if (value instanceof Uint8Array)
+        throw new UnsupportedError(
+          "A blob as a value: bind it with the client's own blobValue, on tx.client",
+        );
+      if (Array.isArray(value) || isPlain(value)) return JSON.stringify(value);
+      // Values of the client's own, such as a decimal or a list.
+      return value;
+    default:
+      throw new UsageError(`${typeof value} is no value for a column`);
+  }
+}
+
+function isPlain(value: object): boolean {
+  const prototype: unknown = Object.getPrototypeOf(value);
+  return prototype === null || prototype === Object.prototype;
+}

@@ -1,0 +1,36 @@
+import type { DriverError, Failure } from "../../core/database.ts";
+import { SchemaMissingError, message } from "../../core/errors.ts";
+
+/** Its errors have no codes: each message begins with the kind of the error, which is all there is to go by. */
+const messages: readonly (readonly [RegExp, Failure])[] = [
+  [/^TransactionContext Error: Current transaction is aborted/, "aborted"],
+  [/^TransactionContext Error: .*read-only/, "read-only"],
+  [/^Invalid Input Error: Cannot execute .*read-only/, "read-only"],
+  [/^TransactionContext Error: .*no transaction is active/, "not-in-transaction"],
+  [/^TransactionContext Error: Failed to commit: .*(?:PRIMARY KEY|UNIQUE|duplicate key)/, "unique"],
+  [/^TransactionContext Error: (?:Conflict on|Transaction conflict|Catalog write-write)/, "serialization"],
+  [/^TransactionContext Error: Failed to commit: .*[Cc]onflict/, "serialization"],
+  [/^Constraint Error: (?:Duplicate key|PRIMARY KEY or UNIQUE)/, "unique"],
+  [/^Constraint Error: Violates foreign key/, "foreign-key"],
+  [/^Constraint Error: CHECK/, "check"],
+  [/^INTERRUPT Error/, "canceled"],
+];
+
+export function classify({ message: text }: DriverError): Failure | undefined {
+  if (typeof text !== "string") return undefined;
+  const own = text.replace(/^Failed to extract statements: /, "");
+  return messages.find(([pattern]) => pattern.test(own))?.[1];
+}
+
+export function isConflict(error: unknown): boolean {
+  return classify(error as DriverError) === "serialization";
+}
+
+export async function explaining<T>(work: Promise<T>): Promise<T> {
+  try {
+    return await work;
+  } catch (error) {
+    const name = /^Catalog Error: Table with name (holdfast_\w+) does not exist/.exec(message(error))?.[1];
+    throw name === undefined ? error : new SchemaMissingError(`The table ${name}`, error);
+  }
+}

@@ -1,0 +1,59 @@
+import type { SqlConnection } from "../../core/database.ts";
+import { UsageError } from "../../core/errors.ts";
+import { type Dialect, type Rendered, type Statement, render as renderWith } from "../../core/sql.ts";
+
+export interface SqliteConnection extends SqlConnection {
+  /** Whether the handle is inside BEGIN … COMMIT. */
+  readonly inTransaction: boolean;
+  /** Whether another connection could begin writing now: then this one has not begun to. Undefined: no way to tell. */
+  writerIsFree?(): boolean | undefined | Promise<boolean | undefined>;
+  /** For clients that open and end transactions by calls of their own. */
+  begin?(mode: "deferred" | "immediate"): Promise<void>;
+  end?(how: "commit" | "rollback"): Promise<void>;
+}
+
+const dialect: Dialect = {
+  placeholder: () => "?",
+  quote: (name) => `"${name.replaceAll('"', '""')}"`,
+};
+
+export function render(statement: Statement): Rendered {
+  const { text, values } = renderWith(statement, dialect);
+  return { text, values: values.map(bound) };
+}
+
+/**
+ * A value as SQLite keeps it. Whole numbers as integers: clients bind every number as REAL, which a text column would
+ * store as "7.0", and a column without a type as 7.0.
+ */
+export function bound(value: unknown): unknown {
+  switch (typeof value) {
+    case "string":
+    case "bigint":
+      return value;
+    case "number":
+      return Number.isSafeInteger(value) ? BigInt(value) : value;
+    case "boolean":
+      return value ? 1n : 0n;
+    case "object":
+      if (value === null) return null;
+      if (value instanceof Date) return value.toISOString();
+      if (value instanceof Uint8Array) return Buffer.from(value.buffer, value.byteOffset, value.byteLength);
+      if (value instanceof ArrayBuffer) return Buffer.from(value);
+      // A type that writes itself, such as a decimal, is not a document.
+      if (!isDocument(value)) return (value as { toString(): string }).toString();
+      return JSON.stringify(value);
+    default:
+      throw new UsageError(`${typeof value} is no value for a column`);
+  }
+}
+
+function isDocument(value: object): boolean {
+  const prototype: unknown = Object.getPrototypeOf(value);
+  return (
+    Array.isArray(value) ||
+    prototype === null ||
+    prototype === Object.prototype ||
+    !Object.hasOwn(prototype as object, "toString")
+  );
+}

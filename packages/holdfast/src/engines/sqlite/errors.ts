@@ -1,0 +1,58 @@
+import type { DriverError, Failure, SqlConnection } from "../../core/database.ts";
+import { SchemaMissingError, message } from "../../core/errors.ts";
+
+/** By name, as most clients write them, and by number, as node:sqlite does: https://sqlite.org/rescode.html */
+const codes: readonly (readonly [number, string, Failure])[] = [
+  [5, "SQLITE_BUSY", "lock-timeout"],
+  [261, "SQLITE_BUSY_RECOVERY", "lock-timeout"],
+  // Another connection has written since this one's snapshot: no waiting helps, only the whole transaction again.
+  [517, "SQLITE_BUSY_SNAPSHOT", "serialization"],
+  [773, "SQLITE_BUSY_TIMEOUT", "lock-timeout"],
+  [6, "SQLITE_LOCKED", "lock-timeout"],
+  [262, "SQLITE_LOCKED_SHAREDCACHE", "lock-timeout"],
+  [2067, "SQLITE_CONSTRAINT_UNIQUE", "unique"],
+  [1555, "SQLITE_CONSTRAINT_PRIMARYKEY", "unique"],
+  [2579, "SQLITE_CONSTRAINT_ROWID", "unique"],
+  [787, "SQLITE_CONSTRAINT_FOREIGNKEY", "foreign-key"],
+  [275, "SQLITE_CONSTRAINT_CHECK", "check"],
+  [8, "SQLITE_READONLY", "read-only"],
+  [264, "SQLITE_READONLY_RECOVERY", "read-only"],
+  [520, "SQLITE_READONLY_CANTLOCK", "read-only"],
+  [776, "SQLITE_READONLY_ROLLBACK", "read-only"],
+  [1032, "SQLITE_READONLY_DBMOVED", "read-only"],
+  [1288, "SQLITE_READONLY_CANTINIT", "read-only"],
+  [1544, "SQLITE_READONLY_DIRECTORY", "read-only"],
+  [9, "SQLITE_INTERRUPT", "canceled"],
+];
+const failures = new Map<string | number, Failure>(
+  codes.flatMap(([number, name, failure]) => [[number, failure] as const, [name, failure] as const]),
+);
+
+/** The writer's place was taken for too long for a statement that is safe to send again. */
+export class StillBusy extends Error {
+  readonly code = "HOLDFAST_BUSY";
+  constructor(cause: unknown) {
+    super("the file has another writer", { cause });
+  }
+}
+
+export function classify({ code }: DriverError): Failure | undefined {
+  if (code === "HOLDFAST_BUSY") return "serialization";
+  // Of @libsql/client, whose transaction is an object that ends.
+  if (code === "TRANSACTION_CLOSED") return "not-in-transaction";
+  return code === undefined ? undefined : failures.get(code);
+}
+
+export function failureOf(connection: SqlConnection, error: unknown): Failure | undefined {
+  return classify(connection.unwrap?.(error) ?? (error as DriverError));
+}
+
+export function isBusy(connection: SqlConnection, error: unknown): boolean {
+  return failureOf(connection, error) === "lock-timeout";
+}
+
+/** The code of a table that is not there is the one of every mistake in SQL. */
+export function explained(error: unknown): unknown {
+  const name = /no such table: (?:main\.)?(holdfast_\w+)/.exec(message(error))?.[1];
+  return name === undefined ? error : new SchemaMissingError(`The table ${name}`, error);
+}
