@@ -45,7 +45,7 @@ async function scene<T>(
 }
 
 const shared = backends.filter(({ manyProcesses, name }) => manyProcesses && !name.includes(", one"));
-const evicting = shared.filter(({ server }) => server !== "mariadb" && server !== "file");
+const evicting = shared.filter(({ server }) => !["mariadb", "mysql", "file"].includes(server));
 
 describe("a holder that is killed", () => {
   test.for(shared)("leaves the lock to the waiter, and nothing written: $name", (backend, { skip }) =>
@@ -240,7 +240,7 @@ describe("a session lock", () => {
 /** Ends every session of the database but the one that asks. */
 async function killSessions(backend: Backend, hf: Holdfast<unknown>): Promise<void> {
   await hf.transaction(async (tx) => {
-    if (backend.server !== "mariadb") {
+    if (backend.server !== "mariadb" && backend.server !== "mysql") {
       await tx.query(
         sql`SELECT count(pg_terminate_backend(pid)) AS n FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`,
       );

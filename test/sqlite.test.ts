@@ -92,20 +92,22 @@ describe.each(files)("$name", (backend: Backend) => {
     });
   });
 
-  test("a snapshot that is too old is run again", async ({ skip }) => {
-    // https://github.com/tursodatabase/libsql-client-ts/issues/352: its connection keeps the old snapshot.
-    skip(backend.name.startsWith("libsql"), "libSQL does not end a statement that failed");
-    let runs = 0;
-    // Read only means deferred: what it writes all the same meets a snapshot that is too old, the first time.
-    const late = hf.transaction({ readOnly: true }, async (tx) => {
-      await tx.query(sql`SELECT count(*) FROM parent`);
-      if (++runs === 1) await ask("INSERT INTO parent VALUES (5, 5, 'e')");
-      await tx.query(sql`PRAGMA query_only = 0`);
-      await tx.query(sql`UPDATE parent SET n = n + 1 RETURNING n`);
+  // libSQL does not end a statement that failed, so its connection keeps the old snapshot:
+  // https://github.com/tursodatabase/libsql-client-ts/issues/352
+  const endsStatements = !backend.name.startsWith("libsql");
+  if (endsStatements)
+    test("a snapshot that is too old is run again", async () => {
+      let runs = 0;
+      // Read only means deferred: what it writes all the same meets a snapshot that is too old, the first time.
+      const late = hf.transaction({ readOnly: true }, async (tx) => {
+        await tx.query(sql`SELECT count(*) FROM parent`);
+        if (++runs === 1) await ask("INSERT INTO parent VALUES (5, 5, 'e')");
+        await tx.query(sql`PRAGMA query_only = 0`);
+        await tx.query(sql`UPDATE parent SET n = n + 1 RETURNING n`);
+      });
+      await late;
+      expect([runs, await ask("SELECT n FROM parent")]).toEqual([2, [{ n: 6 }]]);
     });
-    await late;
-    expect([runs, await ask("SELECT n FROM parent")]).toEqual([2, [{ n: 6 }]]);
-  });
 
   test("row and table locks are the write lock: refused where it is not held", async () => {
     await query(sql`INSERT INTO parent VALUES (1, 1, 'a')`);

@@ -28,9 +28,9 @@ export async function createDatabase(server: ServerName): Promise<TestDatabase> 
   const name = `test_${randomBytes(8).toString("hex")}`;
   const url = new URL(serverUrl(server));
   url.pathname = `/${name}`;
-  if (server === "mariadb") {
-    await askMariadb(`CREATE DATABASE ${name}`);
-    return { name, url: url.href, drop: () => askMariadb(`DROP DATABASE IF EXISTS ${name}`) };
+  if (server === "mariadb" || server === "mysql") {
+    await askMysql(server, `CREATE DATABASE ${name}`);
+    return { name, url: url.href, drop: () => askMysql(server, `DROP DATABASE IF EXISTS ${name}`) };
   }
   const admin = serverUrl(server === "pgbouncer" ? "postgres" : server);
   await askPostgres(admin, `CREATE DATABASE ${name} TEMPLATE ${TEMPLATE}`);
@@ -51,8 +51,8 @@ async function askPostgres(connectionString: string, sql: string): Promise<void>
   }
 }
 
-async function askMariadb(sql: string): Promise<void> {
-  const connection = await mysql.createConnection(serverUrl("mariadb"));
+async function askMysql(server: "mariadb" | "mysql", sql: string): Promise<void> {
+  const connection = await mysql.createConnection(serverUrl(server));
   try {
     await connection.query(sql);
   } finally {

@@ -73,9 +73,9 @@ describe("servers", () => {
     await b.query("ROLLBACK");
   });
 
-  test("MariaDB gives each test its own database", async ({ skip }) => {
-    skip(unavailable("mariadb") !== undefined, unavailable("mariadb"));
-    const [one, two] = await Promise.all([database("mariadb"), database("mariadb")]);
+  test.for(["mariadb", "mysql"] as const)("%s gives each test its own database", async (server, { skip }) => {
+    skip(unavailable(server) !== undefined, unavailable(server));
+    const [one, two] = await Promise.all([database(server), database(server)]);
     const [a, b] = await Promise.all([mysql.createConnection(one.url), mysql.createConnection(two.url)]);
     onTestFinished(async () => {
       await Promise.all([a.end(), b.end()]);

@@ -4,6 +4,7 @@ import type { TestProject } from "vitest/node";
 import { type EmbeddedPostgres, startPostgres } from "../../packages/cli/src/embedded.ts";
 import { type DebianPackage, installMissing } from "./debian.ts";
 import { mariadbPackage, startMariadb } from "./mariadb.ts";
+import { debootstrapPackage, startMysql } from "./mysql.ts";
 import { pgbouncerPackage, startPgbouncer } from "./pgbouncer.ts";
 import type { StartedServer } from "./started-server.ts";
 
@@ -18,6 +19,8 @@ export interface Servers {
   /** A PostgreSQL before 17. */
   postgresOld: ServerState;
   mariadb: ServerState;
+  /** MySQL 8.4 or newer. */
+  mysql: ServerState;
 }
 
 export type ServerName = keyof Servers;
@@ -85,7 +88,7 @@ export default async function setup(project: TestProject): Promise<() => Promise
 
   const installed = wanted
     ? Promise.resolve()
-    : installMissing([pgbouncerPackage, mariadbPackage, oldPackage]);
+    : installMissing([pgbouncerPackage, mariadbPackage, oldPackage, debootstrapPackage]);
   let postgres: EmbeddedPostgres | undefined;
   const startPostgres18 = async () => {
     postgres = await startPostgres({ settings: POSTGRES_SETTINGS });
@@ -102,6 +105,10 @@ export default async function setup(project: TestProject): Promise<() => Promise
     provide("mariadb", async () => {
       await installed;
       return startMariadb();
+    }),
+    provide("mysql", async () => {
+      await installed;
+      return startMysql();
     }),
     provide("postgresOld", async () => {
       await installed;

@@ -1,6 +1,7 @@
-import type { Database, Pinned, Purpose, Result, Row, SqlConnection } from "../core/database.ts";
+import type { Database, DriverError, Pinned, Purpose, Result, Row, SqlConnection } from "../core/database.ts";
 import { NotInTransactionError, UsageError } from "../core/errors.ts";
 import { unlessAborted } from "../core/queue.ts";
+import { type Kill, isInTransaction, killable, killer } from "../engines/mysql/client.ts";
 import { mysql, render } from "../engines/mysql/index.ts";
 
 /** The part of a connection of `mysql2/promise` that is used here. */
@@ -16,9 +17,6 @@ export interface Mysql2PoolConnection extends Mysql2Connection {
 export interface Mysql2Pool<C extends Mysql2PoolConnection = Mysql2PoolConnection> {
   getConnection(): Promise<C>;
 }
-
-/** SERVER_STATUS_IN_TRANS of the protocol's status flags. */
-const inTransactionFlag = 1;
 
 interface Emitter {
   on?(event: string, listener: (error?: unknown) => void): unknown;
@@ -37,45 +35,29 @@ function connectionOf(native: Mysql2Connection, kill: Kill): SqlConnection {
   const lost = new AbortController();
   emitter.on?.("error", (error) => lost.abort(error));
   emitter.on?.("end", () => lost.abort(new Error("the connection has ended")));
-  let killed: Promise<void> | undefined;
-  let running: AbortController | undefined;
-  const send = async (text: string, values: unknown[]) => {
-    if (killed) {
-      // A KILL QUERY that comes too late hits the next statement: let it be one that matters to nobody.
-      await killed;
-      killed = undefined;
-      await native.query("DO 0").catch(() => {});
-    }
-    running = new AbortController();
-    try {
-      return await native.query(text, values);
-    } finally {
-      running.abort();
-      running = undefined;
-    }
-  };
+  const { send, cancel } = killable(
+    (text, values) => native.query(text, values),
+    () => emitter.threadId,
+    kill,
+  );
   const connection: SqlConnection = {
     lost: lost.signal,
+    unwrap,
     async query(statement) {
       const { text, values } = render(statement);
       const [outcome] = await send(text, values);
       return result(outcome);
     },
-    async cancel() {
-      const id = emitter.threadId;
-      if (typeof id !== "number") return;
-      // A pool that has no other connection to give would make us wait for what waits for us. What runs may also be
-      // a statement of the caller's own, whose end we do not see.
-      killed = kill(`KILL QUERY ${id}`, running?.signal ?? AbortSignal.timeout(1000)).catch(() => {});
-      await killed;
-    },
+    cancel,
   };
   connections.set(emitter, connection);
   return connection;
 }
 
 function result(outcome: unknown): Result {
-  if (Array.isArray(outcome)) return { rows: outcome as Row[], affected: 0 };
+  // A procedure answers with a list of results, the last of which says how it ended.
+  if (Array.isArray(outcome))
+    return { rows: (Array.isArray(outcome[0]) ? outcome[0] : outcome) as Row[], affected: 0 };
   const { affectedRows = 0, serverStatus } = (outcome ?? {}) as {
     affectedRows?: number;
     serverStatus?: number;
@@ -83,8 +65,15 @@ function result(outcome: unknown): Result {
   return {
     rows: [],
     affected: affectedRows,
-    ...(serverStatus !== undefined && { inTransaction: (serverStatus & inTransactionFlag) !== 0 }),
+    ...(serverStatus !== undefined && { inTransaction: isInTransaction(serverStatus) }),
   };
+}
+
+/** A connection that has ended refuses statements without a code. */
+function unwrap(error: unknown): DriverError | undefined {
+  if (typeof error !== "object" || error === null) return undefined;
+  const { fatal, code } = error as { fatal?: unknown; code?: unknown };
+  return fatal === true && code === undefined ? { lost: true } : undefined;
 }
 
 /** A pool of `mysql2` (of its promise kind, or of the other). */
@@ -95,7 +84,8 @@ export function fromMysql2<C extends Mysql2PoolConnection>(
   const kill = killer(promised);
   return {
     engine: mysql,
-    traits: { client: "mysql2", cancel: true, embedded: false, single: false, pinned: true },
+    traits: { client: "mysql2", cancel: true, listen: false, embedded: false, single: false, pinned: true },
+    unwrap,
     connect: (purpose) => checkOut(promised, kill, purpose),
     join(native) {
       const candidate = native as Partial<Mysql2PoolConnection & Mysql2Pool> | null;
@@ -118,20 +108,6 @@ function toPromisePool<C extends Mysql2PoolConnection>(pool: unknown): Mysql2Poo
     if (typeof candidate.getConnection === "function") return candidate as Mysql2Pool<C>;
   }
   throw new UsageError("fromMysql2(pool): this is not a pool of the package mysql2");
-}
-
-/** Gives up when the statement that it is to end has ended by itself. */
-type Kill = (text: string, ended: AbortSignal) => Promise<void>;
-
-function killer(pool: Mysql2Pool): Kill {
-  return async (text, ended) => {
-    const other = await unlessAborted(pool.getConnection(), ended, (late) => late.release());
-    try {
-      if (!ended.aborted) await other.query(text);
-    } finally {
-      other.release();
-    }
-  };
 }
 
 async function checkOut<C extends Mysql2PoolConnection>(

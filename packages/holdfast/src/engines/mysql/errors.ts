@@ -1,28 +1,48 @@
 import type { DriverError, Failure } from "../../core/database.ts";
 
-/** Server error numbers; MySQL and MariaDB agree on these but for NOWAIT (3572 on MySQL, 1205 on MariaDB). */
+/** Server error numbers; MySQL and MariaDB agree on most. */
 const failures: Readonly<Record<number, Failure>> = {
   1213: "deadlock",
-  // A deadlock among GET_LOCK waiters.
+  // Rolled back by a deadlock inside XA.
+  1614: "deadlock",
+  // A deadlock among GET_LOCK waiters (MySQL; MariaDB says 1213).
   3058: "deadlock",
-  1205: "lock-timeout",
-  3572: "lock-timeout",
   // MariaDB, innodb_snapshot_isolation: the row changed since the snapshot.
   1020: "serialization",
+  // Group replication: another member was first.
+  3101: "serialization",
+  1205: "lock-timeout",
+  // NOWAIT (MySQL; MariaDB says 1205).
+  3572: "lock-timeout",
   1062: "unique",
+  1586: "unique",
+  1216: "foreign-key",
+  1217: "foreign-key",
   1451: "foreign-key",
   1452: "foreign-key",
+  // MySQL, MariaDB.
   3819: "check",
   4025: "check",
+  // KILL QUERY; then max_execution_time (MySQL) and max_statement_time (MariaDB).
   1317: "canceled",
+  3024: "canceled",
+  1969: "canceled",
   1290: "read-only",
   1792: "read-only",
+  1836: "read-only",
   1146: "schema-missing",
-  // Killed, shut down, gone away, lost during query.
-  1927: "lost",
+  // Killed, shut down, aborted, network, gone away, lost during query, idle for too long.
   1053: "lost",
+  1152: "lost",
+  1158: "lost",
+  1159: "lost",
+  1160: "lost",
+  1161: "lost",
+  1927: "lost",
   2006: "lost",
   2013: "lost",
+  3169: "lost",
+  4031: "lost",
 };
 
 const names: Readonly<Record<string, Failure>> = {

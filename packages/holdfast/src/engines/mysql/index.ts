@@ -1,9 +1,13 @@
 import type { Engine, SqlConnection } from "../../core/database.ts";
 import { sql } from "../../core/sql.ts";
 import { classify } from "./errors.ts";
-import { begin, end, lock, session } from "./locks.ts";
+import { inspect } from "./inspect.ts";
+import { leases } from "./leases.ts";
+import { begin, end, holders, lock, session } from "./locks.ts";
 import { probe } from "./probe.ts";
+import { replay } from "./replay.ts";
 import { migrations } from "./schema.ts";
+import { tables } from "./tables.ts";
 
 export { render } from "./dialect.ts";
 
@@ -23,6 +27,11 @@ export const mysql: Engine<SqlConnection> = {
   },
   lock,
   session,
+  tables,
+  leases,
+  replay,
+  holders,
+  inspect,
   query: (connection, statement) => connection.query(statement),
   classify,
   migrations,

@@ -7,26 +7,25 @@
  * GET_LOCK is not used for transactions: released before COMMIT is acknowledged it lets 101 of 100 through, and
  * nobody but the caller knows when a joined transaction has been committed.
  */
+import { type Capabilities, isSupported } from "../../core/capabilities.ts";
 import type { Begun, Grant, LockCall, Open, SessionLocks, SqlConnection, Wait } from "../../core/database.ts";
 import {
   ConnectionLostError,
+  DeadlockError,
+  type Holder,
   NotInTransactionError,
   SchemaMissingError,
   SerializationError,
   TransactionAbortedError,
   UnsupportedError,
 } from "../../core/errors.ts";
-import { classify as classifyError } from "../../core/failure.ts";
 import type { LockRequest } from "../../core/key.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
-import { classify } from "./errors.ts";
+import { type Note, asHolders } from "./sessions.ts";
+import { bounded, briefly, failureOf, isIdle, patiently } from "./waits.ts";
 
 const granted: Grant = { granted: true };
-
-function failureOf({ unwrap }: SqlConnection, error: unknown) {
-  return classifyError({ engine: { classify }, unwrap }, error);
-}
 
 function explain(connection: SqlConnection, error: unknown): unknown {
   const failure = failureOf(connection, error);
@@ -38,9 +37,9 @@ const readOnlyLock =
   "A lock in a read-only transaction: here a lock is a row, and is written to. Leave `readOnly` out.";
 
 const levels = {
-  "read uncommitted": "READ UNCOMMITTED",
-  "read committed": "READ COMMITTED",
-  "repeatable read": "REPEATABLE READ",
+  "read uncommitted": "READ-UNCOMMITTED",
+  "read committed": "READ-COMMITTED",
+  "repeatable read": "REPEATABLE-READ",
   serializable: "SERIALIZABLE",
 } as const;
 
@@ -52,21 +51,22 @@ const levels = {
 const begun = "holdfast_begun";
 
 export async function begin(connection: SqlConnection, open: Open): Promise<Grant & { begun?: Begun }> {
-  const { isolation, readOnly, locks } = open;
+  const { isolation, readOnly, locks, capabilities } = open;
   if (readOnly && locks.length > 0) {
     throw new UnsupportedError(readOnlyLock);
   }
   if (!open.begun) {
+    // Without SESSION these are settings of the next transaction only.
+    const tx = capabilities.flavour === "mariadb" ? "tx" : "transaction";
     await connection.query(
       sql.raw(
-        `SET TRANSACTION ISOLATION LEVEL ${levels[isolation]}, ${readOnly ? "READ ONLY" : "READ WRITE"}`,
+        `SET @holdfast_autocommit = @@autocommit, @@${tx}_isolation = '${levels[isolation]}', @@${tx}_read_only = ${readOnly ? 1 : 0}, autocommit = 0`,
       ),
     );
-    await connection.query(sql.raw("SET @holdfast_autocommit = @@autocommit, autocommit = 0"));
     await connection.query(sql.raw(`SAVEPOINT ${begun}`));
   }
   // The lock comes before any read, so no snapshot can be older than it, whatever the isolation level.
-  const grant = await takeRows(connection, { ...open, joined: false }, true);
+  const grant = await takeRows(connection, { ...open, joined: false }, isolation);
   return { ...grant, begun: {} };
 }
 
@@ -102,73 +102,76 @@ async function stillOpen(connection: SqlConnection): Promise<boolean> {
 const noSuchSavepoint = 1305;
 
 export function lock(connection: SqlConnection, call: LockCall): Promise<Grant> {
-  return takeRows(connection, call, false);
+  return takeRows(connection, call);
 }
 
-/** `first`: nothing has been read in this transaction yet. */
+/** `opening`: the isolation of a transaction in which nothing has been read yet. */
 async function takeRows(
   connection: SqlConnection,
-  { locks, wait, names, signal }: LockCall,
-  first: boolean,
+  { locks, wait, names, capabilities, signal }: LockCall,
+  opening?: Open["isolation"],
 ): Promise<Grant> {
-  const until = performance.now() + (wait === "nowait" ? 0 : wait);
-  const refused: Grant = { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: true };
+  const patience = patienceOf(wait);
+  // 1205 undoes the statement only (innodb_rollback_on_timeout=0): the transaction, and what it locked, is still there.
+  const usable = capabilities.details?.["rollbackOnTimeout"] !== true;
   for (const [i, request] of locks.entries()) {
-    const left: Wait = wait === "nowait" ? wait : Math.max(1, until - performance.now());
     try {
-      await lockRow(connection, request, names[i] ?? "", left, first);
-      if (!(await waitForSession(connection, request, until, signal))) return refused;
+      const refusal =
+        (await lockRow(connection, request, names[i] ?? "", patience, opening)) ??
+        (await waitForSession(connection, request, patience, capabilities, signal));
+      if (refusal)
+        return { granted: false, reason: patience.nowait ? "busy" : "timeout", usable, ...refusal };
     } catch (error) {
-      if (failureOf(connection, error) !== "lock-timeout") throw explain(connection, error);
-      // 1205 undoes the statement only (innodb_rollback_on_timeout=0): the transaction, and what it locked, is still there.
-      return { ...refused, cause: error };
+      throw explain(connection, error);
     }
   }
   return granted;
 }
 
+interface Patience {
+  readonly nowait: boolean;
+  left(): number;
+}
+
+function patienceOf(wait: Wait): Patience {
+  const until = performance.now() + (wait === "nowait" ? 0 : wait);
+  return { nowait: wait === "nowait", left: () => until - performance.now() };
+}
+
+type Refusal = { readonly cause?: unknown } | undefined;
+
+/**
+ * Locks the row, which may have to be made. What is free, and there, is had without a bounded wait, which costs two
+ * round trips more; but only where a row that is missing leaves no gap locked: others that miss their rows in the
+ * same gap could not insert them.
+ */
 async function lockRow(
   connection: SqlConnection,
   { key: { id } }: LockRequest,
   name: string,
-  wait: Wait,
-  first: boolean,
-): Promise<void> {
+  patience: Patience,
+  opening?: Open["isolation"],
+): Promise<Refusal> {
   let there = false;
-  if (wait === "nowait") {
-    there =
-      (await connection.query(sql`SELECT turn FROM holdfast_lock WHERE id = ${id} FOR UPDATE NOWAIT`)).rows
-        .length > 0;
+  if (patience.nowait || opening === "read committed") {
+    try {
+      const { rows } = await connection.query(
+        sql`SELECT turn FROM holdfast_lock WHERE id = ${id} FOR UPDATE NOWAIT`,
+      );
+      there = rows.length > 0;
+    } catch (error) {
+      if (failureOf(connection, error) !== "lock-timeout") throw error;
+      if (patience.nowait) return { cause: error };
+    }
   }
   if (!there) {
     // Takes an exclusive lock on the row whether it was there or not, with nothing read before: no gap is locked.
     const insert = sql`INSERT INTO holdfast_lock (id, name) VALUES (${id}, ${name}) ON DUPLICATE KEY UPDATE turn = turn`;
-    await patiently(connection, wait === "nowait" ? 0 : wait, insert);
+    const waited = await patiently(connection, patience.nowait ? 0 : Math.max(1, patience.left()), insert);
+    if (waited.over) return { cause: waited.cause };
   }
-  if (!first) await assertFresh(connection, id, name);
-  const { inTransaction } = await connection.query(
-    sql`UPDATE holdfast_lock SET turn = turn + 1 WHERE id = ${id}`,
-  );
-  if (inTransaction === false) {
-    throw new NotInTransactionError(
-      "this connection is in no transaction, so the lock was gone at once. START TRANSACTION first, or use hf.transaction(…).",
-    );
-  }
-}
-
-/** The setting counts whole seconds, lasts for the session, and is put back. */
-async function patiently(connection: SqlConnection, wait: number, statement: Statement) {
-  // The least is 0 on MariaDB and 1 on MySQL, which takes 0 for 1.
-  const seconds = Math.ceil(wait / 1000);
-  await connection.query(
-    sql.raw(`SET @holdfast_wait = @@innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = ${seconds}`),
-  );
-  try {
-    return await connection.query(statement);
-  } finally {
-    if (!connection.lost.aborted)
-      await connection.query(sql.raw("SET SESSION innodb_lock_wait_timeout = @holdfast_wait"));
-  }
+  if (opening === undefined) await assertFresh(connection, id, name);
+  return undefined;
 }
 
 /**
@@ -197,43 +200,56 @@ function heldName(request: LockRequest): Statement {
   return sql`CONCAT(${lockName(request)}, ':held')`;
 }
 
-/** With the row locked, so that no session can become the holder meanwhile. */
+/**
+ * With the row locked, so that no session can become the holder meanwhile. Counts the turn, and says who has it: the
+ * same statement, as it is the last one.
+ */
 async function waitForSession(
   connection: SqlConnection,
   request: LockRequest,
-  until: number,
+  patience: Patience,
+  { sessionLocks }: Capabilities,
   signal?: AbortSignal,
-): Promise<boolean> {
+): Promise<Refusal> {
+  // Where sessions cannot have it, nobody is asked.
+  const free = isSupported(sessionLocks) ? sql` AND IS_USED_LOCK(${heldName(request)}) IS NULL` : sql.raw("");
+  const take = sql`UPDATE holdfast_lock SET turn = turn + 1, holder = CONNECTION_ID(), since = UTC_TIMESTAMP(3)
+    WHERE id = ${request.key.id}${free}`;
   for (;;) {
-    const [row] = (await connection.query(sql`SELECT IS_USED_LOCK(${heldName(request)}) AS holder`)).rows;
-    if (row?.holder === null || row?.holder === undefined) return true;
-    const left = until - performance.now();
-    if (left <= 0) return false;
+    const { affected, inTransaction } = await connection.query(take);
+    if (inTransaction === false) {
+      throw new NotInTransactionError(
+        "this connection is in no transaction, so the lock was gone at once. START TRANSACTION first, or use hf.transaction(…).",
+      );
+    }
+    if (affected > 0) return undefined;
+    const left = patience.left();
+    if (left <= 0) return {};
     await sleep(Math.min(left, 50), signal);
   }
 }
 
 export const session: SessionLocks<SqlConnection> = {
   async take(connection, { locks, wait, names }) {
-    const until = performance.now() + (wait === "nowait" ? 0 : wait);
-    const refused: Grant = { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: true };
+    const patience = patienceOf(wait);
+    const refused: Grant = { granted: false, reason: patience.nowait ? "busy" : "timeout", usable: true };
     for (const [i, request] of locks.entries()) {
-      const seconds = wait === "nowait" ? 0 : Math.max(1, Math.ceil((until - performance.now()) / 1000));
-      const [row] = (
-        await connection.query(sql`SELECT GET_LOCK(${lockName(request)}, ${seconds}) AS granted`)
-      ).rows;
-      // 1 granted, 0 timed out, NULL an error such as a killed or out-of-memory server: only 1 is a lock.
+      const left = patience.nowait ? 0 : Math.max(1, patience.left());
+      // Whole seconds: MySQL takes 0.4 for 0, and does not wait at all.
+      const seconds = Math.ceil(left / 1000);
+      const asking = sql`SELECT GET_LOCK(${lockName(request)}, ${seconds}) AS granted`;
+      const waited = await bounded(connection, left, seconds, asking).catch((error: unknown) => {
+        // Sessions that hold some and wait for others, each in another call. The lock that was asked for is not held.
+        throw failureOf(connection, error) === "deadlock" ? new DeadlockError(1, error) : error;
+      });
+      // 1 granted, 0 timed out, NULL an error such as a statement that was ended, on MariaDB: only 1 is a lock.
       const taken =
-        String(row?.granted) === "1" &&
-        (await mark(
-          connection,
-          request,
-          names[i] ?? "",
-          wait === "nowait" ? wait : Math.max(1, until - performance.now()),
-        ));
+        !waited.over &&
+        String(waited.result.rows[0]?.granted) === "1" &&
+        (await mark(connection, request, names[i] ?? "", patience));
       if (taken) continue;
       await session.clear(connection, locks.slice(0, i + 1));
-      return refused;
+      return waited.over ? { ...refused, cause: waited.cause } : refused;
     }
     return granted;
   },
@@ -277,25 +293,56 @@ export const session: SessionLocks<SqlConnection> = {
   },
 };
 
-/** Waits for transactions that hold the row, then says for those that come that the lock is held. */
+/**
+ * Waits for transactions that hold the row, then says for those that come that the lock is held. Those who wait for a
+ * row that nobody had locked before, and whose first holder rolls back, deadlock on the gap that it leaves: all of this
+ * is a transaction of our own, so it is begun again.
+ */
 async function mark(
   connection: SqlConnection,
   request: LockRequest,
   name: string,
-  wait: Wait,
+  patience: Patience,
 ): Promise<boolean> {
-  await connection.query(sql.raw("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"));
-  await connection.query(sql.raw("START TRANSACTION READ WRITE"));
-  try {
-    await lockRow(connection, request, name, wait, true);
-    const [row] = (await connection.query(sql`SELECT GET_LOCK(${heldName(request)}, 0) AS granted`)).rows;
-    if (String(row?.granted) !== "1")
-      throw new UnsupportedError("GET_LOCK was not granted although nobody can hold it");
-    await connection.query(sql.raw("COMMIT"));
-    return true;
-  } catch (error) {
-    if (!connection.lost.aborted) await connection.query(sql.raw("ROLLBACK"));
-    if (failureOf(connection, error) !== "lock-timeout") throw explain(connection, error);
-    return false;
+  for (let attempt = 1; ; attempt++) {
+    try {
+      return await briefly(connection, async () => {
+        if (await lockRow(connection, request, name, patience, "read committed")) return false;
+        const [row] = (await connection.query(sql`SELECT GET_LOCK(${heldName(request)}, 0) AS granted`)).rows;
+        if (String(row?.granted) !== "1")
+          throw new UnsupportedError("GET_LOCK was not granted although nobody can hold it");
+        return true;
+      });
+    } catch (error) {
+      if (attempt === 10 || failureOf(connection, error) !== "deadlock") throw explain(connection, error);
+    }
   }
+}
+
+/**
+ * Who has the rows is read from the rows themselves, before it is committed: if the count that everybody sees is behind
+ * the one that is there, whoever counted has not ended. (InnoDB's own tables tell only of those somebody waits for, on
+ * MariaDB, and need privileges.) Inside a transaction nothing uncommitted can be read.
+ */
+export async function holders(connection: SqlConnection, locks: readonly LockRequest[]): Promise<Holder[]> {
+  if (!(await isIdle(connection))) return [];
+  const ids = sql.join(locks.map(({ key }) => key.id));
+  await connection.query(sql.raw("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED"));
+  const there = await connection.query(
+    sql`SELECT id AS id, name AS name, turn AS turn, holder AS holder, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', since) AS since
+      FROM holdfast_lock WHERE id IN (${ids})`,
+  );
+  const committed = await connection.query(
+    sql`SELECT id AS id, turn AS turn FROM holdfast_lock WHERE id IN (${ids})`,
+  );
+  const turns = new Map(committed.rows.map(({ id, turn }) => [String(id), String(turn)]));
+  const found = new Map<string, Note>();
+  for (const { id, name, turn, holder, since } of there.rows)
+    if (turns.get(String(id)) !== String(turn) && Number(holder) > 0)
+      found.set(String(holder), { name: String(name), since: new Date(Number(since) / 1000) });
+  for (const request of locks) {
+    const [row] = (await connection.query(sql`SELECT IS_USED_LOCK(${heldName(request)}) AS holder`)).rows;
+    if (row?.holder !== null && row?.holder !== undefined) found.set(String(row.holder), {});
+  }
+  return asHolders(connection, found);
 }

@@ -1,11 +1,32 @@
-import { type Capabilities, unsupported } from "../../core/capabilities.ts";
+import { type Capabilities, type Strategy, unsupported } from "../../core/capabilities.ts";
 import type { ClientTraits, Isolation, SqlConnection } from "../../core/database.ts";
 import { ReplicaError, ServerTooOldError, UnsupportedError } from "../../core/errors.ts";
 import { sql } from "../../core/sql.ts";
+import {
+  galera,
+  noForeignKeys,
+  noOutcome,
+  noServerDeadline,
+  noSharedLocks,
+  noTableLocks,
+  noWake,
+  vitess,
+} from "./gaps.ts";
 
 const isolation: readonly Isolation[] = ["read committed", "repeatable read", "serializable"];
 
-export async function probe(connection: SqlConnection, traits: ClientTraits): Promise<Capabilities> {
+/** Settings that not every member of the family has are asked for by name: `@@name` would be an error. */
+const settings = sql.raw(
+  "SHOW VARIABLES WHERE Variable_name IN ('wsrep_on', 'version_comment', 'innodb_rollback_on_timeout', 'innodb_read_only', 'performance_schema')",
+);
+
+export async function probe(
+  connection: SqlConnection,
+  traits: ClientTraits,
+  wish?: Strategy,
+): Promise<Capabilities> {
+  if (wish !== undefined && wish !== "lock row")
+    throw new UnsupportedError(`strategy "${wish}": here locks of a transaction are "lock row"`);
   const [row] = (
     await connection.query(sql`SELECT VERSION() AS version, @@read_only AS readonly, DATABASE() AS db`)
   ).rows;
@@ -21,7 +42,17 @@ export async function probe(connection: SqlConnection, traits: ClientTraits): Pr
   }
   if (row?.db === null)
     throw new UnsupportedError("No database is selected: put its name into the connection's URL or options");
-  if (Number(row?.readonly) === 1) throw new ReplicaError();
+  const found = new Map(
+    (await connection.query(settings)).rows.map((each) => [
+      String(each["Variable_name"]),
+      String(each["Value"]),
+    ]),
+  );
+  const on = (name: string) => found.get(name) === "ON" || found.get(name) === "1";
+  if (Number(row?.readonly) === 1 || on("innodb_read_only")) throw new ReplicaError();
+  const cluster = on("wsrep_on");
+  const isVitess = /vitess/i.test(`${version} ${found.get("version_comment") ?? ""}`);
+  const sessionLocks = cluster ? galera.session : isVitess ? vitess : ("session advisory" as const);
   return {
     engine: "mysql",
     flavour: maria ? "mariadb" : "mysql",
@@ -29,8 +60,15 @@ export async function probe(connection: SqlConnection, traits: ClientTraits): Pr
     client: traits.client,
     transactionLocks: "lock row",
     joinedLocks: "lock row",
-    sessionLocks: "session advisory",
-    sharedLocks: unsupported("lock rows are taken exclusively here"),
+    sessionLocks,
+    sharedLocks: noSharedLocks,
+    rowLocks: cluster ? galera.rows : ["update", "share"],
+    tableLocks: noTableLocks,
+    leases: cluster ? galera.leases : true,
+    wake: noWake,
+    versions: true,
+    once: true,
+    savepoints: true,
     granularity: "key",
     lockIsolation: isolation,
     lockFirstIsolation: [],
@@ -41,12 +79,15 @@ export async function probe(connection: SqlConnection, traits: ClientTraits): Pr
       unsupported(
         `${traits.client} cannot cancel a running statement: an abort takes effect when the wait ends`,
       ),
-    serverDeadline: unsupported(
-      "the server has no limit for a whole transaction: a deadline is enforced by this process, which must be running for it",
-    ),
-    commitOutcome: unsupported("the server keeps no record of a transaction's end that could be asked for"),
-    holders: unsupported("the holder of a lock row is not looked up on this engine"),
-    foreignKeys: unsupported("key.hashtext and key.hashtextextended are hashes of PostgreSQL; use key(…)"),
+    serverDeadline: noServerDeadline,
+    commitOutcome: noOutcome,
+    holders: true,
+    inspect: true,
+    foreignKeys: noForeignKeys,
     connections: "many",
+    details: {
+      rollbackOnTimeout: on("innodb_rollback_on_timeout"),
+      performanceSchema: on("performance_schema"),
+    },
   };
 }

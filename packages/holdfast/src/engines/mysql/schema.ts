@@ -2,6 +2,8 @@ import type { Migration, Migrations, SqlConnection } from "../../core/database.t
 import { UnsupportedError } from "../../core/errors.ts";
 import { sql } from "../../core/sql.ts";
 import { render } from "./dialect.ts";
+import { leaseTables } from "./leases.ts";
+import { replayTable } from "./replay.ts";
 
 const migrationTable = sql`CREATE TABLE IF NOT EXISTS holdfast_migration (
   id int NOT NULL PRIMARY KEY,
@@ -22,14 +24,35 @@ const all: readonly Migration[] = [
 ) ENGINE=InnoDB`,
     ],
   },
+  {
+    id: 2,
+    name: "holders of lock rows",
+    statements: [
+      sql`ALTER TABLE holdfast_lock ADD COLUMN holder bigint unsigned NOT NULL DEFAULT 0, ADD COLUMN since datetime(3) NULL`,
+    ],
+  },
+  { id: 3, name: "leases", statements: leaseTables },
+  { id: 4, name: "once", statements: replayTable },
 ];
+
+/** "Duplicate column name": whoever ran this statement before us did not come to say so. */
+const there = 1060;
 
 /** DDL commits by itself here, so the lock is one of the session. */
 const name = sql`CONCAT('holdfast:', LEFT(SHA2(CONCAT(DATABASE(), ':migrate'), 256), 40))`;
 
+/** A procedure has semicolons of its own: the mysql command, and tools like it, must be told which one is its end. */
+function printed(text: string): string {
+  return text.startsWith("CREATE PROCEDURE") ? `DELIMITER //\n${text}//\nDELIMITER ;` : `${text};`;
+}
+
+function unlessThere(error: unknown): void {
+  if ((error as { errno?: unknown }).errno !== there) throw error;
+}
+
 export const migrations: Migrations<SqlConnection> = {
   all,
-  print: (statement) => `${render(statement).text};`,
+  print: (statement) => printed(render(statement).text),
   async apply(connection, begun) {
     if (begun)
       throw new UnsupportedError("hf.migrate: DDL would commit the transaction that this client has opened");
@@ -42,7 +65,7 @@ export const migrations: Migrations<SqlConnection> = {
       const applied = new Set(rows.map(({ id }) => Number(id)));
       const missing = all.filter(({ id }) => !applied.has(id));
       for (const migration of missing) {
-        for (const statement of migration.statements) await connection.query(statement);
+        for (const statement of migration.statements) await connection.query(statement).catch(unlessThere);
         await connection.query(
           sql`INSERT INTO holdfast_migration (id, name) VALUES (${migration.id}, ${migration.name})`,
         );

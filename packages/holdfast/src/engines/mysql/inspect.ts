@@ -1,0 +1,257 @@
+import type { Capabilities } from "../../core/capabilities.ts";
+import type { Row, SqlConnection } from "../../core/database.ts";
+import type { LockView } from "../../core/inspect.ts";
+import { sql } from "../../core/sql.ts";
+import { sleep } from "../../core/wait.ts";
+import { type SessionRow, sessions } from "./sessions.ts";
+
+export async function inspect(connection: SqlConnection, capabilities: Capabilities): Promise<LockView[]> {
+  const fromServer = capabilities.details?.["performanceSchema"] === true && capabilities.flavour === "mysql";
+  return fromServer ? fromPerformanceSchema(connection) : fromInnodb(connection);
+}
+
+/** One lock or one wait, before its session is known. */
+interface Sighting {
+  readonly id: string;
+  readonly kind: LockView["kind"];
+  readonly name: string;
+  readonly mode: string;
+  readonly granted: boolean;
+  readonly since: Date | undefined;
+  readonly waitingMs: number | undefined;
+  readonly blockedBy: readonly string[];
+}
+
+async function withSessions(connection: SqlConnection, found: readonly Sighting[]): Promise<LockView[]> {
+  const known = await sessions(connection, [...new Set(found.map(({ id }) => id))]);
+  const unknown: SessionRow = { application: "", state: "unknown" };
+  return found.map(({ id, since, ...lock }) => {
+    const { application, state } = known.get(id) ?? unknown;
+    return { ...lock, session: { id, application, state, since } };
+  });
+}
+
+function time(value: unknown): Date | undefined {
+  return value === null || value === undefined ? undefined : new Date(Number(value));
+}
+
+/** Locks of rows (lock rows, and whatever is waited for), then those of GET_LOCK, which are metadata locks here. */
+const rowLocks =
+  sql.raw(`SELECT t.processlist_id AS id, l.object_name AS tablename, l.index_name AS indexname, l.lock_mode AS mode,
+    l.lock_status AS status, l.lock_data AS data, (SELECT k.name FROM holdfast_lock k WHERE l.object_name = 'holdfast_lock'
+      AND k.id = UNHEX(SUBSTRING(l.lock_data, 3))) AS keyname,
+    TIMESTAMPDIFF(MICROSECOND, '1970-01-01', CONVERT_TZ(x.trx_started, @@session.time_zone, '+00:00')) / 1000 AS since,
+    TIMESTAMPDIFF(MICROSECOND, x.trx_wait_started, SYSDATE(6)) / 1000 AS waiting,
+    (SELECT GROUP_CONCAT(DISTINCT b.processlist_id) FROM performance_schema.data_lock_waits w
+      JOIN performance_schema.threads b ON b.thread_id = w.blocking_thread_id
+      WHERE w.requesting_engine_lock_id = l.engine_lock_id) AS blockers
+  FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.thread_id = l.thread_id
+  LEFT JOIN information_schema.innodb_trx x ON x.trx_id = l.engine_transaction_id
+  WHERE l.object_schema = DATABASE() AND l.lock_type = 'RECORD' AND t.processlist_id <> CONNECTION_ID()
+    AND (l.lock_status = 'WAITING' OR l.object_name = 'holdfast_lock'
+      OR l.engine_lock_id IN (SELECT w.blocking_engine_lock_id FROM performance_schema.data_lock_waits w))`);
+
+const namedLocks = sql.raw(`SELECT t.processlist_id AS id, m.object_name AS name, m.lock_status AS status,
+    t.processlist_time AS seconds,
+    (SELECT GROUP_CONCAT(DISTINCT b.processlist_id) FROM performance_schema.metadata_locks h
+      JOIN performance_schema.threads b ON b.thread_id = h.owner_thread_id
+      WHERE m.lock_status = 'PENDING' AND h.object_type = m.object_type AND h.object_name = m.object_name AND h.lock_status = 'GRANTED') AS blockers
+  FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.thread_id = m.owner_thread_id
+  WHERE m.object_type = 'USER LEVEL LOCK' AND t.processlist_id <> CONNECTION_ID()`);
+
+/** A row that was locked for the first time ever is not committed yet, and its name can be read all the same. */
+const dirty = sql.raw("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED");
+
+async function fromPerformanceSchema(connection: SqlConnection): Promise<LockView[]> {
+  await connection.query(dirty);
+  const rows = (await connection.query(rowLocks)).rows.map((row): Sighting => {
+    const granted = row.status === "GRANTED";
+    const lockRow = row.tablename === "holdfast_lock";
+    const data = `${String(row.tablename)}[${String(row.data)}]`;
+    return {
+      id: String(row.id),
+      kind: lockRow ? "lock row" : "row",
+      name: lockRow && row.keyname ? String(row.keyname) : data,
+      mode: String(row.mode),
+      granted,
+      since: time(row.since),
+      waitingMs: granted || row.waiting === null ? undefined : Number(row.waiting),
+      blockedBy: list(row.blockers),
+    };
+  });
+  const named = (await connection.query(namedLocks)).rows.map((row): Sighting => {
+    const granted = row.status === "GRANTED";
+    return {
+      id: String(row.id),
+      kind: "advisory",
+      name: String(row.name),
+      mode: "GET_LOCK",
+      granted,
+      since: undefined,
+      waitingMs: granted ? undefined : Number(row.seconds) * 1000,
+      blockedBy: list(row.blockers),
+    };
+  });
+  return withSessions(connection, [...rows, ...named]);
+}
+
+function list(value: unknown): string[] {
+  return value === null || value === undefined || value === "" ? [] : String(value).split(",");
+}
+
+/**
+ * Waits as information_schema has them, with who is in the way. Its tables are a copy that is renewed by whoever reads
+ * it more than 100 ms after the last one did: so a wait that the server's status shows and the copy does not is
+ * looked for once more.
+ */
+const waits =
+  sql.raw(`SELECT r.trx_mysql_thread_id AS id, b.trx_mysql_thread_id AS blocker, l.lock_table AS tablename, l.lock_data AS data,
+    l.lock_mode AS mode, h.lock_mode AS heldmode,
+    TIMESTAMPDIFF(MICROSECOND, '1970-01-01', CONVERT_TZ(r.trx_started, @@session.time_zone, '+00:00')) / 1000 AS since,
+    TIMESTAMPDIFF(MICROSECOND, '1970-01-01', CONVERT_TZ(b.trx_started, @@session.time_zone, '+00:00')) / 1000 AS heldsince,
+    TIMESTAMPDIFF(MICROSECOND, r.trx_wait_started, SYSDATE(6)) / 1000 AS waiting
+  FROM information_schema.innodb_lock_waits w
+  JOIN information_schema.innodb_trx r ON r.trx_id = w.requesting_trx_id
+  JOIN information_schema.innodb_trx b ON b.trx_id = w.blocking_trx_id
+  JOIN information_schema.innodb_locks l ON l.lock_id = w.requested_lock_id
+  JOIN information_schema.innodb_locks h ON h.lock_id = w.blocking_lock_id`);
+
+const staleMs = 110;
+
+async function fromInnodb(connection: SqlConnection): Promise<LockView[]> {
+  const seen = await waitingNow(connection);
+  let rows = seen.size === 0 ? [] : (await connection.query(waits)).rows;
+  const unknown = () => [...seen.keys()].some((id) => !rows.some((row) => String(row.id) === id));
+  if (unknown()) {
+    await sleep(staleMs);
+    rows = (await connection.query(waits)).rows;
+  }
+  const [{ db } = { db: "" }] = (await connection.query(sql`SELECT DATABASE() AS db`)).rows;
+  const prefix = `\`${String(db)}\`.`;
+  const here = rows.filter((row) => String(row.tablename).startsWith(prefix) && seen.has(String(row.id)));
+  const keys = await keyNames(connection, here);
+  const found: Sighting[] = [];
+  for (const [id, group] of Map.groupBy(here, (row) => String(row.id))) {
+    const row = group[0] as Row;
+    const what = target(row, prefix, keys);
+    const blockers = [...new Set(group.map(({ blocker }) => String(blocker)))];
+    found.push({
+      ...what,
+      id,
+      mode: String(row.mode),
+      granted: false,
+      since: time(row.since),
+      waitingMs: Number(row.waiting),
+      blockedBy: blockers,
+    });
+    for (const each of group)
+      if (!found.some((f) => f.granted && f.id === String(each.blocker) && f.name === what.name))
+        found.push({
+          ...what,
+          id: String(each.blocker),
+          mode: String(each.heldmode),
+          granted: true,
+          since: time(each.heldsince),
+          waitingMs: undefined,
+          blockedBy: [],
+        });
+  }
+  // Of a wait that the copy has not got, only that it is there.
+  for (const [id, lock] of seen)
+    if (lock.table.startsWith(prefix) && !found.some((f) => !f.granted && f.id === id))
+      found.push({
+        id,
+        kind: lock.table === `${prefix}\`holdfast_lock\`` ? "lock row" : "row",
+        name: lock.table.slice(prefix.length).replaceAll("`", ""),
+        mode: lock.mode,
+        granted: false,
+        since: undefined,
+        waitingMs: lock.waitingMs,
+        blockedBy: [],
+      });
+  return withSessions(connection, [...found, ...(await userLocks(connection))]);
+}
+
+function target(
+  row: Row,
+  prefix: string,
+  keys: ReadonlyMap<string, string>,
+): Pick<Sighting, "kind" | "name"> {
+  const table = String(row.tablename).slice(prefix.length).replaceAll("`", "");
+  const data = String(row.data);
+  if (table !== "holdfast_lock") return { kind: "row", name: `${table}[${data}]` };
+  return { kind: "lock row", name: keys.get(data) ?? `${table}[${data}]` };
+}
+
+/** Names of lock rows, by what the server writes of their ids. */
+async function keyNames(
+  connection: SqlConnection,
+  rows: readonly Row[],
+): Promise<ReadonlyMap<string, string>> {
+  const written = rows
+    .filter((row) => String(row.tablename).endsWith("`holdfast_lock`"))
+    .map((row) => String(row.data));
+  if (written.length === 0) return new Map();
+  const ids = new Map(written.map((data) => [idOf(data), data]));
+  await connection.query(dirty);
+  const found = await connection.query(
+    sql`SELECT id AS id, name AS name FROM holdfast_lock WHERE id IN (${sql.join([...ids.keys()])})`,
+  );
+  return new Map(
+    found.rows
+      .filter(({ name }) => name !== "")
+      .map(({ id, name }) => [ids.get(String(id)) ?? "", String(name)]),
+  );
+}
+
+/** Bytes are written in hexadecimal. */
+function idOf(data: string): string {
+  return /^0x[0-9a-f]+$/i.test(data)
+    ? Buffer.from(data.slice(2), "hex").toString()
+    : data.replace(/^'|'$/g, "");
+}
+
+interface Wait {
+  readonly table: string;
+  readonly mode: string;
+  readonly waitingMs: number | undefined;
+}
+
+/** Who waits for a lock at this moment, from the server's own report: by connection. */
+async function waitingNow(connection: SqlConnection): Promise<Map<string, Wait>> {
+  const [row] = (await connection.query(sql.raw("SHOW ENGINE INNODB STATUS"))).rows;
+  const report = String(row?.["Status"]);
+  const found = new Map<string, Wait>();
+  for (const transaction of report.split(/^---TRANSACTION /m).slice(1)) {
+    const id = /thread id (\d+)/.exec(transaction)?.[1];
+    const wait =
+      /TRX HAS BEEN WAITING (\d+) (us|SEC)[^\n]*\n[^\n]* of table (\S+) [^\n]*lock[_ ]mode ([^\n]*?) waiting/.exec(
+        transaction,
+      );
+    if (id === undefined || !wait) continue;
+    const [, amount, unit, table, mode] = wait;
+    found.set(id, {
+      table: String(table),
+      mode: String(mode),
+      waitingMs: Number(amount) * (unit === "us" ? 0.001 : 1000),
+    });
+  }
+  return found;
+}
+
+/** Those who wait for a lock of GET_LOCK; the server does not say for which, nor who has it. */
+async function userLocks(connection: SqlConnection): Promise<Sighting[]> {
+  const { rows } = await connection.query(
+    sql`SELECT id AS id, time_ms AS waited, info AS info FROM information_schema.processlist WHERE state = 'User lock' AND db = DATABASE()`,
+  );
+  return rows.map((row) => ({
+    id: String(row.id),
+    kind: "advisory",
+    name: /GET_LOCK\((.*)/i.exec(String(row.info))?.[1]?.slice(0, 100) ?? "GET_LOCK",
+    mode: "GET_LOCK",
+    granted: false,
+    since: undefined,
+    waitingMs: Number(row.waited),
+    blockedBy: [],
+  }));
+}

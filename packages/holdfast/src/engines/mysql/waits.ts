@@ -1,0 +1,101 @@
+/** Statements that may wait for a lock of InnoDB, and for how long. */
+import type { Result, SqlConnection } from "../../core/database.ts";
+import { NotInTransactionError } from "../../core/errors.ts";
+import { classify as classifyError } from "../../core/failure.ts";
+import { type Statement, sql } from "../../core/sql.ts";
+import { classify } from "./errors.ts";
+
+export function failureOf({ unwrap }: SqlConnection, error: unknown) {
+  return classifyError({ engine: { classify }, unwrap }, error);
+}
+
+/** What a statement brought, or the error that its wait ended with. */
+export type Waited =
+  { readonly over: false; readonly result: Result } | { readonly over: true; readonly cause: unknown };
+
+/**
+ * The server counts whole seconds; for what is left of one it is ended from another connection, if the pool has one
+ * to give. Measured: a second takes 1,001 ms, and a KILL QUERY after 200 ms ends the wait after 202 ms.
+ */
+const worthKillingMs = 50;
+
+/** The setting lasts for the session, so it is put back whatever happens. */
+export async function patiently(
+  connection: SqlConnection,
+  waitMs: number,
+  statement: Statement,
+): Promise<Waited> {
+  // The least is 0 on MariaDB and 1 on MySQL, which takes 0 for 1.
+  const seconds = Math.ceil(waitMs / 1000);
+  await connection.query(
+    sql.raw(`SET @holdfast_wait = @@innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = ${seconds}`),
+  );
+  try {
+    return await bounded(connection, waitMs, seconds, statement);
+  } finally {
+    if (!connection.lost.aborted) await restore(connection);
+  }
+}
+
+/** The same for a statement that brings its own limit, `seconds`. */
+export async function bounded(
+  connection: SqlConnection,
+  waitMs: number,
+  seconds: number,
+  statement: Statement,
+): Promise<Waited> {
+  let ended = false;
+  const end = () => {
+    ended = true;
+    void connection.cancel?.().catch(() => {});
+  };
+  const timer = seconds * 1000 - waitMs > worthKillingMs ? setTimeout(end, waitMs) : undefined;
+  try {
+    return { over: false, result: await connection.query(statement) };
+  } catch (error) {
+    const failure = failureOf(connection, error);
+    if (failure === "lock-timeout" || (failure === "canceled" && ended)) return { over: true, cause: error };
+    throw error;
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** An abort may end this very statement; the next one comes after it. */
+async function restore(connection: SqlConnection): Promise<void> {
+  for (let attempt = 1; ; attempt++) {
+    try {
+      await connection.query(sql.raw("SET SESSION innodb_lock_wait_timeout = @holdfast_wait"));
+      return;
+    } catch (error) {
+      if (attempt === 3 || failureOf(connection, error) !== "canceled") throw error;
+    }
+  }
+}
+
+/** Whether the connection is in a transaction; a statement that does nothing is answered with that. */
+export async function isIdle(connection: SqlConnection): Promise<boolean> {
+  return (await connection.query(sql.raw("DO 0"))).inTransaction === false;
+}
+
+/** A lock outside of a transaction is gone with its statement. */
+export async function insist(connection: SqlConnection): Promise<void> {
+  if (!(await isIdle(connection))) return;
+  throw new NotInTransactionError(
+    "this connection is in no transaction, so the lock would be gone at once. START TRANSACTION first, or use hf.transaction(…).",
+  );
+}
+
+/** A small transaction of our own. READ COMMITTED: its statements see what was committed while it waited, and lock no gaps. */
+export async function briefly<T>(connection: SqlConnection, body: () => Promise<T>): Promise<T> {
+  await connection.query(sql.raw("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"));
+  await connection.query(sql.raw("START TRANSACTION"));
+  try {
+    const value = await body();
+    await connection.query(sql.raw("COMMIT"));
+    return value;
+  } catch (error) {
+    if (!connection.lost.aborted) await connection.query(sql.raw("ROLLBACK")).catch(() => {});
+    throw error;
+  }
+}

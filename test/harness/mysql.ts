@@ -1,0 +1,173 @@
+import { execFile } from "node:child_process";
+import { randomBytes } from "node:crypto";
+import { existsSync } from "node:fs";
+import { chmod, lstat, mkdtemp, readdir, rename, rm } from "node:fs/promises";
+import { join } from "node:path";
+import { promisify } from "node:util";
+import mysql from "mysql2/promise";
+import { type Command, serverTempDir, startServer } from "../../packages/cli/src/server-process.ts";
+import type { DebianPackage } from "./debian.ts";
+import type { StartedServer } from "./started-server.ts";
+
+const run = promisify(execFile);
+
+/** Debian has MySQL in unstable only: its packages are fetched by this, and unpacked where nothing else sees them. */
+const FETCHER = "/usr/sbin/debootstrap";
+const SUITE = "sid";
+const MIRROR = "http://deb.debian.org/debian";
+
+export const debootstrapPackage: DebianPackage = {
+  name: "debootstrap",
+  // A server by address, or one of this machine's own, needs no fetching.
+  installed: () => "HOLDFAST_MYSQL_URL" in process.env || existsSync(FETCHER),
+};
+
+/** A server by address (HOLDFAST_MYSQL_URL), this machine's own mysqld, or Debian's in a folder of its own. */
+export async function startMysql(): Promise<StartedServer> {
+  const url = process.env["HOLDFAST_MYSQL_URL"];
+  if (url) return { url, stop: async () => {} };
+  const program = (await localProgram()) ?? (await fetchedProgram());
+  const password = randomBytes(18).toString("base64url");
+  const urlOf = (port: number): string => `mysql://holdfast:${password}@127.0.0.1:${port}/mysql`;
+  const command = (args: string[]): Command => ({
+    file: program.file,
+    args: [...program.args, "--no-defaults", ...program.settings, ...args],
+  });
+  const server = await startServer({
+    name: "mysql",
+    stopSignal: "TERM",
+    timeout: 120_000,
+    async prepare(place) {
+      await place.run(command(["--initialize-insecure", `--datadir=${join(place.dir, "data")}`]));
+      // Read before the port opens, hence nobody meets the account that has no password.
+      await place.write(
+        "init.sql",
+        [
+          `CREATE USER 'holdfast'@'%' IDENTIFIED BY '${password}';`,
+          "GRANT ALL PRIVILEGES ON *.* TO 'holdfast'@'%' WITH GRANT OPTION;",
+          "DROP USER 'root'@'localhost';",
+        ].join("\n"),
+      );
+    },
+    command: ({ dir }, port) =>
+      command([
+        `--datadir=${join(dir, "data")}`,
+        `--port=${port}`,
+        "--bind-address=127.0.0.1",
+        "--mysqlx=OFF",
+        "--secure-file-priv=NULL",
+        // Relative to the data directory: a path to a socket must not be longer than some hundred bytes.
+        "--socket=mysql.sock",
+        `--pid-file=${join(dir, "mysqld.pid")}`,
+        `--init-file=${join(dir, "init.sql")}`,
+        "--skip-name-resolve",
+        "--max-connections=300",
+        // Tests make and drop hundreds of databases; none of them has to outlive the machine's power.
+        "--skip-log-bin",
+        "--innodb-flush-log-at-trx-commit=0",
+        "--innodb-doublewrite=OFF",
+        "--innodb-buffer-pool-size=128M",
+        "--character-set-server=utf8mb4",
+      ]),
+    async ready(port) {
+      const connection = await mysql.createConnection(urlOf(port));
+      await connection.end();
+    },
+  });
+  return { url: urlOf(server.port), stop: server.stop };
+}
+
+interface Program extends Command {
+  settings: string[];
+}
+
+/** On many systems `mysqld` is another name of MariaDB's. */
+async function localProgram(): Promise<Program | undefined> {
+  const folders = [...(process.env["PATH"] ?? "").split(":"), "/usr/sbin", "/usr/local/mysql/bin"];
+  for (const file of new Set(folders.map((folder) => join(folder, "mysqld")))) {
+    if (!existsSync(file)) continue;
+    const { stdout } = await run(file, ["--no-defaults", "--version"]).catch(() => ({ stdout: "" }));
+    const [, major, minor] = /Ver (\d+)\.(\d+)/.exec(stdout) ?? [];
+    if (!/mariadb/i.test(stdout) && Number(major) + Number(minor) / 100 >= 8.04)
+      return { file, args: [], settings: [] };
+  }
+  return undefined;
+}
+
+/** Run by the loader and with the libraries that it was built with: this machine's may be older, or missing. */
+async function fetchedProgram(): Promise<Program> {
+  const usr = join(await fetched(), "usr");
+  const lib = join(usr, "lib");
+  const names = await readdir(lib);
+  const loader = names.find((name) => name.startsWith("ld-linux")) ?? "";
+  const libraries = names.filter((name) => name.endsWith("-linux-gnu")).map((name) => join(lib, name));
+  return {
+    file: join(lib, loader),
+    args: ["--library-path", [...libraries, join(lib, "mysql/private")].join(":"), join(usr, "sbin/mysqld")],
+    settings: [
+      `--basedir=${usr}`,
+      `--lc-messages-dir=${join(usr, "share/mysql")}`,
+      `--character-sets-dir=${join(usr, "share/mysql/charsets")}`,
+      `--plugin-dir=${join(lib, "mysql/plugin")}`,
+    ],
+  };
+}
+
+/**
+ * A folder that stays from run to run. It is filled under a name of its own and renamed then, so that two runs that
+ * begin at once cannot meet half of it; whoever comes second throws its own away.
+ */
+async function fetched(): Promise<string> {
+  const owner = process.getuid?.() ?? 0;
+  const target = join(serverTempDir(), `holdfast-mysql-${SUITE}-${process.arch}-${owner}`);
+  if (await isOurs(target, owner)) return target;
+  if (process.platform !== "linux" || !existsSync(FETCHER))
+    throw new Error(
+      `there is no mysqld of MySQL 8.4 or newer on this machine, and no ${FETCHER} to fetch one with; HOLDFAST_MYSQL_URL names a server`,
+    );
+  console.log(`Fetching MySQL for the tests (about a minute and 400 MB), to be kept in ${target}`);
+  const draft = await mkdtemp(`${target}-`);
+  try {
+    const packages = join(draft, "packages");
+    const args = ["--variant=minbase", "--include=mysql-server-core", "--download-only", SUITE, packages];
+    await run(FETCHER, [...args, await mirror()], { maxBuffer: 2 ** 26 });
+    const archives = join(packages, "var/cache/apt/archives");
+    const root = join(draft, "root");
+    // The server and libraries: the rest is what a whole system would need.
+    for (const name of await readdir(archives))
+      if (/^(lib|mysql).*\.deb$/.test(name)) await run("dpkg-deb", ["-x", join(archives, name), root]);
+    // The server's user is another one, and reads it.
+    await chmod(root, 0o755);
+    await rename(root, target).catch(async (error: unknown) => {
+      if (!(await isOurs(target, owner))) throw error;
+    });
+    return target;
+  } catch (error) {
+    throw new Error(`MySQL could not be fetched: ${lastLines(error)}`, { cause: error });
+  } finally {
+    await rm(draft, { recursive: true, force: true });
+  }
+}
+
+/** Others may write to the folder for temporary things: what is not ours is not run. */
+async function isOurs(folder: string, owner: number): Promise<boolean> {
+  const found = await lstat(folder).catch(() => undefined);
+  if (!found) return false;
+  if (!found.isDirectory() || found.uid !== owner || (found.mode & 0o022) !== 0)
+    throw new Error(`${folder} is not a folder that only this user can write to`);
+  return true;
+}
+
+/** The one that this machine's own packages come from, or the one that everybody can reach. */
+async function mirror(): Promise<string> {
+  const { stdout } = await run("apt-get", ["indextargets", "--format", "$(REPO_URI)"]).catch(() => ({
+    stdout: "",
+  }));
+  return stdout.split("\n").find((line) => /^https?:/.test(line) && !line.includes("security")) ?? MIRROR;
+}
+
+function lastLines(error: unknown): string {
+  const { stdout = "", stderr = "" } = error as { stdout?: string; stderr?: string };
+  const lines = `${stdout}\n${stderr}`.trim().split("\n").slice(-5).join("\n");
+  return lines || String(error);
+}
