@@ -1,6 +1,9 @@
 /** Examples and the demo are programs that people run first: they must run. */
 import { spawn } from "node:child_process";
+import { readFileSync, readdirSync } from "node:fs";
+import { join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { Client } from "pg";
 import { expect, test } from "vitest";
 import { createDatabase } from "./harness/databases.ts";
 
@@ -23,11 +26,80 @@ async function run(
   return { code, output };
 }
 
-test("examples/quota", async () => {
+const saved = (text: string) => ({ saved: text });
+const paid = { status: 200, body: { payment: 1 } };
+const sales = { sold: 24, refused: 36, left: 1 };
+
+/** What each of them says of its tables, after its callers have collided. */
+const results: Readonly<Record<string, unknown>> = {
+  quota: { granted: 10, refused: 90, usedBytes: 1000 },
+  inventory: ["pessimistic", "conditional", "versioned"].map((way) => ({ way, ...sales })),
+  // 150 transfers in either direction; of each 75 that are limited, 50 get through.
+  transfer: {
+    done: 250,
+    refused: 50,
+    limited: { A: 50, B: 50 },
+    balances: { A: 1000, B: 1000 },
+    retries: 0,
+  },
+  document: {
+    first: saved("Once upon"),
+    second: { busy: "Ada is editing it" },
+    again: saved("Once upon a time"),
+    body: "Once upon a time",
+  },
+  provision: { requests: 40, created: 20, orgs: 20, owners: 20, members: 20 },
+  "fraud-check": { asked: [100, 9000], status: "rejected", amount: 9000, charged: 0 },
+  webhook: {
+    together: Array.from({ length: 5 }, () => paid),
+    later: paid,
+    forged: { status: 422, body: "HF_ONCE_CONFLICT" },
+    credits: 100,
+    payments: 1,
+  },
+  export: {
+    batches: 10,
+    second: "skipped",
+    exported: 1000,
+    twice: 0,
+    late: { signalled: true, write: "HF_STALE_FENCE" },
+  },
+  nightly: { ran: 1, skipped: 4, runs: 1 },
+};
+
+test.each(Object.entries(results))("examples/%s", async (name, result) => {
   const database = await createDatabase("postgres");
-  const { code, output } = await run("examples/quota/index.ts", [], { DATABASE_URL: database.url });
-  await database.drop();
-  expect({ code, output }).toMatchObject({ code: 0, output: expect.stringContaining("10") });
+  try {
+    const env = { DATABASE_URL: database.url };
+    const { code, output } = await run(`examples/${name}/index.ts`, ["--json"], env);
+    expect(code, output).toBe(0);
+    const lines = output.trim().split("\n");
+    // It tells people too.
+    expect(lines.length, output).toBeGreaterThan(1);
+    expect(JSON.parse(lines.at(-1) ?? "")).toEqual(result);
+    expect(await leftovers(database.url)).toEqual([]);
+  } finally {
+    await database.drop();
+  }
+});
+
+async function leftovers(connectionString: string): Promise<unknown[]> {
+  const client = new Client({ connectionString });
+  await client.connect();
+  try {
+    return (await client.query("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")).rows;
+  } finally {
+    await client.end();
+  }
+}
+
+test("every example is run, and listed for people", () => {
+  const folders = readdirSync(join(root, "examples"), { withFileTypes: true })
+    .filter((entry) => entry.isDirectory() && entry.name !== "node_modules")
+    .map(({ name }) => name);
+  expect(folders.toSorted()).toEqual(Object.keys(results).toSorted());
+  const readme = readFileSync(join(root, "examples/README.md"), "utf8");
+  expect(folders.filter((name) => !readme.includes(`](${name}/index.ts)`))).toEqual([]);
 });
 
 test("npm start shows the bug and the fix, and ends by itself", async () => {

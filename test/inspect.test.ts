@@ -34,6 +34,7 @@ test("a chain of three, by key and by row", async () => {
   const second = hf.transaction({ lock: key("report") }, async (tx) => {
     await tx.row("item", 1, { wait: 60_000 });
   });
+  await eventually(async () => (await hf.inspect()).waiters.length === 1);
   const third = hf.transaction({ lock: key("report"), wait: 60_000 }, async () => {});
   try {
     const seen = await eventually(async () => {

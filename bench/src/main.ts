@@ -11,6 +11,14 @@ const suites: Readonly<Record<string, Suite>> = {
     about: "a locked check-then-write, next to the textbook's",
     load: () => import("./suites/locks.ts"),
   },
+  rows: {
+    about: "row locks, next to the same by hand; and versions, next to row locks",
+    load: () => import("./suites/rows.ts"),
+  },
+  engines: {
+    about: "a locked check-then-write on MySQL, MariaDB and SQLite, next to each one's textbook",
+    load: () => import("./suites/engines.ts"),
+  },
 };
 
 const columns = {

@@ -1,8 +1,6 @@
-import process from "node:process";
-import { fileURLToPath } from "node:url";
-import { type Holdfast, holdfast, key } from "holdfast";
-import { fromPg } from "holdfast/pg";
-import { type ClientBase, Pool } from "pg";
+import { type Holdfast, key } from "holdfast";
+import type { ClientBase } from "pg";
+import { command, open } from "../support.ts";
 
 const quotaBytes = 1_000;
 
@@ -32,36 +30,25 @@ export interface Result {
 
 /** A hundred uploads of one user at once, of which ten fit. */
 export async function main(url: string): Promise<Result> {
-  const pool = new Pool({ connectionString: url });
-  const hf = holdfast(fromPg(pool));
-  try {
-    await pool.query("CREATE TABLE holdfast_example_image (user_id bigint NOT NULL, bytes int NOT NULL)");
-    try {
-      const uploads = Array.from({ length: 100 }, () => upload(hf, 42, 100));
-      const outcomes = await Promise.allSettled(uploads);
-      for (const outcome of outcomes) {
-        if (outcome.status === "rejected" && !(outcome.reason instanceof QuotaExceeded)) throw outcome.reason;
-      }
-      const granted = outcomes.filter(({ status }) => status === "fulfilled").length;
-      const { rows } = await pool.query<{ used: number }>(
-        "SELECT coalesce(sum(bytes), 0)::int AS used FROM holdfast_example_image",
-      );
-      return { granted, refused: outcomes.length - granted, usedBytes: rows[0]?.used ?? 0 };
-    } finally {
-      await pool.query("DROP TABLE holdfast_example_image");
-    }
-  } finally {
-    await hf.close();
-    await pool.end();
+  await using place = await open(url, {
+    holdfast_example_image: "user_id bigint NOT NULL, bytes int NOT NULL",
+  });
+  const { pool, hf } = place;
+  const uploads = Array.from({ length: 100 }, () => upload(hf, 42, 100));
+  const outcomes = await Promise.allSettled(uploads);
+  for (const outcome of outcomes) {
+    if (outcome.status === "rejected" && !(outcome.reason instanceof QuotaExceeded)) throw outcome.reason;
   }
+  const granted = outcomes.filter(({ status }) => status === "fulfilled").length;
+  const { rows } = await pool.query<{ used: number }>(
+    "SELECT coalesce(sum(bytes), 0)::int AS used FROM holdfast_example_image",
+  );
+  return { granted, refused: outcomes.length - granted, usedBytes: rows[0]?.used ?? 0 };
 }
 
-if (process.argv[1] === fileURLToPath(import.meta.url)) {
-  const url = process.env["DATABASE_URL"];
-  if (!url) {
-    console.error("DATABASE_URL is not set, e.g. postgres://postgres:secret@localhost/postgres");
-    process.exit(1);
-  }
-  const { granted, refused, usedBytes } = await main(url);
-  console.log(`${granted} uploads granted, ${refused} refused; ${usedBytes} of ${quotaBytes} bytes used`);
-}
+await command(
+  import.meta.url,
+  main,
+  ({ granted, refused, usedBytes }) =>
+    `${granted} uploads granted, ${refused} refused; ${usedBytes} of ${quotaBytes} bytes used`,
+);

@@ -1,4 +1,5 @@
 import { randomBytes } from "node:crypto";
+import { setTimeout as sleep } from "node:timers/promises";
 import mysql from "mysql2/promise";
 import { Client } from "pg";
 import { inject } from "vitest";
@@ -37,8 +38,27 @@ export async function createDatabase(server: ServerName): Promise<TestDatabase> 
   return {
     name,
     url: url.href,
-    drop: () => askPostgres(admin, `DROP DATABASE IF EXISTS ${name} WITH (FORCE)`),
+    drop: () => dropPostgres(admin, name),
   };
+}
+
+/** Sessions that are ending get the time to: a client that is closing takes the server's farewell for an error. */
+async function dropPostgres(connectionString: string, name: string): Promise<void> {
+  const client = new Client({ connectionString });
+  await client.connect();
+  try {
+    for (let i = 0; i < 40; i++) {
+      const { rows } = await client.query(
+        "SELECT count(*)::int AS n FROM pg_stat_activity WHERE datname = $1",
+        [name],
+      );
+      if (rows[0].n === 0) break;
+      await sleep(50);
+    }
+    await client.query(`DROP DATABASE IF EXISTS ${name} WITH (FORCE)`);
+  } finally {
+    await client.end();
+  }
 }
 
 async function askPostgres(connectionString: string, sql: string): Promise<void> {

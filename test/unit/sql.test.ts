@@ -16,7 +16,10 @@ describe("values", () => {
       values: [1, "a'; DROP TABLE t; --", null, undefined],
     });
     expect(mysql(statement).text).toBe("SELECT ?, ? WHERE x = ? AND y = ?");
-    expect(sqlite(statement).text).toBe("SELECT ?, ? WHERE x = ? AND y = ?");
+    expect(sqlite(sql`SELECT ${1}, ${"a'; --"} WHERE x = ${null}`)).toEqual({
+      text: "SELECT ?, ? WHERE x = ?",
+      values: [1n, "a'; --", null],
+    });
   });
 
   test("keep what looks like a placeholder", () => {

@@ -1,3 +1,4 @@
+import diagnostics from "node:diagnostics_channel";
 import { isSupported } from "../../core/capabilities.ts";
 import {
   LockNotAvailableError,
@@ -7,6 +8,7 @@ import {
   UnsupportedError,
   UsageError,
 } from "../../core/errors.ts";
+import type { Events } from "../../core/events.ts";
 import { key } from "../../core/key.ts";
 import { rows } from "../../core/rows.ts";
 import type { RowStrength } from "../../core/tables.ts";
@@ -441,7 +443,7 @@ export const rowCases = suite("rows", {
     const table = await items(ground);
     const second = await items({ ...ground, fresh: `${fresh}-b` });
     const turn = (which: typeof hf, i: number) =>
-      which.transaction({ retry: false }, async (tx) => {
+      which.transaction(async (tx) => {
         const list = [
           rows(table, [1, 2]),
           rows(second, [2, 1]),
@@ -452,7 +454,20 @@ export const rowCases = suite("rows", {
         await tx.lockAll(i % 2 === 0 ? list : list.toReversed(), { wait: 60_000 });
         await tx.query(sql`UPDATE ${sql.id(table)} SET n = n + 1 WHERE id IN (1, 2)`);
       });
-    await Promise.all(Array.from({ length: 40 }, (_, i) => turn(i % 4 < 2 ? hf : other, i)));
+    // A connection may be lost and the call run again; what must not happen is a deadlock.
+    const failures: string[] = [];
+    const listen = (message: unknown) =>
+      failures.push((message as Events["holdfast:transaction:retry"]).failure);
+    diagnostics.subscribe("holdfast:transaction:retry", listen);
+    try {
+      await Promise.all(Array.from({ length: 40 }, (_, i) => turn(i % 4 < 2 ? hf : other, i)));
+    } finally {
+      diagnostics.unsubscribe("holdfast:transaction:retry", listen);
+    }
+    assert.deepEqual(
+      failures.filter((failure) => failure !== "lost"),
+      [],
+    );
     const { n } = await hf.transaction((tx) => tx.row<Item>(table, 1));
     assert.equal(Number(n), 140);
   }),

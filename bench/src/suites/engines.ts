@@ -1,0 +1,180 @@
+/** A locked check-then-write on each engine, next to what its own textbook says. */
+import { mkdtemp, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import Database from "better-sqlite3";
+import { holdfast, key } from "holdfast";
+import { fromBetterSqlite3 } from "holdfast/better-sqlite3";
+import { fromMysql2 } from "holdfast/mysql2";
+import { type Pool, createPool } from "mysql2/promise";
+import { startMariadb } from "../../../test/harness/mariadb.ts";
+import { startMysql } from "../../../test/harness/mysql.ts";
+import { type BenchRow, type Report, type SuiteOptions, alternate, machine, scatter } from "../measure.ts";
+
+const callers = 4;
+const users = 1000;
+const historyPerUser = 10;
+const bytes = 1000;
+/** Never reached: every operation writes, so all contestants do the same work. */
+const quota = 1_000_000_000_000;
+
+/** One engine, and the same operation on it in two ways. */
+interface Ground {
+  readonly name: string;
+  /** The name of its ratio. */
+  readonly ratio: string;
+  readonly version: string;
+  ours(user: number): Promise<void>;
+  textbook(user: number): Promise<void>;
+  reset(): Promise<void>;
+  close(): Promise<void>;
+}
+
+const insert = `INSERT INTO image (user_id, bytes) SELECT ?, ? FROM (SELECT coalesce(sum(bytes), 0) AS used FROM image WHERE user_id = ?) s
+  WHERE s.used + ? <= ?`;
+const values = (user: number) => [user, bytes, user, bytes, quota];
+
+async function mysqlGround(
+  name: string,
+  ratio: string,
+  start: () => Promise<{ url: string; stop(): Promise<unknown> }>,
+): Promise<Ground> {
+  const server = await start();
+  const admin = createPool({ uri: server.url, connectionLimit: 1 });
+  await admin.query("CREATE DATABASE IF NOT EXISTS bench");
+  const url = new URL(server.url);
+  url.pathname = "/bench";
+  const pool: Pool = createPool({ uri: url.href, connectionLimit: callers });
+  await pool.query(
+    "CREATE TABLE IF NOT EXISTS image (id bigint AUTO_INCREMENT PRIMARY KEY, user_id bigint NOT NULL, bytes bigint NOT NULL, KEY (user_id))",
+  );
+  const [[row]] = (await pool.query("SELECT VERSION() AS version")) as unknown as [[{ version: string }]];
+  const hf = holdfast(fromMysql2(pool));
+  await hf.migrate();
+  return {
+    name,
+    ratio,
+    version: row.version,
+    ours: (user) =>
+      hf.transaction({ lock: key("upload", user) }, async (tx) => {
+        await tx.client.query(insert, values(user));
+      }),
+    /** A named lock, kept until COMMIT is acknowledged: as its documentation has it, done right. */
+    async textbook(user) {
+      const connection = await pool.getConnection();
+      try {
+        const [[lock]] = (await connection.query("SELECT GET_LOCK(?, 5) AS granted", [
+          `upload:${user}`,
+        ])) as unknown as [[{ granted: number }]];
+        if (lock.granted !== 1) throw new Error("The lock was not granted");
+        try {
+          await connection.query("SET TRANSACTION ISOLATION LEVEL READ COMMITTED");
+          await connection.query("START TRANSACTION");
+          await connection.query(insert, values(user));
+          await connection.query("COMMIT");
+        } catch (error) {
+          await connection.query("ROLLBACK");
+          throw error;
+        } finally {
+          await connection.query("SELECT RELEASE_LOCK(?)", [`upload:${user}`]);
+        }
+      } finally {
+        connection.release();
+      }
+    },
+    async reset() {
+      await pool.query("TRUNCATE image");
+      const rows = Array.from({ length: users * historyPerUser }, (_, i) => [1 + (i % users), bytes]);
+      await pool.query("INSERT INTO image (user_id, bytes) VALUES ?", [rows]);
+    },
+    async close() {
+      await hf.close();
+      await pool.end();
+      await admin.end();
+      await server.stop();
+    },
+  };
+}
+
+async function sqliteGround(): Promise<Ground> {
+  const folder = await mkdtemp(join(tmpdir(), "holdfast-bench-"));
+  const file = join(folder, "bench.db");
+  const opened: Database.Database[] = [];
+  const open = (): Database.Database => {
+    const db = new Database(file);
+    db.pragma("journal_mode = WAL");
+    opened.push(db);
+    return db;
+  };
+  const own = open();
+  own.exec(
+    "CREATE TABLE image (user_id integer NOT NULL, bytes integer NOT NULL); CREATE INDEX image_user ON image (user_id)",
+  );
+  const hf = holdfast(fromBetterSqlite3(open));
+  await hf.migrate();
+  const prepared = new WeakMap<Database.Database, Database.Statement>();
+  /** Prepared once per handle, as its documentation advises. */
+  const write = (db: Database.Database, user: number) => {
+    let statement = prepared.get(db);
+    if (!statement) prepared.set(db, (statement = db.prepare(insert)));
+    statement.run(...values(user));
+  };
+  const byHand = own.transaction((user: number) => write(own, user));
+  return {
+    name: "SQLite, better-sqlite3",
+    ratio: "sqlite_lock",
+    version: String(own.prepare("SELECT sqlite_version() AS v").pluck().get()),
+    ours: (user) => hf.transaction({ lock: key("upload", user) }, async (tx) => write(tx.client, user)),
+    async textbook(user) {
+      byHand.immediate(user);
+    },
+    async reset() {
+      own.exec("DELETE FROM image");
+      const fill = own.prepare("INSERT INTO image VALUES (?, ?)");
+      own.transaction(() => {
+        for (let i = 0; i < users * historyPerUser; i++) fill.run(1 + (i % users), bytes);
+      })();
+    },
+    async close() {
+      await hf.close();
+      for (const db of opened) db.close();
+      await rm(folder, { recursive: true, force: true });
+    },
+  };
+}
+
+const grounds: readonly (() => Promise<Ground>)[] = [
+  () => mysqlGround("MySQL, mysql2", "mysql_lock", startMysql),
+  () => mysqlGround("MariaDB, mysql2", "mariadb_lock", startMariadb),
+  sqliteGround,
+];
+
+export async function run({ seconds, note }: SuiteOptions): Promise<Report> {
+  const rows: BenchRow[] = [];
+  const ratios: Record<string, number> = {};
+  const notes: string[] = [];
+  for (const make of grounds) {
+    const ground = await make();
+    try {
+      note(`${ground.name} …`);
+      const userOf = (turn: number): number => 1 + Math.floor(scatter(turn) * users);
+      const measured = await alternate({
+        contestants: [
+          { name: "holdfast", call: (turn) => ground.ours(userOf(turn)) },
+          { name: "textbook", call: (turn) => ground.textbook(userOf(turn)) },
+        ],
+        callers,
+        seconds,
+        reset: () => ground.reset(),
+      });
+      for (const { name: contestant, ...figures } of measured)
+        rows.push({ cell: ground.name, contestant, ...figures });
+      const [ours, textbook] = measured.map(({ opsPerSecond }) => opsPerSecond);
+      ratios[ground.ratio] = Number(((ours ?? Number.NaN) / (textbook ?? Number.NaN)).toFixed(3));
+      notes.push(`${ground.name}: ${ground.version}`);
+    } finally {
+      await ground.close();
+    }
+  }
+  return { suite: "engines", machine: machine("none"), rows, ratios, notes };
+}
