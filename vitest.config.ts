@@ -1,4 +1,30 @@
 import { defineConfig } from "vitest/config";
+import { BaseSequencer, type TestSpecification } from "vitest/node";
+
+/** Those that take minutes come first, so that none of them is left to run alone at the end. */
+const longest = [
+  "conformance",
+  "exact",
+  "lost-update",
+  "leases",
+  "transfers",
+  "faults",
+  "once",
+  "traps-duckdb",
+  "pools",
+];
+
+class LongestFirst extends BaseSequencer {
+  override async sort(files: TestSpecification[]): Promise<TestSpecification[]> {
+    const rank = ({ moduleId }: TestSpecification) => {
+      const found = longest.findIndex((name) => moduleId.endsWith(`/${name}.test.ts`));
+      return found < 0 ? longest.length : found;
+    };
+    // oxlint-disable-next-line unicorn/no-array-sort -- it is the sequencer's own.
+    const usual = await super.sort(files);
+    return usual.toSorted((a, b) => rank(a) - rank(b));
+  }
+}
 
 // Tests run the workspace's sources, not what was built last.
 const source = "holdfast-source";
@@ -14,6 +40,7 @@ export default defineConfig({
   test: {
     include: ["test/**/*.test.ts", "packages/*/src/**/*.test.ts"],
     globalSetup: ["test/harness/servers.ts"],
+    sequence: { sequencer: LongestFirst },
     pool: "forks",
     maxWorkers: 2,
     execArgv: [`--conditions=${source}`],

@@ -25,12 +25,14 @@ afterAll(async () => {
 test("a chain of three, by key and by row", async () => {
   let release!: () => void;
   const done = new Promise<void>((resolve) => (release = resolve));
+  let enter!: () => void;
+  const inside = new Promise<void>((resolve) => (enter = resolve));
   const first = hf.transaction({ lock: key("upload", 42) }, async (tx) => {
     await tx.row("item", 1);
+    enter();
     await done;
   });
-  const holding = () => eventually(async () => (await hf.inspect()).holders.length > 0);
-  await holding();
+  await inside;
   const second = hf.transaction({ lock: key("report") }, async (tx) => {
     await tx.row("item", 1, { wait: 60_000 });
   });

@@ -8,7 +8,7 @@ import { postgres, render } from "../engines/postgres/index.ts";
 
 /** The part of a `pg` Client that is used here: any version or fork that has it will do. */
 export interface PgClient {
-  query(config: { text: string; values?: unknown[] } | string): Promise<unknown>;
+  query(text: string, values?: unknown[]): Promise<unknown>;
   on(event: "error" | "end", listener: (error?: Error) => void): unknown;
 }
 
@@ -67,7 +67,9 @@ function connectionOf(client: PgClient, options?: object): SqlConnection {
     unwrap,
     async query(statement) {
       const { text, values } = render(statement);
-      return result((await client.query(values.length > 0 ? { text, values } : text)) as PgResult);
+      return result(
+        (await (values.length > 0 ? client.query(text, values) : client.query(text))) as PgResult,
+      );
     },
     async script(text) {
       const results = await client.query(text);

@@ -20,6 +20,27 @@ export const patienceMs = 8000;
 /** How often to try: those whose work is a statement or two come before transactions, which last longer. */
 const pauseMs = { transaction: 20, errand: 5 };
 
+/** Those of this process that wait to become the writer, of whatever file. */
+const waiting = new Set<() => void>();
+
+/** Until the time is over, or a writer of this process has ended: it need not be found out by trying. */
+function doze(ms: number, signal?: AbortSignal): Promise<void> {
+  const woken = new AbortController();
+  const wake = () => woken.abort();
+  waiting.add(wake);
+  return sleep(ms, signal ? AbortSignal.any([signal, woken.signal]) : woken.signal)
+    .catch(() => signal?.throwIfAborted())
+    .finally(() => waiting.delete(wake));
+}
+
+/** The one that has waited longest. Woken for nothing, it dozes off again. */
+function wakeNext(): void {
+  const [wake] = waiting;
+  if (!wake) return;
+  waiting.delete(wake);
+  wake();
+}
+
 /**
  * Tries again every few milliseconds: SQLite's own busy handler would block the event loop for as long as it waits.
  * Resolves to the error that it saw last if the wait is over.
@@ -44,7 +65,7 @@ async function whileBusy(
     }
     const left = until - performance.now();
     if (left <= 0) return busy;
-    await sleep(Math.min(left, pause * (0.5 + Math.random())), signal);
+    await doze(Math.min(left, pause * (0.5 + Math.random())), signal);
   }
 }
 
@@ -70,6 +91,14 @@ async function start(connection: SqliteConnection, mode: "deferred" | "immediate
 }
 
 async function finish(connection: SqliteConnection, how: "commit" | "rollback"): Promise<void> {
+  try {
+    await endIt(connection, how);
+  } finally {
+    wakeNext();
+  }
+}
+
+async function endIt(connection: SqliteConnection, how: "commit" | "rollback"): Promise<void> {
   if (how === "rollback") {
     if (connection.end) await connection.end(how);
     else if (connection.inTransaction) await connection.query(sql.raw("ROLLBACK"));

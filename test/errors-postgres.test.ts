@@ -1,0 +1,140 @@
+/** What `hf.classify` makes of PostgreSQL's errors, each provoked on the server, through each client. */
+import { type Failure, type Holdfast, holdfast, sql } from "holdfast";
+import { type ConformanceSite, execute } from "holdfast/testing";
+import { Client } from "pg";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { backends } from "./backends.ts";
+import { type Place, missing, placeFor } from "./harness/places.ts";
+
+const chosen = backends.filter(({ name }) =>
+  ["pg", "pg on an older PostgreSQL", "postgres.js", "Prisma"].includes(name),
+);
+
+describe.each(chosen)("$name", (backend) => {
+  const why = missing(backend);
+  let place: Place;
+  let site: ConformanceSite;
+  let hf: Holdfast<unknown>;
+  /** Somebody else. */
+  let psql: Client;
+
+  beforeAll(async () => {
+    if (why !== undefined) return;
+    place = await placeFor(backend);
+    site = await backend.open(place.url);
+    hf = holdfast(site.database, { retry: false });
+    psql = new Client({ connectionString: place.url });
+    await psql.connect();
+    await execute(
+      site,
+      sql`CREATE TABLE parent (id integer PRIMARY KEY, n integer NOT NULL CHECK (n < 100))`,
+    );
+    await execute(
+      site,
+      sql`CREATE TABLE child (id integer PRIMARY KEY, parent_id integer NOT NULL REFERENCES parent (id))`,
+    );
+    await execute(site, sql`INSERT INTO parent VALUES (1, 1), (2, 2)`);
+  });
+  afterAll(async () => {
+    await psql?.end();
+    await site?.close();
+    await place?.drop();
+  });
+
+  type Tx = Parameters<Parameters<Holdfast<unknown>["transaction"]>[1]>[0];
+
+  /** What the client throws for a statement, before Holdfast makes an error of its own of it. */
+  async function failure(
+    body: (tx: Tx) => Promise<unknown>,
+    options: object = {},
+  ): Promise<Failure | undefined> {
+    let thrown: unknown = "nothing was thrown";
+    await hf
+      .transaction(options, async (tx) => {
+        try {
+          await body(tx);
+        } catch (error) {
+          thrown = error;
+          throw error;
+        }
+      })
+      .catch(() => {});
+    return hf.classify(thrown);
+  }
+
+  const provoked: Record<string, [Failure, (tx: Tx) => Promise<unknown>, object?]> = {
+    "a second row with the same key": ["unique", (tx) => tx.query(sql`INSERT INTO parent VALUES (1, 1)`)],
+    "a child without a parent": ["foreign-key", (tx) => tx.query(sql`INSERT INTO child VALUES (1, 77)`)],
+    "a value that a CHECK forbids": ["check", (tx) => tx.query(sql`INSERT INTO parent VALUES (3, 100)`)],
+    "a table that is not there": ["schema-missing", (tx) => tx.query(sql`SELECT 1 FROM nothing_here`)],
+    "a write in a read-only transaction": [
+      "read-only",
+      (tx) => tx.query(sql`UPDATE parent SET n = 1`),
+      { readOnly: true },
+    ],
+    "a statement after one that failed": [
+      "aborted",
+      async (tx) => {
+        await tx.query(sql`SELECT 1 / 0`).catch(() => {});
+        await tx.query(sql`SELECT 1`);
+      },
+    ],
+    "a statement that took too long": [
+      "canceled",
+      async (tx) => {
+        await tx.query(sql`SET LOCAL statement_timeout = 20`);
+        await tx.query(sql`SELECT pg_sleep(5)::text`);
+      },
+    ],
+    "a row that somebody else has locked": [
+      "lock-timeout",
+      async (tx) => {
+        await psql.query("BEGIN; SELECT FROM parent WHERE id = 1 FOR UPDATE");
+        try {
+          await tx.query(sql`SELECT 1 FROM parent WHERE id = 1 FOR UPDATE NOWAIT`);
+        } finally {
+          await psql.query("ROLLBACK");
+        }
+      },
+    ],
+    "a row that has changed since the snapshot": [
+      "serialization",
+      async (tx) => {
+        await tx.query(sql`SELECT 1 FROM parent`);
+        await psql.query("UPDATE parent SET n = n + 1 WHERE id = 2");
+        await tx.query(sql`UPDATE parent SET n = 0 WHERE id = 2`);
+      },
+      { isolation: "repeatable read" },
+    ],
+    "a session that was ended": [
+      "lost",
+      (tx) => tx.query(sql`SELECT pg_terminate_backend(pg_backend_pid())`),
+    ],
+  };
+
+  test.for(Object.entries(provoked))("%s", async ([, [expected, body, options]], { skip }) => {
+    skip(why !== undefined, why);
+    expect(await failure(body, options)).toBe(expected);
+  });
+
+  test("two that wait for each other", async ({ skip }) => {
+    skip(why !== undefined, why);
+    const found: (Failure | undefined)[] = [];
+    const inside = { one: false, two: false };
+    const both = async () => {
+      while (!inside.one || !inside.two) await new Promise((resolve) => setTimeout(resolve, 5));
+    };
+    const lock = async (which: keyof typeof inside, first: number, second: number) => {
+      found.push(
+        await failure(async (tx) => {
+          await tx.query(sql`SELECT 1 FROM parent WHERE id = ${first}::text::int FOR UPDATE`);
+          inside[which] = true;
+          await both();
+          await tx.query(sql`SELECT 1 FROM parent WHERE id = ${second}::text::int FOR UPDATE`);
+        }),
+      );
+    };
+    await Promise.all([lock("one", 1, 2), lock("two", 2, 1)]);
+    expect(found).toContain("deadlock");
+  });
+});
