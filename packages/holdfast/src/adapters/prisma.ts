@@ -1,6 +1,6 @@
 import { AsyncLocalStorage } from "node:async_hooks";
 import type { Database, DriverError, Isolation, Row, SqlConnection } from "../core/database.ts";
-import { NotInTransactionError, UnsupportedError, UsageError } from "../core/errors.ts";
+import { NotInTransactionError, UnsupportedError, UsageError, message } from "../core/errors.ts";
 import { postgres, render } from "../engines/postgres/index.ts";
 
 /** The part of Prisma's transaction client that is used here. */
@@ -68,27 +68,34 @@ const prismaCodes: Readonly<Record<string, string>> = {
 const lostKinds = new Set(["ConnectionClosed", "SocketTimeout", "DatabaseNotReachable"]);
 const lostPrisma = new Set(["P1001", "P1002", "P1017"]);
 
+const deadConnection =
+  /Connection terminated|connection error and is not queryable|ECONNRESET|ECONNREFUSED|Server has closed the connection|due to administrator command|the database system is (?:starting up|shutting down)/;
+
+/** The driver's own words, which reach us as they are when a transaction cannot begin, or end. */
+class Lost extends Error {
+  readonly lost = true;
+  constructor(cause: unknown) {
+    super(message(cause), { cause });
+  }
+}
+
 function unwrap(error: unknown): DriverError | undefined {
   if (typeof error !== "object" || error === null) return undefined;
-  const { code, message = "", meta, cause } = error as PrismaError;
+  const { code, message: text = "", meta, cause } = error as PrismaError;
   const driver = meta?.driverAdapterError?.cause ?? cause;
   if ((driver?.kind && lostKinds.has(driver.kind)) || lostPrisma.has(String(code)))
-    return { lost: true, message };
+    return { lost: true, message: text };
   const prismas = "clientVersion" in error || (error as Error).name === "DriverAdapterError";
   // A dead connection reaches us as the driver's words inside Prisma's.
-  if (
-    prismas &&
-    /Connection terminated|connection error and is not queryable|ECONNRESET|Server has closed the connection/.test(
-      message,
-    )
-  )
-    return { lost: true, message };
+  if (prismas && deadConnection.test(text)) return { lost: true, message: text };
   const original = driver?.originalCode ?? meta?.code;
-  if (typeof original === "string") return { code: original, message };
+  if (typeof original === "string") return { code: original, message: text };
   // The transaction was closed by Prisma's own timeout.
-  if (code === "P2028" && /expired|timeout|already closed|given time/i.test(message))
-    return { code: "25P04", message };
-  return typeof code === "string" && prismaCodes[code] ? { code: prismaCodes[code], message } : undefined;
+  if (code === "P2028" && /expired|timeout|already closed|given time/i.test(text))
+    return { code: "25P04", message: text };
+  return typeof code === "string" && prismaCodes[code]
+    ? { code: prismaCodes[code], message: text }
+    : undefined;
 }
 
 /** Whether a statement of the transaction that the calling code is in has failed. */
@@ -140,14 +147,22 @@ export function fromPrisma<Client extends PrismaClientLike>(
       // Said only where it is not the server's default: Prisma would spend a round trip on it, and the engine verifies it.
       const level = isolationIsDefault ? {} : { isolationLevel: levels[isolation] };
       const state = { failed: false };
+      let thrown: unknown;
       const run = async (tx: PrismaTransaction) => {
-        const value = await body(connectionOf(tx), tx as TransactionOf<Client>);
+        const value = await body(connectionOf(tx), tx as TransactionOf<Client>).catch((error: unknown) => {
+          thrown = error;
+          throw error;
+        });
         // If a statement failed and its error was swallowed, the server refuses this one too; Prisma would not notice.
         if (state.failed) await tx.$queryRawUnsafe("SELECT 1 AS one");
         return value;
       };
       const options = { ...level, timeout: deadlineMs, maxWait: deadlineMs };
-      return statements.run(state, () => watched.$transaction(run as never, options as never)) as never;
+      const running = statements.run(state, () => watched.$transaction(run as never, options as never));
+      return (running as Promise<never>).catch((error: unknown) => {
+        // Of BEGIN, COMMIT or ROLLBACK, whose connection it was; the body may speak to others.
+        throw error !== thrown && deadConnection.test(message(error)) ? new Lost(error) : error;
+      });
     },
     join(native) {
       const tx = native as (Partial<PrismaClientLike> & { $disconnect?: unknown }) | null;
