@@ -19,13 +19,16 @@ interface Outcome {
   errors: string[];
 }
 
-async function run(backend: Backend, wanted: readonly Kind[]): Promise<Record<string, Outcome>> {
+/** Of the kinds, those that the backend says it has. */
+async function run(backend: Backend, some: readonly Kind[]): Promise<Record<string, Outcome>> {
   const place = await placeFor(backend);
   try {
     const site = await backend.open(place.url);
     const hf = holdfast(site.database);
     try {
       await hf.migrate();
+      const { tableLocks } = await hf.capabilities();
+      const wanted = some.filter((kind) => kind !== "table lock" || Array.isArray(tableLocks));
       await execute(
         site,
         sql`CREATE TABLE counter (id integer NOT NULL PRIMARY KEY, n integer NOT NULL, version integer NOT NULL DEFAULT 0)`,
@@ -78,8 +81,7 @@ describe("4 processes × 4 callers add one to a counter", () => {
   test.for(chosen)("$name", { timeout: 300_000 }, async (backend, { skip }) => {
     skip(missing(backend) !== undefined, missing(backend));
     const outcomes = await run(backend, kindsOf(backend));
-    for (const kind of kindsOf(backend)) {
-      const { done, n, errors } = outcomes[kind] as Outcome;
+    for (const [kind, { done, n, errors }] of Object.entries(outcomes)) {
       const hint = `${kind}, HOLDFAST_SEED=${inject("seed")}`;
       expect(errors, hint).toEqual([]);
       expect(n, hint).toBe(done);

@@ -12,9 +12,9 @@ import {
   type SuiteOptions,
   alternate,
   machine,
-  median,
   scatter,
 } from "../measure.ts";
+import { ping } from "../ping.ts";
 
 /**
  * Two per core of a small machine. With eight the two cores that server, client and the delaying process share are
@@ -235,17 +235,4 @@ async function count(roundTrips: () => Promise<number>, call: Contestant["call"]
   const before = await roundTrips();
   for (let turn = 0; turn < times; turn++) await call(turn);
   return ((await roundTrips()) - before) / times;
-}
-
-async function ping(url: string): Promise<number> {
-  const client = new Client({ connectionString: url });
-  await client.connect();
-  const times: number[] = [];
-  for (let i = 0; i < 300; i++) {
-    const since = performance.now();
-    await client.query("SELECT 1");
-    times.push(performance.now() - since);
-  }
-  await client.end();
-  return median(times);
 }

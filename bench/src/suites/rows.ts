@@ -13,6 +13,7 @@ import {
   median,
   scatter,
 } from "../measure.ts";
+import { ping } from "../ping.ts";
 
 /** As in the suite of locks: more saturate the two cores that server, client and the delaying process share. */
 const callers = 4;
@@ -343,17 +344,4 @@ async function countRoundTrips(cell: Cell, delay: Delay, url: string): Promise<M
   }
   await ground.pool.end();
   return counted;
-}
-
-async function ping(url: string): Promise<number> {
-  const client = new Client({ connectionString: url });
-  await client.connect();
-  const times: number[] = [];
-  for (let i = 0; i < 300; i++) {
-    const since = performance.now();
-    await client.query("SELECT 1");
-    times.push(performance.now() - since);
-  }
-  await client.end();
-  return median(times);
 }

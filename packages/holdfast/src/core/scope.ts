@@ -404,11 +404,6 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     }, options.signal);
   }
 
-  #doom(): void {
-    this.close("the server has ended it");
-    if (this.#parent) this.#parent.#doom();
-  }
-
   #depth(): number {
     return this.#parent ? this.#parent.#depth() + 1 : 0;
   }
