@@ -10,6 +10,12 @@ import type Sqlite from "better-sqlite3";
 import type { ConformanceSite } from "holdfast/testing";
 import type { Client, PoolClient, PoolConfig } from "pg";
 import type { TransactionSql } from "postgres";
+import { openKnex } from "./backends/knex.ts";
+import { openDrizzle, openDrizzlePostgres } from "./backends/drizzle.ts";
+import { openKysely } from "./backends/kysely.ts";
+import { openSequelize } from "./backends/sequelize.ts";
+import { openMikroOrm } from "./backends/mikro-orm.ts";
+import { openTypeorm, openTypeormOnMariadb } from "./backends/typeorm.ts";
 
 // Clients are imported when a backend is opened: all of them take 0.9 s of processor time, and tests start hundreds of
 // processes that need one each.
@@ -21,6 +27,8 @@ export interface Backend {
   readonly server: Server;
   /** Whether several processes can share its database. */
   readonly manyProcesses: boolean;
+  /** An ORM over a driver that is a backend of its own: campaigns that take minutes run on the driver only. */
+  readonly orm: boolean;
   open(url: string): Promise<ConformanceSite>;
 }
 
@@ -30,7 +38,15 @@ function backend<Native>(
   open: (url: string) => Promise<ConformanceSite<Native>>,
   manyProcesses = true,
 ): Backend {
-  return { name, server, manyProcesses, open: open };
+  return { name, server, manyProcesses, orm: false, open: open };
+}
+
+function orm<Native>(
+  name: string,
+  server: Server,
+  open: (url: string) => Promise<ConformanceSite<Native>>,
+): Backend {
+  return { name, server, manyProcesses: true, orm: true, open: open };
 }
 
 async function openPg(
@@ -233,11 +249,51 @@ export const backends: readonly Backend[] = [
     };
   }),
 
+  orm("Drizzle", "postgres", openDrizzle),
+  orm("Drizzle through PgBouncer", "pgbouncer", openDrizzle),
+  orm("Drizzle on postgres.js", "postgres", openDrizzlePostgres),
+  backend(
+    "Drizzle on PGlite",
+    "process",
+    async (): Promise<ConformanceSite> => {
+      const [client, { drizzle }, { fromDrizzle }] = await Promise.all([
+        sharedPglite("drizzle"),
+        import("drizzle-orm/pglite"),
+        import("holdfast/drizzle"),
+      ]);
+      const db = drizzle(client);
+      return {
+        database: fromDrizzle(db),
+        ownTransaction: (body) => db.transaction((tx) => body(tx)),
+        withIdle: (body) =>
+          body({
+            session: { client: { query: client.query.bind(client), exec: client.exec.bind(client) } },
+            rollback() {},
+            transaction() {},
+          }),
+        close: async () => {},
+      };
+    },
+    false,
+  ),
+
+  orm("Kysely", "postgres", openKysely),
+  orm("Kysely through PgBouncer", "pgbouncer", openKysely),
+  orm("TypeORM", "postgres", openTypeorm),
+  orm("TypeORM through PgBouncer", "pgbouncer", openTypeorm),
+  orm("TypeORM on MariaDB", "mariadb", openTypeormOnMariadb),
+  orm("MikroORM", "postgres", openMikroOrm),
+  orm("MikroORM through PgBouncer", "pgbouncer", openMikroOrm),
+  orm("Knex", "postgres", openKnex),
+  orm("Knex through PgBouncer", "pgbouncer", openKnex),
+  orm("Sequelize", "postgres", openSequelize),
+  orm("Sequelize through PgBouncer", "pgbouncer", openSequelize),
+
   backend(
     "PGlite",
     "process",
     async (): Promise<ConformanceSite<PgliteTx>> => {
-      const [db, { fromPglite }] = await Promise.all([sharedPglite(), import("holdfast/pglite")]);
+      const [db, { fromPglite }] = await Promise.all([sharedPglite("own"), import("holdfast/pglite")]);
       return {
         database: fromPglite<PgliteTx>(db),
         ownTransaction: (body) => db.transaction((tx) => body(tx)),
@@ -402,9 +458,11 @@ function sharedDuckdb(): Promise<DuckDBInstance> {
 }
 
 /** Both "processes" of a run are this one: PGlite cannot be shared between processes. */
-let pglite: Promise<PGlite> | undefined;
-function sharedPglite(): Promise<PGlite> {
-  pglite ??= import("@electric-sql/pglite").then((module) => module.PGlite.create());
+const pglites = new Map<string, Promise<PGlite>>();
+function sharedPglite(name: string): Promise<PGlite> {
+  let pglite = pglites.get(name);
+  if (!pglite)
+    pglites.set(name, (pglite = import("@electric-sql/pglite").then((module) => module.PGlite.create())));
   return pglite;
 }
 

@@ -44,7 +44,7 @@ async function scene<T>(
   }
 }
 
-const shared = backends.filter(({ manyProcesses, name }) => manyProcesses && !name.includes(", one"));
+const shared = backends.filter(({ manyProcesses, name, orm }) => manyProcesses && !orm && !name.includes(", one"));
 const evicting = shared.filter(({ server }) => !["mariadb", "mysql", "file"].includes(server));
 
 describe("a holder that is killed", () => {

@@ -67,8 +67,9 @@ async function run(backend: Backend, some: readonly Kind[]): Promise<Record<stri
 }
 
 const chosen = backends.filter(
-  ({ manyProcesses, name, server }) =>
+  ({ manyProcesses, name, orm, server }) =>
     manyProcesses &&
+    !orm &&
     !name.includes(", one") &&
     (server.startsWith("postgres") || ["pgbouncer", "mariadb", "mysql", "file"].includes(server)),
 );

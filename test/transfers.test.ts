@@ -87,8 +87,9 @@ async function serverDeadlocks({ server }: Backend, url: string, atLeast: number
 const onFiles = backends.filter(({ name, server }) => server === "file" && !name.includes(", one"));
 const onMysql = ["mysql2 on MySQL", "mysql2 on MariaDB", "mariadb on MariaDB"].map(backendNamed);
 const onPostgres = backends.filter(
-  ({ manyProcesses, name, server }) =>
-    manyProcesses && !name.includes(", one") && (server.startsWith("postgres") || server === "pgbouncer"),
+  ({ manyProcesses, name, orm, server }) =>
+    manyProcesses &&
+    !orm && !name.includes(", one") && (server.startsWith("postgres") || server === "pgbouncer"),
 );
 
 describe("transfers in all directions, 16 callers in 4 processes", () => {

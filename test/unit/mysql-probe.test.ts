@@ -10,6 +10,7 @@ const traits: ClientTraits = {
   embedded: false,
   single: false,
   pinned: true,
+  begins: false,
 };
 
 /** A server that answers the questions of the probe, and no others. */

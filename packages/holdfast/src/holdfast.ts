@@ -1,6 +1,7 @@
 import { AsyncLocalStorage } from "node:async_hooks";
 import { type Capabilities, type Strategy, isSupported, require, strategies } from "./core/capabilities.ts";
 import type { Connection, Database, Failure, Isolation, Migration, Wait } from "./core/database.ts";
+import { Beside, type BesideMode, besideModes } from "./core/beside.ts";
 import { emit } from "./core/events.ts";
 import { HoldfastError, type Holder, LockNotAvailableError, UsageError, keyNames } from "./core/errors.ts";
 import { classify, remember } from "./core/failure.ts";
@@ -8,6 +9,7 @@ import { type Key, type LockRequest, type Lockable, canonical, wanted } from "./
 import { type RetryOptions, type RetryPolicy, retryPolicy } from "./core/retry.ts";
 import type { LeaseInfo } from "./core/leases.ts";
 import { type Home, Scope, type Transaction, remember as rememberHome } from "./core/scope.ts";
+import { type Site, sites } from "./core/site.ts";
 import { withConnection } from "./core/errand.ts";
 import { type Plan, type TransactionOptions, runTransaction } from "./core/transaction.ts";
 import { checkCall, checkNames, checkSignal } from "./core/options.ts";
@@ -35,6 +37,11 @@ export interface HoldfastOptions {
    * instead of advisory locks. All processes must agree. Default: what the server is found to hold.
    */
   readonly strategy?: Strategy;
+  /**
+   * What to do about a statement that goes through the outer client inside of a transaction's body, where the client
+   * lets it be seen: "warn" (once per place), "throw" (for tests), or nothing. Default "warn".
+   */
+  readonly wrongConnection?: BesideMode;
 }
 
 export type TryLockResult<T> = { readonly acquired: true; readonly value: T } | { readonly acquired: false };
@@ -84,12 +91,21 @@ export class Holdfast<Native> {
         "holdfast(…) takes what an adapter returns, e.g. holdfast(fromPg(pool)) with fromPg of holdfast/pg",
       );
     }
-    checkNames("holdfast", options, new Set(["wait", "deadline", "isolation", "retry", "names", "strategy"]));
+    checkNames(
+      "holdfast",
+      options,
+      new Set(["wait", "deadline", "isolation", "retry", "names", "strategy", "wrongConnection"]),
+    );
     const { names } = options;
     if (names !== undefined && names !== false && typeof names !== "function")
       throw new UsageError("names must be false or a function");
     if (options.strategy !== undefined && !strategies.includes(options.strategy))
       throw new UsageError(`strategy must be one of ${strategies.map((each) => `"${each}"`).join(", ")}`);
+    const { wrongConnection = "warn" } = options;
+    if (!besideModes.includes(wrongConnection))
+      throw new UsageError(
+        `wrongConnection must be one of ${besideModes.map((each) => `"${each}"`).join(", ")}`,
+      );
     this.#database = database;
     this.#strategy = options.strategy;
     this.#defaults = {
@@ -103,6 +119,7 @@ export class Holdfast<Native> {
       database,
       current: this.#current,
       wait: this.#defaults.wait,
+      beside: new Beside(database, this.#current, wrongConnection),
       rows: new Rows(() => this.#home),
       ...(guard && { guard }),
       names: (locks) => keyNames(locks, show),
@@ -133,7 +150,10 @@ export class Holdfast<Native> {
   transaction<T>(options: TransactionOptions, body: Body<Native, T>): Promise<T>;
   async transaction<T>(first: TransactionOptions | Body<Native, T>, second?: Body<Native, T>): Promise<T> {
     const [options, body] = checkCall<TransactionOptions, Body<Native, T>>("hf.transaction", first, second);
-    const plan = this.#plan(options);
+    const plan = this.#plan(
+      options,
+      this.#home.beside.watches ? sites.here(this.transaction, 10) : undefined,
+    );
     const outer = options.separate ? undefined : this.#current.getStore();
     if (outer) return outer.here().nest(options, body);
     return runTransaction(this.#home, plan, body);
@@ -181,6 +201,20 @@ export class Holdfast<Native> {
   join(native: Native): Transaction<Native> {
     const connection = this.#database.join(native);
     return new Scope(this.#home, { connection, native, signal: connection.lost, attempt: 1, joined: true });
+  }
+
+  /**
+   * Runs work that is meant to be apart from the transaction whose body calls it: statements through the outer client
+   * are not reported, and `hf.transaction` opens another one.
+   */
+  outside<T>(work: () => T): T {
+    return this.#current.run(undefined as never, () => {
+      const value = work();
+      const { then } = (value ?? {}) as Partial<PromiseLike<unknown>>;
+      // A lazy promise, as Prisma's and Knex's are, does its work when it is asked for, which must be here.
+      if (typeof then !== "function" || value instanceof Promise) return value;
+      return new Promise((resolve, reject) => void then.call(value, resolve, reject)) as T;
+    });
   }
 
   /**
@@ -293,6 +327,7 @@ export class Holdfast<Native> {
   /** Gives back what is still held. The client stays open: it is yours. */
   async close(): Promise<void> {
     await Promise.all([this.#sessions.close(), this.#leases.close()]);
+    this.#home.beside.close();
     await this.#database.close?.();
   }
 
@@ -300,7 +335,7 @@ export class Holdfast<Native> {
     await this.close();
   }
 
-  #plan(options: TransactionOptions): Plan {
+  #plan(options: TransactionOptions, site?: Site): Plan {
     checkNames("hf.transaction", options, optionNames);
     const { wait, deadlineMs, isolation, retry } = this.#defaults;
     checkSignal(options.signal);
@@ -312,6 +347,7 @@ export class Holdfast<Native> {
       deadlineMs: options.deadline === undefined ? deadlineMs : milliseconds(options.deadline, "deadline", 1),
       signal: options.signal,
       retry: retryPolicy(options.retry, retry),
+      site,
     };
   }
 

@@ -16,13 +16,19 @@ export type {
   Failure,
   Isolation,
   Pinned,
+  QueryLock,
   Result,
+  Room,
   Row,
+  Seen,
   SqlConnection,
+  Violated,
   Wait,
 } from "./core/database.ts";
 export { capabilityMeanings, shownCapability } from "./core/capabilities.ts";
 export type { Capabilities, Strategy, Support, Unsupported } from "./core/capabilities.ts";
+export type { BesideMode } from "./core/beside.ts";
+export type { FailureInfo } from "./core/failure.ts";
 export type { Events } from "./core/events.ts";
 export type { LockView, Session } from "./core/inspect.ts";
 export type { Inspection, WaitChain } from "./watch/inspect.ts";
@@ -32,6 +38,8 @@ export type {
   AllOptions,
   LockedRows,
   OrderBy,
+  QueryOptions,
+  QueryRows,
   RowKey,
   RowKeys,
   RowOptions,
@@ -50,7 +58,7 @@ export { once } from "./locks/once.ts";
 export type { OnceOptions, OnceResult } from "./locks/once.ts";
 export { sharded } from "./sharded.ts";
 export type { Sharded } from "./sharded.ts";
-export { isRetryable, isUniqueViolation } from "./core/failure.ts";
+export { failureOf, isLockTimeout, isRetryable, isUniqueViolation } from "./core/failure.ts";
 export {
   CommitUnknownError,
   ConnectionLostError,
@@ -64,6 +72,7 @@ export {
   NoConnectionError,
   NotInTransactionError,
   OnceError,
+  PoolExhaustedError,
   ReplicaError,
   RowsMissingError,
   SchemaMissingError,
@@ -75,5 +84,6 @@ export {
   TransactionAbortedError,
   UnsupportedError,
   UsageError,
+  WrongConnectionError,
 } from "./core/errors.ts";
 export type { Blocked, Holder } from "./core/errors.ts";

@@ -13,7 +13,7 @@ export interface SqliteHandle {
     all(...values: unknown[]): unknown[];
     run(...values: unknown[]): { changes: number };
   };
-  pragma(text: string, options?: { simple?: boolean }): unknown;
+  exec(text: string): unknown;
   close(): unknown;
 }
 
@@ -35,6 +35,7 @@ const driver: Driver<SqliteHandle> = {
     if (prepared.reader) return (values) => ({ rows: prepared.all(...values) as Row[], affected: 0 });
     return (values) => ({ rows: [], affected: prepared.run(...values).changes });
   },
+  exec: (handle, text) => void handle.exec(text),
   file: (handle) => (handle.memory || handle.name === "" ? undefined : handle.name),
   reopen(handle, file) {
     const Handle = handle.constructor as new (name: string, options: object) => SqliteHandle;

@@ -96,6 +96,7 @@ export function fromDuckdb<Handle extends DuckdbHandle>(
       embedded: true,
       single: false,
       pinned: true,
+      begins: false,
     },
     async connect({ signal }) {
       const leave = await places.enter(signal);

@@ -3,6 +3,7 @@ import { NotInTransactionError, UsageError } from "../core/errors.ts";
 import { Queue } from "../core/queue.ts";
 import { Single } from "../core/single.ts";
 import { type SqliteConnection, render, sqlite } from "../engines/sqlite/index.ts";
+import { Line } from "../engines/sqlite/line.ts";
 
 interface ResultSet {
   readonly columns: readonly string[];
@@ -94,11 +95,15 @@ async function writerIsFree(client: LibsqlClient): Promise<boolean | undefined> 
 class LibsqlConnection implements SqliteConnection {
   readonly lost = never;
   readonly unwrap = unwrap;
+  readonly switches = true;
+  readonly line: Line | undefined;
+  begun: SqliteConnection["begun"];
   readonly #client: LibsqlClient;
   #tx: LibsqlTransaction | undefined;
 
-  constructor(client: LibsqlClient, tx?: LibsqlTransaction) {
+  constructor(client: LibsqlClient, tx?: LibsqlTransaction, line?: Line) {
     this.#client = client;
+    this.line = line;
     this.#tx = tx;
   }
 
@@ -179,6 +184,8 @@ export function fromLibsql<Client extends LibsqlClient>(
   const local = client.protocol === "file";
   const places = new Queue(connections);
   const door = connections === 1 ? Single.of(client) : undefined;
+  // A client does not tell its file. On a server those who wait are the server's business.
+  const line = local ? new Line() : undefined;
   return {
     engine: sqlite,
     traits: {
@@ -188,10 +195,11 @@ export function fromLibsql<Client extends LibsqlClient>(
       embedded: local,
       single: door !== undefined,
       pinned: false,
+      begins: false,
     },
     async connect(purpose: Purpose): Promise<Pinned<Native, SqliteConnection>> {
       const leave = await (door ? door.enter(purpose) : places.enter(purpose.signal));
-      const connection = new LibsqlConnection(client);
+      const connection = new LibsqlConnection(client, undefined, line);
       return {
         connection,
         // Made by BEGIN.
@@ -200,6 +208,7 @@ export function fromLibsql<Client extends LibsqlClient>(
         },
         release() {
           connection.drop();
+          line?.leave(connection);
           leave();
         },
       };

@@ -102,7 +102,15 @@ export function fromMariadb<C extends MariadbPoolConnection>(
   const kill = killer(pool);
   return {
     engine: mysql,
-    traits: { client: "mariadb", cancel: true, listen: false, embedded: false, single: false, pinned: true },
+    traits: {
+      client: "mariadb",
+      cancel: true,
+      listen: false,
+      embedded: false,
+      single: false,
+      pinned: true,
+      begins: false,
+    },
     unwrap,
     connect: (purpose) => checkOut(pool, kill, purpose),
     join(native) {

@@ -55,6 +55,7 @@ const driver: Driver<NodeSqliteHandle> = {
     return false;
   },
   prepare,
+  exec: (handle, text) => handle.exec(text),
   file(handle) {
     const [row] = prepare(handle, "SELECT file FROM pragma_database_list WHERE name = 'main'")([]).rows;
     return typeof row?.file === "string" && row.file !== "" ? row.file : undefined;

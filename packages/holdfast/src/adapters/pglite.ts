@@ -1,37 +1,16 @@
-import type { Database, Result, SqlConnection } from "../core/database.ts";
+import type { Database, SqlConnection } from "../core/database.ts";
 import { NotInTransactionError, UsageError } from "../core/errors.ts";
+import { observeMethod } from "../core/observe.ts";
 import { Single } from "../core/single.ts";
-import { postgres, render } from "../engines/postgres/index.ts";
+import { type PgliteTransaction, pgliteConnection } from "../drivers/pglite.ts";
+import { postgres } from "../engines/postgres/index.ts";
 
-/** The part of a PGlite transaction that is used here. */
-export interface PgliteTransaction {
-  query(text: string, values?: unknown[]): Promise<{ rows: unknown[]; affectedRows?: number }>;
-  exec(text: string): Promise<{ rows: unknown[]; affectedRows?: number }[]>;
-}
+export type { PgliteTransaction };
 
 export interface PgliteClient<Tx extends PgliteTransaction> {
   query: PgliteTransaction["query"];
   exec: PgliteTransaction["exec"];
   transaction<T>(body: (tx: Tx) => Promise<T>): Promise<T>;
-}
-
-/** The server runs inside this process: it cannot be lost without us. */
-const never = new AbortController().signal;
-
-function connectionOf(tx: PgliteTransaction): SqlConnection {
-  return {
-    lost: never,
-    async query(statement) {
-      const { text, values } = render(statement);
-      // `exec` for statements without values: the extended protocol refuses some of them.
-      return result(values.length === 0 ? (await tx.exec(text)).at(-1) : await tx.query(text, values));
-    },
-    script: async (text) => (await tx.exec(text)).map(result),
-  };
-}
-
-function result(found: { rows: unknown[]; affectedRows?: number } | undefined): Result {
-  return { rows: (found?.rows ?? []) as Result["rows"], affected: found?.affectedRows ?? 0 };
 }
 
 /** A PGlite instance. It has one connection: transactions queue up, and locks are kept within this process. */
@@ -49,17 +28,31 @@ export function fromPglite<Tx extends PgliteTransaction>(
   const door = Single.of(client);
   return {
     engine: postgres,
-    traits: { client: "pglite", cancel: false, listen: false, embedded: true, single: true, pinned: false },
+    traits: {
+      client: "pglite",
+      cancel: false,
+      listen: false,
+      embedded: true,
+      single: true,
+      pinned: false,
+      begins: true,
+    },
     async transaction({ locks, wait, signal, isolation, isolationIsDefault }, body) {
       const leave = await door.enter({ use: "transaction", locks, wait, signal });
       try {
         return await client.transaction(async (tx) => {
           if (!isolationIsDefault) await tx.exec(`SET TRANSACTION ISOLATION LEVEL ${isolation}`);
-          return body(connectionOf(tx), tx);
+          return body(pgliteConnection(tx), tx);
         });
       } finally {
         leave();
       }
+    },
+    // Whoever waits for the one connection inside of a transaction waits for itself.
+    room: () => ({ max: 1, out: 1 }),
+    observe(seen) {
+      const ends = ["query", "exec", "transaction"].map((name) => observeMethod(client, name, seen));
+      return () => ends.forEach((end) => end());
     },
     join(native) {
       if (typeof native !== "object" || native === null || typeof native.exec !== "function")
@@ -69,7 +62,7 @@ export function fromPglite<Tx extends PgliteTransaction>(
           "this is the database itself; pass the `tx` that db.transaction(…) hands to its callback",
         );
       }
-      return connectionOf(native);
+      return pgliteConnection(native);
     },
   };
 }

@@ -1,6 +1,20 @@
 import { AsyncLocalStorage } from "node:async_hooks";
-import type { Database, DriverError, Isolation, Row, SqlConnection } from "../core/database.ts";
+import type { Database, DriverError, Isolation, Row, SqlConnection, Violated } from "../core/database.ts";
 import { NotInTransactionError, UnsupportedError, UsageError, message } from "../core/errors.ts";
+import { observeMethod } from "../core/observe.ts";
+import type { Lockable } from "../core/key.ts";
+import { type LockOptions, scopeOf } from "../core/scope.ts";
+import type { TransactionOptions } from "../core/transaction.ts";
+import {
+  type Delegate,
+  type FindArgs,
+  type PrismaLock,
+  type Schema,
+  findManyLocked,
+  findOneLocked,
+} from "../drivers/prisma-find.ts";
+import type { PrismaArgs, PrismaFound, PrismaSelecting } from "../drivers/prisma-types.ts";
+import { Holdfast, type HoldfastOptions } from "../holdfast.ts";
 import { postgres, render } from "../engines/postgres/index.ts";
 
 /** The part of Prisma's transaction client that is used here. */
@@ -27,11 +41,13 @@ const levels: Readonly<Record<Isolation, string>> = {
   serializable: "Serializable",
 };
 
-function connectionOf(tx: PrismaTransaction): SqlConnection {
+/** `doubtful`: whether a statement of the transaction has failed, as far as that is watched. */
+function connectionOf(tx: PrismaTransaction, doubtful?: () => boolean): SqlConnection {
   const lost = new AbortController();
   return {
     lost: lost.signal,
     unwrap,
+    ...(doubtful && { doubtful }),
     async query(statement) {
       const { text, values } = render(statement);
       try {
@@ -49,13 +65,24 @@ function connectionOf(tx: PrismaTransaction): SqlConnection {
 interface PrismaError {
   code?: unknown;
   message?: string;
-  meta?: { code?: unknown; driverAdapterError?: { cause?: DriverCause } };
+  meta?: { code?: unknown; modelName?: string; driverAdapterError?: { cause?: DriverCause } };
   cause?: DriverCause;
 }
 
 interface DriverCause {
   kind?: string;
   originalCode?: unknown;
+  constraint?: { fields?: string[]; index?: string };
+}
+
+function ruleOf(meta: PrismaError["meta"], driver?: DriverCause): Violated | undefined {
+  if (!driver?.constraint) return undefined;
+  const { fields, index } = driver.constraint;
+  return {
+    constraint: index,
+    table: meta?.modelName,
+    columns: fields?.map((name) => name.replaceAll('"', "")),
+  };
 }
 
 /** Prisma's own codes, where it does not say the server's: https://www.prisma.io/docs/orm/reference/error-reference */
@@ -89,12 +116,13 @@ function unwrap(error: unknown): DriverError | undefined {
   // A dead connection reaches us as the driver's words inside Prisma's.
   if (prismas && deadConnection.test(text)) return { lost: true, message: text };
   const original = driver?.originalCode ?? meta?.code;
-  if (typeof original === "string") return { code: original, message: text };
+  const violated = ruleOf(meta, driver);
+  if (typeof original === "string") return { code: original, message: text, violated };
   // The transaction was closed by Prisma's own timeout.
   if (code === "P2028" && /expired|timeout|already closed|given time/i.test(text))
     return { code: "25P04", message: text };
   return typeof code === "string" && prismaCodes[code]
-    ? { code: prismaCodes[code], message: text }
+    ? { code: prismaCodes[code], message: text, violated }
     : undefined;
 }
 
@@ -140,22 +168,29 @@ export function fromPrisma<Client extends PrismaClientLike>(
     );
   }
   const watched = watching(client);
+  const original = (client as { _originalClient?: object })._originalClient ?? client;
   return {
     engine: postgres,
-    traits: { client: "prisma", cancel: false, listen: false, embedded: false, single: false, pinned: false },
+    traits: {
+      client: "prisma",
+      cancel: false,
+      listen: false,
+      embedded: false,
+      single: false,
+      pinned: false,
+      begins: true,
+    },
     transaction({ isolation, isolationIsDefault, deadlineMs }, body) {
       // Said only where it is not the server's default: Prisma would spend a round trip on it, and the engine verifies it.
       const level = isolationIsDefault ? {} : { isolationLevel: levels[isolation] };
       const state = { failed: false };
       let thrown: unknown;
       const run = async (tx: PrismaTransaction) => {
-        const value = await body(connectionOf(tx), tx as TransactionOf<Client>).catch((error: unknown) => {
+        const connection = connectionOf(tx, () => state.failed);
+        return body(connection, tx as TransactionOf<Client>).catch((error: unknown) => {
           thrown = error;
           throw error;
         });
-        // If a statement failed and its error was swallowed, the server refuses this one too; Prisma would not notice.
-        if (state.failed) await tx.$queryRawUnsafe("SELECT 1 AS one");
-        return value;
       };
       const options = { ...level, timeout: deadlineMs, maxWait: deadlineMs };
       const running = statements.run(state, () => watched.$transaction(run as never, options as never));
@@ -165,17 +200,148 @@ export function fromPrisma<Client extends PrismaClientLike>(
       });
     },
     join(native) {
-      const tx = native as (Partial<PrismaClientLike> & { $disconnect?: unknown }) | null;
+      const tx = native as Partial<PrismaClientLike> | null;
       if (typeof tx !== "object" || tx === null || typeof tx.$queryRawUnsafe !== "function")
         throw new NotInTransactionError("this is no transaction of Prisma");
-      // A transaction's client nests, so `$transaction` tells nothing; but it cannot disconnect.
-      if (typeof tx.$disconnect === "function") {
+      if (!isTransaction(tx)) {
         throw new NotInTransactionError(
           "this is the PrismaClient itself; pass the `tx` that $transaction(async (tx) => …) hands to its callback",
         );
       }
       return connectionOf(tx as PrismaTransaction);
     },
+    observe(seen) {
+      const ends = [
+        // Every statement, of models and raw ones; those of an interactive transaction carry it.
+        observeMethod(original, "_request", seen, {
+          counts: ([request]) => !isInteractive(request),
+          place: ([request]) => placeOf(request),
+        }),
+        observeMethod(original, "_transactionWithCallback", seen, {
+          counts: (_, client) => !isTransaction(client),
+        }),
+      ];
+      return () => ends.forEach((end) => end());
+    },
     unwrap,
   };
+}
+
+/** A transaction's client nests, so `$transaction` tells nothing; but it cannot disconnect. */
+function isTransaction(client: unknown): boolean {
+  return typeof (client as { $disconnect?: unknown }).$disconnect !== "function";
+}
+
+/** Its promises are lazy, so a stack may not show who made one; Prisma notes it for its own errors. */
+function placeOf(request: unknown): string | undefined {
+  const { callsite } = (request ?? {}) as { callsite?: { getLocation?(): Location | null } };
+  const { fileName, lineNumber, columnNumber } = callsite?.getLocation?.() ?? {};
+  return fileName ? `${fileName}:${lineNumber}:${columnNumber}` : undefined;
+}
+
+interface Location {
+  readonly fileName?: string;
+  readonly lineNumber?: number;
+  readonly columnNumber?: number;
+}
+
+function isInteractive(request: unknown): boolean {
+  return (request as { transaction?: { kind?: unknown } } | undefined)?.transaction?.kind === "itx";
+}
+
+type FindName = "findMany" | "findFirst" | "findUnique";
+
+/** The arguments of Prisma's own, and the lock; nothing else. */
+type Locked<T, A, Name extends FindName> = A &
+  PrismaArgs<T, Name> & { readonly lock?: PrismaLock } & {
+    readonly [K in Exclude<keyof A, keyof PrismaArgs<T, Name> | "lock">]?: never;
+  };
+
+/** What `prisma.$extends(holdfast())` adds. */
+export interface PrismaExtension {
+  readonly name: "holdfast";
+  readonly client: {
+    /** Takes locks until the end of the transaction that this is the client of. */
+    $lock(locks: Lockable | readonly Lockable[], options?: LockOptions): Promise<void>;
+    /** `$transaction` with locks, deadline and retries: `prisma.$exact({ lock: key("upload", id) }, async (tx) => …)`. */
+    $exact<T extends PrismaClientLike, R>(
+      this: T,
+      options: TransactionOptions,
+      body: (tx: TransactionOf<T>) => Promise<R>,
+    ): Promise<R>;
+  };
+  readonly model: {
+    readonly $allModels: {
+      /** As `findUnique`, with the row locked until the end of the transaction. */
+      findUniqueForUpdate<T, A extends PrismaSelecting>(
+        this: T,
+        args: Locked<T, A, "findUnique">,
+      ): Promise<PrismaFound<T, A> | null>;
+      /** As `findFirst`, with the row locked until the end of the transaction. */
+      findFirstForUpdate<T, A extends PrismaSelecting>(
+        this: T,
+        args?: Locked<T, A, "findFirst">,
+      ): Promise<PrismaFound<T, A> | null>;
+      /** As `findMany`, with the rows locked, in the order of their primary key, until the end of the transaction. */
+      findManyForUpdate<T, A extends PrismaSelecting>(
+        this: T,
+        args?: Locked<T, A, "findMany">,
+      ): Promise<PrismaFound<T, A>[]>;
+    };
+  };
+}
+
+/** Prisma's client as its extensions see it. */
+type Extended = PrismaClientLike & Schema & { readonly _originalClient?: object };
+
+/** For Prisma's own way: `const prisma = new PrismaClient({ adapter }).$extends(holdfast())`. */
+export function holdfast(options: HoldfastOptions = {}): PrismaExtension {
+  const instances = new WeakMap<object, Holdfast<unknown>>();
+  /** One for each client that transactions are opened on, since these shall have what that client has. */
+  const instance = (client: Extended, id: object = client): Holdfast<unknown> => {
+    let hf = instances.get(id);
+    if (!hf) instances.set(id, (hf = new Holdfast(fromPrisma(client), options)));
+    return hf;
+  };
+  const joined = (tx: Extended, call: string) => {
+    if (!isTransaction(tx))
+      throw new NotInTransactionError(
+        `${call} outside of a transaction: the lock would be gone at once. Use prisma.$exact(…) or prisma.$transaction(async (tx) => …), and the \`tx\` of it.`,
+      );
+    const original = (tx._originalClient ?? tx) as Extended;
+    return instance(original, original).join(tx);
+  };
+  const find = (delegate: Delegate & { $parent: Extended }, name: FindName, args?: FindArgs) => {
+    const tx = delegate.$parent;
+    const scope = scopeOf(joined(tx, `${delegate.$name}.${name}ForUpdate`), name);
+    return name === "findMany"
+      ? findManyLocked(scope, tx, delegate, args)
+      : findOneLocked(scope, tx, delegate, name, args);
+  };
+  type Model = Delegate & { $parent: Extended };
+  const extension = {
+    name: "holdfast",
+    client: {
+      async $lock(this: Extended, locks: Lockable | readonly Lockable[], how?: LockOptions) {
+        await joined(this, "$lock").lock(locks, how as never);
+      },
+      $exact(this: Extended, how: TransactionOptions, body: (tx: unknown) => Promise<unknown>) {
+        return instance(this).transaction(how, (tx) => body(tx.client));
+      },
+    },
+    model: {
+      $allModels: {
+        async findUniqueForUpdate(this: Model, args: FindArgs) {
+          return find(this, "findUnique", args);
+        },
+        async findFirstForUpdate(this: Model, args?: FindArgs) {
+          return find(this, "findFirst", args);
+        },
+        async findManyForUpdate(this: Model, args?: FindArgs) {
+          return find(this, "findMany", args);
+        },
+      },
+    },
+  };
+  return extension as unknown as PrismaExtension;
 }

@@ -10,7 +10,7 @@ import type { LockRequest } from "./key.ts";
 import type { Leases } from "./leases.ts";
 import type { Replay } from "./replay.ts";
 import type { Statement } from "./sql.ts";
-import type { Tables } from "./tables.ts";
+import type { RowStrength, Tables } from "./tables.ts";
 
 export type Isolation = "read uncommitted" | "read committed" | "repeatable read" | "serializable";
 
@@ -45,6 +45,8 @@ export interface SqlConnection extends Connection {
   query(statement: Statement): Promise<Result>;
   /** Several statements in one message, hence one round trip; no values. Absent where the client cannot. */
   script?(text: string): Promise<readonly Result[]>;
+  /** Whether a statement has failed in a way that may have ended the transaction. Absent: the client cannot tell. */
+  doubtful?(): boolean;
 }
 
 /** A connection that nobody else uses until it is released. */
@@ -61,6 +63,8 @@ export interface ClientTraits {
   readonly client: string;
   /** It gives out connections that stay the same session from one transaction to the next. */
   readonly pinned: boolean;
+  /** It writes BEGIN and COMMIT itself, so nothing of ours can come before BEGIN on its connection. */
+  readonly begins: boolean;
   /** An abort ends the wait on the server, not only in this process. */
   readonly cancel: boolean;
   /** It passes on messages of the server (see `listen`). */
@@ -90,17 +94,34 @@ export interface ClientTransaction extends Purpose {
   readonly isolationIsDefault: boolean;
 }
 
+/** How many connections a client's pool can have, and how many are given out. */
+export interface Room {
+  readonly max: number;
+  readonly out: number;
+}
+
+/** Told before somebody takes a connection; may refuse by throwing. `granted` settles when there is one; `place`: who asks. */
+export type Seen = (granted: () => Promise<void>, place?: () => string | undefined) => void;
+
+/** A query of the caller's own, made with the client's builder. */
+export interface QueryLock {
+  readonly strength: RowStrength;
+  readonly wait: "nowait" | "skip" | "bounded";
+}
+
 /** What `fromPg(pool)`, `fromPrisma(client)`… return. It has `connect` or `transaction`, or both. */
 export interface Database<Native = unknown, C extends Connection = Connection> {
   readonly engine: Engine<C>;
   readonly traits: ClientTraits;
-  /** A pinned connection, on which we write BEGIN and COMMIT ourselves. */
+  /** A connection of one's own: for locks of a session, and, without `transaction`, to write BEGIN and COMMIT on. */
   connect?(purpose: Purpose): Promise<Pinned<Native, C>>;
-  /** For clients that write BEGIN and COMMIT themselves (most ORMs). */
+  /** For clients that write BEGIN and COMMIT themselves (most ORMs). Goes before `connect`. */
   transaction?<T>(
     options: ClientTransaction,
     body: (connection: C, native: Native) => Promise<T>,
   ): Promise<T>;
+  /** Writes what the client would keep back until COMMIT, as the last part of a body: it can fail, and be cancelled, as one. */
+  flush?(native: Native): Promise<void>;
   /** The connection inside a transaction that the caller opened and will end. Throws on what cannot be one. */
   join(native: Native): C;
   /** Ends what the adapter itself has opened; the caller's client stays open. */
@@ -112,6 +133,18 @@ export interface Database<Native = unknown, C extends Connection = Connection> {
   listen?(channel: string, wake: (payload: string) => void, signal: AbortSignal): Promise<void>;
   /** The driver's error inside the client library's, with a `code` that the engine knows. */
   unwrap?(error: unknown): DriverError | undefined;
+  /** The pool, as it is now. */
+  room?(): Room | undefined;
+  /**
+   * Calls `seen` before anybody takes a connection of this client without Holdfast. Returns what ends that.
+   * `inside`: whether the calling code is in a transaction's body, for clients that must remember where a query was made.
+   */
+  observe?(seen: Seen, inside: () => boolean): () => void;
+  /**
+   * Makes a builder's query, of the transaction's own client, one that locks what it selects; the result runs it.
+   * Undefined: it is not such a query. Throws if this one cannot be locked.
+   */
+  locking?(native: Native, query: unknown, lock: QueryLock): (() => PromiseLike<unknown>) | undefined;
 }
 
 /** What engines classify: a server's error code, or the word that the connection is gone. */
@@ -119,6 +152,15 @@ export interface DriverError {
   readonly code?: string | number | undefined;
   readonly message?: string;
   readonly lost?: boolean;
+  /** Where a client tells it in words of its own; engines know the driver's. */
+  readonly violated?: Violated | undefined;
+}
+
+/** Which rule of which table an error is about, as far as it says so. */
+export interface Violated {
+  readonly constraint?: string | undefined;
+  readonly table?: string | undefined;
+  readonly columns?: readonly string[] | undefined;
 }
 
 export type Failure =
@@ -201,6 +243,8 @@ export interface Engine<C extends Connection = Connection> {
   begin(connection: C, open: Open): Promise<Grant & { begun?: Begun }>;
   /** Resolves to whether the connection is fit for others. A COMMIT that became a ROLLBACK throws. */
   end(connection: C, how: "commit" | "rollback", begun: Begun): Promise<boolean>;
+  /** Before a client's own COMMIT, which may not tell: throws if the transaction is no longer what was begun. */
+  settle?(connection: C, begun: Begun): Promise<void>;
   savepoint(connection: C, name: string, action: "set" | "release" | "rollback"): Promise<void>;
   /** Locks inside a transaction, until its end. */
   lock(connection: C, call: LockCall): Promise<Grant>;
@@ -222,6 +266,8 @@ export interface Engine<C extends Connection = Connection> {
   /** A statement for `tx.query`; engines without SQL leave it out. */
   query?(connection: C, statement: Statement): Promise<Result>;
   classify(error: DriverError): Failure | undefined;
+  /** What an error of this engine's drivers says of the rule that was broken. */
+  violated?(error: object): Violated;
   readonly migrations: Migrations<C>;
 }
 

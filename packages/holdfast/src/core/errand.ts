@@ -1,3 +1,4 @@
+import type { Beside } from "./beside.ts";
 import type { Connection, Database, Purpose } from "./database.ts";
 import { NoConnectionError } from "./errors.ts";
 import { Silence, within } from "./interrupt.ts";
@@ -5,10 +6,19 @@ import { Silence, within } from "./interrupt.ts";
 const errandMs = 10_000;
 
 /** A short errand on any connection, inside no transaction of ours. */
-export async function withConnection<Native, C extends Connection, T>(
-  { database }: { readonly database: Database<Native, C> },
+export function withConnection<Native, C extends Connection, T>(
+  { database, beside }: { readonly database: Database<Native, C>; readonly beside?: Beside },
   errand: (connection: C) => Promise<T>,
   ms = errandMs,
+): Promise<T> {
+  const run = () => onConnection(database, errand, ms);
+  return beside ? beside.ours(run) : run();
+}
+
+async function onConnection<Native, C extends Connection, T>(
+  database: Database<Native, C>,
+  errand: (connection: C) => Promise<T>,
+  ms: number,
 ): Promise<T> {
   // Not AbortSignal.timeout, whose timer would outlive the errand: thousands of them at a thousand errands a second.
   const patience = new AbortController();

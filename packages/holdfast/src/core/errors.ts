@@ -152,11 +152,11 @@ export class DeadlineExceededError extends HoldfastError {
 
 /** The pool had no connection to give. */
 export class NoConnectionError extends HoldfastError {
-  constructor(waitedMs: number) {
+  constructor(waitedMs: number, cause?: unknown) {
     super(
       "HF_NO_CONNECTION",
       `The pool gave no connection for ${waitedMs} ms: all of them are in use. Make the pool larger, or hold connections for a shorter time.`,
-      { retryable: true },
+      { retryable: true, cause },
     );
   }
 }
@@ -343,4 +343,29 @@ export function shownKey(key: unknown): string {
 
 export function message(error: unknown): string {
   return error instanceof Error ? error.message || error.name : String(error);
+}
+
+const unseen = "a place that the stack does not show";
+
+/** A statement went through the outer client, inside of a transaction's body. */
+export class WrongConnectionError extends HoldfastError {
+  constructor(query: string | undefined, transaction: string | undefined) {
+    super(
+      "HF_WRONG_CONNECTION",
+      `A statement inside a transaction was sent through the outer client: at ${query ?? unseen}, in the transaction of ${transaction ?? unseen}. ` +
+        `It is not part of the transaction, and takes a second connection. Send it through \`tx.client\`; if it is meant to be apart, wrap it in \`hf.outside(() => …)\`.`,
+    );
+  }
+}
+
+/** All connections of the pool are held by transactions that wait for another one. */
+export class PoolExhaustedError extends HoldfastError {
+  constructor(max: number, query: string | undefined, transaction: string | undefined) {
+    super(
+      "HF_POOL_EXHAUSTED",
+      `All ${max === 1 ? "the" : String(max)} connection${max === 1 ? "" : "s"} of the pool ${max === 1 ? "is" : "are"} held by transactions that wait for another one, so none would ever come: ` +
+        `at ${query ?? unseen}, in the transaction of ${transaction ?? unseen}. Use \`tx.client\` inside of a transaction, or make the pool larger than the number of transactions at a time.`,
+      { retryable: true },
+    );
+  }
 }

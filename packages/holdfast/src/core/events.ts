@@ -35,6 +35,7 @@ export interface Events {
   "holdfast:lease:lost": { lease: string; fence: number; error: unknown };
   "holdfast:version:stale": { table: string; attempt: number };
   "holdfast:once:replayed": { id: string };
+  "holdfast:connection:wrong": { query: string | undefined; transaction: string | undefined };
   "holdfast:migrated": { id: number; name: string };
 }
 

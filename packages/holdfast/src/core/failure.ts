@@ -1,5 +1,5 @@
-import type { DriverError, Failure } from "./database.ts";
-import { HoldfastError } from "./errors.ts";
+import type { DriverError, Failure, Violated } from "./database.ts";
+import { HoldfastError, LockNotAvailableError, LockTimeoutError } from "./errors.ts";
 
 /** Codes that Node's sockets give when a peer is gone; true of every client that lets them through. */
 const socketCodes = new Set([
@@ -13,7 +13,10 @@ const socketCodes = new Set([
 ]);
 
 interface Source {
-  readonly engine: { classify(error: DriverError): Failure | undefined };
+  readonly engine: {
+    classify(error: DriverError): Failure | undefined;
+    violated?(error: object): Violated;
+  };
   readonly unwrap?: ((error: unknown) => DriverError | undefined) | undefined;
 }
 
@@ -22,6 +25,15 @@ const sources = new Set<Source>();
 
 /** `sockets`: whether a socket that was closed can only have been ours. */
 export function classify(source: Source, error: unknown, sockets = true): Failure | undefined {
+  return find(source, error, sockets)?.kind;
+}
+
+/** What an error means, whoever threw it, and which rule of which table it is about, where it says so. */
+export interface FailureInfo extends Violated {
+  readonly kind: Failure;
+}
+
+function find(source: Source, error: unknown, sockets = true): FailureInfo | undefined {
   const seen = new Set<unknown>();
   for (
     let e = error;
@@ -29,18 +41,19 @@ export function classify(source: Source, error: unknown, sockets = true): Failur
     e = (e as { cause?: unknown }).cause
   ) {
     seen.add(e);
-    const failure = classifyOne(source, e, sockets);
-    if (failure) return failure;
+    const found = findOne(source, e, sockets);
+    if (found) return found;
   }
   return undefined;
 }
 
-function classifyOne(source: Source, error: object, sockets: boolean): Failure | undefined {
+function findOne(source: Source, error: object, sockets: boolean): FailureInfo | undefined {
   const unwrapped = source.unwrap?.(error);
   for (const candidate of unwrapped ? [unwrapped, error as DriverError] : [error as DriverError]) {
-    if (candidate.lost === true || (sockets && socketCodes.has(String(candidate.code)))) return "lost";
-    const failure = source.engine.classify(candidate);
-    if (failure) return failure;
+    if (candidate.lost === true || (sockets && socketCodes.has(String(candidate.code))))
+      return { kind: "lost" };
+    const kind = source.engine.classify(candidate);
+    if (kind) return { kind, ...(candidate.violated ?? source.engine.violated?.(candidate)) };
   }
   return undefined;
 }
@@ -51,12 +64,26 @@ export function remember(source: Source): void {
   sources.add(source);
 }
 
-function anyFailure(error: unknown): Failure | undefined {
+/**
+ * What an error means, whether it comes from the driver, from the ORM or from Holdfast, or is wrapped in your own:
+ * `failureOf(error)?.constraint === "user_email_key"`. Of clients that an instance was made for in this process.
+ */
+export function failureOf(error: unknown): FailureInfo | undefined {
   for (const source of sources) {
-    const failure = classify(source, error);
-    if (failure) return failure;
+    const found = find(source, error);
+    if (found) return found;
   }
   return undefined;
+}
+
+function anyFailure(error: unknown): Failure | undefined {
+  return failureOf(error)?.kind;
+}
+
+/** Whether a lock was not to be had: in time, or at once. */
+export function isLockTimeout(error: unknown): boolean {
+  if (error instanceof LockTimeoutError || error instanceof LockNotAvailableError) return true;
+  return anyFailure(error) === "lock-timeout";
 }
 
 /** Whether an error, of the driver, of the ORM or wrapped by your own, is a violated UNIQUE or primary key. */

@@ -13,16 +13,20 @@ export class Silence extends Error {
 
 /** Rejects with {@link Silence} if nothing has come `ms` after the call. */
 export async function within<T>(ms: number, running: Promise<T>): Promise<T> {
-  let timer: NodeJS.Timeout | undefined;
-  const silence = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(new Silence()), ms);
+  if (await isSettled(running)) return running;
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => reject(new Silence()), ms);
+    running.then(resolve, reject).finally(() => clearTimeout(timer));
   });
-  running.catch(() => {});
-  try {
-    return await Promise.race([running, silence]);
-  } finally {
-    clearTimeout(timer);
-  }
+}
+
+/** Whether it was done at once, by a client that is synchronous: then nothing has to be watched. */
+async function isSettled(running: Promise<unknown>): Promise<boolean> {
+  let settled = false;
+  const settle = () => (settled = true);
+  running.then(settle, settle);
+  await Promise.resolve();
+  return settled;
 }
 
 /**
@@ -38,25 +42,31 @@ export async function interruptible<T>(
 ): Promise<T> {
   if (!signal) return run();
   signal.throwIfAborted();
+  const running = run();
+  if (await isSettled(running)) {
+    signal.throwIfAborted();
+    return running;
+  }
   let cancelling: Promise<void> | undefined;
-  let fallSilent!: (error: Silence) => void;
   let timer: NodeJS.Timeout | undefined;
-  const silence = new Promise<never>((_, reject) => (fallSilent = reject));
-  silence.catch(() => {});
+  let fallSilent!: (error: Silence) => void;
+  const answer = new Promise<T>((resolve, reject) => {
+    fallSilent = reject;
+    running.then(resolve, reject);
+  });
   const onAbort = () => {
     // Caught at once: a request that fails must not end the process while the statement is still running.
     cancelling = connection.cancel?.().catch(() => {});
     if (connection.cancel) timer = setTimeout(() => fallSilent(new Silence()), graceMs);
   };
-  signal.addEventListener("abort", onAbort, { once: true });
-  const running = run();
+  if (signal.aborted) onAbort();
+  else signal.addEventListener("abort", onAbort, { once: true });
   try {
-    const value = await Promise.race([running, silence]);
+    const value = await answer;
     // Granted at the very instant of the abort: the caller no longer wants it, and our caller rolls back.
     signal.throwIfAborted();
     return value;
   } catch (error) {
-    running.catch(() => {});
     if (error instanceof Silence) onSilence();
     throw signal.aborted ? signal.reason : error;
   } finally {

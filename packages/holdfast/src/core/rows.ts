@@ -41,6 +41,25 @@ export type LockedRows<R> = R[] & {
   readonly skipped: readonly RowKey[];
 };
 
+/** What a query of an ORM's builder brings: `getMany`, `getResultList` or `execute` is what runs it there, or it is awaited. The first two have an untyped `execute` as well. */
+export type QueryRows<Q> = Q extends { getMany(): Promise<infer R> }
+  ? R
+  : Q extends { getResultList(): Promise<infer R> }
+    ? R
+    : Q extends { execute(): Promise<infer R> }
+      ? R
+      : Q extends PromiseLike<infer R>
+        ? R
+        : never;
+
+export interface QueryOptions {
+  /** Default "update". */
+  readonly for?: RowStrength;
+  /** Milliseconds; "nowait" to throw at once; "skip" to leave out what is locked. Default: the instance's (5 s). */
+  readonly wait?: Wait | "skip";
+  readonly signal?: AbortSignal | undefined;
+}
+
 export interface TableOptions {
   readonly wait?: Wait | "skip";
   readonly signal?: AbortSignal | undefined;
@@ -87,6 +106,7 @@ export interface RowLocker<Scope, C extends Connection> {
     which: readonly unknown[] | Where,
     options: RowOptions,
   ): Promise<LockedRows<object>>;
+  query(scope: Scope, query: object, options: QueryOptions): Promise<unknown>;
   all(
     scope: Scope,
     items: readonly (Lockable | LockRequest | RowsItem<any>)[],

@@ -22,13 +22,17 @@ import type {
   AllResults,
   Items,
   LockedRows,
+  QueryOptions,
+  QueryRows,
   RowKeys,
   RowLocker,
   RowOptions,
   TableName,
   TableOptions,
 } from "./rows.ts";
-import type { Statement } from "./sql.ts";
+import type { Beside } from "./beside.ts";
+import type { Site } from "./site.ts";
+import { Identifier, type Statement } from "./sql.ts";
 import type { TableMode, Where } from "./tables.ts";
 import { checkWait } from "./wait.ts";
 
@@ -58,6 +62,11 @@ export interface Transaction<Native> {
     which: RowKeys<NoInfer<R>> | Where,
     options?: RowOptions<C>,
   ): Promise<LockedRows<Pick<R, C>>>;
+  /**
+   * The same for a query made with the builder of your ORM: it gets the lock's clause and wait, runs in this
+   * transaction, and brings what it would bring by itself. Rows are locked in the order of its ORDER BY, if it has one.
+   */
+  rows<Q extends object>(query: Q, options?: QueryOptions): Promise<QueryRows<Q>>;
   /** One row by its key. Throws `RowsMissingError` if there is none; with `wait: "skip"`, undefined if it is locked. */
   row<R extends object = Row, C extends keyof R & string = keyof R & string>(
     table: TableName,
@@ -108,6 +117,8 @@ export interface Home<Native, C extends Connection> {
   readonly database: Database<Native, C>;
   readonly current: AsyncLocalStorage<Scope<Native, C>>;
   readonly wait: Wait;
+  /** Watches for what is sent beside its transactions. */
+  readonly beside: Beside;
   readonly rows: RowLocker<Scope<Native, C>, C>;
   /** As errors and events show them. */
   names(locks: readonly LockRequest[]): string[];
@@ -130,11 +141,14 @@ export interface Home<Native, C extends Connection> {
 export interface Place<Native, C extends Connection> {
   readonly connection: C;
   readonly native: Native;
-  readonly signal: AbortSignal;
+  /** Or what makes it when it is first asked for. */
+  readonly signal: AbortSignal | (() => AbortSignal);
   readonly attempt: number;
   readonly joined: boolean;
   readonly isolation?: Isolation;
   readonly readOnly?: boolean;
+  /** Where it was opened. */
+  readonly site?: Site | undefined;
 }
 
 /** What statements of ours inside a transaction get to know. */
@@ -149,10 +163,11 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   readonly #home: Home<Native, C>;
   readonly #place: Place<Native, C>;
   readonly #parent: Scope<Native, C> | undefined;
-  /** Statements that must not interleave: a sibling's savepoint inside ours would be rolled back with it. */
-  readonly #queue = new Queue();
-  /** Taken in this scope; what an outer scope took is asked for there. */
-  readonly #held = new Map<string, LockMode>();
+  /** Taken when the scope was made. */
+  readonly #first: readonly LockRequest[];
+  // Made when they are first needed: a body that only uses its client needs neither.
+  #lazyQueue: Queue | undefined;
+  #lazyHeld: Map<string, LockMode> | undefined;
   #savepoints = 0;
   #closed: string | undefined;
 
@@ -165,14 +180,28 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     this.#home = home;
     this.#place = place;
     this.#parent = parent;
-    this.#hold(held);
+    this.#first = held;
+  }
+
+  /** Statements that must not interleave: a sibling's savepoint inside ours would be rolled back with it. */
+  get #queue(): Queue {
+    return (this.#lazyQueue ??= new Queue());
+  }
+
+  /** Taken in this scope; what an outer scope took is asked for there. */
+  get #held(): Map<string, LockMode> {
+    if (this.#lazyHeld) return this.#lazyHeld;
+    this.#lazyHeld = new Map();
+    this.#hold(this.#first);
+    return this.#lazyHeld;
   }
 
   get client(): Native {
     return this.#place.native;
   }
   get signal(): AbortSignal {
-    return this.#place.signal;
+    const { signal } = this.#place;
+    return typeof signal === "function" ? signal() : signal;
   }
   get attempt(): number {
     return this.#place.attempt;
@@ -223,6 +252,15 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     }
   }
 
+  get site(): Site | undefined {
+    return this.#place.site;
+  }
+
+  /** Of the transaction that this is a part of. */
+  get root(): Scope<Native, C> {
+    return this.#parent?.root ?? this;
+  }
+
   get home(): Home<Native, C> {
     return this.#home;
   }
@@ -243,9 +281,16 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   rows<R extends object = Row, K extends keyof R & string = keyof R & string>(
     table: TableName,
     which: RowKeys<NoInfer<R>> | Where,
-    options: RowOptions<K> = {},
-  ): Promise<LockedRows<Pick<R, K>>> {
-    return this.#home.rows.rows(this, table, which, options) as Promise<LockedRows<never>>;
+    options?: RowOptions<K>,
+  ): Promise<LockedRows<Pick<R, K>>>;
+  rows<Q extends object>(query: Q, options?: QueryOptions): Promise<QueryRows<Q>>;
+  rows(what: TableName | object, which: unknown, options: RowOptions = {}): Promise<never> {
+    const { rows } = this.#home;
+    const found =
+      typeof what === "object" && what !== null && !(what instanceof Identifier)
+        ? rows.query(this, what, which ?? {})
+        : rows.rows(this, what, which as Where, options);
+    return found as Promise<never>;
   }
 
   async row<R extends object = Row, K extends keyof R & string = keyof R & string>(
@@ -273,7 +318,8 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     scope.#assertOpen();
     return scope.#queue.run(async () => {
       scope.#assertOpen();
-      const { connection, joined, signal: own } = scope.#place;
+      const { connection, joined } = scope.#place;
+      const own = scope.signal;
       const capabilities = scope.#home.known() ?? (await scope.#home.capabilities(connection));
       const abort = signal ? AbortSignal.any([signal, own]) : own;
       try {
@@ -378,7 +424,8 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     return this.#queue.run(async () => {
       this.#assertOpen();
       const { engine } = this.#home.database;
-      const { connection, signal: own } = this.#place;
+      const { connection } = this.#place;
+      const own = this.signal;
       const name = `holdfast_${this.#depth()}_${++this.#savepoints}`;
       const signal = options.signal ? AbortSignal.any([own, options.signal]) : own;
       signal.throwIfAborted();

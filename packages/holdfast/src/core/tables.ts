@@ -90,6 +90,13 @@ export interface VersionedWrite {
   readonly alone: boolean;
 }
 
+/** A query that somebody else sends, and that waits for row locks. */
+export interface QueryCall {
+  readonly wait: Wait | "skip";
+  readonly joined: boolean;
+  readonly capabilities: Capabilities;
+}
+
 export interface Tables<C extends Connection> {
   /** Undefined: there is no such table. */
   describe(connection: C, table: Identifier): Promise<TableShape | undefined>;
@@ -101,6 +108,12 @@ export interface Tables<C extends Connection> {
   lock(connection: C, call: TableCall): Promise<Grant>;
   /** The row as it is now, or none if the version was another one. The version counts up by one. */
   write(connection: C, write: VersionedWrite): Promise<Selection>;
+  /** Bounds the waits of a query of the caller's, sent by `run` on the same connection. Absent: cannot be done here. */
+  around?<T>(
+    connection: C,
+    call: QueryCall,
+    run: () => PromiseLike<T>,
+  ): Promise<{ readonly granted: true; readonly value: T } | Refusal>;
   /** Who holds rows that somebody waited for in vain. */
   holders?(connection: C, call: RowCall): Promise<readonly Holder[]>;
 }

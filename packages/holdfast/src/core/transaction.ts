@@ -11,9 +11,11 @@ import {
   HoldfastError,
   LockNotAvailableError,
   LockTimeoutError,
+  PoolExhaustedError,
   SerializationError,
   TransactionAbortedError,
   UsageError,
+  WrongConnectionError,
 } from "./errors.ts";
 import { classify } from "./failure.ts";
 import { graceMs, interruptible, within } from "./interrupt.ts";
@@ -21,6 +23,7 @@ import type { LockRequest, Lockable } from "./key.ts";
 import { Refused } from "./refused.ts";
 import { type RetryOptions, type RetryPolicy, pause } from "./retry.ts";
 import { type Home, Scope, type Transaction, checkSupport } from "./scope.ts";
+import type { Site } from "./site.ts";
 import { sleep } from "./wait.ts";
 
 export interface TransactionOptions {
@@ -54,6 +57,8 @@ export interface Plan {
   readonly deadlineMs: number;
   readonly signal: AbortSignal | undefined;
   readonly retry: RetryPolicy;
+  /** Where it was called. */
+  readonly site: Site | undefined;
 }
 
 /** After an abort the body gets this long to end by itself; then its connection is taken away. */
@@ -106,6 +111,12 @@ export async function runTransaction<Native, C extends Connection, T>(
   }
 }
 
+function misuse(error: unknown): HoldfastError | undefined {
+  for (let e = error, depth = 0; e instanceof Error && depth < 5; e = e.cause, depth++)
+    if (e instanceof WrongConnectionError || e instanceof PoolExhaustedError) return e;
+  return undefined;
+}
+
 class Attempt<Native, C extends Connection> {
   readonly #home: Home<Native, C>;
   readonly #plan: Plan;
@@ -140,12 +151,12 @@ class Attempt<Native, C extends Connection> {
   }
 
   async execute<T>(body: Body<Native, T>): Promise<T> {
-    await this.#checkSessions();
+    if (this.#plan.locks.length > 0 && this.#plan.isolation !== "read committed") await this.#checkSessions();
     const started = performance.now();
-    const { connect } = this.#home.database;
+    const { transaction } = this.#home.database;
     const names = () => this.#home.names(this.#plan.locks);
     try {
-      const value = connect ? await this.#onPinned(body) : await this.#inClient(body);
+      const value = transaction ? await this.#inClient(body) : await this.#onPinned(body);
       emit("holdfast:transaction:end", () => ({
         attempt: this.#attempt,
         locks: names(),
@@ -168,8 +179,7 @@ class Attempt<Native, C extends Connection> {
 
   /** Before a connection is ours: the experiment needs two, and a small pool might not have three. */
   async #checkSessions(): Promise<void> {
-    const { locks, isolation } = this.#plan;
-    if (locks.length === 0 || isolation === "read committed") return;
+    const { isolation } = this.#plan;
     const { lockFirstIsolation } = await this.#home.capabilities();
     if (!lockFirstIsolation.includes(isolation)) return;
     require(await this.#home.sessionSupport(), `A lock under ${isolation}, which must be taken before BEGIN`);
@@ -181,7 +191,8 @@ class Attempt<Native, C extends Connection> {
     const { locks, wait } = this.#plan;
     const connect = database.connect as NonNullable<typeof database.connect>;
     const { signal } = this.#deadline;
-    const pinned = await connect({ use: "transaction", locks, wait, signal }).catch((error: unknown) => {
+    const connecting = this.#home.beside.taking(() => connect({ use: "transaction", locks, wait, signal }));
+    const pinned = await connecting.catch((error: unknown) => {
       throw error instanceof DeadlineExceededError
         ? error.while("it was still waiting for a connection")
         : error;
@@ -244,22 +255,31 @@ class Attempt<Native, C extends Connection> {
     const capabilities = await this.#home.capabilities();
     const transaction = database.transaction as NonNullable<typeof database.transaction>;
     let value: { result: T } | undefined;
+    const options = {
+      use: "transaction" as const,
+      locks,
+      wait,
+      signal: this.#deadline.signal,
+      isolation,
+      readOnly,
+      deadlineMs: this.#deadline.leftMs + serverGraceMs,
+      isolationIsDefault: capabilities.defaultIsolation === isolation,
+    };
     try {
-      await transaction.call(
-        database,
-        {
-          use: "transaction",
-          locks,
-          wait,
-          signal: this.#deadline.signal,
-          isolation,
-          readOnly,
-          deadlineMs: this.#deadline.leftMs + serverGraceMs,
-          isolationIsDefault: capabilities.defaultIsolation === isolation,
-        },
-        async (connection, native) => {
-          value = { result: await this.#perform(connection, () => native, true, body) };
-        },
+      await this.#home.beside.taking((granted) =>
+        transaction.call(database, options, async (connection, native) => {
+          granted();
+          const flushing: Body<Native, T> = async (tx) => {
+            const value = await body(tx);
+            await database.flush?.(native);
+            return value;
+          };
+          const whole = database.flush ? flushing : body;
+          const result = await this.#perform(connection, () => native, true, whole);
+          await database.engine.settle?.(connection, this.#begun ?? {});
+          value = { result };
+          this.#done = true;
+        }),
       );
     } catch (error) {
       if (!this.#done || this.failure(error) !== "lost") throw error;
@@ -332,9 +352,7 @@ class Attempt<Native, C extends Connection> {
       throw new Refused(grant.reason, Math.round(waitedMs), grant.cause);
     }
     if (locks.length > 0) emit("holdfast:lock:granted", () => ({ locks: this.#home.names(locks), waitedMs }));
-    const value = await this.#watch(connection, native(), body);
-    this.#done = true;
-    return value;
+    return this.#watch(connection, native(), body);
   }
 
   /** Runs the body until it ends, or until it has been told to stop and did not. */
@@ -342,31 +360,52 @@ class Attempt<Native, C extends Connection> {
     const { locks, isolation, readOnly } = this.#plan;
     this.#connection = connection;
     this.#deadline.signal.throwIfAborted();
-    const stop = new AbortController();
+    const outer = this.#deadline.signal;
+    // Made when somebody asks for it, which most bodies do not.
+    let stop: AbortController | undefined;
+    const onLost = () => stop?.abort(new ConnectionLostError(this.#attempt, connection.lost.reason));
+    const signal = (): AbortSignal => {
+      if (stop) return stop.signal;
+      stop = new AbortController();
+      if (outer.aborted) stop.abort(outer.reason);
+      else if (connection.lost.aborted) onLost();
+      else if (scope.open) connection.lost.addEventListener("abort", onLost, { once: true });
+      return stop.signal;
+    };
     const scope = new Scope(
       this.#home,
-      { connection, native, signal: stop.signal, attempt: this.#attempt, joined: false, isolation, readOnly },
+      {
+        connection,
+        native,
+        signal,
+        attempt: this.#attempt,
+        joined: false,
+        isolation,
+        readOnly,
+        site: this.#plan.site,
+      },
       locks,
     );
     let cancelling: Promise<void> | undefined;
     let timer: NodeJS.Timeout | undefined;
     let abandon!: (error: unknown) => void;
-    const abandoned = new Promise<never>((_, reject) => (abandon = reject));
-    const outer = this.#deadline.signal;
     const onStop = () => {
-      stop.abort(outer.reason);
+      stop?.abort(outer.reason);
       cancelling = connection.cancel?.().catch(() => {});
       timer = setTimeout(() => {
         this.#abandoned = true;
         abandon(outer.reason);
       }, bodyGraceMs);
     };
-    const onLost = () => stop.abort(new ConnectionLostError(this.#attempt, connection.lost.reason));
     outer.addEventListener("abort", onStop, { once: true });
-    connection.lost.addEventListener("abort", onLost, { once: true });
     try {
-      const running = this.#home.current.run(scope, () => Promise.resolve().then(() => body(scope)));
-      const value = await Promise.race([running, abandoned]);
+      const running = this.#home.beside.theirs(() =>
+        this.#home.current.run(scope, () => Promise.resolve().then(() => body(scope))),
+      );
+      const value = await new Promise<T>((resolve, reject) => {
+        abandon = reject;
+        running.then(resolve, reject);
+      });
       outer.throwIfAborted();
       return value;
     } catch (error) {
@@ -379,9 +418,8 @@ class Attempt<Native, C extends Connection> {
         : reason;
     } finally {
       clearTimeout(timer);
-      abandoned.catch(() => {});
       outer.removeEventListener("abort", onStop);
-      connection.lost.removeEventListener("abort", onLost);
+      if (stop) connection.lost.removeEventListener("abort", onLost);
       scope.close(this.#abandoned ? "it was given up after an abort" : "its body has ended");
       // A cancel that could still be under way would hit our ROLLBACK.
       if (cancelling) await within(graceMs, cancelling).catch(() => (this.#abandoned = true));
@@ -425,6 +463,9 @@ class Attempt<Native, C extends Connection> {
       return new LockTimeoutError({ ...blocked, waitedMs: error.waitedMs }, error.cause);
     }
     if (error instanceof HoldfastError || error === this.#deadline.signal.reason) return error;
+    // An ORM wraps what its driver throws, and so what the guard throws in its place.
+    const guard = misuse(error);
+    if (guard) return guard;
     switch (this.failure(error)) {
       case "deadlock":
         return new DeadlockError(this.#attempt, error);

@@ -121,12 +121,14 @@ export class Sessions<Native, C extends Connection> {
     const patience = AbortSignal.timeout(poolMs);
     const connect = database.connect as NonNullable<typeof database.connect>;
     try {
-      return await connect({
-        use: "session",
-        locks: [],
-        wait: "nowait",
-        signal: signal ? AbortSignal.any([patience, signal]) : patience,
-      });
+      return await this.#home.beside.taking(() =>
+        connect({
+          use: "session",
+          locks: [],
+          wait: "nowait",
+          signal: signal ? AbortSignal.any([patience, signal]) : patience,
+        }),
+      );
     } catch (error) {
       throw patience.aborted && !signal?.aborted ? new NoConnectionError(poolMs) : error;
     }

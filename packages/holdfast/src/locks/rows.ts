@@ -17,6 +17,7 @@ import { checkNames, checkSignal } from "../core/options.ts";
 import {
   type AllOptions,
   type LockedRows,
+  type QueryOptions,
   type RowKey,
   type RowLocker,
   type RowOptions,
@@ -44,6 +45,7 @@ import { checkWait } from "../core/wait.ts";
 
 const rowNames = new Set(["for", "wait", "columns", "orderBy", "limit", "key", "missing", "signal"]);
 const itemNames = new Set(["for", "columns", "orderBy", "limit", "key", "missing"]);
+const queryNames = new Set(["for", "wait", "signal"]);
 const waitNames = new Set(["wait", "signal"]);
 
 /** A table that was made anew with another key is noticed after this long at the latest. */
@@ -91,6 +93,51 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
         return this.#lock(work, wish, await this.#call(work, wish, wait, true));
       });
     }, options.signal);
+  }
+
+  async query(scope: Scope<Native, C>, query: object, options: QueryOptions): Promise<unknown> {
+    checkNames("tx.rows", options, queryNames);
+    checkSignal(options.signal);
+    const wait = this.#patience(options.wait, true);
+    const strength = checkStrength("tx.rows", options.for);
+    const { database } = this.#home();
+    const started = performance.now();
+    const found = await scope.work(async ({ connection, capabilities, joined }) => {
+      this.#assertStrength(capabilities, strength);
+      const run = database.locking?.(scope.client, query, {
+        strength,
+        wait: typeof wait === "number" ? "bounded" : wait,
+      });
+      if (!run)
+        throw new UsageError(
+          database.locking
+            ? `tx.rows(query): this is no query of a builder of ${database.traits.client}`
+            : `tx.rows(query): ${database.traits.client} has no query builder. Name a table: tx.rows("account", [1, 2]).`,
+        );
+      const around = this.#tables.around?.bind(this.#tables);
+      if (!around)
+        throw new UnsupportedError(
+          `tx.rows(query): its waits cannot be bounded on ${database.engine.name}. Name a table: tx.rows("account", [1, 2]).`,
+        );
+      return around(connection, { wait, joined, capabilities }, run);
+    }, options.signal);
+    const waitedMs = Math.round(performance.now() - started);
+    const table = "a query";
+    if (found.granted) {
+      const rows = Array.isArray(found.value) ? found.value.length : 0;
+      emit("holdfast:rows:locked", () => ({ table, rows, waitedMs }));
+      return found.value;
+    }
+    emit("holdfast:rows:refused", () => ({ table, waitedMs, reason: found.reason }));
+    const blocked = { keys: ["rows of a query"], holders: [] };
+    if (found.reason === "busy") throw new LockNotAvailableError(blocked, found.usable);
+    throw new LockTimeoutError({ ...blocked, waitedMs }, found.cause, found.usable);
+  }
+
+  #assertStrength(capabilities: Capabilities, strength: RowStrength): void {
+    const strengths = require(capabilities.rowLocks, "Row locks");
+    if (!strengths.includes(strength))
+      throw new UnsupportedError(`Row locks for "${strength}": here there are ${strengths.join(", ")}`);
   }
 
   async all(
@@ -225,9 +272,7 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     const { capabilities, joined, signal } = work;
     const { table, strength } = wish;
     const shape = await this.describe(work, table, "Row locks", (c) => c.rowLocks, fresh);
-    const strengths = require(capabilities.rowLocks, "Row locks");
-    if (!strengths.includes(strength))
-      throw new UnsupportedError(`Row locks for "${strength}": here there are ${strengths.join(", ")}`);
+    this.#assertStrength(capabilities, strength);
     const key = wish.key ?? shape.key;
     if (key.length === 0) {
       throw new UsageError(
@@ -338,17 +383,21 @@ function checkItem({ table, which: chosen, options }: RowsItem<any>): Wish {
   return checkWish("rows", table, chosen, options);
 }
 
+function checkStrength(call: string, strength: RowStrength = "update"): RowStrength {
+  if (rowStrengths.includes(strength)) return strength;
+  throw new UsageError(
+    `${call}: \`for\` must be one of ${rowStrengths.map((s) => `"${s}"`).join(", ")}, not ${JSON.stringify(strength)}`,
+  );
+}
+
 function checkWish(
   call: string,
   table: TableName,
   chosen: readonly unknown[] | Where,
   options: RowOptions,
 ): Wish {
-  const { for: strength = "update", columns, limit, missing = "throw" } = options;
-  if (!rowStrengths.includes(strength))
-    throw new UsageError(
-      `${call}: \`for\` must be one of ${rowStrengths.map((s) => `"${s}"`).join(", ")}, not ${JSON.stringify(strength)}`,
-    );
+  const { columns, limit, missing = "throw" } = options;
+  const strength = checkStrength(call, options.for);
   if (missing !== "throw" && missing !== "report")
     throw new UsageError(`${call}: \`missing\` must be "throw" or "report", not ${JSON.stringify(missing)}`);
   if (limit !== undefined && !(Number.isSafeInteger(limit) && limit > 0))

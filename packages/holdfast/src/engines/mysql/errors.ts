@@ -1,4 +1,4 @@
-import type { DriverError, Failure } from "../../core/database.ts";
+import type { DriverError, Failure, Violated } from "../../core/database.ts";
 
 /** Server error numbers; MySQL and MariaDB agree on most. */
 const failures: Readonly<Record<number, Failure>> = {
@@ -55,4 +55,16 @@ export function classify(error: DriverError): Failure | undefined {
   const { errno, code } = error as DriverError & { errno?: unknown };
   if (typeof errno === "number" && failures[errno]) return failures[errno];
   return typeof code === "string" && Object.hasOwn(names, code) ? names[code] : undefined;
+}
+
+/** In words only: "… for key 'product.name'", MariaDB without the table; "… CONSTRAINT `name` FOREIGN KEY …". */
+export function violated(error: object): Violated {
+  const text = (error as { sqlMessage?: string }).sqlMessage ?? (error as Error).message;
+  const key = /for key '(?:([^'.]+)\.)?([^']+)'/.exec(text);
+  if (key) return { table: key[1], constraint: key[2] };
+  const [, table, constraint] =
+    /fails \(`[^`]*`\.`([^`]*)`, CONSTRAINT `([^`]*)`/.exec(text) ??
+    /CONSTRAINT ()[`']([^`']*)/i.exec(text) ??
+    [];
+  return { table: table || undefined, constraint };
 }

@@ -1,13 +1,14 @@
 import type { Engine, SqlConnection } from "../../core/database.ts";
 import { sql } from "../../core/sql.ts";
-import { classify } from "./errors.ts";
+import { classify, violated } from "./errors.ts";
 import { inspect } from "./inspect.ts";
 import { leases } from "./leases.ts";
-import { begin, end, holders, lock, session } from "./locks.ts";
+import { holders, lock, session } from "./locks.ts";
 import { probe } from "./probe.ts";
 import { replay } from "./replay.ts";
 import { migrations } from "./schema.ts";
 import { tables } from "./tables.ts";
+import { begin, end } from "./transactions.ts";
 
 export { render } from "./dialect.ts";
 
@@ -34,5 +35,6 @@ export const mysql: Engine<SqlConnection> = {
   inspect,
   query: (connection, statement) => connection.query(statement),
   classify,
+  violated,
   migrations,
 };

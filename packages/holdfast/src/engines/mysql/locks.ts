@@ -8,15 +8,13 @@
  * nobody but the caller knows when a joined transaction has been committed.
  */
 import { type Capabilities, isSupported } from "../../core/capabilities.ts";
-import type { Begun, Grant, LockCall, Open, SessionLocks, SqlConnection, Wait } from "../../core/database.ts";
+import type { Grant, LockCall, Open, SessionLocks, SqlConnection, Wait } from "../../core/database.ts";
 import {
-  ConnectionLostError,
   DeadlockError,
   type Holder,
   NotInTransactionError,
   SchemaMissingError,
   SerializationError,
-  TransactionAbortedError,
   UnsupportedError,
 } from "../../core/errors.ts";
 import type { LockRequest } from "../../core/key.ts";
@@ -27,86 +25,21 @@ import { bounded, briefly, failureOf, isIdle, patiently } from "./waits.ts";
 
 const granted: Grant = { granted: true };
 
-function explain(connection: SqlConnection, error: unknown): unknown {
+export function explain(connection: SqlConnection, error: unknown): unknown {
   const failure = failureOf(connection, error);
   if (failure === "schema-missing") return new SchemaMissingError("The table holdfast_lock", error);
   return failure === "read-only" ? new UnsupportedError(readOnlyLock, error) : error;
 }
 
-const readOnlyLock =
+export const readOnlyLock =
   "A lock in a read-only transaction: here a lock is a row, and is written to. Leave `readOnly` out.";
-
-const levels = {
-  "read uncommitted": "READ-UNCOMMITTED",
-  "read committed": "READ-COMMITTED",
-  "repeatable read": "REPEATABLE-READ",
-  serializable: "SERIALIZABLE",
-} as const;
-
-/**
- * With autocommit off, not by START TRANSACTION: after a deadlock the server has ended the transaction, and if the
- * body swallows that error its next statements would be kept one by one. Now they begin another transaction, the
- * savepoint of the first is gone, and COMMIT is not sent.
- */
-const begun = "holdfast_begun";
-
-export async function begin(connection: SqlConnection, open: Open): Promise<Grant & { begun?: Begun }> {
-  const { isolation, readOnly, locks, capabilities } = open;
-  if (readOnly && locks.length > 0) {
-    throw new UnsupportedError(readOnlyLock);
-  }
-  if (!open.begun) {
-    // Without SESSION these are settings of the next transaction only.
-    const tx = capabilities.flavour === "mariadb" ? "tx" : "transaction";
-    await connection.query(
-      sql.raw(
-        `SET @holdfast_autocommit = @@autocommit, @@${tx}_isolation = '${levels[isolation]}', @@${tx}_read_only = ${readOnly ? 1 : 0}, autocommit = 0`,
-      ),
-    );
-    await connection.query(sql.raw(`SAVEPOINT ${begun}`));
-  }
-  // The lock comes before any read, so no snapshot can be older than it, whatever the isolation level.
-  const grant = await takeRows(connection, { ...open, joined: false }, isolation);
-  return { ...grant, begun: {} };
-}
-
-export async function end(connection: SqlConnection, how: "commit" | "rollback"): Promise<boolean> {
-  const kept = how === "commit" && (await stillOpen(connection));
-  await connection.query(sql.raw(kept ? "COMMIT" : "ROLLBACK"));
-  // What this answers says nothing of the COMMIT any more, only whether the connection is fit for others.
-  const restored = await connection
-    .query(sql.raw("SET autocommit = COALESCE(@holdfast_autocommit, @@autocommit)"))
-    .then(() => true)
-    .catch(() => false);
-  if (how === "commit" && !kept) {
-    throw new TransactionAbortedError(
-      undefined,
-      "The server ended this transaction before its end (a deadlock whose error was swallowed, or a statement such as CREATE TABLE, which commits). What came after was rolled back.",
-    );
-  }
-  return restored;
-}
-
-async function stillOpen(connection: SqlConnection): Promise<boolean> {
-  try {
-    await connection.query(sql.raw(`RELEASE SAVEPOINT ${begun}`));
-    return true;
-  } catch (error) {
-    // COMMIT has not been sent: nothing can have been kept.
-    if (failureOf(connection, error) === "lost") throw new ConnectionLostError(1, error);
-    if ((error as { errno?: unknown }).errno !== noSuchSavepoint) throw error;
-    return false;
-  }
-}
-
-const noSuchSavepoint = 1305;
 
 export function lock(connection: SqlConnection, call: LockCall): Promise<Grant> {
   return takeRows(connection, call);
 }
 
 /** `opening`: the isolation of a transaction in which nothing has been read yet. */
-async function takeRows(
+export async function takeRows(
   connection: SqlConnection,
   { locks, wait, names, capabilities, signal }: LockCall,
   opening?: Open["isolation"],
@@ -191,18 +124,21 @@ async function assertFresh(connection: SqlConnection, id: string, name: string):
 }
 
 /** Hashed: at most 64 characters are allowed, case is ignored, and names are shared by all databases of the server. */
-function lockName({ key }: LockRequest): Statement {
-  return sql`CONCAT('holdfast:', LEFT(SHA2(CONCAT(DATABASE(), ':', ${key.id}), 256), 40))`;
+function lockName(id: string | Statement): Statement {
+  return sql`CONCAT('holdfast:', LEFT(SHA2(CONCAT(DATABASE(), ':', ${id}), 256), 40))`;
 }
 
 /** Held by a session that has not only queued up for the lock, but has it: no transaction held the row then. */
-function heldName(request: LockRequest): Statement {
-  return sql`CONCAT(${lockName(request)}, ':held')`;
+export function heldName(id: string | Statement): Statement {
+  return sql`CONCAT(${lockName(id)}, ':held')`;
 }
 
+/** Counts the turn, and says who has it. */
+export const counted = sql.raw("turn = turn + 1, holder = CONNECTION_ID(), since = UTC_TIMESTAMP(3)");
+
 /**
- * With the row locked, so that no session can become the holder meanwhile. Counts the turn, and says who has it: the
- * same statement, as it is the last one.
+ * With the row locked, so that no session can become the holder meanwhile. The same statement counts the turn, as it
+ * is the last one.
  */
 async function waitForSession(
   connection: SqlConnection,
@@ -212,9 +148,10 @@ async function waitForSession(
   signal?: AbortSignal,
 ): Promise<Refusal> {
   // Where sessions cannot have it, nobody is asked.
-  const free = isSupported(sessionLocks) ? sql` AND IS_USED_LOCK(${heldName(request)}) IS NULL` : sql.raw("");
-  const take = sql`UPDATE holdfast_lock SET turn = turn + 1, holder = CONNECTION_ID(), since = UTC_TIMESTAMP(3)
-    WHERE id = ${request.key.id}${free}`;
+  const free = isSupported(sessionLocks)
+    ? sql` AND IS_USED_LOCK(${heldName(request.key.id)}) IS NULL`
+    : sql.raw("");
+  const take = sql`UPDATE holdfast_lock SET ${counted} WHERE id = ${request.key.id}${free}`;
   for (;;) {
     const { affected, inTransaction } = await connection.query(take);
     if (inTransaction === false) {
@@ -237,7 +174,7 @@ export const session: SessionLocks<SqlConnection> = {
       const left = patience.nowait ? 0 : Math.max(1, patience.left());
       // Whole seconds: MySQL takes 0.4 for 0, and does not wait at all.
       const seconds = Math.ceil(left / 1000);
-      const asking = sql`SELECT GET_LOCK(${lockName(request)}, ${seconds}) AS granted`;
+      const asking = sql`SELECT GET_LOCK(${lockName(request.key.id)}, ${seconds}) AS granted`;
       const waited = await bounded(connection, left, seconds, asking).catch((error: unknown) => {
         // Sessions that hold some and wait for others, each in another call. The lock that was asked for is not held.
         throw failureOf(connection, error) === "deadlock" ? new DeadlockError(1, error) : error;
@@ -256,7 +193,7 @@ export const session: SessionLocks<SqlConnection> = {
   async give(connection, locks) {
     let given = true;
     for (const request of locks) {
-      for (const name of [heldName(request), lockName(request)]) {
+      for (const name of [heldName(request.key.id), lockName(request.key.id)]) {
         const [row] = (await connection.query(sql`SELECT RELEASE_LOCK(${name}) AS given`)).rows;
         given &&= String(row?.given) === "1";
       }
@@ -265,7 +202,7 @@ export const session: SessionLocks<SqlConnection> = {
   },
   async clear(connection, locks) {
     for (const request of locks) {
-      for (const name of [heldName(request), lockName(request)]) {
+      for (const name of [heldName(request.key.id), lockName(request.key.id)]) {
         // Granted twice it must be released twice.
         for (let given = "1"; given === "1";) {
           const [row] = (
@@ -308,7 +245,9 @@ async function mark(
     try {
       return await briefly(connection, async () => {
         if (await lockRow(connection, request, name, patience, "read committed")) return false;
-        const [row] = (await connection.query(sql`SELECT GET_LOCK(${heldName(request)}, 0) AS granted`)).rows;
+        const [row] = (
+          await connection.query(sql`SELECT GET_LOCK(${heldName(request.key.id)}, 0) AS granted`)
+        ).rows;
         if (String(row?.granted) !== "1")
           throw new UnsupportedError("GET_LOCK was not granted although nobody can hold it");
         return true;
@@ -341,7 +280,8 @@ export async function holders(connection: SqlConnection, locks: readonly LockReq
     if (turns.get(String(id)) !== String(turn) && Number(holder) > 0)
       found.set(String(holder), { name: String(name), since: new Date(Number(since) / 1000) });
   for (const request of locks) {
-    const [row] = (await connection.query(sql`SELECT IS_USED_LOCK(${heldName(request)}) AS holder`)).rows;
+    const [row] = (await connection.query(sql`SELECT IS_USED_LOCK(${heldName(request.key.id)}) AS holder`))
+      .rows;
     if (row?.holder !== null && row?.holder !== undefined) found.set(String(row.holder), {});
   }
   return asHolders(connection, found);

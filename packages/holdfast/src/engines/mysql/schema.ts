@@ -4,6 +4,7 @@ import { sql } from "../../core/sql.ts";
 import { render } from "./dialect.ts";
 import { leaseTables } from "./leases.ts";
 import { replayTable } from "./replay.ts";
+import { transactionProcedures } from "./transactions.ts";
 
 const migrationTable = sql`CREATE TABLE IF NOT EXISTS holdfast_migration (
   id int NOT NULL PRIMARY KEY,
@@ -33,6 +34,7 @@ const all: readonly Migration[] = [
   },
   { id: 3, name: "leases", statements: leaseTables },
   { id: 4, name: "once", statements: replayTable },
+  { id: 5, name: "transactions in fewer round trips", statements: transactionProcedures },
 ];
 
 /** "Duplicate column name": whoever ran this statement before us did not come to say so. */
@@ -44,6 +46,18 @@ const name = sql`CONCAT('holdfast:', LEFT(SHA2(CONCAT(DATABASE(), ':migrate'), 2
 /** A procedure has semicolons of its own: the mysql command, and tools like it, must be told which one is its end. */
 function printed(text: string): string {
   return text.startsWith("CREATE PROCEDURE") ? `DELIMITER //\n${text}//\nDELIMITER ;` : `${text};`;
+}
+
+/** Dumps leave procedures out unless they are told to (mysqldump --routines), while the record of migrations is in them. */
+async function restoreProcedures(connection: SqlConnection): Promise<void> {
+  const { rows } = await connection.query(
+    sql`SELECT routine_name AS name FROM information_schema.routines WHERE routine_schema = DATABASE()`,
+  );
+  const found = new Set(rows.map((row) => String(row.name)));
+  for (const statement of all.flatMap(({ statements }) => statements)) {
+    const procedure = /^CREATE PROCEDURE IF NOT EXISTS (\w+)/.exec(render(statement).text)?.[1];
+    if (procedure !== undefined && !found.has(procedure)) await connection.query(statement);
+  }
 }
 
 function unlessThere(error: unknown): void {
@@ -70,6 +84,7 @@ export const migrations: Migrations<SqlConnection> = {
           sql`INSERT INTO holdfast_migration (id, name) VALUES (${migration.id}, ${migration.name})`,
         );
       }
+      await restoreProcedures(connection);
       return missing;
     } finally {
       if (!connection.lost.aborted) await connection.query(sql`SELECT RELEASE_LOCK(${name})`);

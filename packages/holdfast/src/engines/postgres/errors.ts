@@ -1,4 +1,4 @@
-import type { DriverError, Failure } from "../../core/database.ts";
+import type { DriverError, Failure, Violated } from "../../core/database.ts";
 
 /** SQLSTATEs, https://www.postgresql.org/docs/current/errcodes-appendix.html */
 const failures: Readonly<Record<string, Failure>> = {
@@ -31,4 +31,23 @@ export function classify({ code }: DriverError): Failure | undefined {
     (Object.hasOwn(failures, code) ? failures[code] : undefined) ??
     (/^08[0-9A-Z]{3}$/.test(code) ? "lost" : undefined)
   );
+}
+
+/** pg and PGlite name these fields one way, postgres.js the other. */
+interface Named {
+  readonly constraint?: string;
+  readonly constraint_name?: string;
+  readonly table?: string;
+  readonly table_name?: string;
+  readonly detail?: string;
+}
+
+export function violated(error: object): Violated {
+  const { constraint, constraint_name, table, table_name, detail } = error as Named;
+  const columns = /^Key \((.*?)\)=/.exec(detail ?? "")?.[1];
+  return {
+    constraint: constraint ?? constraint_name,
+    table: table ?? table_name,
+    columns: columns?.split(", ").map((name) => name.replaceAll(/^"|"$/g, "")),
+  };
 }

@@ -1,7 +1,7 @@
 import type { Engine, SqlConnection } from "../../core/database.ts";
 import { sql } from "../../core/sql.ts";
-import { classify } from "./errors.ts";
-import { begin, end, outcome } from "./begin.ts";
+import { classify, violated } from "./errors.ts";
+import { begin, end, outcome, settle } from "./begin.ts";
 import { inspect } from "./inspect.ts";
 import { holders, lock } from "./locks.ts";
 import { leases } from "./leases.ts";
@@ -24,6 +24,7 @@ export const postgres: Engine<SqlConnection> = {
   probe,
   begin,
   end,
+  settle,
   async savepoint(connection, name, action) {
     for (const text of savepoints[action](name)) await connection.query(sql.raw(text));
   },
@@ -37,5 +38,6 @@ export const postgres: Engine<SqlConnection> = {
   inspect,
   query: (connection, statement) => connection.query(statement),
   classify,
+  violated,
   migrations,
 };

@@ -80,7 +80,7 @@ export async function probe(
     savepoints: true,
     granularity: traits.embedded ? "database" : "key",
     lockIsolation: ["read committed"],
-    lockFirstIsolation: noSession ? [] : ["serializable"],
+    lockFirstIsolation: noSession || traits.begins ? [] : ["serializable"],
     isolation: ["read committed", "repeatable read", "serializable"],
     defaultIsolation: String(row?.isolation) as Isolation,
     cancel:

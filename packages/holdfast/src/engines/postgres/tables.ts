@@ -334,4 +334,27 @@ async function holders(connection: SqlConnection, call: RowCall): Promise<Holder
   return found.rows.map(asHolder);
 }
 
-export const tables: Tables<SqlConnection> = { describe, select, present, lock, write, holders };
+/** Around what an ORM sends: it cannot be put into its own statement, so the timeout is set before and put back after. */
+const around: Tables<SqlConnection>["around"] = async (connection, { wait, joined }, send) => {
+  if (joined) await connection.query(insist);
+  const bounded = typeof wait === "number";
+  if (bounded)
+    await connection.query(
+      sql.raw(
+        `SELECT ${setLocal("holdfast.patience", "current_setting('lock_timeout')")}, ${setLocal("lock_timeout", `'${wait}'`)}`,
+      ),
+    );
+  try {
+    const value = await send();
+    if (bounded)
+      await connection.query(
+        sql.raw(`SELECT ${setLocal("lock_timeout", "current_setting('holdfast.patience')")}`),
+      );
+    return { granted: true, value };
+  } catch (error) {
+    if (!waitIsOver(connection, error)) throw error;
+    return { granted: false, reason: bounded ? "timeout" : "busy", usable: false, cause: error };
+  }
+};
+
+export const tables: Tables<SqlConnection> = { describe, select, present, lock, write, around, holders };

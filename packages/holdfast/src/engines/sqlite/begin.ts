@@ -6,66 +6,96 @@ import type { Begun, Grant, LockCall, Open, Result } from "../../core/database.t
 import { NotInTransactionError, UsageError } from "../../core/errors.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
-import type { SqliteConnection } from "./dialect.ts";
+import type { Soon, SqliteConnection } from "./dialect.ts";
 import { failureOf, isBusy } from "./errors.ts";
+import type { Kind } from "./line.ts";
 
 export const granted = { granted: true } as const satisfies Grant;
-
-/** Connections inside a transaction that we began, and whether it is read only: nobody else's is ours to roll back. */
-const begun = new WeakMap<SqliteConnection, { readonly readOnly: boolean }>();
 
 /** How long a statement of ours, outside of a transaction, waits for the writer: not as long as an errand may take. */
 export const patienceMs = 8000;
 
-/** How often to try: those whose work is a statement or two come before transactions, which last longer. */
-const pauseMs = { transaction: 20, errand: 5 };
+/** How often to try. Of a process only the first in line does. */
+const longestPauseMs = 5;
 
-/** Those of this process that wait to become the writer, of whatever file. */
-const waiting = new Set<() => void>();
+/** What says that the file is busy. */
+type Busy = { readonly error: unknown } | undefined;
 
-/** Until the time is over, or a writer of this process has ended: it need not be found out by trying. */
-function doze(ms: number, signal?: AbortSignal): Promise<void> {
-  const woken = new AbortController();
-  const wake = () => woken.abort();
-  waiting.add(wake);
-  return sleep(ms, signal ? AbortSignal.any([signal, woken.signal]) : woken.signal)
-    .catch(() => signal?.throwIfAborted())
-    .finally(() => waiting.delete(wake));
-}
-
-/** The one that has waited longest. Woken for nothing, it dozes off again. */
-function wakeNext(): void {
-  const [wake] = waiting;
-  if (!wake) return;
-  waiting.delete(wake);
-  wake();
+function attempt(connection: SqliteConnection, work: () => Soon<unknown>): Soon<Busy> {
+  const busy = (error: unknown): Busy => {
+    if (!isBusy(connection, error)) throw error;
+    return { error };
+  };
+  try {
+    const running = work();
+    return running instanceof Promise ? running.then(() => undefined, busy) : undefined;
+  } catch (error) {
+    return busy(error);
+  }
 }
 
 /**
  * Tries again every few milliseconds: SQLite's own busy handler would block the event loop for as long as it waits.
- * Resolves to the error that it saw last if the wait is over.
+ * Brings the error that it saw last if the wait is over. Nobody is in the way as a rule, and then it is done at once.
  */
-async function whileBusy(
+function whileBusy(
   connection: SqliteConnection,
-  attempt: () => Promise<unknown>,
+  work: () => Soon<unknown>,
   waitMs: number,
-  longestPauseMs: number = pauseMs.errand,
   signal?: AbortSignal,
-): Promise<unknown> {
+): Soon<Busy> {
+  const first = attempt(connection, work);
+  return first && waitMs > 0 ? tryAgain(connection, work, waitMs, signal, first) : first;
+}
+
+async function tryAgain(
+  connection: SqliteConnection,
+  work: () => Soon<unknown>,
+  waitMs: number,
+  signal: AbortSignal | undefined,
+  first: Soon<Busy>,
+): Promise<Busy> {
   const until = performance.now() + waitMs;
-  for (let pause = 1; ; pause = Math.min(pause * 1.5, longestPauseMs)) {
-    signal?.throwIfAborted();
-    let busy: unknown;
-    try {
-      await attempt();
-      return undefined;
-    } catch (error) {
-      if (!isBusy(connection, error)) throw error;
-      busy = error;
-    }
+  let busy = await first;
+  for (let pause = 1; busy; pause = Math.min(pause * 1.5, longestPauseMs)) {
     const left = until - performance.now();
-    if (left <= 0) return busy;
-    await doze(Math.min(left, pause * (0.5 + Math.random())), signal);
+    if (left <= 0) break;
+    await sleep(Math.min(left, pause * (0.5 + Math.random())), signal);
+    busy = await attempt(connection, work);
+  }
+  return busy;
+}
+
+/** BEGIN IMMEDIATE, when it is its turn among those of this process. */
+function startWriting(
+  connection: SqliteConnection,
+  kind: Kind,
+  waitMs: number,
+  signal?: AbortSignal,
+): Soon<Busy> {
+  const work = () => connection.begin("immediate");
+  const { line } = connection;
+  if (!line) return whileBusy(connection, work, waitMs, signal);
+  if (line.enter(connection)) {
+    const busy = whileBusy(connection, work, waitMs, signal);
+    return busy && inTurn(connection, busy);
+  }
+  // Without patience, or out of it: SQLite has the last word.
+  if (waitMs <= 0) return attempt(connection, work);
+  const standing = line.stand(connection, kind, waitMs, signal);
+  return (async () => {
+    const busy = whileBusy(connection, work, await standing, signal);
+    return busy && inTurn(connection, busy);
+  })();
+}
+
+/** Who did not become the writer gives its turn to the next one. */
+async function inTurn(connection: SqliteConnection, starting: Soon<Busy>): Promise<Busy> {
+  let busy: Busy | true = true;
+  try {
+    return (busy = await starting);
+  } finally {
+    if (busy) connection.line?.leave(connection);
   }
 }
 
@@ -81,36 +111,24 @@ export async function ask(
     async () => (result = await connection.query(statement)),
     connection.inTransaction ? 0 : waitMs,
   );
-  if (!result) throw busy;
+  if (!result) throw busy?.error;
   return result;
 }
 
-async function start(connection: SqliteConnection, mode: "deferred" | "immediate"): Promise<void> {
-  if (connection.begin) await connection.begin(mode);
-  else await connection.query(sql.raw(`BEGIN ${mode.toUpperCase()}`));
+/** Without WAL a reader can be in the way of COMMIT; the transaction stays open meanwhile. */
+const commitMs = 10_000;
+
+function finish(connection: SqliteConnection, how: "commit" | "rollback"): Soon<void> {
+  const ending =
+    how === "rollback" ? connection.end(how) : whileBusy(connection, () => connection.end(how), commitMs);
+  if (ending) return finished(connection, ending);
+  connection.line?.leave(connection);
 }
 
-async function finish(connection: SqliteConnection, how: "commit" | "rollback"): Promise<void> {
-  try {
-    await endIt(connection, how);
-  } finally {
-    wakeNext();
-  }
-}
-
-async function endIt(connection: SqliteConnection, how: "commit" | "rollback"): Promise<void> {
-  if (how === "rollback") {
-    if (connection.end) await connection.end(how);
-    else if (connection.inTransaction) await connection.query(sql.raw("ROLLBACK"));
-    return;
-  }
-  // Without WAL a reader can be in the way of COMMIT; the transaction stays open meanwhile.
-  const busy = await whileBusy(
-    connection,
-    () => (connection.end ? connection.end(how) : connection.query(sql.raw("COMMIT"))),
-    10_000,
-  );
-  if (busy) throw busy;
+async function finished(connection: SqliteConnection, ending: Promise<void> | Soon<Busy>): Promise<void> {
+  const busy = await ending;
+  if (busy) throw busy.error;
+  connection.line?.leave(connection);
 }
 
 const inOwn =
@@ -123,14 +141,18 @@ export async function asWriter<T>(
   body: () => Promise<T>,
 ): Promise<T> {
   if (connection.inTransaction) throw new UsageError(inOwn);
-  const busy = await whileBusy(connection, () => start(connection, "immediate"), waitMs);
-  if (busy) throw busy;
+  const busy = await startWriting(connection, "errand", waitMs);
+  if (busy) throw busy.error;
   try {
     const value = await body();
     await finish(connection, "commit");
     return value;
   } catch (error) {
-    await finish(connection, "rollback").catch(() => {});
+    try {
+      await finish(connection, "rollback");
+    } catch {
+      // What went wrong before is what counts.
+    }
     throw error;
   }
 }
@@ -141,7 +163,7 @@ export async function write(
   statement: Statement,
   waitMs = patienceMs,
 ): Promise<Result> {
-  if (connection.inTransaction || !connection.begin) return ask(connection, statement, waitMs);
+  if (connection.inTransaction || !connection.switches) return ask(connection, statement, waitMs);
   return asWriter(connection, waitMs, () => connection.query(statement));
 }
 
@@ -151,7 +173,7 @@ export async function write(
  */
 export async function flushed<T>(connection: SqliteConnection, body: () => Promise<T>): Promise<T> {
   // Where a transaction gets its connection with BEGIN there is none before it whose setting would count.
-  if (connection.begin || connection.inTransaction) return body();
+  if (connection.switches || connection.inTransaction) return body();
   const level = Number((await connection.query(sql.raw("PRAGMA synchronous"))).rows[0]?.synchronous);
   if (!(level < 2)) return body();
   await connection.query(sql.raw("PRAGMA synchronous = 2"));
@@ -167,28 +189,29 @@ export async function begin(
   { locks, wait, readOnly, signal }: Open,
 ): Promise<Grant & { begun?: Begun }> {
   if (connection.inTransaction) throw new UsageError(inOwn);
-  const busy = await whileBusy(
-    connection,
-    () => start(connection, readOnly && locks.length === 0 ? "deferred" : "immediate"),
-    wait === "nowait" ? 0 : wait,
-    pauseMs.transaction,
-    signal,
-  );
+  const waitMs = wait === "nowait" ? 0 : wait;
+  const starting =
+    readOnly && locks.length === 0
+      ? whileBusy(connection, () => connection.begin("deferred"), waitMs, signal)
+      : startWriting(connection, "transaction", waitMs, signal);
+  const busy = starting && (await starting);
   if (busy) {
-    if (locks.length === 0) throw busy;
-    return { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: false, cause: busy };
+    if (locks.length === 0) throw busy.error;
+    const reason = wait === "nowait" ? "busy" : "timeout";
+    return { granted: false, reason, usable: false, cause: busy.error };
   }
-  begun.set(connection, { readOnly });
+  connection.begun = { readOnly };
   if (readOnly) await connection.query(sql.raw("PRAGMA query_only = 1"));
   return { granted: true, begun: {} };
 }
 
 export async function end(connection: SqliteConnection, how: "commit" | "rollback"): Promise<boolean> {
-  const open = begun.get(connection);
-  if (!open) return true;
-  if (open.readOnly) await connection.query(sql.raw("PRAGMA query_only = 0"));
-  await finish(connection, how);
-  begun.delete(connection);
+  const { begun } = connection;
+  if (!begun) return true;
+  if (begun.readOnly) await connection.query(sql.raw("PRAGMA query_only = 0"));
+  const ending = finish(connection, how);
+  if (ending) await ending;
+  connection.begun = undefined;
   return true;
 }
 
@@ -217,8 +240,7 @@ function notInTransaction(): NotInTransactionError {
  * only; a caller's own may turn out not to be.
  */
 export async function insist(connection: SqliteConnection, joined: boolean): Promise<void> {
-  const own = begun.get(connection);
-  if (own && !own.readOnly) return;
+  if (connection.begun?.readOnly === false) return;
   if (joined && !connection.inTransaction) throw notInTransaction();
   const [mode] = (await connection.query(sql.raw("PRAGMA query_only"))).rows;
   if (Number(mode?.query_only) === 1) {

@@ -1,16 +1,27 @@
 import type { SqlConnection } from "../../core/database.ts";
 import { UsageError } from "../../core/errors.ts";
 import { type Dialect, type Rendered, type Statement, render as renderWith } from "../../core/sql.ts";
+import type { Line } from "./line.ts";
 
 export interface SqliteConnection extends SqlConnection {
   /** Whether the handle is inside BEGIN … COMMIT. */
   readonly inTransaction: boolean;
   /** Whether another connection could begin writing now: then this one has not begun to. Undefined: no way to tell. */
   writerIsFree?(): boolean | undefined | Promise<boolean | undefined>;
-  /** For clients that open and end transactions by calls of their own. */
-  begin?(mode: "deferred" | "immediate"): Promise<void>;
-  end?(how: "commit" | "rollback"): Promise<void>;
+  /** Begins at once, unless it returns a promise. */
+  begin(mode: "deferred" | "immediate"): Soon<void>;
+  /** To roll back what has ended already is no mistake. */
+  end(how: "commit" | "rollback"): Soon<void>;
+  /** BEGIN brings a connection of its own: what was set before it says nothing of the transaction. */
+  readonly switches?: boolean;
+  /** Where those of this process stand who want to write to the same file. */
+  readonly line?: Line | undefined;
+  /** The transaction on it that we began: nobody else's is ours to roll back. */
+  begun?: { readonly readOnly: boolean } | undefined;
 }
+
+/** Most clients here are synchronous. */
+export type Soon<T> = T | Promise<T>;
 
 const dialect: Dialect = {
   placeholder: () => "?",

@@ -1,4 +1,4 @@
-import type { DriverError, Failure, SqlConnection } from "../../core/database.ts";
+import type { DriverError, Failure, SqlConnection, Violated } from "../../core/database.ts";
 import { SchemaMissingError, message } from "../../core/errors.ts";
 
 /** By name, as most clients write them, and by number, as node:sqlite does: https://sqlite.org/rescode.html */
@@ -55,4 +55,16 @@ export function isBusy(connection: SqlConnection, error: unknown): boolean {
 export function explained(error: unknown): unknown {
   const name = /no such table: (?:main\.)?(holdfast_\w+)/.exec(message(error))?.[1];
   return name === undefined ? error : new SchemaMissingError(`The table ${name}`, error);
+}
+
+/** "UNIQUE constraint failed: product.name, product.maker", and "CHECK constraint failed: name". */
+export function violated(error: object): Violated {
+  const [, rule, list = ""] = /(\w+) constraint failed: (.*)$/.exec(message(error)) ?? [];
+  if (rule === "CHECK") return { constraint: list };
+  const columns = list.split(", ").filter((name) => name.includes("."));
+  if (columns.length === 0) return {};
+  return {
+    table: columns[0]?.split(".")[0],
+    columns: columns.map((name) => name.slice(name.indexOf(".") + 1)),
+  };
 }

@@ -1,7 +1,7 @@
 import type { Engine } from "../../core/database.ts";
 import { begin, end, lock, savepoint } from "./begin.ts";
 import type { SqliteConnection } from "./dialect.ts";
-import { classify } from "./errors.ts";
+import { classify, violated } from "./errors.ts";
 import { inspect } from "./inspect.ts";
 import { leases } from "./leases.ts";
 import { probe } from "./probe.ts";
@@ -24,5 +24,6 @@ export const sqlite: Engine<SqliteConnection> = {
   inspect,
   query: (connection, statement) => connection.query(statement),
   classify,
+  violated,
   migrations,
 };

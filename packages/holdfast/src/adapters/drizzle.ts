@@ -1,0 +1,285 @@
+import type {
+  ClientTransaction,
+  Database,
+  DriverError,
+  Isolation,
+  QueryLock,
+  SqlConnection,
+} from "../core/database.ts";
+import { NotInTransactionError, UnsupportedError, UsageError } from "../core/errors.ts";
+import { observeMakers, observeMethod, placeMade } from "../core/observe.ts";
+import { Single } from "../core/single.ts";
+import {
+  type PgClient,
+  type PgFactory,
+  type PgPool,
+  checkOutPg,
+  isPgPool,
+  listenPg,
+  observePg,
+  pgConnection,
+  roomOfPg,
+  unwrapPg,
+} from "../drivers/pg.ts";
+import { type PgliteTransaction, pgliteConnection } from "../drivers/pglite.ts";
+import {
+  type PostgresListening,
+  PostgresPin,
+  type PostgresPool,
+  type PostgresSql,
+  joinedPostgres,
+  listenPostgres,
+  pinnedPostgres,
+  unwrapPostgres,
+} from "../drivers/postgres.ts";
+import { postgres } from "../engines/postgres/index.ts";
+
+/** The part of a Drizzle database that is used here. */
+export interface DrizzleClient {
+  readonly $client: unknown;
+  transaction: (...args: never[]) => unknown;
+}
+
+/** What `db.transaction(async (tx) => …)` hands to its callback. */
+export type TransactionOf<Client extends DrizzleClient> = Client["transaction"] extends (
+  body: (tx: infer Tx) => never,
+  ...rest: never[]
+) => unknown
+  ? Tx
+  : never;
+
+interface Config {
+  readonly isolationLevel?: Isolation;
+  readonly accessMode?: "read only";
+}
+
+type Body = (tx: DrizzleTransaction) => Promise<unknown>;
+
+/** What Drizzle keeps its driver's client in. */
+interface Session {
+  readonly client: unknown;
+  readonly schema: unknown;
+  readonly options: unknown;
+  transaction(body: Body, config?: Config): Promise<unknown>;
+}
+
+interface DrizzleTransaction {
+  readonly session: Session;
+}
+
+/** How one of the drivers below Drizzle is dealt with. */
+interface Driver extends Pick<
+  Database<never, SqlConnection>,
+  "connect" | "room" | "observe" | "listen" | "unwrap"
+> {
+  readonly traits: Omit<Database["traits"], "client">;
+  transaction?(options: ClientTransaction, config: Config | undefined, body: Body): Promise<unknown>;
+  /** Of the client that a transaction's session has. */
+  connection(client: unknown): SqlConnection;
+}
+
+type Internals = { readonly session: Session; readonly dialect: unknown };
+
+/** A session of the same kind on a connection of our own choosing. */
+function sessionOn({ session, dialect }: Internals, client: unknown): Session {
+  const Sessions = session.constructor as new (...args: unknown[]) => Session;
+  return new Sessions(client, dialect, session.schema, session.options);
+}
+
+/** What queries are made with. */
+const makers = [
+  "select",
+  "selectDistinct",
+  "selectDistinctOn",
+  "insert",
+  "update",
+  "delete",
+  "execute",
+  "$count",
+];
+
+function onPg(db: Internals, pool: PgPool): Driver {
+  const { options } = pool as { options?: object };
+  const checkOut: Driver["connect"] = (purpose) => checkOutPg(pool, options, purpose) as Promise<never>;
+  return {
+    traits: { cancel: true, listen: true, embedded: false, single: false, pinned: true, begins: true },
+    connect: checkOut,
+    async transaction(purpose, config, body) {
+      // Drizzle's own would lose the connection to the pool if BEGIN fails, and give back one that is broken.
+      const pinned = await checkOutPg(pool, options, purpose);
+      const { connection } = pinned;
+      try {
+        return await sessionOn(db, pinned.native).transaction(body, config);
+      } finally {
+        await pinned.release(connection.lost.aborted);
+      }
+    },
+    connection: (client) => pgConnection(client as PgClient, options),
+    listen: (channel, wake, signal) => listenPg(pool as PgPool & PgFactory, channel, wake, signal),
+    room: () => roomOfPg(pool),
+    observe(seen, inside) {
+      const ends = [observePg(pool, seen, placeMade), observeMakers(db, makers, inside)];
+      return () => ends.forEach((end) => end());
+    },
+    unwrap: unwrapPg,
+  };
+}
+
+/**
+ * On a connection that we take and begin on ourselves: `sql.begin` rejects once a statement has failed, also if that was
+ * undone by a savepoint, as our own are.
+ */
+function onPostgres(db: Internals, sql: PostgresPool): Driver {
+  return {
+    traits: { cancel: true, listen: true, embedded: false, single: false, pinned: true, begins: false },
+    async connect({ use, signal }) {
+      const pin = new PostgresPin(sql, use);
+      if (use === "session") await pin.acquire(signal);
+      const pinned = pinnedPostgres(pin);
+      return {
+        connection: pinned.connection,
+        get native() {
+          return transactionOn(db, pinned.native) as never;
+        },
+        release: (broken) => pinned.release(broken),
+      };
+    },
+    connection: (client) => joinedPostgres(client as PostgresSql),
+    listen: (channel, wake, signal) =>
+      listenPostgres(sql as unknown as PostgresListening, channel, wake, signal),
+    unwrap: unwrapPostgres,
+  };
+}
+
+/** Drizzle's transaction on a connection that has begun one already. */
+function transactionOn(db: Internals, client: unknown): DrizzleTransaction {
+  let found: DrizzleTransaction | undefined;
+  const begun = { begin: (body: (client: unknown) => unknown) => body(client) };
+  void sessionOn(db, begun).transaction(async (tx) => (found = tx));
+  if (!found)
+    throw new UnsupportedError(
+      "This version of drizzle-orm begins transactions in a way that Holdfast does not know",
+    );
+  return found;
+}
+
+function onPglite(db: Internals, client: object): Driver {
+  const door = Single.of(client);
+  return {
+    traits: { cancel: false, listen: false, embedded: true, single: true, pinned: false, begins: true },
+    async transaction(purpose, config, body) {
+      const leave = await door.enter(purpose);
+      try {
+        return await db.session.transaction(body, config);
+      } finally {
+        leave();
+      }
+    },
+    connection: (tx) => pgliteConnection(tx as PgliteTransaction),
+    room: () => ({ max: 1, out: 1 }),
+    observe(seen, inside) {
+      const ends = ["query", "exec", "transaction"].map((name) =>
+        observeMethod(client, name, seen, { place: placeMade }),
+      );
+      ends.push(observeMakers(db, makers, inside));
+      return () => ends.forEach((end) => end());
+    },
+  };
+}
+
+function driverOf(db: Internals & DrizzleClient): Driver {
+  const { $client: client } = db;
+  if (isPgPool(client)) return onPg(db, client);
+  if (typeof client === "function" && has(client, "begin", "unsafe"))
+    return onPostgres(db, client as unknown as PostgresPool);
+  if (has(client, "query", "exec", "transaction") && has(client, "execProtocol"))
+    return onPglite(db, client as object);
+  throw new UnsupportedError(
+    "fromDrizzle: Holdfast reaches PostgreSQL through Drizzle on a Pool of pg, on postgres.js and on PGlite. " +
+      "On another driver make it of the driver's own client, and Drizzle of what a transaction gets: drizzle(tx.client).",
+  );
+}
+
+function has(value: unknown, ...names: string[]): boolean {
+  return (
+    value !== null &&
+    (typeof value === "object" || typeof value === "function") &&
+    names.every((name) => typeof (value as Record<string, unknown>)[name] === "function")
+  );
+}
+
+function isTransaction(value: unknown): value is DrizzleTransaction {
+  return has(value, "rollback", "transaction") && "session" in (value as object);
+}
+
+/** A SELECT made with `db.select()`. */
+interface Select extends PromiseLike<unknown[]> {
+  session?: Session;
+  for(strength: string, config: { noWait?: boolean; skipLocked?: boolean }): Select;
+  toSQL(): { sql: string };
+}
+
+function locking(tx: DrizzleTransaction, query: unknown, { strength, wait }: QueryLock) {
+  if (!has(query, "toSQL", "then")) return undefined;
+  const select = query as Select;
+  if (!has(query, "for") || !/^\s*(?:\(|with\b|select\b)/i.test(select.toSQL().sql))
+    throw new UsageError("tx.rows(query): only db.select() can lock what it finds");
+  if (select.session !== tx.session)
+    throw new UsageError(
+      "tx.rows(query): this query was made with the outer `db`, not with the transaction. Make it with tx.client.select().",
+    );
+  const config = { ...(wait === "nowait" && { noWait: true }), ...(wait === "skip" && { skipLocked: true }) };
+  return () => select.for(strength, config);
+}
+
+/** Drizzle wraps the driver's errors, and says in which statement. */
+function unwrapping(unwrap: Driver["unwrap"]) {
+  return (error: unknown): DriverError | undefined => {
+    const { cause } = (error ?? {}) as { cause?: unknown };
+    const driver = typeof cause === "object" && cause !== null ? cause : error;
+    return unwrap?.(driver) ?? (driver === error ? undefined : (driver as DriverError));
+  };
+}
+
+/** A database of Drizzle on PostgreSQL: `drizzle(pool)`, `drizzle(postgres(url))` or `drizzle(pglite)`. */
+export function fromDrizzle<Client extends DrizzleClient>(
+  db: Client,
+): Database<TransactionOf<Client>, SqlConnection> {
+  const internals = db as Client & Internals;
+  if (!has(db, "transaction", "select") || !("$client" in (db as object)))
+    throw new UsageError("fromDrizzle(db): this is not what drizzle(…) of the package drizzle-orm returns");
+  const driver = driverOf(internals);
+  const unwrap = unwrapping(driver.unwrap);
+  const connectionOf = (tx: DrizzleTransaction) => driver.connection(tx.session.client);
+  const { connect, transaction, listen, room, observe } = driver;
+  return {
+    engine: postgres,
+    traits: { client: "drizzle", ...driver.traits },
+    ...(connect && { connect }),
+    ...(listen && { listen }),
+    ...(room && { room }),
+    ...(observe && { observe }),
+    ...(transaction && {
+      transaction(options, body) {
+        const { isolation, isolationIsDefault, readOnly } = options;
+        // Said only where it is not the server's default: elsewhere it may be a round trip, and the engine verifies it.
+        const config: Config = {
+          ...(!isolationIsDefault && { isolationLevel: isolation }),
+          ...(readOnly && { accessMode: "read only" }),
+        };
+        const said = Object.keys(config).length > 0 ? config : undefined;
+        return transaction(options, said, (tx) => body(connectionOf(tx), tx as never)) as Promise<never>;
+      },
+    }),
+    join(native) {
+      if (isTransaction(native)) return connectionOf(native);
+      if (has(native, "transaction", "select"))
+        throw new NotInTransactionError(
+          "this is the database itself; pass the `tx` that db.transaction(async (tx) => …) hands to its callback",
+        );
+      throw new NotInTransactionError("this is no transaction of Drizzle");
+    },
+    locking: (native, query, lock) => locking(native as DrizzleTransaction, query, lock),
+    unwrap,
+  };
+}

@@ -1,0 +1,364 @@
+import type { Database, DriverError, QueryLock, Seen, SqlConnection } from "../core/database.ts";
+import { NoConnectionError, NotInTransactionError, UnsupportedError, UsageError } from "../core/errors.ts";
+import { graceMs } from "../core/interrupt.ts";
+import { observeMethod } from "../core/observe.ts";
+import { unlessAborted } from "../core/queue.ts";
+import { type Site, sites } from "../core/site.ts";
+import {
+  type PgClient,
+  type PgFactory,
+  type PgPool,
+  isPgPool,
+  listenPg,
+  pgConnection,
+  roomOfPg,
+  unwrapPg,
+} from "../drivers/pg.ts";
+import { postgres } from "../engines/postgres/index.ts";
+
+/** The part of a Knex instance that is used here. */
+export interface KnexLike {
+  readonly client: unknown;
+  readonly isTransaction?: boolean;
+  transaction: (...args: never[]) => unknown;
+  raw: (...args: never[]) => unknown;
+}
+
+/** What `knex.transaction(async (trx) => …)` hands to its callback. */
+export type TransactionOf<Client extends KnexLike> = Client["transaction"] extends (
+  body: (trx: infer Tx) => never,
+  config?: never,
+) => unknown
+  ? Tx
+  : never;
+
+/** A connection of the driver, as Knex's pool keeps it. */
+type RawConnection = PgClient & {
+  end(): Promise<void>;
+  /** False while a statement is under way. */
+  readonly readyForQuery?: boolean;
+  __knex__disposed?: unknown;
+  __knexTxId?: unknown;
+};
+
+interface TarnPool {
+  readonly max: number;
+  readonly acquireTimeoutMillis: number;
+  numUsed(): number;
+  numPendingCreates(): number;
+}
+
+interface KnexClient {
+  readonly driverName?: string;
+  readonly driver?: { Client?: PgFactory["Client"] };
+  readonly config: { readonly connectionPool?: unknown };
+  readonly connectionSettings?: object;
+  readonly pool?: Partial<TarnPool>;
+  acquireConnection(): Promise<RawConnection>;
+  releaseConnection(connection: RawConnection): Promise<void>;
+}
+
+interface KnexTransaction {
+  readonly client: Pick<KnexClient, "acquireConnection">;
+  readonly isTransaction?: boolean;
+  readonly executionPromise?: Promise<unknown>;
+  isCompleted?(): boolean;
+}
+
+interface TransactionConfig {
+  connection: RawConnection;
+  isolationLevel?: string;
+  readOnly?: boolean;
+}
+
+/** Knex writes the statement before the driver's message. */
+function unwrap(error: unknown): DriverError | undefined {
+  if (!(error instanceof Error) || "code" in error) return undefined;
+  return unwrapPg(new Error(error.message.slice(error.message.lastIndexOf(" - ") + 3))) ?? unwrapPg(error);
+}
+
+/** A Knex instance on PostgreSQL. `tx.client` is Knex's own `trx`. */
+export function fromKnex<Client extends KnexLike>(
+  knex: Client,
+): Database<TransactionOf<Client>, SqlConnection> {
+  if (typeof (knex as unknown) !== "function" || typeof knex.raw !== "function")
+    throw new UsageError("fromKnex(knex): this is not an instance of Knex");
+  if (knex.isTransaction)
+    throw new UsageError("fromKnex(knex): this is a transaction; make Holdfast once, of the instance itself");
+  const client = knex.client as KnexClient;
+  if (client.driverName !== "pg")
+    throw new UnsupportedError(
+      `fromKnex: Holdfast reaches PostgreSQL through Knex, with client "pg", not yet "${client.driverName}"`,
+    );
+  const factory = factoryOf(client);
+  const connectionOf = (raw: PgClient) => ({ ...pgConnection(raw, factory()?.options), unwrap });
+
+  const checkOut = async (signal: AbortSignal | undefined) => {
+    const raw = await unlessAborted(client.acquireConnection(), signal, (late) => {
+      void client.releaseConnection(late);
+    }).catch((error: unknown) => {
+      throw isPoolTimeout(error)
+        ? new NoConnectionError(client.pool?.acquireTimeoutMillis ?? 0, error)
+        : error;
+    });
+    return { raw, connection: connectionOf(raw) };
+  };
+
+  return {
+    engine: postgres,
+    traits: {
+      client: "knex",
+      cancel: true,
+      listen: factory() !== undefined,
+      embedded: false,
+      single: false,
+      pinned: true,
+      begins: true,
+    },
+    async connect({ signal }) {
+      const { raw, connection } = await checkOut(signal);
+      return {
+        connection,
+        // Only sessions are pinned, and nothing of theirs is handed to a body.
+        native: undefined as never,
+        release: (broken) => giveBack(client, raw, broken === true),
+      };
+    },
+    async transaction({ isolation, isolationIsDefault, readOnly, signal, deadlineMs }, body) {
+      // Taken by ourselves and lent to Knex: so it can be dropped if it is not fit for others, and an abort ends the wait.
+      const { raw, connection } = await checkOut(signal);
+      const config: TransactionConfig = {
+        connection: raw,
+        ...(!isolationIsDefault && { isolationLevel: isolation }),
+        ...(readOnly && { readOnly }),
+      };
+      // Knex waits for BEGIN and COMMIT as long as the network is silent.
+      const timer = setTimeout(() => void raw.end().catch(() => {}), deadlineMs + 2 * graceMs);
+      let thrown: { error: unknown } | undefined;
+      let running: Promise<unknown> | undefined;
+      const run = (trx: KnexTransaction) => {
+        running = body(connection, trx as never).then((value) => {
+          if (trx.isCompleted?.()) throw endedItself();
+          return value;
+        });
+        running.catch((error: unknown) => (thrown = { error }));
+        return running;
+      };
+      try {
+        const value = await (knex.transaction as (...args: unknown[]) => Promise<never>)(run, config);
+        // Knex is content once the body has called trx.rollback(), even while it goes on.
+        await running;
+        return value;
+      } catch (error) {
+        await running?.catch(() => {});
+        // If ROLLBACK fails too, its error comes instead of the one that there is to tell.
+        throw thrown ? thrown.error : error;
+      } finally {
+        clearTimeout(timer);
+        delete raw.__knexTxId;
+        await giveBack(client, raw, connection.lost.aborted || raw.readyForQuery === false);
+      }
+    },
+    join(native) {
+      const trx = native as KnexTransaction | null;
+      if ((typeof trx !== "function" && typeof trx !== "object") || trx === null || !trx.client)
+        throw new NotInTransactionError("this is no transaction of Knex");
+      if (!trx.isTransaction) {
+        throw new NotInTransactionError(
+          "this is the Knex instance itself; pass the `trx` that knex.transaction(async (trx) => …) hands to its callback",
+        );
+      }
+      return joined(trx, connectionOf);
+    },
+    ...(factory() && {
+      listen: (channel, wake, signal) => listenPg(factory() as PgFactory, channel, wake, signal),
+    }),
+    room() {
+      const { pool, config } = client;
+      if (isPgPool(config.connectionPool)) return roomOfPg(config.connectionPool);
+      if (typeof pool?.max !== "number" || !pool.numUsed || !pool.numPendingCreates) return undefined;
+      return { max: pool.max, out: pool.numUsed() + pool.numPendingCreates() };
+    },
+    observe: (seen, inside) => observe(client, seen, inside),
+    locking,
+    unwrap,
+  };
+}
+
+function endedItself(): UsageError {
+  return new UsageError(
+    "The body has ended the transaction by trx.commit() or trx.rollback(). It ends when the body does: return to commit, throw to roll back.",
+  );
+}
+
+/** What clients are made with; undefined: the pool was made elsewhere, and does not say. */
+function factoryOf(client: KnexClient): () => PgFactory | undefined {
+  return () => {
+    const { config, driver, connectionSettings } = client;
+    if (isPgPool(config.connectionPool)) return config.connectionPool as PgPool & PgFactory;
+    if (config.connectionPool || !driver?.Client) return undefined;
+    return { Client: driver.Client, options: connectionSettings ?? {} };
+  };
+}
+
+function isPoolTimeout(error: unknown): boolean {
+  const { name, cause } = (error ?? {}) as { name?: unknown; cause?: unknown };
+  return name === "KnexTimeoutError" && cause !== undefined;
+}
+
+async function giveBack(client: KnexClient, raw: RawConnection, broken: boolean): Promise<void> {
+  if (broken) {
+    // The pool throws it away when it is next asked for one; whatever it still holds on the server must end now.
+    raw.__knex__disposed ??= "it was left in a state that nobody knows";
+    void raw.end().catch(() => {});
+  }
+  await client.releaseConnection(raw);
+}
+
+const joinedConnections = new WeakMap<object, SqlConnection>();
+
+/** Knex hands out the connection of a transaction only by a promise. */
+function joined(trx: KnexTransaction, connectionOf: (raw: PgClient) => SqlConnection): SqlConnection {
+  const known = joinedConnections.get(trx.client);
+  if (known) return known;
+  const lost = new AbortController();
+  const connecting = trx.client.acquireConnection().then((raw) => {
+    const connection = connectionOf(raw);
+    const pass = () => lost.abort(connection.lost.reason);
+    connection.lost.addEventListener("abort", pass, { once: true });
+    const over = () => connection.lost.removeEventListener("abort", pass);
+    trx.executionPromise?.then(over, over);
+    return connection;
+  });
+  connecting.catch(() => {});
+  const current = () => {
+    // From then on the connection may be somebody else's.
+    if (trx.isCompleted?.()) throw new NotInTransactionError("this transaction of Knex has ended");
+    return connecting;
+  };
+  const connection: SqlConnection = {
+    lost: lost.signal,
+    unwrap,
+    query: async (statement) => (await current()).query(statement),
+    script: async (text) => (await (await current()).script?.(text)) ?? [],
+    cancel: async () => (await connecting).cancel?.(),
+  };
+  joinedConnections.set(trx.client, connection);
+  return connection;
+}
+
+type Method = (this: unknown, ...args: unknown[]) => object;
+
+interface Watched {
+  readonly asked: Set<() => boolean>;
+  /** Where the query was made that takes a connection just now. */
+  made: Site | undefined;
+}
+
+const watchedClients = new WeakMap<object, Watched>();
+
+/** A query of Knex runs when it is awaited, where the stack shows nobody's code: so it is remembered where it was made. */
+function observe(client: KnexClient, seen: Seen, inside: () => boolean): () => void {
+  let watched = watchedClients.get(client);
+  if (!watched) watchedClients.set(client, (watched = remember(client as never)));
+  const { asked } = watched;
+  asked.add(inside);
+  const place = () => watched.made?.place;
+  const end = observeMethod(client, "acquireConnection", seen, { place });
+  return () => {
+    asked.delete(inside);
+    end();
+  };
+}
+
+function remember(client: Record<string, Method>): Watched {
+  const watched: Watched = { asked: new Set(), made: undefined };
+  const places = new WeakMap<object, Site>();
+  const after = (name: string, then: (made: object, args: unknown[]) => void): Method => {
+    const original = client[name] as Method;
+    const method: Method = function (...args) {
+      const result = original.apply(this, args);
+      then(result, args);
+      return result;
+    };
+    client[name] = method;
+    return method;
+  };
+  const noting = (name: string, note: (made: object, site: Site) => void) => {
+    const method: Method = after(name, (made) => {
+      if ([...watched.asked].some((inside) => inside())) note(made, sites.here(method));
+    });
+  };
+  /** It takes its connection before it waits for anything, so the place is right while it does. */
+  const taking = (taker: object, name: string, site: Site) => {
+    const methods = taker as Record<string, Method>;
+    const original = methods[name] as Method;
+    methods[name] = (...args) => {
+      watched.made = site;
+      try {
+        return original.apply(taker, args);
+      } finally {
+        watched.made = undefined;
+      }
+    };
+  };
+  for (const name of ["queryBuilder", "raw", "schemaBuilder"])
+    noting(name, (query, site) => places.set(query, site));
+  after("runner", (runner, [query]) => {
+    const site = places.get(query as object);
+    if (site) taking(runner, "ensureConnection", site);
+  });
+  noting("transaction", (transaction, site) => taking(transaction, "acquireConnection", site));
+  return watched;
+}
+
+/** A query of Knex's builder. */
+interface SelectQuery extends PromiseLike<unknown> {
+  readonly _method: string;
+  readonly _single: { readonly waitMode?: unknown; readonly lockTables?: readonly string[] };
+  readonly _connection?: unknown;
+  clone(): SelectQuery;
+  transacting(trx: unknown): SelectQuery;
+  forUpdate(...tables: string[]): SelectQuery;
+  forNoKeyUpdate(...tables: string[]): SelectQuery;
+  forShare(...tables: string[]): SelectQuery;
+  forKeyShare(...tables: string[]): SelectQuery;
+  noWait(): SelectQuery;
+  skipLocked(): SelectQuery;
+}
+
+const clauses = {
+  update: "forUpdate",
+  "no key update": "forNoKeyUpdate",
+  share: "forShare",
+  "key share": "forKeyShare",
+} as const;
+
+const selects = new Set(["select", "first", "pluck"]);
+
+function locking(
+  native: unknown,
+  query: unknown,
+  { strength, wait }: QueryLock,
+): (() => PromiseLike<unknown>) | undefined {
+  const { clone, toSQL, isRawInstance } = (query ?? {}) as Record<string, unknown>;
+  if (isRawInstance === true)
+    throw new UsageError(
+      "tx.rows(query): a raw statement stays as it is. Write FOR UPDATE into it, or use Knex's query builder.",
+    );
+  if (typeof clone !== "function" || typeof toSQL !== "function") return undefined;
+  const select = query as SelectQuery;
+  if (!selects.has(select._method))
+    throw new UsageError(`tx.rows(query): only a SELECT can lock what it finds, not ${select._method}`);
+  const { waitMode, lockTables = [] } = select._single;
+  if (waitMode !== undefined)
+    throw new UsageError("tx.rows(query, { wait }) says how to wait: leave out .noWait() and .skipLocked()");
+  if (select._connection !== undefined)
+    throw new UsageError("tx.rows(query): this query has a connection of its own; leave out .connection(…)");
+  // Of a copy, as these methods change the query itself; and in this transaction, wherever it was built.
+  const copy = select.clone().transacting(native);
+  const locked = copy[clauses[strength]](...lockTables);
+  if (wait === "nowait") locked.noWait();
+  if (wait === "skip") locked.skipLocked();
+  return () => locked;
+}

@@ -1,0 +1,316 @@
+import { AsyncLocalStorage } from "node:async_hooks";
+import type {
+  Database,
+  DriverError,
+  Pinned,
+  Purpose,
+  QueryLock,
+  Room,
+  Seen,
+  SqlConnection,
+} from "../core/database.ts";
+import {
+  HoldfastError,
+  NotInTransactionError,
+  UnsupportedError,
+  UsageError,
+  message,
+} from "../core/errors.ts";
+import { graceMs } from "../core/interrupt.ts";
+import { observeMethod } from "../core/observe.ts";
+import { unlessAborted } from "../core/queue.ts";
+import { Held, holding, rawOf, revealRaws } from "../drivers/kysely-raw.ts";
+import { type KyselyLike, kyselyConnection, kyselyDialect } from "../drivers/kysely.ts";
+import {
+  type PgFactory,
+  type PgPool,
+  type PgPooled,
+  checkOutPg,
+  listenPg,
+  pgConnection,
+  roomOfPg,
+  unwrapPg,
+} from "../drivers/pg.ts";
+import { postgres } from "../engines/postgres/index.ts";
+
+/** The part of a MikroORM instance that is used here. */
+export interface MikroOrmLike {
+  em: object & { fork: (...args: never[]) => unknown; getTransactionContext: (...args: never[]) => unknown };
+}
+
+/** What `em.transactional(async (em) => …)` hands to its callback. */
+export type ManagerOf<Client extends MikroOrmLike> = Client["em"];
+
+interface Manager {
+  fork(): Manager;
+  flush(): Promise<void>;
+  getDriver(): object;
+  getPlatform(): { getExceptionConverter(): Converter };
+  getConnection(type: "write"): OrmConnection;
+  getTransactionContext(): Trx | undefined;
+  transactional<T>(
+    body: (em: Manager) => Promise<T>,
+    options: { isolationLevel?: string; readOnly?: boolean },
+  ): Promise<T>;
+}
+
+interface Converter {
+  convertException(error: Error): Error;
+}
+
+interface OrmConnection {
+  getClient(): KyselyLike;
+  /** The driver's own pool. */
+  getNativeClient(): Promise<object>;
+}
+
+/** MikroORM begins and ends it by hand. */
+interface Trx extends KyselyLike {
+  readonly isCommitted: boolean;
+  readonly isRolledBack: boolean;
+}
+
+/** What differs between the servers that MikroORM has drivers for. */
+interface Reach {
+  readonly engine: Database<unknown, SqlConnection>["engine"];
+  /** The method by which the pool gives out connections. */
+  readonly method: "connect" | "getConnection";
+  connection(raw: object, pool: object): SqlConnection;
+  connect(pool: object, purpose: Purpose): Promise<Pinned<unknown, SqlConnection>>;
+  /** Takes a connection out of the pool for good. */
+  drop(raw: object): void;
+  room(pool: object): Room | undefined;
+  listen?(pool: object, ...args: Parameters<NonNullable<Database["listen"]>>): Promise<void>;
+  unwrap(error: unknown): DriverError | undefined;
+}
+
+const onPostgres: Reach = {
+  engine: postgres,
+  method: "connect",
+  connection: (raw, pool) => pgConnection(raw as PgPooled, (pool as PgFactory).options),
+  connect: (pool, purpose) => checkOutPg(pool as PgPool, (pool as PgFactory).options, purpose),
+  drop: (raw) => (raw as PgPooled).release(true),
+  room: (pool) => roomOfPg(pool as PgPool),
+  listen: (pool, ...args) => listenPg(pool as PgFactory, ...args),
+  unwrap: unwrapPg,
+};
+
+const modes: Readonly<Partial<Record<QueryLock["strength"], Record<QueryLock["wait"], number>>>> = {
+  // Values of the enumeration LockMode.
+  update: { bounded: 3, skip: 4, nowait: 5 },
+  share: { bounded: 2, skip: 6, nowait: 7 },
+};
+
+interface SelectQuery {
+  readonly type: string;
+  readonly driver: unknown;
+  readonly state: { readonly lockTables?: readonly string[] };
+  clone(): SelectQuery;
+  cache(config: boolean): SelectQuery;
+  setLockMode(mode: number, tables?: string[]): SelectQuery;
+  getResultList(): Promise<unknown[]>;
+}
+
+function locking(
+  em: Manager,
+  query: unknown,
+  { strength, wait }: QueryLock,
+): (() => Promise<unknown>) | undefined {
+  const { getResultList, setLockMode, type, driver } = (query ?? {}) as Partial<SelectQuery>;
+  if (typeof getResultList !== "function" || typeof setLockMode !== "function") return undefined;
+  if (type !== "SELECT") throw new UsageError("tx.rows(query): only a SELECT can lock what it finds");
+  if (driver !== em.getDriver())
+    throw new UsageError("tx.rows(query): this query belongs to another MikroORM");
+  const mode = modes[strength]?.[wait];
+  if (mode === undefined)
+    throw new UnsupportedError(
+      `tx.rows(query): MikroORM's builder has no words for "${strength}". Use "update" or "share", or name a table: tx.rows("account", [1, 2], { for: "${strength}" }).`,
+    );
+  const select = query as SelectQuery;
+  // One that was made outside is of another EntityManager, and in no transaction.
+  const copy = Object.assign(select.clone(), { em, context: em.getTransactionContext() });
+  const { lockTables } = select.state;
+  // What is answered from a cache locks nothing.
+  copy.cache(false).setLockMode(mode, lockTables && [...lockTables]);
+  return () => copy.getResultList();
+}
+
+/** A MikroORM instance on PostgreSQL. `tx.client` is the EntityManager of the transaction. */
+export function fromMikroOrm<Client extends MikroOrmLike>(
+  orm: Client,
+): Database<ManagerOf<Client>, SqlConnection> {
+  const root = (orm as { em?: unknown } | null)?.em as Manager | undefined;
+  if (typeof root?.transactional !== "function" || typeof root.fork !== "function")
+    throw new UsageError("fromMikroOrm(orm): this is not an instance of MikroORM");
+  const client = () => root.getConnection("write").getClient();
+  const dialect = kyselyDialect(client(), "fromMikroOrm");
+  const reach = onPostgres;
+  if (dialect.engine !== reach.engine)
+    throw new UnsupportedError("fromMikroOrm: Holdfast reaches PostgreSQL through MikroORM");
+  spareOurs(root.getPlatform().getExceptionConverter());
+  let pool: object | undefined;
+  const connected = async () => {
+    pool = await root.getConnection("write").getNativeClient();
+    revealRaws(client(), pool, reach.method);
+    return pool;
+  };
+  const contextOf = (native: unknown): Trx => {
+    const em = native as Partial<Manager> | null;
+    if (typeof em?.getTransactionContext !== "function" || typeof em.getDriver !== "function")
+      throw new NotInTransactionError("this is no EntityManager of MikroORM");
+    if (em.getDriver() !== root.getDriver())
+      throw new NotInTransactionError("this EntityManager belongs to another MikroORM");
+    const trx = em.getTransactionContext();
+    if (!trx || trx.isCommitted || trx.isRolledBack)
+      throw new NotInTransactionError(
+        trx
+          ? "the transaction of this EntityManager has ended"
+          : "this EntityManager is in no transaction; pass the one that em.transactional(async (em) => …) hands to its callback",
+      );
+    return trx;
+  };
+  const { listen } = reach;
+  return {
+    engine: reach.engine,
+    traits: {
+      client: "mikro-orm",
+      cancel: true,
+      listen: listen !== undefined,
+      embedded: false,
+      single: false,
+      pinned: true,
+      begins: true,
+    },
+    // Only sessions are pinned, and nothing of theirs is handed to a body.
+    connect: async (purpose) =>
+      reach.connect(await connected(), purpose) as Promise<Pinned<never, SqlConnection>>,
+    async transaction({ isolation, isolationIsDefault, readOnly, deadlineMs, signal }, body) {
+      const from = await connected();
+      const held = new Held();
+      let trx: Trx | undefined;
+      let raw: object | undefined;
+      let timer: NodeJS.Timeout | undefined;
+      // A silent network would keep COMMIT or ROLLBACK waiting for ever: then the connection is taken away from it.
+      const atMost = (ms: number) => {
+        timer = setTimeout(() => {
+          if (raw && held.raws.delete(raw)) reach.drop(raw);
+        }, ms);
+      };
+      let begin!: () => void;
+      const begun = new Promise<void>((resolve) => (begin = resolve));
+      // A fork for each attempt: what another one has read or changed must not be found in the identity map.
+      const fork = root.fork();
+      const running = holding(held, () =>
+        fork.transactional(
+          async (em) => {
+            begin();
+            signal?.throwIfAborted();
+            trx = em.getTransactionContext();
+            if (!trx)
+              throw new UsageError(
+                "fromMikroOrm: transactions are disabled in the configuration of MikroORM",
+              );
+            raw = await rawOf(trx);
+            held.closed = true;
+            if (!raw)
+              throw new UnsupportedError(
+                "fromMikroOrm: this version of MikroORM takes its connections in a way that Holdfast does not know",
+              );
+            const connection = reach.connection(raw, from);
+            try {
+              const value = await body(connection, em);
+              if (trx.isCommitted || trx.isRolledBack)
+                throw new UsageError(
+                  "The body has ended the transaction by itself; Holdfast commits when the body returns",
+                );
+              atMost(deadlineMs + graceMs);
+              return value;
+            } catch (error) {
+              atMost(graceMs);
+              throw error;
+            }
+          },
+          { ...(!isolationIsDefault && { isolationLevel: isolation }), ...(readOnly && { readOnly }) },
+        ),
+      );
+      try {
+        // The pool cannot take a request back: what comes too late is rolled back at once.
+        await unlessAborted(Promise.race([begun, running]), signal, () => {});
+        return await running;
+      } catch (error) {
+        if (signal?.aborted && !trx) {
+          // BEGIN may never be answered.
+          const late = setTimeout(() => void free(reach, held), graceMs);
+          void running.catch(() => free(reach, held)).finally(() => clearTimeout(late));
+          throw error;
+        }
+        await free(reach, held);
+        if (trx?.isCommitted)
+          // Not to be retried, whatever it is.
+          throw new UsageError(
+            `Committed, but a subscriber failed after that: ${message(error)}`,
+            "HF_USAGE",
+            error,
+          );
+        throw error;
+      } finally {
+        clearTimeout(timer);
+      }
+    },
+    flush: (native) => (native as unknown as Manager).flush(),
+    // Without a way to cancel: which of the pool's connections it is may not have been seen.
+    join: (native) => kyselyConnection(contextOf(native), dialect),
+    ...(listen && { listen: async (...args) => listen(await connected(), ...args) }),
+    room: () => pool && reach.room(pool),
+    observe: (seen) => observe(root.getConnection("write"), seen),
+    locking: (native, query, lock) => locking(native as unknown as Manager, query, lock),
+    unwrap: reach.unwrap,
+  };
+}
+
+/** Inside of a statement, or BEGIN, that MikroORM itself sends. */
+const sending = new AsyncLocalStorage<true>();
+const marked = new WeakSet<OrmConnection>();
+
+/** Whether a call of a method of MikroORM's connection is for a connection of its own, not for one in a transaction. */
+const takes = {
+  execute: { counts: ([, , , trx]: readonly unknown[]) => trx === undefined },
+  begin: { counts: ([options]: readonly unknown[]) => !(options as { ctx?: unknown } | undefined)?.ctx },
+};
+
+/** At MikroORM's own methods, where the stack still leads to the caller; queries made with its Kysely at Kysely's. */
+function observe(connection: OrmConnection, seen: Seen): () => void {
+  if (!marked.has(connection)) {
+    marked.add(connection);
+    for (const name of ["execute", "begin"] as const) {
+      const methods = connection as unknown as Record<string, (...args: unknown[]) => unknown>;
+      const send = methods[name]?.bind(connection);
+      if (send) methods[name] = (...args) => sending.run(true, () => send(...args));
+    }
+  }
+  const ends = [
+    observeMethod(connection, "execute", seen, takes.execute),
+    observeMethod(connection, "begin", seen, takes.begin),
+    observeMethod(connection.getClient().getExecutor(), "provideConnection", seen, {
+      counts: () => !sending.getStore(),
+    }),
+  ];
+  return () => ends.forEach((end) => end());
+}
+
+const sparing = new WeakSet<Converter>();
+
+/** MikroORM takes whatever is thrown on the way to the server for an error of the driver, and makes one of its own of it. */
+function spareOurs(converter: Converter): void {
+  if (sparing.has(converter)) return;
+  sparing.add(converter);
+  const convert = converter.convertException.bind(converter);
+  converter.convertException = (error) => (error instanceof HoldfastError ? error : convert(error));
+}
+
+/** Kysely gives a connection back after COMMIT or ROLLBACK only: if BEGIN fails, or ROLLBACK does too, it stays out for ever. */
+async function free(reach: Reach, { raws }: Held): Promise<void> {
+  // One that is on its way back arrives within the current turn.
+  await new Promise((resolve) => setImmediate(resolve));
+  for (const raw of raws) if (raws.delete(raw)) reach.drop(raw);
+}

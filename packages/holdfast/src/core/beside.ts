@@ -1,0 +1,112 @@
+/**
+ * A statement sent through the outer client, inside the body of a transaction, is not part of that transaction: it
+ * sees nothing of it, is kept if it rolls back, and takes a second connection while the first is held. It looks
+ * right in review and in every test that runs alone, so it is reported, with the place of both.
+ */
+import { AsyncLocalStorage } from "node:async_hooks";
+import type { Database, Seen } from "./database.ts";
+import { PoolExhaustedError, WrongConnectionError } from "./errors.ts";
+import { emit } from "./events.ts";
+import { type Site, sites } from "./site.ts";
+
+type Client = Pick<Database, "observe" | "room">;
+
+export type BesideMode = "warn" | "throw" | "off";
+export const besideModes: readonly BesideMode[] = ["warn", "throw", "off"];
+
+/** What is asked of the scope that the calling code is in. */
+interface Inside {
+  readonly open: boolean;
+  readonly site: Site | undefined;
+  readonly root: object;
+}
+
+/** Whether what runs is Holdfast's own: of any instance, as several may watch one client. */
+const own = new AsyncLocalStorage<boolean>();
+
+/** The same pair of places is told once. */
+const most = 1000;
+
+export class Beside {
+  readonly #database: Client;
+  readonly #current: AsyncLocalStorage<Inside>;
+  readonly #mode: BesideMode;
+  readonly #told = new Set<string>();
+  /** Transactions that wait for a second connection while they hold their own. */
+  readonly #waiting = new Map<object, number>();
+  readonly #end: (() => void) | undefined;
+
+  constructor(database: Client, current: AsyncLocalStorage<Inside>, mode: BesideMode) {
+    this.#database = database;
+    this.#current = current;
+    this.#mode = mode;
+    const seen: Seen = (granted, place) => {
+      const inside = this.#inside();
+      if (!inside) return;
+      this.#report(inside, place);
+      this.#queue(inside, granted, place);
+    };
+    this.#end = database.observe?.(seen, () => this.#inside() !== undefined);
+  }
+
+  /** Whether anybody will ask where a transaction was opened. */
+  get watches(): boolean {
+    return this.#end !== undefined && this.#mode !== "off";
+  }
+
+  close(): void {
+    this.#end?.();
+  }
+
+  /** For connections that we take ourselves, on purpose, while the caller holds one. */
+  async taking<T>(take: (granted: () => void) => Promise<T>): Promise<T> {
+    const inside = this.#inside();
+    if (!inside) return take(() => {});
+    let grant!: () => void;
+    const granted = new Promise<void>((resolve) => (grant = resolve));
+    this.#queue(inside, () => granted);
+    return this.ours(() => take(grant)).finally(grant);
+  }
+
+  /** What we send ourselves, through whatever is watched, is no mistake. */
+  ours<T>(work: () => T): T {
+    return own.run(true, work);
+  }
+
+  /** A body that we run is the caller's again. */
+  theirs<T>(work: () => T): T {
+    return own.getStore() ? own.run(false, work) : work();
+  }
+
+  #inside(): Inside | undefined {
+    const inside = this.#current.getStore();
+    return inside?.open && !own.getStore() ? inside : undefined;
+  }
+
+  #report({ site }: Inside, place?: () => string | undefined): void {
+    if (this.#mode === "off") return;
+    const at = sites.here(this.#report).place ?? place?.();
+    const error = new WrongConnectionError(at, site?.place);
+    emit("holdfast:connection:wrong", () => ({ query: at, transaction: site?.place }));
+    if (this.#mode === "throw") throw error;
+    const pair = `${at}\n${site?.place}`;
+    if (this.#told.has(pair) || this.#told.size >= most) return;
+    this.#told.add(pair);
+    process.emitWarning(error.message, { type: error.name, code: error.code });
+  }
+
+  /** Everybody who has a connection waits for another one: nobody will ever get it. */
+  #queue({ root, site }: Inside, granted: () => Promise<void>, place?: () => string | undefined): void {
+    const room = this.#database.room?.();
+    if (!room) return;
+    const waiting = this.#waiting.has(root) ? this.#waiting.size : this.#waiting.size + 1;
+    if (room.out >= room.max && waiting >= room.max)
+      throw new PoolExhaustedError(room.max, sites.here(this.#queue).place ?? place?.(), site?.place);
+    this.#waiting.set(root, (this.#waiting.get(root) ?? 0) + 1);
+    void granted().then(() => {
+      const count = (this.#waiting.get(root) ?? 1) - 1;
+      if (count === 0) this.#waiting.delete(root);
+      else this.#waiting.set(root, count);
+    });
+  }
+}

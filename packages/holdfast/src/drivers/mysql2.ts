@@ -1,0 +1,129 @@
+/** Sessions of the package `mysql2`, whoever took them out of a pool: the adapter for it, or one for an ORM on it. */
+import type { DriverError, Pinned, Purpose, Result, Room, Row, SqlConnection } from "../core/database.ts";
+import { unlessAborted } from "../core/queue.ts";
+import { type Kill, isInTransaction, killable } from "../engines/mysql/client.ts";
+import { render } from "../engines/mysql/index.ts";
+
+/** The part of a connection of `mysql2/promise` that is used here. */
+export interface Mysql2Connection {
+  query(sql: string, values?: unknown[]): Promise<[unknown, unknown]>;
+}
+
+export interface Mysql2PoolConnection extends Mysql2Connection {
+  release(): void;
+  destroy(): void;
+}
+
+export interface Mysql2Pool<C extends Mysql2PoolConnection = Mysql2PoolConnection> {
+  getConnection(): Promise<C>;
+}
+
+/** The connection inside the promise wrapper, with callbacks. */
+interface Inner {
+  on?(event: string, listener: (error?: unknown) => void): unknown;
+  threadId?: number | null;
+  query(sql: string, values: unknown[], done: (error: unknown, outcome: unknown) => void): unknown;
+}
+
+/** By the connection inside: the pool wraps it anew each time it is taken out. */
+const connections = new WeakMap<object, SqlConnection>();
+
+/** `native`: of either kind. `kill` runs a statement on another connection of the same server. */
+export function mysql2Connection(native: object, kill: Kill): SqlConnection {
+  const { connection: wrapped, promise } = native as { connection?: Inner; promise?: unknown };
+  const inner = typeof promise === "function" ? (native as Inner) : wrapped;
+  // The promise wrapper passes no events on; the connection inside it does.
+  const emitter = (inner ?? native) as Omit<Inner, "query">;
+  const known = connections.get(emitter);
+  if (known) return known;
+  const lost = new AbortController();
+  emitter.on?.("error", (error) => lost.abort(error));
+  emitter.on?.("end", () => lost.abort(new Error("the connection has ended")));
+  const { send, cancel } = killable(
+    (text, values) =>
+      inner
+        ? ask(inner, text, values)
+        : (native as Mysql2Connection).query(text, values).then(([first]) => first),
+    () => emitter.threadId,
+    kill,
+  );
+  const connection: SqlConnection = {
+    lost: lost.signal,
+    unwrap: unwrapMysql2,
+    async query(statement) {
+      const { text, values } = render(statement);
+      try {
+        return result(await send(text, values));
+      } catch (error) {
+        // From here it leads to the caller; the client's own begins at the socket.
+        if (error instanceof Error) Error.captureStackTrace(error);
+        throw error;
+      }
+    },
+    cancel,
+  };
+  connections.set(emitter, connection);
+  return connection;
+}
+
+/** Not by the promise wrapper, which takes a stack trace with each statement: 7 % of a short transaction's time. */
+function ask(inner: Inner, text: string, values: unknown[]): Promise<unknown> {
+  return new Promise((resolve, reject) => {
+    inner.query(text, values, (error, outcome) => (error ? reject(error) : resolve(outcome)));
+  });
+}
+
+function result(outcome: unknown): Result {
+  // A procedure answers with a list of results, the last of which says how it ended.
+  if (Array.isArray(outcome))
+    return { rows: (Array.isArray(outcome[0]) ? outcome[0] : outcome) as Row[], affected: 0 };
+  const { affectedRows = 0, serverStatus } = (outcome ?? {}) as {
+    affectedRows?: number;
+    serverStatus?: number;
+  };
+  return {
+    rows: [],
+    affected: affectedRows,
+    ...(serverStatus !== undefined && { inTransaction: isInTransaction(serverStatus) }),
+  };
+}
+
+/** A connection that has ended refuses statements without a code. */
+export function unwrapMysql2(error: unknown): DriverError | undefined {
+  if (typeof error !== "object" || error === null) return undefined;
+  const { fatal, code } = error as { fatal?: unknown; code?: unknown };
+  return fatal === true && code === undefined ? { lost: true } : undefined;
+}
+
+export async function checkOutMysql2<C extends Mysql2PoolConnection>(
+  pool: Mysql2Pool<C>,
+  kill: Kill,
+  { signal }: Purpose,
+): Promise<Pinned<C, SqlConnection>> {
+  const native = await unlessAborted(pool.getConnection(), signal, (late) => late.release());
+  return {
+    connection: mysql2Connection(native, kill),
+    native,
+    release(broken) {
+      if (broken) native.destroy();
+      else native.release();
+    },
+  };
+}
+
+/** Of the kind with callbacks, or of the other, which has that one inside. */
+export function roomOfMysql2(pool: object): Room | undefined {
+  const { pool: inner = pool } = pool as { pool?: object };
+  const {
+    config,
+    _allConnections: all,
+    _freeConnections: free,
+  } = inner as {
+    config?: { connectionLimit?: number };
+    _allConnections?: { length: number };
+    _freeConnections?: { length: number };
+  };
+  // 0: without a limit.
+  if (!config?.connectionLimit || !all || !free) return undefined;
+  return { max: config.connectionLimit, out: all.length - free.length };
+}

@@ -1,0 +1,214 @@
+/** Sessions of the package `pg`, whoever took them out of a pool: the adapter for `pg` itself, or one for an ORM on it. */
+import type { DriverError, Pinned, Purpose, Result, Room, Seen, SqlConnection } from "../core/database.ts";
+import { observeMethod } from "../core/observe.ts";
+import { unlessAborted } from "../core/queue.ts";
+import { sql } from "../core/sql.ts";
+import { render } from "../engines/postgres/index.ts";
+
+/** The part of a `pg` Client that is used here: any version or fork that has it will do. */
+export interface PgClient {
+  query(text: string, values?: unknown[]): Promise<unknown>;
+  on(event: "error" | "end", listener: (error?: Error) => void): unknown;
+}
+
+export type PgPooled = PgClient & { release(error?: Error | boolean): void };
+
+export interface PgPool {
+  connect(): Promise<PgPooled>;
+  readonly totalCount: number;
+}
+
+interface PgResult {
+  rows: Record<string, unknown>[];
+  rowCount: number | null;
+  command: string;
+}
+
+/** What a `pg` Client carries besides its documented methods, as far as cancelling needs it. */
+interface Innards {
+  processID?: number | null;
+  secretKey?: number | null;
+  connectionParameters?: { host?: string; port?: number; ssl?: unknown };
+  host?: string;
+  port?: number;
+  connection?: unknown;
+}
+
+interface Wire {
+  connect(portOrPath: number | string, host?: string): void;
+  cancel(processID: number, secretKey: number): void;
+  once(event: string, listener: () => void): void;
+  on(event: string, listener: (message?: { status?: string }) => void): void;
+  stream?: { destroy(): void };
+}
+
+const connections = new WeakMap<PgClient, SqlConnection>();
+
+/** `options`: of the pool, to make another client with. */
+export function pgConnection(client: PgClient, options?: object): SqlConnection {
+  const known = connections.get(client);
+  if (known) return known;
+  const lost = new AbortController();
+  // Without a listener an error event of a checked-out client would end the process.
+  client.on("error", (error) => lost.abort(error));
+  client.on("end", () => lost.abort(new Error("the connection has ended")));
+  const status = transactionStatus(client);
+  const connection: SqlConnection = {
+    session: client,
+    ...(status && { doubtful: () => status() === "E" }),
+    lost: lost.signal,
+    unwrap: unwrapPg,
+    async query(statement) {
+      const { text, values } = render(statement);
+      return result(
+        (await (values.length > 0 ? client.query(text, values) : client.query(text))) as PgResult,
+      );
+    },
+    async script(text) {
+      const results = await client.query(text);
+      return (Array.isArray(results) ? (results as PgResult[]) : [results as PgResult]).map(result);
+    },
+    ...(canCancel(client) && { cancel: () => cancel(client, options) }),
+  };
+  connections.set(client, connection);
+  return connection;
+}
+
+/** I: in none, T: in a transaction, E: in one that has failed. The server says so after every statement. */
+function transactionStatus(client: PgClient): (() => string) | undefined {
+  const { connection } = client as Innards;
+  const wire = connection as Partial<Wire> | undefined;
+  if (typeof wire?.on !== "function") return undefined;
+  let status = "";
+  (wire as Wire).on("readyForQuery", (message) => (status = message?.status ?? status));
+  // Whoever sent the statement learns of its error before the server says what it means for the transaction.
+  (wire as Wire).on("errorMessage", () => (status = "E"));
+  return () => status;
+}
+
+function result({ rows, rowCount, command }: PgResult): Result {
+  return { rows, affected: rowCount ?? 0, command };
+}
+
+function canCancel(client: PgClient): boolean {
+  const { connection } = client as Innards;
+  return typeof (connection as Partial<Wire> | undefined)?.cancel === "function";
+}
+
+/**
+ * Asks by the session's protocol key, which also works through a pooler. The server closes the socket after it
+ * has passed the request on: from then on it can hit only the statement that is running, not a later one.
+ */
+async function cancel(client: PgClient, options: object = {}): Promise<void> {
+  const { processID, secretKey, connectionParameters } = client as Innards;
+  if (typeof processID !== "number" || typeof secretKey !== "number") return;
+  const Client = client.constructor as new (config: object) => Innards;
+  const other = new Client({ ...connectionParameters, ...options });
+  const wire = other.connection as Wire;
+  await new Promise<void>((resolve) => {
+    const timer = setTimeout(() => wire.stream?.destroy(), 10_000);
+    const done = () => {
+      clearTimeout(timer);
+      resolve();
+    };
+    const send = () => wire.cancel(processID, secretKey);
+    wire.once("connect", send);
+    wire.once("sslconnect", send);
+    wire.on("error", done);
+    wire.once("end", done);
+    if (other.host?.startsWith("/")) wire.connect(`${other.host}/.s.PGSQL.${other.port}`);
+    else wire.connect(other.port as number, other.host);
+  });
+}
+
+export function isPgPool(value: unknown): value is PgPool {
+  return hasMethods(value, "connect", "query") && "totalCount" in (value as object);
+}
+
+export function isPgClient(value: unknown): value is PgClient {
+  return hasMethods(value, "query", "on") && !isPgPool(value);
+}
+
+function hasMethods(value: unknown, ...names: string[]): boolean {
+  return (
+    typeof value === "object" &&
+    value !== null &&
+    names.every((name) => typeof (value as Record<string, unknown>)[name] === "function")
+  );
+}
+
+/** pg reports a dead connection by message only. */
+const lostMessages =
+  /^Connection terminated|connection error and is not queryable|^Client was closed|server closed the connection/;
+
+export function unwrapPg(error: unknown): DriverError | undefined {
+  if (!(error instanceof Error)) return undefined;
+  return lostMessages.test(error.message) ? { lost: true, message: error.message } : undefined;
+}
+
+/** What a pool makes its clients with. */
+export interface PgFactory {
+  readonly Client: new (options: object) => PgClient & Listener;
+  readonly options: object;
+}
+
+interface Listener {
+  connect(): Promise<unknown>;
+  end(): Promise<void>;
+  unref?(): void;
+  on(event: "notification", listener: (message: { channel: string; payload?: string }) => void): unknown;
+}
+
+/**
+ * On a client of its own, made as the pool makes its own: one taken out of the pool would be missing there, perhaps
+ * to renew a lease, and `pool.end()` would wait for it.
+ */
+export async function listenPg(
+  { Client, options }: PgFactory,
+  channel: string,
+  wake: (payload: string) => void,
+  signal: AbortSignal,
+): Promise<void> {
+  signal.throwIfAborted();
+  const client = new Client(options);
+  const end = () => void client.end().catch(() => {});
+  client.on("error", () => {});
+  client.on("notification", (message) => {
+    if (message.channel === channel) wake(message.payload ?? "");
+  });
+  signal.addEventListener("abort", end, { once: true });
+  try {
+    await client.connect();
+    // Whoever waits keeps the process; the one who tells them need not.
+    client.unref?.();
+    await client.query(render(sql`LISTEN ${sql.id(channel)}`).text);
+    signal.throwIfAborted();
+  } catch (error) {
+    end();
+    throw error;
+  }
+}
+
+export async function checkOutPg(
+  pool: PgPool,
+  options: object | undefined,
+  { signal }: Purpose,
+): Promise<Pinned<PgClient, SqlConnection>> {
+  const client = await unlessAborted(pool.connect(), signal, (late) => late.release());
+  return {
+    connection: pgConnection(client, options),
+    native: client,
+    release: (broken) => client.release(broken === true),
+  };
+}
+
+export function roomOfPg(pool: PgPool): Room | undefined {
+  const { options, idleCount } = pool as { options?: { max?: unknown }; idleCount?: unknown };
+  if (typeof options?.max !== "number" || typeof idleCount !== "number") return undefined;
+  return { max: options.max, out: pool.totalCount - idleCount };
+}
+
+/** `pool.query` takes its connection by `pool.connect` too, with a callback. */
+export function observePg(pool: PgPool, seen: Seen, place?: () => string | undefined): () => void {
+  return observeMethod(pool, "connect", seen, place && { place });
+}

@@ -1,0 +1,345 @@
+/** Sessions of the package `postgres` (postgres.js), for its own adapter and for those of ORMs on it. */
+import type { DriverError, Pinned, Purpose, Result, SqlConnection } from "../core/database.ts";
+import { ConnectionLostError, UnsupportedError, UsageError } from "../core/errors.ts";
+import { graceMs, within } from "../core/interrupt.ts";
+import { render } from "../engines/postgres/index.ts";
+
+type PostgresResult = Record<string, unknown>[] & { count?: number | null; command?: string };
+
+/** The part of a postgres.js `Sql` (or of its transaction kind) that is used here. */
+export interface PostgresSql {
+  (strings: TemplateStringsArray, ...values: never[]): PromiseLike<unknown>;
+  unsafe(text: string, values?: never[], options?: object): unknown;
+}
+
+export interface PostgresPool extends PostgresSql {
+  begin: (...args: never[]) => unknown;
+  end: (...args: never[]) => unknown;
+}
+
+/** What a query of postgres.js 3 carries besides its documented methods. */
+interface Query extends Promise<PostgresResult | PostgresResult[]> {
+  handler: (query: Query) => void;
+  /** Its `cancel()` calls this and forgets the promise, which tells when the request has been dealt with. */
+  canceller: Canceller | null;
+  /** The connection's process id and secret, once it is on one. */
+  state: { pid: number; secret: number } | null;
+}
+
+type Canceller = (query: { state: Query["state"]; active: boolean } | Query) => Promise<unknown>;
+
+/** The object itself is filled anew when the connection is opened again. */
+function copyOf({ state }: Query): Query["state"] {
+  return state ? { pid: state.pid, secret: state.secret } : null;
+}
+
+/** The connection behind a query, as the library's own `begin` gets it. */
+interface Backend {
+  execute(query: Query): unknown;
+  /** Kept for one user while this is set. Without `release`, it is given back when the server says "idle". */
+  reserved: { release?: boolean } | null;
+}
+
+type Unsafe = (text: string, values: unknown[], options: QueryOptions) => Query;
+interface QueryOptions {
+  simple?: boolean;
+  prepare?: boolean;
+  onexecute?: (backend: Backend) => unknown;
+}
+
+/**
+ * A connection taken out of the pool by its first statement.
+ *
+ * `sql.begin` takes one out and binds a handle to it, but spends a round trip on a bare BEGIN; `sql.reserve`, in
+ * 3.4, never returns where it has to open a connection again that was open before, and loses it to the pool. So
+ * `begin` it is, with our first statement in the place of its own.
+ */
+export class PostgresPin {
+  readonly lost: AbortSignal;
+  /** The library's own handle, bound to the connection. */
+  bound: PostgresSql | undefined;
+  readonly #sql: PostgresPool;
+  readonly #lost = new AbortController();
+  #backend: Backend | undefined;
+  /** The library's mark that the connection is kept for us. A new one when it is kept for the next. */
+  #mine: Backend["reserved"] = null;
+  #running: Query | undefined;
+  #state: Query["state"] = null;
+  canceller: Canceller | null = null;
+  /** Not inside BEGIN … COMMIT from its first statement on: it must be given back by hand. */
+  #sticky: boolean;
+  /** Given back: whatever ran on it now would run in somebody else's place. */
+  #over = false;
+
+  constructor(sql: PostgresPool, use: Purpose["use"]) {
+    this.#sql = sql;
+    this.#sticky = use === "session";
+    this.lost = this.#lost.signal;
+  }
+
+  async send(text: string, values: unknown[], simple: boolean): Promise<PostgresResult | PostgresResult[]> {
+    this.lost.throwIfAborted();
+    if (!this.#backend && text === "ROLLBACK") return [];
+    if (this.over) throw new UsageError("This connection has been given back", "HF_TRANSACTION_OVER");
+    const query = this.#backend ? this.#next(text, values, simple) : this.#first(text, values, simple);
+    this.#running = query;
+    this.canceller ??= query.canceller;
+    try {
+      return await query;
+    } catch (error) {
+      if (isLost(error)) this.#lost.abort(error);
+      throw error;
+    } finally {
+      this.#running = undefined;
+      this.#state ??= copyOf(query);
+      if (!this.#backend && query.state) await this.#evict(query);
+      // The library gives the connection back by itself when the server says that no transaction is open on it, and
+      // the next in line has it before we are told.
+      if (this.#backend && this.#backend.reserved !== this.#mine) this.#over = true;
+    }
+  }
+
+  #first(text: string, values: unknown[], simple: boolean): Query {
+    const sql = this.#sql as unknown as {
+      unsafe: Unsafe;
+      begin(body: (bound: PostgresSql) => Promise<never>): Promise<unknown>;
+    };
+    const { unsafe } = sql;
+    if (!text.startsWith("BEGIN")) this.#sticky = true;
+    let query: Query | undefined;
+    let begun: Promise<unknown>;
+    // Only for as long as `begin` runs before its first `await`, so nobody else can see it.
+    sql.unsafe = (_begin, _values, { onexecute }) => {
+      query = unsafe(text, values, {
+        simple,
+        prepare: false,
+        onexecute: (backend) => this.#pinned(backend, onexecute),
+      });
+      return query;
+    };
+    try {
+      begun = sql.begin((bound) => {
+        this.bound = bound;
+        // Never settled: the library would send a COMMIT of its own. We end the transaction ourselves.
+        return new Promise(() => {});
+      });
+    } finally {
+      sql.unsafe = unsafe;
+    }
+    // Rejects with the query, or when the connection is closed at any time later.
+    begun.catch((error: unknown) => {
+      if (isLost(error)) this.#lost.abort(error);
+    });
+    if (!query)
+      throw new UnsupportedError(
+        "This version of the package postgres begins transactions in a way that Holdfast does not know; use version 3.4",
+      );
+    return query;
+  }
+
+  #pinned(backend: Backend, onexecute: QueryOptions["onexecute"]): unknown {
+    // What it returns matters: "ready" would let the pool send others' statements after ours.
+    const ready = onexecute?.(backend);
+    this.#backend = backend;
+    this.#mine = backend.reserved;
+    if (this.#sticky && this.#mine) this.#mine.release = true;
+    return ready;
+  }
+
+  /**
+   * postgres.js 3.4 does not say which connection it was if the statement filled the pipeline of one: a transaction
+   * is open now where others' statements go. Only the end of that session undoes it.
+   */
+  async #evict({ state }: Query): Promise<void> {
+    this.#lost.abort(new Error("its statement went to a connection that others use"));
+    await (this.#sql.unsafe as unknown as Unsafe)("SELECT pg_terminate_backend($1)", [state?.pid], {
+      prepare: false,
+    }).catch(() => {});
+  }
+
+  /** In line with the caller's own statements; without a handle, after the first one has failed, there are none. */
+  #next(text: string, values: unknown[], simple: boolean): Query {
+    if (this.bound) return (this.bound.unsafe as unknown as Unsafe)(text, values, { simple, prepare: false });
+    const query = (this.#sql.unsafe as unknown as Unsafe)(text, values, { simple, prepare: false });
+    query.handler = (q) => this.#backend?.execute(q);
+    return query;
+  }
+
+  get over(): boolean {
+    // A COMMIT of the caller's own gives the connection back too, and the next in line may have it already.
+    return this.#over || (this.#backend !== undefined && this.#backend.reserved !== this.#mine);
+  }
+
+  async acquire(signal?: AbortSignal): Promise<void> {
+    signal?.throwIfAborted();
+    const onAbort = () => void this.cancel().catch(() => {});
+    signal?.addEventListener("abort", onAbort, { once: true });
+    try {
+      await this.send("SELECT 1 AS one", [], true);
+      signal?.throwIfAborted();
+    } catch (error) {
+      await this.release();
+      throw signal?.aborted ? signal.reason : error;
+    } finally {
+      signal?.removeEventListener("abort", onAbort);
+    }
+  }
+
+  /** Whatever runs on the connection, ours or the caller's own; or our place in the line for one. */
+  async cancel(): Promise<void> {
+    const { canceller } = this;
+    if (this.#over || !canceller) return;
+    // Resolves when the server has closed the socket of the request; from then on it cannot hit a later statement.
+    if (this.#state) await canceller({ state: this.#state, active: true });
+    else if (this.#running) await canceller(this.#running);
+  }
+
+  async release(broken = false): Promise<void> {
+    if (this.lost.aborted || this.#over) return;
+    if (!this.#backend) {
+      // Still in line for a connection, perhaps: nobody would give back the one that it got.
+      await this.cancel();
+      this.#over = true;
+      return;
+    }
+    // There is no public way to throw a connection away: the server is asked to end the session.
+    const last = broken ? "SELECT pg_terminate_backend(pg_backend_pid())" : "SELECT 1 AS one";
+    if (!broken && this.#mine) this.#mine.release = false;
+    // A dead socket answers nothing: the loss, which follows soon, is an answer too.
+    const gone = new Promise<void>((resolve) =>
+      this.lost.addEventListener("abort", () => resolve(), { once: true }),
+    );
+    const answered = this.send(last, [], true).catch(() => {});
+    this.#over = true;
+    await within(graceMs, Promise.race([answered, gone])).catch(() => {});
+  }
+}
+
+function connectionOf(
+  send: PostgresPin["send"],
+  lost: AbortSignal,
+  cancel: () => Promise<void>,
+): SqlConnection {
+  return {
+    lost,
+    unwrap: unwrapPostgres,
+    cancel,
+    async query(statement) {
+      const { text, values } = render(statement);
+      return result((await send(text, values, values.length === 0)) as PostgresResult);
+    },
+    async script(text) {
+      const results = await send(text, [], true);
+      return (Array.isArray(results[0]) ? (results as PostgresResult[]) : [results as PostgresResult]).map(
+        result,
+      );
+    },
+  };
+}
+
+function result(rows: PostgresResult): Result {
+  return { rows, affected: rows.count ?? 0, ...(rows.command !== undefined && { command: rows.command }) };
+}
+
+const lostCodes = new Set(["CONNECTION_CLOSED", "CONNECTION_DESTROYED", "CONNECT_TIMEOUT"]);
+
+export function unwrapPostgres(error: unknown): DriverError | undefined {
+  const code = (error as { code?: unknown } | null)?.code;
+  return typeof code === "string" && lostCodes.has(code) ? { lost: true, code } : undefined;
+}
+
+/** Of an error of a statement of ours, where a socket's code can only be our own socket's. */
+function isLost(error: unknown): boolean {
+  const code = String((error as { code?: unknown } | null)?.code);
+  return lostCodes.has(code) || code === "ECONNRESET" || code === "EPIPE";
+}
+
+/** The caller's own handle, which stops working with the connection: it would quietly run statements on another one. */
+function guarded(pin: PostgresPin): PostgresSql {
+  const { bound } = pin;
+  if (!bound) throw new UsageError("The transaction has not begun");
+  const refuse = () => {
+    if (pin.over)
+      throw new UsageError(
+        "This transaction is over: its client must not be used any more",
+        "HF_TRANSACTION_OVER",
+      );
+    if (pin.lost.aborted) throw new ConnectionLostError(1, pin.lost.reason);
+  };
+  return new Proxy(bound, {
+    apply(target, self, args) {
+      refuse();
+      return Reflect.apply(target as unknown as (...a: unknown[]) => unknown, self, args);
+    },
+    get(target, name) {
+      const value: unknown = Reflect.get(target, name);
+      if (name !== "unsafe" && name !== "file") return value;
+      return (...args: unknown[]) => {
+        refuse();
+        return (value as (...a: unknown[]) => unknown)(...args);
+      };
+    },
+  });
+}
+
+/** postgres.js listens on one connection of its own, which it makes for the first channel and then keeps. */
+export interface PostgresListening {
+  listen: {
+    (channel: string, wake: (payload: string) => void): Promise<{ unlisten(): Promise<unknown> }>;
+    sql?: { end(options: { timeout: number }): Promise<unknown> } | undefined;
+    channels?: Record<string, unknown>;
+  };
+}
+
+export async function listenPostgres(
+  { listen: open }: PostgresListening,
+  channel: string,
+  wake: (payload: string) => void,
+  signal: AbortSignal,
+): Promise<void> {
+  signal.throwIfAborted();
+  const listening = open(channel, wake);
+  const close = async () => {
+    await listening.then(({ unlisten }) => unlisten()).catch(() => delete open.channels?.[channel]);
+    // It would keep the process. A channel of the caller's own keeps it too, and stays.
+    if (!open.sql || Object.keys(open.channels ?? {}).length > 0) return;
+    const connection = open.sql;
+    open.sql = undefined;
+    await connection.end({ timeout: 0 });
+  };
+  signal.addEventListener("abort", () => void close().catch(() => {}), { once: true });
+  await listening;
+}
+
+export function pinnedPostgres(pin: PostgresPin): Pinned<PostgresSql, SqlConnection> {
+  return {
+    connection: connectionOf(
+      (...args) => pin.send(...args),
+      pin.lost,
+      () => pin.cancel(),
+    ),
+    get native() {
+      return guarded(pin);
+    },
+    release: (broken) => pin.release(broken),
+  };
+}
+
+export function joinedPostgres(sql: PostgresSql): SqlConnection {
+  const lost = new AbortController();
+  let running: Query | undefined;
+  const send: PostgresPin["send"] = async (text, values, simple) => {
+    running = (sql.unsafe as unknown as Unsafe)(text, values, { simple, prepare: false });
+    try {
+      return await running;
+    } catch (error) {
+      if (isLost(error)) lost.abort(error);
+      throw error;
+    } finally {
+      running = undefined;
+    }
+  };
+  return connectionOf(send, lost.signal, async () => {
+    await running?.canceller?.(running);
+  });
+}

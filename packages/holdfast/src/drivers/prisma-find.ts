@@ -1,0 +1,222 @@
+/**
+ * Prisma's `findMany`, with the rows locked. There is no second compiler for `where`: Prisma finds the keys, these are
+ * locked in one order, and Prisma reads again with the same `where`, so that what no longer matches is not returned.
+ */
+import type { Connection, Wait } from "../core/database.ts";
+import { UsageError } from "../core/errors.ts";
+import type { RowKey } from "../core/rows.ts";
+import type { Scope } from "../core/scope.ts";
+import { Identifier } from "../core/sql.ts";
+import type { RowStrength } from "../core/tables.ts";
+
+export interface PrismaLock {
+  /** Default "update". */
+  readonly mode?: RowStrength;
+  /** Milliseconds; "nowait" to throw at once; "skip" to leave out what is locked. Default: the instance's (5 s). */
+  readonly wait?: Wait | "skip";
+}
+
+type Values = Record<string, unknown>;
+
+/** A model's delegate, as Prisma makes it. */
+export interface Delegate {
+  readonly $name: string;
+  findMany(args: Values): PromiseLike<Values[]>;
+  findFirst(args: Values): PromiseLike<Values | null>;
+  findUnique(args: Values): PromiseLike<Values | null>;
+}
+
+/** What Prisma's generated client knows of the schema at run time. */
+interface Model {
+  readonly dbName?: string | null;
+  readonly schema?: string | null;
+  readonly fields: readonly { name: string; kind: string; type: string; dbName?: string }[];
+}
+
+export interface Schema {
+  readonly _runtimeDataModel?: { readonly models: Readonly<Record<string, Model>> };
+  readonly _engineConfig?: { readonly inlineSchema?: string };
+}
+
+/** A column of the primary key, and the field that stands for it. */
+interface KeyField {
+  readonly column: string;
+  readonly field: string;
+  /** As the engine names it. */
+  readonly type: string;
+  /** Names of an enum's values and what the database calls them, where they differ. */
+  readonly labels: ReadonlyMap<string, string>;
+}
+
+type AnyScope = Scope<unknown, Connection>;
+
+interface Target {
+  readonly delegate: Delegate;
+  readonly scope: AnyScope;
+  readonly table: Identifier;
+  readonly key: readonly KeyField[];
+  readonly lock: PrismaLock;
+}
+
+async function targetOf(
+  scope: AnyScope,
+  schema: Schema,
+  delegate: Delegate,
+  lock: PrismaLock,
+): Promise<Target> {
+  const model = schema._runtimeDataModel?.models[delegate.$name];
+  if (!model) throw new UsageError(`Prisma's client does not say what the model ${delegate.$name} is`);
+  const table = new Identifier([...(model.schema ? [model.schema] : []), model.dbName ?? delegate.$name]);
+  const shape = await scope.work((work) =>
+    scope.home.rows.describe(work, table, `${delegate.$name}.find…ForUpdate`, (can) => can.rowLocks),
+  );
+  if (shape.key.length === 0)
+    throw new UsageError(`${shape.name} has no primary key, so its rows have no order to be locked in`);
+  const key = shape.key.map((column) => {
+    const field = model.fields.find(({ name, dbName }) => (dbName ?? name) === column);
+    if (!field)
+      throw new UsageError(
+        `The primary key of ${shape.name} has a column ${column}, which is no field of the model ${delegate.$name}`,
+      );
+    const type = shape.columns.get(column) ?? "";
+    return {
+      column,
+      field: field.name,
+      type,
+      labels: field.kind === "enum" ? labels(schema, field.type) : none,
+    };
+  });
+  return { delegate, scope, table, key, lock };
+}
+
+const none: ReadonlyMap<string, string> = new Map();
+
+/** `@map` of an enum's values is in the schema's text only. */
+function labels({ _engineConfig }: Schema, type: string): ReadonlyMap<string, string> {
+  const text = _engineConfig?.inlineSchema ?? "";
+  const body = new RegExp(`^\\s*enum\\s+${type}\\s*\\{([^}]*)\\}`, "m").exec(text)?.[1] ?? "";
+  return new Map(
+    [...body.matchAll(/^\s*(\w+)\s+@map\("((?:[^"\\]|\\.)*)"\)/gm)].map(([, name, label]) => [
+      name as string,
+      label as string,
+    ]),
+  );
+}
+
+/** The key of a row as the database has it. */
+function keyOf({ key }: Target, row: Values): Values {
+  return Object.fromEntries(
+    key.map(({ column, field, type, labels: known }) => {
+      const value = row[field];
+      if (typeof value === "string") return [column, known.get(value) ?? value];
+      if (value instanceof Date) return [column, moment(value, type)];
+      // Prisma's Decimal.
+      return [column, isOpaque(value) ? String(value) : value];
+    }),
+  );
+}
+
+/** Prisma has a Date for each of them, in UTC. */
+function moment(value: Date, type: string): Date | string {
+  const text = value.toISOString();
+  if (type === "date") return text.slice(0, 10);
+  if (type.startsWith("timestamp") && !/with time zone|timestamptz/.test(type)) return text.slice(0, -1);
+  return type.startsWith("time") && !type.startsWith("timestamp") ? text.slice(11, -1) : value;
+}
+
+function isOpaque(value: unknown): boolean {
+  return typeof value === "object" && value !== null && !(value instanceof Uint8Array);
+}
+
+/** Locks rows, and returns those that are locked now. */
+async function lockRows(target: Target, found: readonly Values[]): Promise<Values[]> {
+  const { scope, table, key, lock } = target;
+  const keys = found.map((row) => keyOf(target, row));
+  const { mode = "update", wait } = lock;
+  const locked = await scope.rows<Values>(table, keys as RowKey[] as never, {
+    for: mode,
+    ...(wait !== undefined && { wait }),
+    columns: key.map(({ column }) => column),
+    missing: "report",
+  });
+  const gone = new Set(
+    [...locked.missing, ...locked.skipped].map((each) => identity(target, each as Values)),
+  );
+  return found.filter((_, i) => !gone.has(identity(target, keys[i] as Values)));
+}
+
+function identity({ key }: Target, row: Values): string {
+  return JSON.stringify(key.map(({ column }) => String(row[column])));
+}
+
+function these({ key }: Target, rows: readonly Values[]): Values {
+  const [only, ...others] = key;
+  if (only && others.length === 0) return { [only.field]: { in: rows.map((row) => row[only.field]) } };
+  return { OR: rows.map((row) => Object.fromEntries(key.map(({ field }) => [field, row[field]]))) };
+}
+
+function selected({ key }: Target): Values {
+  return Object.fromEntries(key.map(({ field }) => [field, true]));
+}
+
+/** What says which rows there are, and not what is read of them. */
+const choosing = ["where", "orderBy", "take", "skip", "cursor", "distinct"];
+
+function only(args: Values, names: readonly string[]): Values {
+  return Object.fromEntries(Object.entries(args).filter(([name]) => names.includes(name)));
+}
+
+export interface FindArgs extends Values {
+  readonly lock?: PrismaLock;
+}
+
+export async function findManyLocked(
+  scope: AnyScope,
+  schema: Schema,
+  delegate: Delegate,
+  { lock = {}, ...args }: FindArgs = {},
+): Promise<Values[]> {
+  const target = await targetOf(scope, schema, delegate, lock);
+  const found = await delegate.findMany({ ...only(args, choosing), select: selected(target) });
+  if (found.length === 0) return [];
+  const locked = await lockRows(target, found);
+  if (locked.length === 0) return [];
+  const { take: _take, skip: _skip, cursor: _cursor, distinct: _distinct, where, ...rest } = args;
+  return [...(await delegate.findMany({ ...rest, where: both(where, these(target, locked)) }))];
+}
+
+/** Beside, not around: the name of a unique key is understood at the top of a `where` only. */
+function both(where: unknown, more: Values): Values {
+  const { AND = [], ...rest } = (where ?? {}) as Values;
+  return { ...rest, AND: [AND, more].flat() };
+}
+
+/** Somebody may have changed the row that was found before it could be locked: then another one may be the first. */
+const mostAttempts = 10;
+
+export async function findOneLocked(
+  scope: AnyScope,
+  schema: Schema,
+  delegate: Delegate,
+  how: "findFirst" | "findUnique",
+  { lock = {}, ...args }: FindArgs = {},
+): Promise<Values | null> {
+  const target = await targetOf(scope, schema, delegate, lock);
+  const names = how === "findUnique" ? ["where"] : choosing;
+  for (let attempt = 1; ; attempt++) {
+    const found = await delegate[how]({ ...only(args, names), select: selected(target) });
+    if (!found) return null;
+    const locked = await lockRows(target, [found]);
+    // Skipped, and not to be waited for: nothing is there for this caller.
+    if (locked.length === 0 && lock.wait === "skip") return null;
+    if (locked.length > 0) {
+      const { take: _take, skip: _skip, cursor: _cursor, distinct: _distinct, where, ...rest } = args;
+      const row = await delegate[how]({ ...rest, where: both(where, these(target, locked)) });
+      if (row) return row;
+    }
+    if (attempt >= mostAttempts)
+      throw new UsageError(
+        `${delegate.$name}.${how}ForUpdate: the row that matched was changed ${mostAttempts} times before it could be locked`,
+      );
+  }
+}

@@ -1,0 +1,53 @@
+import type { ConformanceSite } from "holdfast/testing";
+
+async function site(db: {
+  transaction: (...args: never[]) => unknown;
+  $client: unknown;
+}): Promise<Pick<ConformanceSite, "database" | "ownTransaction">> {
+  const { fromDrizzle } = await import("holdfast/drizzle");
+  return {
+    database: fromDrizzle(db),
+    ownTransaction: (body) => (db.transaction as (body: unknown) => Promise<never>)(body),
+  };
+}
+
+/** What a transaction looks like to Holdfast, with a client that is in none. */
+const idle = (client: unknown) => ({ session: { client }, rollback() {}, transaction() {} });
+
+export async function openDrizzle(connectionString: string): Promise<ConformanceSite> {
+  const [{ Pool }, { drizzle }] = await Promise.all([import("pg"), import("drizzle-orm/node-postgres")]);
+  const pool = new Pool({ connectionString, max: 10, application_name: "test" });
+  pool.on("error", () => {});
+  return {
+    ...(await site(drizzle(pool))),
+    async withIdle(body) {
+      const client = await pool.connect();
+      try {
+        return await body(idle(client));
+      } finally {
+        client.release();
+      }
+    },
+    close: () => pool.end(),
+  };
+}
+
+export async function openDrizzlePostgres(url: string, options: object = {}): Promise<ConformanceSite> {
+  const [{ default: postgres }, { drizzle }] = await Promise.all([
+    import("postgres"),
+    import("drizzle-orm/postgres-js"),
+  ]);
+  const sql = postgres(url, { max: 10, onnotice: () => {}, ...options });
+  return {
+    ...(await site(drizzle(sql))),
+    async withIdle(body) {
+      const reserved = await sql.reserve();
+      try {
+        return await body(idle(reserved));
+      } finally {
+        reserved.release();
+      }
+    },
+    close: () => sql.end({ timeout: 5 }),
+  };
+}

@@ -1,0 +1,36 @@
+import type { ConformanceSite } from "holdfast/testing";
+import type { DataSourceOptions, EntityManager } from "typeorm";
+
+export const openTypeorm = (url: string) =>
+  open({
+    type: "postgres",
+    url,
+    poolSize: 10,
+    applicationName: "test",
+    // The server is restarted and backends are killed on purpose.
+    poolErrorHandler: () => {},
+  });
+
+export const openTypeormOnMariadb = (url: string) => open({ type: "mariadb", url, poolSize: 10 });
+
+async function open(options: DataSourceOptions): Promise<ConformanceSite<EntityManager>> {
+  const [{ DataSource }, { fromTypeorm }] = await Promise.all([
+    import("typeorm"),
+    import("holdfast/typeorm"),
+  ]);
+  const dataSource = await new DataSource(options).initialize();
+  return {
+    database: fromTypeorm(dataSource),
+    ownTransaction: (body) => dataSource.transaction(body),
+    async withIdle(body) {
+      const runner = dataSource.createQueryRunner();
+      await runner.connect();
+      try {
+        return await body(runner.manager);
+      } finally {
+        await runner.release();
+      }
+    },
+    close: () => dataSource.destroy(),
+  };
+}
