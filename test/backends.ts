@@ -10,11 +10,11 @@ import type Sqlite from "better-sqlite3";
 import type { ConformanceSite } from "holdfast/testing";
 import type { Client, PoolClient, PoolConfig } from "pg";
 import type { TransactionSql } from "postgres";
-import { openKnex } from "./backends/knex.ts";
+import { openKnex, openKnexOnMariadb } from "./backends/knex.ts";
 import { openDrizzle, openDrizzlePostgres } from "./backends/drizzle.ts";
-import { openKysely } from "./backends/kysely.ts";
+import { openKysely, openKyselyMysql } from "./backends/kysely.ts";
 import { openSequelize } from "./backends/sequelize.ts";
-import { openMikroOrm } from "./backends/mikro-orm.ts";
+import { openMikroOrm, openMikroOrmOnMariadb } from "./backends/mikro-orm.ts";
 import { openTypeorm, openTypeormOnMariadb } from "./backends/typeorm.ts";
 
 // Clients are imported when a backend is opened: all of them take 0.9 s of processor time, and tests start hundreds of
@@ -279,13 +279,17 @@ export const backends: readonly Backend[] = [
 
   orm("Kysely", "postgres", openKysely),
   orm("Kysely through PgBouncer", "pgbouncer", openKysely),
+  orm("Kysely on MariaDB", "mariadb", openKyselyMysql),
+  orm("Kysely on MySQL", "mysql", openKyselyMysql),
   orm("TypeORM", "postgres", openTypeorm),
   orm("TypeORM through PgBouncer", "pgbouncer", openTypeorm),
   orm("TypeORM on MariaDB", "mariadb", openTypeormOnMariadb),
   orm("MikroORM", "postgres", openMikroOrm),
   orm("MikroORM through PgBouncer", "pgbouncer", openMikroOrm),
+  orm("MikroORM on MariaDB", "mariadb", openMikroOrmOnMariadb),
   orm("Knex", "postgres", openKnex),
   orm("Knex through PgBouncer", "pgbouncer", openKnex),
+  orm("Knex on MariaDB", "mariadb", openKnexOnMariadb),
   orm("Sequelize", "postgres", openSequelize),
   orm("Sequelize through PgBouncer", "pgbouncer", openSequelize),
 

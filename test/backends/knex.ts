@@ -1,15 +1,15 @@
 import type { ConformanceSite } from "holdfast/testing";
 import type { Knex } from "knex";
 
-export async function openKnex(connectionString: string): Promise<ConformanceSite<Knex.Transaction>> {
+export const openKnex = (connectionString: string) =>
+  open({ client: "pg", connection: { connectionString, application_name: "test" } });
+
+export const openKnexOnMariadb = (url: string) => open({ client: "mysql2", connection: url });
+
+async function open(config: Knex.Config): Promise<ConformanceSite<Knex.Transaction>> {
   const [{ default: makeKnex }, { fromKnex }] = await Promise.all([import("knex"), import("holdfast/knex")]);
-  const knex = makeKnex({
-    client: "pg",
-    connection: { connectionString, application_name: "test" },
-    pool: { min: 0, max: 10 },
-    // The server is restarted and backends are killed on purpose.
-    log: { warn: () => {} },
-  });
+  // The server is restarted and backends are killed on purpose.
+  const knex = makeKnex({ ...config, pool: { min: 0, max: 10 }, log: { warn: () => {} } });
   return {
     database: fromKnex(knex),
     ownTransaction: (body) => knex.transaction((trx) => body(trx)),

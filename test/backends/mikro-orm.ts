@@ -1,20 +1,33 @@
 import type { SqlEntityManager } from "@mikro-orm/postgresql";
 import type { ConformanceSite } from "holdfast/testing";
 
+const options = {
+  pool: { max: 10 },
+  entities: [],
+  discovery: { warnWhenNoEntities: false },
+  // The server is restarted and backends are killed on purpose.
+  logger: () => {},
+};
+
 export async function openMikroOrm(clientUrl: string): Promise<ConformanceSite<SqlEntityManager>> {
-  const [{ MikroORM }, { fromMikroOrm }] = await Promise.all([
-    import("@mikro-orm/postgresql"),
-    import("holdfast/mikro-orm"),
-  ]);
-  const orm = await MikroORM.init({
-    clientUrl,
-    pool: { max: 10 },
-    driverOptions: { application_name: "test" },
-    entities: [],
-    discovery: { warnWhenNoEntities: false },
-    // The server is restarted and backends are killed on purpose.
-    logger: () => {},
-  });
+  const { MikroORM } = await import("@mikro-orm/postgresql");
+  const orm = await MikroORM.init({ ...options, clientUrl, driverOptions: { application_name: "test" } });
+  return site(orm as Orm);
+}
+
+export async function openMikroOrmOnMariadb(clientUrl: string): Promise<ConformanceSite<SqlEntityManager>> {
+  const { MikroORM } = await import("@mikro-orm/mysql");
+  return site((await MikroORM.init({ ...options, clientUrl })) as unknown as Orm);
+}
+
+/** What the drivers' own types have in common. */
+interface Orm {
+  em: SqlEntityManager;
+  close(): Promise<void>;
+}
+
+async function site(orm: Orm): Promise<ConformanceSite<SqlEntityManager>> {
+  const { fromMikroOrm } = await import("holdfast/mikro-orm");
   return {
     database: fromMikroOrm(orm),
     ownTransaction: (body) => orm.em.fork().transactional((em) => body(em)),

@@ -1,9 +1,20 @@
-import type { Database, DriverError, QueryLock, Seen, SqlConnection } from "../core/database.ts";
+import type {
+  ClientTransaction,
+  Database,
+  DriverError,
+  Engine,
+  QueryLock,
+  Room,
+  Seen,
+  SqlConnection,
+} from "../core/database.ts";
 import { NoConnectionError, NotInTransactionError, UnsupportedError, UsageError } from "../core/errors.ts";
 import { graceMs } from "../core/interrupt.ts";
 import { observeMethod } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
 import { type Site, sites } from "../core/site.ts";
+import { sql } from "../core/sql.ts";
+import { mysql2Connection, roomOfMysql2, unwrapMysql2 } from "../drivers/mysql2.ts";
 import {
   type PgClient,
   type PgFactory,
@@ -14,6 +25,8 @@ import {
   roomOfPg,
   unwrapPg,
 } from "../drivers/pg.ts";
+import { killer } from "../engines/mysql/client.ts";
+import { mysql } from "../engines/mysql/index.ts";
 import { postgres } from "../engines/postgres/index.ts";
 
 /** The part of a Knex instance that is used here. */
@@ -33,12 +46,17 @@ export type TransactionOf<Client extends KnexLike> = Client["transaction"] exten
   : never;
 
 /** A connection of the driver, as Knex's pool keeps it. */
-type RawConnection = PgClient & {
-  end(): Promise<void>;
-  /** False while a statement is under way. */
-  readonly readyForQuery?: boolean;
+interface RawConnection {
   __knex__disposed?: unknown;
   __knexTxId?: unknown;
+}
+
+type RawPg = RawConnection & PgClient & { end(): Promise<void>; readonly readyForQuery?: boolean };
+
+type RawMysql = RawConnection & {
+  destroy(): void;
+  promise(): { query(text: string): Promise<unknown> };
+  readonly _command?: unknown;
 };
 
 interface TarnPool {
@@ -51,11 +69,14 @@ interface TarnPool {
 interface KnexClient {
   readonly driverName?: string;
   readonly driver?: { Client?: PgFactory["Client"] };
-  readonly config: { readonly connectionPool?: unknown };
+  readonly config: { readonly connectionPool?: object };
   readonly connectionSettings?: object;
   readonly pool?: Partial<TarnPool>;
   acquireConnection(): Promise<RawConnection>;
   releaseConnection(connection: RawConnection): Promise<void>;
+  /** One that is not of the pool. */
+  acquireRawConnection(): Promise<RawConnection>;
+  destroyRawConnection(connection: RawConnection): Promise<void>;
 }
 
 interface KnexTransaction {
@@ -66,18 +87,99 @@ interface KnexTransaction {
 }
 
 interface TransactionConfig {
-  connection: RawConnection;
-  isolationLevel?: string;
-  readOnly?: boolean;
+  readonly isolationLevel?: string;
+  readonly readOnly?: boolean;
+}
+
+/** What differs between the drivers that Knex uses. */
+interface Reach {
+  readonly engine: Engine<SqlConnection>;
+  connectionOf(raw: RawConnection): SqlConnection;
+  unwrap(error: unknown): DriverError | undefined;
+  /** Before BEGIN. Resolves to what is left for Knex to say. */
+  prepare(connection: SqlConnection, options: ClientTransaction): Promise<TransactionConfig>;
+  /** After the end. */
+  restore?(connection: SqlConnection): Promise<void>;
+  /** Whether a statement is under way, so that nobody else can use it. */
+  isBusy(raw: RawConnection): boolean;
+  /** Ends the session at once. */
+  end(raw: RawConnection): void;
+  /** Of a pool that Knex was given. */
+  roomOf(pool: object): Room | undefined;
+  readonly listen?: NonNullable<Database["listen"]>;
+  /** Why a query cannot be locked in this way. */
+  refuses?(lock: QueryLock): string | undefined;
+}
+
+function onPostgres(client: KnexClient): Reach {
+  const factory = factoryOf(client);
+  return {
+    engine: postgres,
+    connectionOf: (raw) => ({ ...pgConnection(raw as RawPg, factory()?.options), unwrap: unwrapPostgres }),
+    unwrap: unwrapPostgres,
+    async prepare(_connection, { isolation, isolationIsDefault, readOnly }) {
+      // With BEGIN; what goes unsaid the engine verifies.
+      return { ...(!isolationIsDefault && { isolationLevel: isolation }), ...(readOnly && { readOnly }) };
+    },
+    isBusy: (raw) => (raw as RawPg).readyForQuery === false,
+    end: (raw) => void (raw as RawPg).end().catch(() => {}),
+    roomOf: (pool) => (isPgPool(pool) ? roomOfPg(pool) : undefined),
+    ...(factory() && {
+      listen: (channel, wake, signal) => listenPg(factory() as PgFactory, channel, wake, signal),
+    }),
+  };
 }
 
 /** Knex writes the statement before the driver's message. */
-function unwrap(error: unknown): DriverError | undefined {
+function unwrapPostgres(error: unknown): DriverError | undefined {
   if (!(error instanceof Error) || "code" in error) return undefined;
   return unwrapPg(new Error(error.message.slice(error.message.lastIndexOf(" - ") + 3))) ?? unwrapPg(error);
 }
 
-/** A Knex instance on PostgreSQL. `tx.client` is Knex's own `trx`. */
+function onMysql(client: KnexClient): Reach {
+  const given = client.config.connectionPool !== undefined;
+  // Not of the pool, unless Knex was given one: all of its connections may be taken by those who wait.
+  const kill = killer({
+    async getConnection() {
+      const raw = (await (given ? client.acquireConnection() : client.acquireRawConnection())) as RawMysql;
+      return {
+        query: (text) => raw.promise().query(text),
+        release: () => (given ? client.releaseConnection(raw) : client.destroyRawConnection(raw)),
+      };
+    },
+  });
+  return {
+    engine: mysql,
+    connectionOf: (raw) => mysql2Connection(raw, kill),
+    unwrap: unwrapMysql2,
+    async prepare(connection, { isolation, isolationIsDefault, readOnly }) {
+      // Not by Knex, which forgets the comma between the two.
+      const modes = [
+        ...(isolationIsDefault ? [] : [`ISOLATION LEVEL ${isolation.toUpperCase()}`]),
+        ...(readOnly ? ["READ ONLY"] : []),
+      ];
+      if (modes.length > 0) await connection.query(sql.raw(`SET TRANSACTION ${modes.join(", ")}`));
+      // After a deadlock the server has ended the transaction. If the body swallows that error, what it sends next
+      // would be kept, statement by statement.
+      await connection.query(sql.raw("SET @holdfast_autocommit = @@autocommit, autocommit = 0"));
+      return {};
+    },
+    async restore(connection) {
+      await connection.query(sql.raw("SET autocommit = COALESCE(@holdfast_autocommit, @@autocommit)"));
+    },
+    isBusy: (raw) => Boolean((raw as RawMysql)._command),
+    end: (raw) => (raw as RawMysql).destroy(),
+    roomOf: roomOfMysql2,
+    refuses: ({ strength, wait }) =>
+      strength !== "update" && (strength !== "share" || wait !== "bounded")
+        ? `Knex cannot say "${wait}" of a lock for "${strength}" here. Name a table: tx.rows("account", [1, 2], { for: "${strength}", wait: … })`
+        : undefined,
+  };
+}
+
+const reaches: Readonly<Record<string, (client: KnexClient) => Reach>> = { pg: onPostgres, mysql2: onMysql };
+
+/** A Knex instance on PostgreSQL, MySQL or MariaDB. `tx.client` is Knex's own `trx`. */
 export function fromKnex<Client extends KnexLike>(
   knex: Client,
 ): Database<TransactionOf<Client>, SqlConnection> {
@@ -86,12 +188,12 @@ export function fromKnex<Client extends KnexLike>(
   if (knex.isTransaction)
     throw new UsageError("fromKnex(knex): this is a transaction; make Holdfast once, of the instance itself");
   const client = knex.client as KnexClient;
-  if (client.driverName !== "pg")
+  const reach = reaches[String(client.driverName)]?.(client);
+  if (!reach)
     throw new UnsupportedError(
-      `fromKnex: Holdfast reaches PostgreSQL through Knex, with client "pg", not yet "${client.driverName}"`,
+      `fromKnex: Holdfast reaches PostgreSQL through Knex's client "pg", and MySQL and MariaDB through "mysql2", not "${client.driverName}"`,
     );
-  const factory = factoryOf(client);
-  const connectionOf = (raw: PgClient) => ({ ...pgConnection(raw, factory()?.options), unwrap });
+  const { engine, connectionOf, unwrap, listen } = reach;
 
   const checkOut = async (signal: AbortSignal | undefined) => {
     const raw = await unlessAborted(client.acquireConnection(), signal, (late) => {
@@ -104,12 +206,21 @@ export function fromKnex<Client extends KnexLike>(
     return { raw, connection: connectionOf(raw) };
   };
 
+  const giveBack = async (raw: RawConnection, broken: boolean) => {
+    if (broken) {
+      // The pool throws it away when it is next asked for one; whatever it still holds on the server must end now.
+      raw.__knex__disposed ??= "it was left in a state that nobody knows";
+      reach.end(raw);
+    }
+    await client.releaseConnection(raw);
+  };
+
   return {
-    engine: postgres,
+    engine,
     traits: {
       client: "knex",
       cancel: true,
-      listen: factory() !== undefined,
+      listen: listen !== undefined,
       embedded: false,
       single: false,
       pinned: true,
@@ -121,19 +232,14 @@ export function fromKnex<Client extends KnexLike>(
         connection,
         // Only sessions are pinned, and nothing of theirs is handed to a body.
         native: undefined as never,
-        release: (broken) => giveBack(client, raw, broken === true),
+        release: (broken) => giveBack(raw, broken === true),
       };
     },
-    async transaction({ isolation, isolationIsDefault, readOnly, signal, deadlineMs }, body) {
+    async transaction(options, body) {
       // Taken by ourselves and lent to Knex: so it can be dropped if it is not fit for others, and an abort ends the wait.
-      const { raw, connection } = await checkOut(signal);
-      const config: TransactionConfig = {
-        connection: raw,
-        ...(!isolationIsDefault && { isolationLevel: isolation }),
-        ...(readOnly && { readOnly }),
-      };
+      const { raw, connection } = await checkOut(options.signal);
       // Knex waits for BEGIN and COMMIT as long as the network is silent.
-      const timer = setTimeout(() => void raw.end().catch(() => {}), deadlineMs + 2 * graceMs);
+      const timer = setTimeout(() => reach.end(raw), options.deadlineMs + 2 * graceMs);
       let thrown: { error: unknown } | undefined;
       let running: Promise<unknown> | undefined;
       const run = (trx: KnexTransaction) => {
@@ -145,7 +251,9 @@ export function fromKnex<Client extends KnexLike>(
         return running;
       };
       try {
-        const value = await (knex.transaction as (...args: unknown[]) => Promise<never>)(run, config);
+        const config = await reach.prepare(connection, options);
+        const open = knex.transaction as (...args: unknown[]) => Promise<never>;
+        const value = await open(run, { ...config, connection: raw });
         // Knex is content once the body has called trx.rollback(), even while it goes on.
         await running;
         return value;
@@ -154,9 +262,11 @@ export function fromKnex<Client extends KnexLike>(
         // If ROLLBACK fails too, its error comes instead of the one that there is to tell.
         throw thrown ? thrown.error : error;
       } finally {
-        clearTimeout(timer);
         delete raw.__knexTxId;
-        await giveBack(client, raw, connection.lost.aborted || raw.readyForQuery === false);
+        let broken = connection.lost.aborted || reach.isBusy(raw);
+        if (!broken && reach.restore) await reach.restore(connection).catch(() => (broken = true));
+        clearTimeout(timer);
+        await giveBack(raw, broken);
       }
     },
     join(native) {
@@ -168,19 +278,17 @@ export function fromKnex<Client extends KnexLike>(
           "this is the Knex instance itself; pass the `trx` that knex.transaction(async (trx) => …) hands to its callback",
         );
       }
-      return joined(trx, connectionOf);
+      return joined(trx, reach);
     },
-    ...(factory() && {
-      listen: (channel, wake, signal) => listenPg(factory() as PgFactory, channel, wake, signal),
-    }),
+    ...(listen && { listen }),
     room() {
       const { pool, config } = client;
-      if (isPgPool(config.connectionPool)) return roomOfPg(config.connectionPool);
+      if (config.connectionPool && !pool?.numUsed) return reach.roomOf(config.connectionPool);
       if (typeof pool?.max !== "number" || !pool.numUsed || !pool.numPendingCreates) return undefined;
       return { max: pool.max, out: pool.numUsed() + pool.numPendingCreates() };
     },
     observe: (seen, inside) => observe(client, seen, inside),
-    locking,
+    locking: (native, query, lock) => locking(native, query, lock, reach.refuses?.(lock)),
     unwrap,
   };
 }
@@ -206,19 +314,10 @@ function isPoolTimeout(error: unknown): boolean {
   return name === "KnexTimeoutError" && cause !== undefined;
 }
 
-async function giveBack(client: KnexClient, raw: RawConnection, broken: boolean): Promise<void> {
-  if (broken) {
-    // The pool throws it away when it is next asked for one; whatever it still holds on the server must end now.
-    raw.__knex__disposed ??= "it was left in a state that nobody knows";
-    void raw.end().catch(() => {});
-  }
-  await client.releaseConnection(raw);
-}
-
 const joinedConnections = new WeakMap<object, SqlConnection>();
 
 /** Knex hands out the connection of a transaction only by a promise. */
-function joined(trx: KnexTransaction, connectionOf: (raw: PgClient) => SqlConnection): SqlConnection {
+function joined(trx: KnexTransaction, { connectionOf, unwrap, engine }: Reach): SqlConnection {
   const known = joinedConnections.get(trx.client);
   if (known) return known;
   const lost = new AbortController();
@@ -240,7 +339,9 @@ function joined(trx: KnexTransaction, connectionOf: (raw: PgClient) => SqlConnec
     lost: lost.signal,
     unwrap,
     query: async (statement) => (await current()).query(statement),
-    script: async (text) => (await (await current()).script?.(text)) ?? [],
+    ...(engine === postgres && {
+      script: async (text: string) => (await (await current()).script?.(text)) ?? [],
+    }),
     cancel: async () => (await connecting).cancel?.(),
   };
   joinedConnections.set(trx.client, connection);
@@ -340,6 +441,7 @@ function locking(
   native: unknown,
   query: unknown,
   { strength, wait }: QueryLock,
+  refusal: string | undefined,
 ): (() => PromiseLike<unknown>) | undefined {
   const { clone, toSQL, isRawInstance } = (query ?? {}) as Record<string, unknown>;
   if (isRawInstance === true)
@@ -350,6 +452,7 @@ function locking(
   const select = query as SelectQuery;
   if (!selects.has(select._method))
     throw new UsageError(`tx.rows(query): only a SELECT can lock what it finds, not ${select._method}`);
+  if (refusal !== undefined) throw new UnsupportedError(`tx.rows(query): ${refusal}`);
   const { waitMode, lockTables = [] } = select._single;
   if (waitMode !== undefined)
     throw new UsageError("tx.rows(query, { wait }) says how to wait: leave out .noWait() and .skipLocked()");

@@ -22,6 +22,14 @@ import { unlessAborted } from "../core/queue.ts";
 import { Held, holding, rawOf, revealRaws } from "../drivers/kysely-raw.ts";
 import { type KyselyLike, kyselyConnection, kyselyDialect } from "../drivers/kysely.ts";
 import {
+  type Mysql2Pool,
+  type Mysql2PoolConnection,
+  checkOutMysql2,
+  mysql2Connection,
+  roomOfMysql2,
+  unwrapMysql2,
+} from "../drivers/mysql2.ts";
+import {
   type PgFactory,
   type PgPool,
   type PgPooled,
@@ -31,6 +39,8 @@ import {
   roomOfPg,
   unwrapPg,
 } from "../drivers/pg.ts";
+import { type Kill, killer } from "../engines/mysql/client.ts";
+import { mysql } from "../engines/mysql/index.ts";
 import { postgres } from "../engines/postgres/index.ts";
 
 /** The part of a MikroORM instance that is used here. */
@@ -45,13 +55,19 @@ interface Manager {
   fork(): Manager;
   flush(): Promise<void>;
   getDriver(): object;
-  getPlatform(): { getExceptionConverter(): Converter };
+  getPlatform(): Platform;
   getConnection(type: "write"): OrmConnection;
   getTransactionContext(): Trx | undefined;
   transactional<T>(
     body: (em: Manager) => Promise<T>,
     options: { isolationLevel?: string; readOnly?: boolean },
   ): Promise<T>;
+}
+
+interface Platform {
+  supportsRowLevelSecurity?(): boolean;
+  getDefaultCharset?(): string;
+  getExceptionConverter(): Converter;
 }
 
 interface Converter {
@@ -73,6 +89,8 @@ interface Trx extends KyselyLike {
 /** What differs between the servers that MikroORM has drivers for. */
 interface Reach {
   readonly engine: Database<unknown, SqlConnection>["engine"];
+  /** Whether the engine looks what isolation a transaction has that goes without saying. */
+  readonly verified: boolean;
   /** The method by which the pool gives out connections. */
   readonly method: "connect" | "getConnection";
   connection(raw: object, pool: object): SqlConnection;
@@ -86,6 +104,7 @@ interface Reach {
 
 const onPostgres: Reach = {
   engine: postgres,
+  verified: true,
   method: "connect",
   connection: (raw, pool) => pgConnection(raw as PgPooled, (pool as PgFactory).options),
   connect: (pool, purpose) => checkOutPg(pool as PgPool, (pool as PgFactory).options, purpose),
@@ -94,6 +113,37 @@ const onPostgres: Reach = {
   listen: (pool, ...args) => listenPg(pool as PgFactory, ...args),
   unwrap: unwrapPg,
 };
+
+type Raw = Mysql2PoolConnection & { destroy(): void };
+type CallbackPool = object & { promise(): Mysql2Pool };
+
+function onMysql(): Reach {
+  const kills = new WeakMap<object, Kill>();
+  const killOf = (pool: object) => {
+    const known = kills.get(pool);
+    if (known) return known;
+    const kill = killer((pool as CallbackPool).promise());
+    kills.set(pool, kill);
+    return kill;
+  };
+  return {
+    engine: mysql,
+    verified: false,
+    method: "getConnection",
+    connection: (raw, pool) => mysql2Connection(raw, killOf(pool)),
+    connect: (pool, purpose) => checkOutMysql2((pool as CallbackPool).promise(), killOf(pool), purpose),
+    drop: (raw) => (raw as Raw).destroy(),
+    room: roomOfMysql2,
+    unwrap: unwrapMysql2,
+  };
+}
+
+/** By what only they can do, or have: names of classes may be others in a bundle. */
+function reachOf(platform: Platform): Reach {
+  if (platform.supportsRowLevelSecurity?.()) return onPostgres;
+  if (platform.getDefaultCharset?.() === "utf8mb4") return onMysql();
+  throw new UnsupportedError("fromMikroOrm: Holdfast reaches PostgreSQL, MySQL and MariaDB through MikroORM");
+}
 
 const modes: Readonly<Partial<Record<QueryLock["strength"], Record<QueryLock["wait"], number>>>> = {
   // Values of the enumeration LockMode.
@@ -135,24 +185,29 @@ function locking(
   return () => copy.getResultList();
 }
 
-/** A MikroORM instance on PostgreSQL. `tx.client` is the EntityManager of the transaction. */
+/** A MikroORM instance on PostgreSQL, MySQL or MariaDB. `tx.client` is the EntityManager of the transaction. */
 export function fromMikroOrm<Client extends MikroOrmLike>(
   orm: Client,
 ): Database<ManagerOf<Client>, SqlConnection> {
   const root = (orm as { em?: unknown } | null)?.em as Manager | undefined;
   if (typeof root?.transactional !== "function" || typeof root.fork !== "function")
     throw new UsageError("fromMikroOrm(orm): this is not an instance of MikroORM");
-  const client = () => root.getConnection("write").getClient();
-  const dialect = kyselyDialect(client(), "fromMikroOrm");
-  const reach = onPostgres;
-  if (dialect.engine !== reach.engine)
-    throw new UnsupportedError("fromMikroOrm: Holdfast reaches PostgreSQL through MikroORM");
+  const reach = reachOf(root.getPlatform());
   spareOurs(root.getPlatform().getExceptionConverter());
+  const watching = new Set<Seen>();
   let pool: object | undefined;
   const connected = async () => {
-    pool = await root.getConnection("write").getNativeClient();
-    revealRaws(client(), pool, reach.method);
-    return pool;
+    const connection = root.getConnection("write");
+    const now = await connection.getNativeClient();
+    if (now === pool) return now;
+    if (typeof (now as Record<string, unknown>)[reach.method] !== "function")
+      throw new UnsupportedError(
+        "fromMikroOrm: what MikroORM connects with here is no pool of pg or of mysql2",
+      );
+    const client = connection.getClient();
+    revealRaws(client, now, reach.method);
+    observeKysely(client, watching);
+    return (pool = now);
   };
   const contextOf = (native: unknown): Trx => {
     const em = native as Partial<Manager> | null;
@@ -186,6 +241,7 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
       reach.connect(await connected(), purpose) as Promise<Pinned<never, SqlConnection>>,
     async transaction({ isolation, isolationIsDefault, readOnly, deadlineMs, signal }, body) {
       const from = await connected();
+      const unsaid = isolationIsDefault && reach.verified;
       const held = new Held();
       let trx: Trx | undefined;
       let raw: object | undefined;
@@ -230,7 +286,7 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
               throw error;
             }
           },
-          { ...(!isolationIsDefault && { isolationLevel: isolation }), ...(readOnly && { readOnly }) },
+          { ...(!unsaid && { isolationLevel: isolation }), ...(readOnly && { readOnly }) },
         ),
       );
       try {
@@ -259,10 +315,20 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
     },
     flush: (native) => (native as unknown as Manager).flush(),
     // Without a way to cancel: which of the pool's connections it is may not have been seen.
-    join: (native) => kyselyConnection(contextOf(native), dialect),
+    join(native) {
+      const trx = contextOf(native);
+      return kyselyConnection(trx, kyselyDialect(trx, "fromMikroOrm"));
+    },
     ...(listen && { listen: async (...args) => listen(await connected(), ...args) }),
     room: () => pool && reach.room(pool),
-    observe: (seen) => observe(root.getConnection("write"), seen),
+    observe(seen) {
+      const end = observe(root.getConnection("write"), seen);
+      watching.add(seen);
+      return () => {
+        end();
+        watching.delete(seen);
+      };
+    },
     locking: (native, query, lock) => locking(native as unknown as Manager, query, lock),
     unwrap: reach.unwrap,
   };
@@ -278,7 +344,7 @@ const takes = {
   begin: { counts: ([options]: readonly unknown[]) => !(options as { ctx?: unknown } | undefined)?.ctx },
 };
 
-/** At MikroORM's own methods, where the stack still leads to the caller; queries made with its Kysely at Kysely's. */
+/** At MikroORM's own methods, where the stack still leads to the caller. */
 function observe(connection: OrmConnection, seen: Seen): () => void {
   if (!marked.has(connection)) {
     marked.add(connection);
@@ -291,11 +357,14 @@ function observe(connection: OrmConnection, seen: Seen): () => void {
   const ends = [
     observeMethod(connection, "execute", seen, takes.execute),
     observeMethod(connection, "begin", seen, takes.begin),
-    observeMethod(connection.getClient().getExecutor(), "provideConnection", seen, {
-      counts: () => !sending.getStore(),
-    }),
   ];
   return () => ends.forEach((end) => end());
+}
+
+/** What is sent with its Kysely, and not by MikroORM itself. */
+function observeKysely(client: KyselyLike, watching: ReadonlySet<Seen>): void {
+  const tell: Seen = (...args) => watching.forEach((seen) => seen(...args));
+  observeMethod(client.getExecutor(), "provideConnection", tell, { counts: () => !sending.getStore() });
 }
 
 const sparing = new WeakSet<Converter>();

@@ -79,9 +79,10 @@ function unwrap(error: unknown): DriverError | undefined {
   if (!(error instanceof Error)) return undefined;
   const { name, parent, original = parent, errors } = error as SequelizeError;
   if (original instanceof Error) {
-    const { code, message } = original as Error & DriverError;
-    if (code !== undefined) return { code, message };
-    return name === "SequelizeConnectionTimedOutError" ? { lost: true, message } : unwrapPg(original);
+    if ("code" in original) return original as DriverError;
+    return name === "SequelizeConnectionTimedOutError"
+      ? { lost: true, message: original.message }
+      : unwrapPg(original);
   }
   if (name === "AggregateError" && Array.isArray(errors)) {
     for (const each of errors) {

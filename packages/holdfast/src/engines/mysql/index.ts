@@ -8,7 +8,7 @@ import { probe } from "./probe.ts";
 import { replay } from "./replay.ts";
 import { migrations } from "./schema.ts";
 import { tables } from "./tables.ts";
-import { begin, end } from "./transactions.ts";
+import { begin, end, settle } from "./transactions.ts";
 
 export { render } from "./dialect.ts";
 
@@ -23,6 +23,7 @@ export const mysql: Engine<SqlConnection> = {
   probe,
   begin,
   end,
+  settle,
   async savepoint(connection, name, action) {
     await connection.query(sql.raw(savepoints[action](name)));
   },

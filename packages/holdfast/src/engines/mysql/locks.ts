@@ -41,7 +41,7 @@ export function lock(connection: SqlConnection, call: LockCall): Promise<Grant> 
 /** `opening`: the isolation of a transaction in which nothing has been read yet. */
 export async function takeRows(
   connection: SqlConnection,
-  { locks, wait, names, capabilities, signal }: LockCall,
+  { locks, wait, names, capabilities, joined, signal }: LockCall,
   opening?: Open["isolation"],
 ): Promise<Grant> {
   const patience = patienceOf(wait);
@@ -51,7 +51,7 @@ export async function takeRows(
     try {
       const refusal =
         (await lockRow(connection, request, names[i] ?? "", patience, opening)) ??
-        (await waitForSession(connection, request, patience, capabilities, signal));
+        (await waitForSession(connection, request, patience, capabilities, joined, signal));
       if (refusal)
         return { granted: false, reason: patience.nowait ? "busy" : "timeout", usable, ...refusal };
     } catch (error) {
@@ -100,7 +100,8 @@ async function lockRow(
   if (!there) {
     // Takes an exclusive lock on the row whether it was there or not, with nothing read before: no gap is locked.
     const insert = sql`INSERT INTO holdfast_lock (id, name) VALUES (${id}, ${name}) ON DUPLICATE KEY UPDATE turn = turn`;
-    const waited = await patiently(connection, patience.nowait ? 0 : Math.max(1, patience.left()), insert);
+    const left = patience.nowait ? 0 : Math.max(1, patience.left());
+    const waited = await patiently(connection, left, () => connection.query(insert));
     if (waited.over) return { cause: waited.cause };
   }
   if (opening === undefined) await assertFresh(connection, id, name);
@@ -145,6 +146,7 @@ async function waitForSession(
   request: LockRequest,
   patience: Patience,
   { sessionLocks }: Capabilities,
+  joined: boolean,
   signal?: AbortSignal,
 ): Promise<Refusal> {
   // Where sessions cannot have it, nobody is asked.
@@ -154,7 +156,7 @@ async function waitForSession(
   const take = sql`UPDATE holdfast_lock SET ${counted} WHERE id = ${request.key.id}${free}`;
   for (;;) {
     const { affected, inTransaction } = await connection.query(take);
-    if (inTransaction === false) {
+    if (inTransaction === false || (inTransaction === undefined && joined && (await isIdle(connection)))) {
       throw new NotInTransactionError(
         "this connection is in no transaction, so the lock was gone at once. START TRANSACTION first, or use hf.transaction(…).",
       );
@@ -175,10 +177,12 @@ export const session: SessionLocks<SqlConnection> = {
       // Whole seconds: MySQL takes 0.4 for 0, and does not wait at all.
       const seconds = Math.ceil(left / 1000);
       const asking = sql`SELECT GET_LOCK(${lockName(request.key.id)}, ${seconds}) AS granted`;
-      const waited = await bounded(connection, left, seconds, asking).catch((error: unknown) => {
-        // Sessions that hold some and wait for others, each in another call. The lock that was asked for is not held.
-        throw failureOf(connection, error) === "deadlock" ? new DeadlockError(1, error) : error;
-      });
+      const waited = await bounded(connection, left, seconds, () => connection.query(asking)).catch(
+        (error: unknown) => {
+          // Sessions that hold some and wait for others, each in another call. The lock that was asked for is not held.
+          throw failureOf(connection, error) === "deadlock" ? new DeadlockError(1, error) : error;
+        },
+      );
       // 1 granted, 0 timed out, NULL an error such as a statement that was ended, on MariaDB: only 1 is a lock.
       const taken =
         !waited.over &&

@@ -168,7 +168,7 @@ async function run(
     if (wait === "nowait") return refused(call, error);
   }
   const left = Math.max(1, wait - (performance.now() - started));
-  const waited = await patiently(connection, left, statement(clause(call, "wait")));
+  const waited = await patiently(connection, left, () => connection.query(statement(clause(call, "wait"))));
   return waited.over ? refused(call, waited.cause) : { granted: true, rows: waited.result.rows };
 }
 
@@ -319,7 +319,7 @@ const write: Tables<SqlConnection>["write"] = async (connection, call) => {
   const update = sql`UPDATE ${table} t SET ${list([...sets, counted])}
     WHERE ${row} AND ${column(version)} = ${bound(expected, typeOf({ shape }, version))}`;
   const set = async (): Promise<Selection> => {
-    const waited = await bounded(connection, waitMs, Infinity, update);
+    const waited = await bounded(connection, waitMs, Infinity, () => connection.query(update));
     if (waited.over) {
       const usable = failureOf(connection, waited.cause) === "canceled";
       return { granted: false, reason: "timeout", usable, cause: waited.cause };
@@ -360,6 +360,24 @@ async function holders(connection: SqlConnection, call: RowCall): Promise<Holder
   return asHolders(connection, new Map(rows.map(({ id }) => [String(id), {}])));
 }
 
+/** Around what an ORM sends, whose clause says whether it waits at all. */
+const around: Tables<SqlConnection>["around"] = async (connection, { wait, joined, capabilities }, send) => {
+  if (joined) await insist(connection);
+  const usable = capabilities.details?.["rollbackOnTimeout"] !== true;
+  if (typeof wait === "number") {
+    const waited = await patiently(connection, wait, send);
+    return waited.over
+      ? { granted: false, reason: "timeout", usable, cause: waited.cause }
+      : { granted: true, value: waited.result };
+  }
+  try {
+    return { granted: true, value: await send() };
+  } catch (error) {
+    if (failureOf(connection, error) !== "lock-timeout") throw error;
+    return { granted: false, reason: "busy", usable, cause: error };
+  }
+};
+
 export const tables: Tables<SqlConnection> = {
   describe,
   select,
@@ -368,5 +386,6 @@ export const tables: Tables<SqlConnection> = {
     throw new UnsupportedError(noTableLocks.why);
   },
   write,
+  around,
   holders,
 };

@@ -11,7 +11,7 @@ import {
 import type { LockRequest } from "../../core/key.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import { counted, explain, heldName, readOnlyLock, takeRows } from "./locks.ts";
-import { failureOf } from "./waits.ts";
+import { failureOf, isMissing } from "./waits.ts";
 
 /**
  * With autocommit off, not by START TRANSACTION: after a deadlock the server has ended the transaction, and if the
@@ -86,8 +86,8 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Gran
         `SET @holdfast_autocommit = @@autocommit, @@${tx}_isolation = '${levels[isolation]}', @@${tx}_read_only = ${readOnly ? 1 : 0}, autocommit = 0`,
       ),
     );
-    await connection.query(sql.raw(`SAVEPOINT ${begun}`));
   }
+  if (!call) await connection.query(sql.raw(`SAVEPOINT ${begun}`));
   // The lock comes before any read, so no snapshot can be older than it, whatever the isolation level.
   const rest = { ...open, joined: false, locks: locks.slice(taken), names: names.slice(taken) };
   return { ...(await takeRows(connection, rest, isolation)), begun: call ? called : stated };
@@ -99,7 +99,7 @@ async function beginWith(connection: SqlConnection, { key }: LockRequest): Promi
     await connection.query(sql`CALL holdfast_begin(${key.id})`);
     return true;
   } catch (error) {
-    if (isMissing(error)) throw new SchemaMissingError("The procedure holdfast_begin", error);
+    if (isMissing(connection, error)) throw new SchemaMissingError("The procedure holdfast_begin", error);
     if (failureOf(connection, error) !== "lock-timeout") throw explain(connection, error);
     return false;
   }
@@ -140,7 +140,7 @@ async function endByCall(connection: SqlConnection): Promise<"clean" | "committe
     return "clean";
   } catch (error) {
     // The savepoint, or the procedure itself.
-    if (isMissing(error)) return "not committed";
+    if (isMissing(connection, error)) return "not committed";
     if (failureOf(connection, error) !== "canceled") throw error;
     // By somebody's KILL QUERY, or a limit of the server's, before the commit or after it.
     const asking = sql`SELECT @@autocommit AS now, @holdfast_autocommit AS earlier`;
@@ -159,12 +159,16 @@ async function stillOpen(connection: SqlConnection): Promise<boolean> {
   } catch (error) {
     // COMMIT has not been sent: nothing can have been kept.
     if (failureOf(connection, error) === "lost") throw new ConnectionLostError(1, error);
-    if (!isMissing(error)) throw error;
+    if (!isMissing(connection, error)) throw error;
     return false;
   }
 }
 
-/** ER_SP_DOES_NOT_EXIST: said of procedures, and of savepoints. */
-function isMissing(error: unknown): boolean {
-  return (error as { errno?: unknown }).errno === 1305;
+/** Of a transaction that a client began, with autocommit on: after a deadlock each statement is kept by itself. */
+export async function settle(connection: SqlConnection): Promise<void> {
+  if (await stillOpen(connection)) return;
+  throw new TransactionAbortedError(
+    undefined,
+    "The server ended this transaction before its end (a deadlock whose error was swallowed, or a statement such as CREATE TABLE, which commits). What came before was undone or committed by that; what came after was kept, statement by statement.",
+  );
 }

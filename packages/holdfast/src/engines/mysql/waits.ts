@@ -2,7 +2,7 @@
 import type { Result, SqlConnection } from "../../core/database.ts";
 import { NotInTransactionError } from "../../core/errors.ts";
 import { classify as classifyError } from "../../core/failure.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { sql } from "../../core/sql.ts";
 import { classify } from "./errors.ts";
 
 export function failureOf({ unwrap }: SqlConnection, error: unknown) {
@@ -10,8 +10,8 @@ export function failureOf({ unwrap }: SqlConnection, error: unknown) {
 }
 
 /** What a statement brought, or the error that its wait ended with. */
-export type Waited =
-  { readonly over: false; readonly result: Result } | { readonly over: true; readonly cause: unknown };
+export type Waited<T = Result> =
+  { readonly over: false; readonly result: T } | { readonly over: true; readonly cause: unknown };
 
 /**
  * The server counts whole seconds; for what is left of one it is ended from another connection, if the pool has one
@@ -20,30 +20,30 @@ export type Waited =
 const worthKillingMs = 50;
 
 /** The setting lasts for the session, so it is put back whatever happens. */
-export async function patiently(
+export async function patiently<T>(
   connection: SqlConnection,
   waitMs: number,
-  statement: Statement,
-): Promise<Waited> {
+  run: () => PromiseLike<T>,
+): Promise<Waited<T>> {
   // The least is 0 on MariaDB and 1 on MySQL, which takes 0 for 1.
   const seconds = Math.ceil(waitMs / 1000);
   await connection.query(
     sql.raw(`SET @holdfast_wait = @@innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = ${seconds}`),
   );
   try {
-    return await bounded(connection, waitMs, seconds, statement);
+    return await bounded(connection, waitMs, seconds, run);
   } finally {
     if (!connection.lost.aborted) await restore(connection);
   }
 }
 
 /** The same for a statement that brings its own limit, `seconds`. */
-export async function bounded(
+export async function bounded<T>(
   connection: SqlConnection,
   waitMs: number,
   seconds: number,
-  statement: Statement,
-): Promise<Waited> {
+  run: () => PromiseLike<T>,
+): Promise<Waited<T>> {
   let ended = false;
   const end = () => {
     ended = true;
@@ -51,7 +51,7 @@ export async function bounded(
   };
   const timer = seconds * 1000 - waitMs > worthKillingMs ? setTimeout(end, waitMs) : undefined;
   try {
-    return { over: false, result: await connection.query(statement) };
+    return { over: false, result: await run() };
   } catch (error) {
     const failure = failureOf(connection, error);
     if (failure === "lock-timeout" || (failure === "canceled" && ended)) return { over: true, cause: error };
@@ -73,9 +73,27 @@ async function restore(connection: SqlConnection): Promise<void> {
   }
 }
 
-/** Whether the connection is in a transaction; a statement that does nothing is answered with that. */
+/**
+ * Whether the connection is in a transaction; a statement that does nothing is answered with that. Not every client
+ * passes it on: then a savepoint tells, which is gone at once where there is no transaction.
+ */
 export async function isIdle(connection: SqlConnection): Promise<boolean> {
-  return (await connection.query(sql.raw("DO 0"))).inTransaction === false;
+  const { inTransaction } = await connection.query(sql.raw("DO 0"));
+  if (inTransaction !== undefined) return !inTransaction;
+  await connection.query(sql.raw("SAVEPOINT holdfast_here"));
+  try {
+    await connection.query(sql.raw("RELEASE SAVEPOINT holdfast_here"));
+    return false;
+  } catch (error) {
+    if (isMissing(connection, error)) return true;
+    throw error;
+  }
+}
+
+/** ER_SP_DOES_NOT_EXIST: said of procedures, and of savepoints. */
+export function isMissing({ unwrap }: SqlConnection, error: unknown): boolean {
+  const { errno, code } = (unwrap?.(error) ?? error) as { errno?: unknown; code?: unknown };
+  return errno === 1305 || code === "ER_SP_DOES_NOT_EXIST";
 }
 
 /** A lock outside of a transaction is gone with its statement. */
