@@ -11,7 +11,7 @@ import type { ConformanceSite } from "holdfast/testing";
 import type { Client, PoolClient, PoolConfig } from "pg";
 import type { TransactionSql } from "postgres";
 import { openKnex, openKnexOnMariadb } from "./backends/knex.ts";
-import { openDrizzle, openDrizzlePostgres } from "./backends/drizzle.ts";
+import { openDrizzle, openDrizzleMysql, openDrizzlePostgres } from "./backends/drizzle.ts";
 import { openKysely, openKyselyMysql } from "./backends/kysely.ts";
 import { openSequelize } from "./backends/sequelize.ts";
 import { openMikroOrm, openMikroOrmOnMariadb } from "./backends/mikro-orm.ts";
@@ -251,6 +251,8 @@ export const backends: readonly Backend[] = [
 
   orm("Drizzle", "postgres", openDrizzle),
   orm("Drizzle through PgBouncer", "pgbouncer", openDrizzle),
+  orm("Drizzle on MariaDB", "mariadb", openDrizzleMysql),
+  orm("Drizzle on MySQL", "mysql", openDrizzleMysql),
   orm("Drizzle on postgres.js", "postgres", openDrizzlePostgres),
   backend(
     "Drizzle on PGlite",

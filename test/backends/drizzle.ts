@@ -51,3 +51,23 @@ export async function openDrizzlePostgres(url: string, options: object = {}): Pr
     close: () => sql.end({ timeout: 5 }),
   };
 }
+
+export async function openDrizzleMysql(uri: string): Promise<ConformanceSite> {
+  const [{ createPool }, { drizzle }] = await Promise.all([
+    import("mysql2/promise"),
+    import("drizzle-orm/mysql2"),
+  ]);
+  const pool = createPool({ uri, connectionLimit: 10 });
+  return {
+    ...(await site(drizzle(pool))),
+    async withIdle(body) {
+      const connection = await pool.getConnection();
+      try {
+        return await body(idle(connection));
+      } finally {
+        connection.release();
+      }
+    },
+    close: () => pool.end(),
+  };
+}

@@ -2,6 +2,7 @@ import type {
   ClientTransaction,
   Database,
   DriverError,
+  Engine,
   Isolation,
   QueryLock,
   SqlConnection,
@@ -32,6 +33,17 @@ import {
   pinnedPostgres,
   unwrapPostgres,
 } from "../drivers/postgres.ts";
+import {
+  type Mysql2Pool,
+  checkOutMysql2,
+  mysql2Connection,
+  observeMysql2,
+  promisedMysql2,
+  roomOfMysql2,
+  unwrapMysql2,
+} from "../drivers/mysql2.ts";
+import { killer } from "../engines/mysql/client.ts";
+import { mysql } from "../engines/mysql/index.ts";
 import { postgres } from "../engines/postgres/index.ts";
 
 /** The part of a Drizzle database that is used here. */
@@ -72,6 +84,7 @@ interface Driver extends Pick<
   Database<never, SqlConnection>,
   "connect" | "room" | "observe" | "listen" | "unwrap"
 > {
+  readonly engine?: Engine<SqlConnection>;
   readonly traits: Omit<Database["traits"], "client">;
   transaction?(options: ClientTransaction, config: Config | undefined, body: Body): Promise<unknown>;
   /** Of the client that a transaction's session has. */
@@ -187,6 +200,31 @@ function onPglite(db: Internals, client: object): Driver {
   };
 }
 
+function onMysql2(db: Internals, pool: Mysql2Pool): Driver {
+  const kill = killer(pool);
+  return {
+    engine: mysql,
+    traits: { cancel: true, listen: false, embedded: false, single: false, pinned: true, begins: true },
+    connect: (purpose) => checkOutMysql2(pool, kill, purpose) as Promise<never>,
+    async transaction(purpose, config, body) {
+      const pinned = await checkOutMysql2(pool, kill, purpose);
+      const { connection } = pinned;
+      try {
+        return await sessionOn(db, pinned.native).transaction(body, config);
+      } finally {
+        await pinned.release(connection.lost.aborted);
+      }
+    },
+    connection: (client) => mysql2Connection(client as object, kill),
+    room: () => roomOfMysql2(pool),
+    observe(seen, inside) {
+      const ends = [observeMysql2(pool, seen, placeMade), observeMakers(db, makers, inside)];
+      return () => ends.forEach((end) => end());
+    },
+    unwrap: unwrapMysql2,
+  };
+}
+
 function driverOf(db: Internals & DrizzleClient): Driver {
   const { $client: client } = db;
   if (isPgPool(client)) return onPg(db, client);
@@ -194,8 +232,10 @@ function driverOf(db: Internals & DrizzleClient): Driver {
     return onPostgres(db, client as unknown as PostgresPool);
   if (has(client, "query", "exec", "transaction") && has(client, "execProtocol"))
     return onPglite(db, client as object);
+  const mysqlPool = promisedMysql2(client);
+  if (mysqlPool) return onMysql2(db, mysqlPool);
   throw new UnsupportedError(
-    "fromDrizzle: Holdfast reaches PostgreSQL through Drizzle on a Pool of pg, on postgres.js and on PGlite. " +
+    "fromDrizzle: Holdfast reaches PostgreSQL through Drizzle on a Pool of pg, on postgres.js and on PGlite, MySQL and MariaDB on a pool of mysql2. " +
       "On another driver make it of the driver's own client, and Drizzle of what a transaction gets: drizzle(tx.client).",
   );
 }
@@ -241,7 +281,7 @@ function unwrapping(unwrap: Driver["unwrap"]) {
   };
 }
 
-/** A database of Drizzle on PostgreSQL: `drizzle(pool)`, `drizzle(postgres(url))` or `drizzle(pglite)`. */
+/** A database of Drizzle: `drizzle(pool)` of pg or mysql2, `drizzle(postgres(url))`, `drizzle(pglite)`. */
 export function fromDrizzle<Client extends DrizzleClient>(
   db: Client,
 ): Database<TransactionOf<Client>, SqlConnection> {
@@ -253,7 +293,7 @@ export function fromDrizzle<Client extends DrizzleClient>(
   const connectionOf = (tx: DrizzleTransaction) => driver.connection(tx.session.client);
   const { connect, transaction, listen, room, observe } = driver;
   return {
-    engine: postgres,
+    engine: driver.engine ?? postgres,
     traits: { client: "drizzle", ...driver.traits },
     ...(connect && { connect }),
     ...(listen && { listen }),

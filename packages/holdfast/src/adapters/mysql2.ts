@@ -6,6 +6,9 @@ import {
   type Mysql2PoolConnection,
   checkOutMysql2,
   mysql2Connection,
+  observeMysql2,
+  promisedMysql2,
+  roomOfMysql2,
   unwrapMysql2,
 } from "../drivers/mysql2.ts";
 import { killer } from "../engines/mysql/client.ts";
@@ -17,7 +20,8 @@ export type { Mysql2Connection, Mysql2Pool, Mysql2PoolConnection };
 export function fromMysql2<C extends Mysql2PoolConnection>(
   pool: Mysql2Pool<C> | { promise(): Mysql2Pool<C> },
 ): Database<C, SqlConnection> {
-  const promised = toPromisePool<C>(pool);
+  const promised = promisedMysql2<C>(pool);
+  if (!promised) throw new UsageError("fromMysql2(pool): this is not a pool of the package mysql2");
   const kill = killer(promised);
   return {
     engine: mysql,
@@ -31,6 +35,8 @@ export function fromMysql2<C extends Mysql2PoolConnection>(
       begins: false,
     },
     unwrap: unwrapMysql2,
+    room: () => roomOfMysql2(promised),
+    observe: (seen) => observeMysql2(promised, seen),
     connect: (purpose) => checkOutMysql2(promised, kill, purpose),
     join(native) {
       const candidate = native as Partial<Mysql2PoolConnection & Mysql2Pool> | null;
@@ -44,13 +50,4 @@ export function fromMysql2<C extends Mysql2PoolConnection>(
       return mysql2Connection(native, kill);
     },
   };
-}
-
-function toPromisePool<C extends Mysql2PoolConnection>(pool: unknown): Mysql2Pool<C> {
-  const candidate = pool as { promise?: () => Mysql2Pool<C>; getConnection?: unknown } | null;
-  if (typeof candidate === "object" && candidate !== null) {
-    if (typeof candidate.promise === "function") return candidate.promise();
-    if (typeof candidate.getConnection === "function") return candidate as Mysql2Pool<C>;
-  }
-  throw new UsageError("fromMysql2(pool): this is not a pool of the package mysql2");
 }

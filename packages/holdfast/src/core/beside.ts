@@ -24,6 +24,10 @@ interface Inside {
 /** Whether what runs is Holdfast's own: of any instance, as several may watch one client. */
 const own = new AsyncLocalStorage<boolean>();
 
+export function ours<T>(work: () => T): T {
+  return own.run(true, work);
+}
+
 /** The same pair of places is told once. */
 const most = 1000;
 
@@ -70,7 +74,7 @@ export class Beside {
 
   /** What we send ourselves, through whatever is watched, is no mistake. */
   ours<T>(work: () => T): T {
-    return own.run(true, work);
+    return ours(work);
   }
 
   /** A body that we run is the caller's again. */

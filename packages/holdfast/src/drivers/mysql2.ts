@@ -1,5 +1,15 @@
 /** Sessions of the package `mysql2`, whoever took them out of a pool: the adapter for it, or one for an ORM on it. */
-import type { DriverError, Pinned, Purpose, Result, Room, Row, SqlConnection } from "../core/database.ts";
+import type {
+  DriverError,
+  Pinned,
+  Purpose,
+  Result,
+  Room,
+  Row,
+  Seen,
+  SqlConnection,
+} from "../core/database.ts";
+import { observeMethod } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
 import { type Kill, isInTransaction, killable } from "../engines/mysql/client.ts";
 import { render } from "../engines/mysql/index.ts";
@@ -126,4 +136,18 @@ export function roomOfMysql2(pool: object): Room | undefined {
   // 0: without a limit.
   if (!config?.connectionLimit || !all || !free) return undefined;
   return { max: config.connectionLimit, out: all.length - free.length };
+}
+
+/** `pool.query`, of either kind, takes its connection by this too, with a callback. */
+export function observeMysql2(pool: object, seen: Seen, place?: () => string | undefined): () => void {
+  const { pool: inner = pool } = pool as { pool?: object };
+  return observeMethod(inner, "getConnection", seen, place && { place });
+}
+
+/** A pool of the promise kind, of either. */
+export function promisedMysql2<C extends Mysql2PoolConnection>(pool: unknown): Mysql2Pool<C> | undefined {
+  const candidate = pool as { promise?: () => Mysql2Pool<C>; getConnection?: unknown } | null;
+  if (typeof candidate !== "object" || candidate === null || typeof candidate.getConnection !== "function")
+    return undefined;
+  return typeof candidate.promise === "function" ? candidate.promise() : (candidate as Mysql2Pool<C>);
 }

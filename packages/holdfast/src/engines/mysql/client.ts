@@ -1,4 +1,5 @@
 /** What the clients of this engine have in common: statements that KILL QUERY ends, and what the protocol tells. */
+import { ours } from "../../core/beside.ts";
 import { unlessAborted } from "../../core/queue.ts";
 
 /** Ends a statement from another connection. Gives up when what it is to end has ended by itself. */
@@ -11,7 +12,8 @@ interface Lent {
 
 export function killer(pool: { getConnection(): Promise<Lent> }): Kill {
   return async (text, ended) => {
-    const other = await unlessAborted(pool.getConnection(), ended, (late) => void late.release());
+    const asking = ours(() => pool.getConnection());
+    const other = await unlessAborted(asking, ended, (late) => void late.release());
     try {
       if (!ended.aborted) await other.query(text);
     } finally {
