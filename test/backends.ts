@@ -13,7 +13,7 @@ import type { TransactionSql } from "postgres";
 import { openKnex, openKnexOnMariadb } from "./backends/knex.ts";
 import { openDrizzle, openDrizzleMysql, openDrizzlePostgres } from "./backends/drizzle.ts";
 import { openKysely, openKyselyMysql } from "./backends/kysely.ts";
-import { openSequelize } from "./backends/sequelize.ts";
+import { openSequelize, openSequelizeOnMariadb } from "./backends/sequelize.ts";
 import { openMikroOrm, openMikroOrmOnMariadb } from "./backends/mikro-orm.ts";
 import { openTypeorm, openTypeormOnMariadb } from "./backends/typeorm.ts";
 
@@ -294,6 +294,7 @@ export const backends: readonly Backend[] = [
   orm("Knex on MariaDB", "mariadb", openKnexOnMariadb),
   orm("Sequelize", "postgres", openSequelize),
   orm("Sequelize through PgBouncer", "pgbouncer", openSequelize),
+  orm("Sequelize on MariaDB", "mariadb", openSequelizeOnMariadb),
 
   backend(
     "PGlite",

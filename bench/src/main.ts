@@ -19,6 +19,10 @@ const suites: Readonly<Record<string, Suite>> = {
     about: "a locked check-then-write on MySQL, MariaDB and SQLite, next to each one's textbook",
     load: () => import("./suites/engines.ts"),
   },
+  orms: {
+    about: "a locked check-then-write inside each ORM's own transaction, next to the same by hand",
+    load: () => import("./suites/orms.ts"),
+  },
 };
 
 const columns = {

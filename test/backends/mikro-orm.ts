@@ -12,35 +12,36 @@ const options = {
 export async function openMikroOrm(clientUrl: string): Promise<ConformanceSite<SqlEntityManager>> {
   const { MikroORM } = await import("@mikro-orm/postgresql");
   const orm = await MikroORM.init({ ...options, clientUrl, driverOptions: { application_name: "test" } });
-  return site(orm as Orm);
+  return site(orm);
 }
 
 export async function openMikroOrmOnMariadb(clientUrl: string): Promise<ConformanceSite<SqlEntityManager>> {
   const { MikroORM } = await import("@mikro-orm/mysql");
-  return site((await MikroORM.init({ ...options, clientUrl })) as unknown as Orm);
+  return site(await MikroORM.init({ ...options, clientUrl }));
 }
 
-/** What the drivers' own types have in common. */
 interface Orm {
-  em: SqlEntityManager;
+  em: unknown;
   close(): Promise<void>;
 }
 
 async function site(orm: Orm): Promise<ConformanceSite<SqlEntityManager>> {
   const { fromMikroOrm } = await import("holdfast/mikro-orm");
+  // What the managers of both drivers have in common.
+  const em = orm.em as SqlEntityManager;
   return {
-    database: fromMikroOrm(orm),
-    ownTransaction: (body) => orm.em.fork().transactional((em) => body(em)),
+    database: fromMikroOrm({ em }),
+    ownTransaction: (body) => em.fork().transactional((own) => body(own)),
     // Not in a transaction, but it says that it is: only the server knows.
     withIdle: (body) =>
-      orm.em
+      em
         .getConnection()
         .getClient()
         .connection()
         .execute((idle) => {
-          const em = orm.em.fork();
-          em.setTransactionContext(idle);
-          return body(em);
+          const fork = em.fork();
+          fork.setTransactionContext(idle);
+          return body(fork);
         }),
     close: () => orm.close(),
   };

@@ -1,16 +1,16 @@
 import type { ConformanceSite } from "holdfast/testing";
-import type { Transaction } from "sequelize";
+import type { Options, Transaction } from "sequelize";
 
-export async function openSequelize(url: string): Promise<ConformanceSite<Transaction>> {
+export const openSequelize = (url: string) => open(url, { dialectOptions: { application_name: "test" } });
+
+export const openSequelizeOnMariadb = (url: string) => open(url);
+
+async function open(url: string, options: Options = {}): Promise<ConformanceSite<Transaction>> {
   const [{ Sequelize }, { fromSequelize }] = await Promise.all([
     import("sequelize"),
     import("holdfast/sequelize"),
   ]);
-  const sequelize = new Sequelize(url, {
-    pool: { max: 10 },
-    logging: false,
-    dialectOptions: { application_name: "test" },
-  });
+  const sequelize = new Sequelize(url, { pool: { max: 10 }, logging: false, ...options });
   const manager = sequelize.connectionManager as unknown as {
     getConnection(options: object): Promise<unknown>;
     releaseConnection(connection: unknown): void;

@@ -1,5 +1,6 @@
 /** Compiled, never run: MikroORM still fits the structural types that stand for it. */
-import { type InferEntity, MikroORM, type SqlEntityManager, defineEntity } from "@mikro-orm/postgresql";
+import { MikroORM as MysqlOrm } from "@mikro-orm/mysql";
+import { MikroORM, type SqlEntityManager, defineEntity } from "@mikro-orm/postgresql";
 import { type Holdfast, holdfast, key } from "holdfast";
 import { fromMikroOrm } from "holdfast/mikro-orm";
 import { Pool } from "pg";
@@ -13,7 +14,6 @@ const Upload = defineEntity({
   name: "Upload",
   properties: (p) => ({ id: p.text().primary(), bytes: p.integer() }),
 });
-type Upload = InferEntity<typeof Upload>;
 
 export async function mikroOrm(): Promise<void> {
   const orm = await MikroORM.init({ entities: [Upload] });
@@ -40,4 +40,11 @@ export async function mikroOrm(): Promise<void> {
   fromMikroOrm(new Pool());
   // @ts-expect-error an EntityManager is no MikroORM
   fromMikroOrm(orm.em);
+}
+
+export async function onMysql(): Promise<void> {
+  const orm = await MysqlOrm.init({ entities: [Upload] });
+  const hf = holdfast(fromMikroOrm(orm));
+  same<NativeOf<typeof hf>, typeof orm.em>();
+  await orm.em.transactional((em) => hf.join(em).tryLock(key("upload")));
 }

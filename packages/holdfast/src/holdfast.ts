@@ -65,6 +65,9 @@ const optionNames = new Set([
   "separate",
 ]);
 
+/** Our own `lock` or `tryLock`, an extension's `$exact`, and the caller. Each frame costs more than a microsecond. */
+const siteFrames = 4;
+
 /** Another process may be at it, and an index takes its time. */
 const migrateMs = 300_000;
 
@@ -152,7 +155,7 @@ export class Holdfast<Native> {
     const [options, body] = checkCall<TransactionOptions, Body<Native, T>>("hf.transaction", first, second);
     const plan = this.#plan(
       options,
-      this.#home.beside.watches ? sites.here(this.transaction, 10) : undefined,
+      this.#home.beside.watches ? sites.here(this.transaction, siteFrames) : undefined,
     );
     const outer = options.separate ? undefined : this.#current.getStore();
     if (outer) return outer.here().nest(options, body);

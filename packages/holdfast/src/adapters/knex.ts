@@ -54,7 +54,7 @@ interface RawConnection {
 type RawPg = RawConnection & PgClient & { end(): Promise<void>; readonly readyForQuery?: boolean };
 
 type RawMysql = RawConnection & {
-  destroy(): void;
+  readonly stream: { destroy(error: Error): void };
   promise(): { query(text: string): Promise<unknown> };
   readonly _command?: unknown;
 };
@@ -64,6 +64,7 @@ interface TarnPool {
   readonly acquireTimeoutMillis: number;
   numUsed(): number;
   numPendingCreates(): number;
+  acquire(): { readonly promise: Promise<RawConnection> };
 }
 
 interface KnexClient {
@@ -141,7 +142,10 @@ function onMysql(client: KnexClient): Reach {
   // Not of the pool, unless Knex was given one: all of its connections may be taken by those who wait.
   const kill = killer({
     async getConnection() {
-      const raw = (await (given ? client.acquireConnection() : client.acquireRawConnection())) as RawMysql;
+      // And not by the client's own method, which is watched.
+      const raw = (await (given
+        ? client.pool?.acquire?.().promise
+        : client.acquireRawConnection())) as RawMysql;
       return {
         query: (text) => raw.promise().query(text),
         release: () => (given ? client.releaseConnection(raw) : client.destroyRawConnection(raw)),
@@ -168,7 +172,8 @@ function onMysql(client: KnexClient): Reach {
       await connection.query(sql.raw("SET autocommit = COALESCE(@holdfast_autocommit, @@autocommit)"));
     },
     isBusy: (raw) => Boolean((raw as RawMysql)._command),
-    end: (raw) => (raw as RawMysql).destroy(),
+    // Its own destroy() would leave whoever waits for an answer without one.
+    end: (raw) => (raw as RawMysql).stream.destroy(new Error("it was given up")),
     roomOf: roomOfMysql2,
     refuses: ({ strength, wait }) =>
       strength !== "update" && (strength !== "share" || wait !== "bounded")
@@ -252,7 +257,7 @@ export function fromKnex<Client extends KnexLike>(
       };
       try {
         const config = await reach.prepare(connection, options);
-        const open = knex.transaction as (...args: unknown[]) => Promise<never>;
+        const open = knex.transaction.bind(knex) as (...args: unknown[]) => Promise<never>;
         const value = await open(run, { ...config, connection: raw });
         // Knex is content once the body has called trx.rollback(), even while it goes on.
         await running;

@@ -1,9 +1,27 @@
-import type { Database, DriverError, Isolation, QueryLock, SqlConnection } from "../core/database.ts";
-import { NoConnectionError, NotInTransactionError, UnsupportedError, UsageError } from "../core/errors.ts";
+import type {
+  ClientTransaction,
+  Database,
+  DriverError,
+  Engine,
+  Isolation,
+  QueryLock,
+  SqlConnection,
+} from "../core/database.ts";
+import {
+  NoConnectionError,
+  NotInTransactionError,
+  TransactionAbortedError,
+  UnsupportedError,
+  UsageError,
+} from "../core/errors.ts";
 import { graceMs } from "../core/interrupt.ts";
 import { observeMethod } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
+import { sql } from "../core/sql.ts";
+import { mysql2Connection, unwrapMysql2 } from "../drivers/mysql2.ts";
 import { type PgClient, type PgFactory, listenPg, pgConnection, unwrapPg } from "../drivers/pg.ts";
+import { killer } from "../engines/mysql/client.ts";
+import { mysql } from "../engines/mysql/index.ts";
 import { postgres } from "../engines/postgres/index.ts";
 
 /** The part of a Sequelize instance that is used here. */
@@ -21,7 +39,14 @@ export type TransactionOf<Client extends SequelizeLike> = Client["transaction"] 
   : never;
 
 /** A connection of the driver, as Sequelize's pool keeps it. */
-type RawConnection = PgClient & { end(): Promise<void> };
+type RawConnection = object;
+
+type RawPg = PgClient & { end(): Promise<void> };
+
+interface RawMysql {
+  promise(): { query(text: string): Promise<unknown> };
+  readonly stream: { destroy(error: Error): void };
+}
 
 interface Pool {
   readonly maxSize?: number;
@@ -50,6 +75,9 @@ interface ConnectionManager {
   getConnection(options: { useMaster: boolean }): Promise<RawConnection>;
   releaseConnection(connection: RawConnection): void;
   destroyConnection(connection: RawConnection): Promise<void>;
+  /** One that is not of the pool. */
+  _connect(settings: Settings): Promise<RawConnection>;
+  _disconnect(connection: RawConnection): Promise<unknown>;
 }
 
 interface SequelizeTransaction {
@@ -57,6 +85,10 @@ interface SequelizeTransaction {
   readonly finished?: string;
   readonly parent?: SequelizeTransaction;
   _afterCommitHooks?: ((t: unknown) => unknown)[];
+  /** Gives the connection back. */
+  cleanup?(): void;
+  /** Drops it. */
+  forceCleanup?(): Promise<void>;
 }
 
 const levels: Readonly<Record<Isolation, string>> = {
@@ -75,29 +107,117 @@ interface SequelizeError {
   readonly errors?: unknown;
 }
 
-function unwrap(error: unknown): DriverError | undefined {
-  if (!(error instanceof Error)) return undefined;
-  const { name, parent, original = parent, errors } = error as SequelizeError;
-  if (original instanceof Error) {
-    if ("code" in original) return original as DriverError;
-    return name === "SequelizeConnectionTimedOutError"
-      ? { lost: true, message: original.message }
-      : unwrapPg(original);
-  }
-  if (name === "AggregateError" && Array.isArray(errors)) {
-    for (const each of errors) {
-      const found = unwrap((each as SequelizeError | null)?.errors ?? each);
-      if (found) return found;
+type Unwrap = (error: unknown) => DriverError | undefined;
+
+function unwrapping(driver: Unwrap): Unwrap {
+  const unwrap: Unwrap = (error) => {
+    if (!(error instanceof Error)) return undefined;
+    const { name, parent, original = parent, errors } = error as SequelizeError;
+    if (original instanceof Error) {
+      if ("code" in original) return original as DriverError;
+      return name === "SequelizeConnectionTimedOutError"
+        ? { lost: true, message: original.message }
+        : driver(original);
     }
-  }
-  return unwrapPg(error);
+    if (name === "AggregateError" && Array.isArray(errors)) {
+      for (const each of errors) {
+        const found = unwrap((each as SequelizeError | null)?.errors ?? each);
+        if (found) return found;
+      }
+    }
+    return driver(error);
+  };
+  return unwrap;
 }
+
+const unwrapPostgres = unwrapping(unwrapPg);
+const unwrapMysql = unwrapping(unwrapMysql2);
+
+/** What differs between the dialects. */
+interface Reach {
+  readonly engine: Engine<SqlConnection>;
+  readonly unwrap: Unwrap;
+  connectionOf(raw: RawConnection): SqlConnection;
+  /** Ends the session at once, and what waits for an answer on it. */
+  end(raw: RawConnection): void;
+  /** After BEGIN. */
+  prepare?(connection: SqlConnection, options: ClientTransaction): Promise<void>;
+  /** After the end, before others get the connection. */
+  restore?(connection: SqlConnection): Promise<void>;
+  readonly listen?: NonNullable<Database["listen"]>;
+  /** Why what findAll finds cannot be locked in this way. */
+  refuses(lock: QueryLock & { readonly of: unknown }): string | undefined;
+}
+
+function onPostgres(manager: ConnectionManager): Reach {
+  if (manager.config.native)
+    throw new UnsupportedError(
+      "fromSequelize: `native: true` is not reached; leave it out, so that it is pg",
+    );
+  const factory = factoryOf(manager);
+  return {
+    engine: postgres,
+    unwrap: unwrapPostgres,
+    connectionOf: (raw) => ({ ...pgConnection(raw as RawPg, factory?.options), unwrap: unwrapPostgres }),
+    end: (raw) => void (raw as RawPg).end().catch(() => {}),
+    ...(factory && {
+      listen: (channel, wake, signal) => listenPg(factory, channel, wake, signal),
+    }),
+    refuses: ({ wait }) =>
+      wait === "nowait" ? 'Sequelize cannot say NOWAIT; use `wait: 1`, or "skip"' : undefined,
+  };
+}
+
+function onMysql(manager: ConnectionManager): Reach {
+  // Not of the pool: all of its connections may be taken by those who wait.
+  const kill = killer({
+    async getConnection() {
+      const raw = await manager._connect(settingsOf(manager));
+      return {
+        query: (text) => (raw as RawMysql).promise().query(text),
+        release: () => manager._disconnect(raw),
+      };
+    },
+  });
+  return {
+    engine: mysql,
+    unwrap: unwrapMysql,
+    connectionOf: (raw) => ({ ...mysql2Connection(raw, kill), unwrap: unwrapMysql }),
+    // Its own destroy() would leave whoever waits for an answer without one.
+    end: (raw) => (raw as RawMysql).stream.destroy(new Error("it was given up")),
+    async prepare(connection, { isolation, readOnly }) {
+      if (readOnly) {
+        // It can be said only before, and Sequelize does not: so this is another transaction than the one it began.
+        await connection.query(sql.raw("COMMIT"));
+        await connection.query(sql.raw(`SET TRANSACTION ISOLATION LEVEL ${levels[isolation]}, READ ONLY`));
+        await connection.query(sql.raw("START TRANSACTION"));
+      }
+      // After a deadlock the server has ended the transaction. If the body swallows that error, what it sends next
+      // would be kept, statement by statement.
+      await connection.query(sql.raw("SET @holdfast_autocommit = @@autocommit, autocommit = 0"));
+    },
+    async restore(connection) {
+      await connection.query(sql.raw("SET autocommit = COALESCE(@holdfast_autocommit, @@autocommit)"));
+    },
+    refuses({ wait, of }) {
+      if (of) return "Sequelize cannot lock one side of a join here";
+      return wait === "bounded"
+        ? undefined
+        : `Sequelize cannot say "${wait}" here. Name a table: tx.rows("account", [1, 2], { wait: "${wait}" })`;
+    },
+  };
+}
+
+const reaches: Readonly<Record<string, (manager: ConnectionManager) => Reach>> = {
+  postgres: onPostgres,
+  mysql: onMysql,
+};
 
 function isPoolTimeout(error: unknown): boolean {
   return (error as Error | null)?.name === "SequelizeConnectionAcquireTimeoutError";
 }
 
-/** A Sequelize instance on PostgreSQL. `tx.client` is Sequelize's own Transaction: `{ transaction: tx.client }`. */
+/** A Sequelize instance on PostgreSQL, MySQL or MariaDB. `tx.client` is Sequelize's own Transaction: `{ transaction: tx.client }`. */
 export function fromSequelize<Client extends SequelizeLike>(
   sequelize: Client,
 ): Database<TransactionOf<Client>, SqlConnection> {
@@ -109,27 +229,25 @@ export function fromSequelize<Client extends SequelizeLike>(
   )
     throw new UsageError("fromSequelize(sequelize): this is not an instance of Sequelize");
   const dialect = sequelize.getDialect();
-  if (dialect !== "postgres")
-    throw new UnsupportedError(
-      `fromSequelize: Holdfast reaches PostgreSQL through Sequelize, not yet "${dialect}"`,
-    );
   const manager = sequelize.connectionManager as ConnectionManager;
-  if (manager.config.native)
+  const reach = reaches[dialect]?.(manager);
+  if (!reach)
     throw new UnsupportedError(
-      "fromSequelize: `native: true` is not reached; leave it out, so that it is pg",
+      dialect === "mariadb"
+        ? 'fromSequelize: MariaDB is reached through the dialect "mysql", with the package mysql2'
+        : `fromSequelize: Holdfast reaches PostgreSQL, MySQL and MariaDB through Sequelize, not yet "${dialect}"`,
     );
-  const factory = factoryOf(manager);
-  const connectionOf = (raw: PgClient) => ({ ...pgConnection(raw, factory?.options), unwrap });
+  const { engine, connectionOf, unwrap, listen } = reach;
 
   const noConnection = (error: unknown) =>
     isPoolTimeout(error) ? new NoConnectionError(manager.config.pool?.acquire ?? 0, error) : error;
 
   return {
-    engine: postgres,
+    engine,
     traits: {
       client: "sequelize",
       cancel: true,
-      listen: factory !== undefined,
+      listen: listen !== undefined,
       embedded: false,
       single: false,
       pinned: true,
@@ -153,9 +271,11 @@ export function fromSequelize<Client extends SequelizeLike>(
         },
       };
     },
-    async transaction({ isolation, isolationIsDefault, signal, deadlineMs }, body) {
+    async transaction(options, body) {
+      const { isolation, isolationIsDefault, signal, deadlineMs } = options;
       let timer: NodeJS.Timeout | undefined;
       let after: (() => Promise<void>) | undefined;
+      let restored: Promise<void> | undefined;
       let begun = false;
       let begin!: () => void;
       const beginning = new Promise<void>((resolve) => (begin = resolve));
@@ -165,11 +285,16 @@ export function fromSequelize<Client extends SequelizeLike>(
         begun = true;
         begin();
         const raw = t.connection as RawConnection;
+        const connection = connectionOf(raw);
         // Sequelize waits for COMMIT and ROLLBACK as long as the network is silent.
-        const endWithin = (ms: number) => (timer = setTimeout(() => void raw.end().catch(() => {}), ms));
+        const endWithin = (ms: number) => (timer = setTimeout(() => reach.end(raw), ms));
         try {
-          const value = await body(connectionOf(raw), t as never);
-          if (t.finished !== undefined) throw endedItself();
+          const { restore } = reach;
+          if (restore) beforeCleanup(t, () => (restored = restore(connection)));
+          await reach.prepare?.(connection, options);
+          const own = whileOpen(t, connection, () => endedItself(t, engine));
+          const value = await body(own, t as never);
+          if (t.finished !== undefined) throw endedItself(t, engine);
           after = takeHooks(t);
           endWithin(deadlineMs + graceMs);
           return value;
@@ -179,9 +304,9 @@ export function fromSequelize<Client extends SequelizeLike>(
         }
       };
       // Said only where it is not the server's default: it is a round trip, and the engine verifies it.
-      const options = { isolationLevel: isolationIsDefault ? undefined : levels[isolation] };
+      const level = { isolationLevel: isolationIsDefault ? undefined : levels[isolation] };
       const open = sequelize.transaction.bind(sequelize) as (...args: unknown[]) => Promise<never>;
-      const running = open(options, run);
+      const running = open(level, run);
       running.catch(() => {});
       try {
         await unlessAborted(Promise.race([beginning, running]), signal, () => {});
@@ -191,6 +316,7 @@ export function fromSequelize<Client extends SequelizeLike>(
       } catch (error) {
         throw begun ? error : noConnection(error);
       } finally {
+        await restored?.catch(() => {});
         clearTimeout(timer);
       }
     },
@@ -203,26 +329,42 @@ export function fromSequelize<Client extends SequelizeLike>(
           "this is the Sequelize instance itself; pass the `t` that sequelize.transaction(async (t) => …) hands to its callback",
         );
       if (!t.connection) throw new NotInTransactionError("this is no transaction of Sequelize");
-      return joined(t, connectionOf(t.connection));
+      const ended = () => new NotInTransactionError("this transaction of Sequelize has ended");
+      return whileOpen(t, connectionOf(t.connection), ended);
     },
-    ...(factory && {
-      listen: (channel, wake, signal) => listenPg(factory, channel, wake, signal),
-    }),
+    ...(listen && { listen }),
     room() {
       const { maxSize, size, available } = manager.pool.write ?? manager.pool;
       if (maxSize === undefined || size === undefined || available === undefined) return undefined;
       return { max: maxSize, out: size - available };
     },
     observe: (seen) => observeMethod(manager, "getConnection", seen),
-    locking,
+    locking: (native, query, lock) => locking(native, query, lock, reach),
     unwrap,
   };
 }
 
-function endedItself(): UsageError {
-  return new UsageError(
-    "The body has ended the transaction by t.commit() or t.rollback(). It ends when the body does: return to commit, throw to roll back.",
-  );
+function endedItself({ finished }: SequelizeTransaction, engine: Engine<SqlConnection>): Error {
+  // Sequelize rolls back by itself after a deadlock on MySQL.
+  return engine === mysql && finished === "rollback"
+    ? new TransactionAbortedError(
+        undefined,
+        "The transaction was rolled back before its body ended: by t.rollback(), or after a deadlock whose error was swallowed.",
+      )
+    : new UsageError(
+        "The body has ended the transaction by t.commit() or t.rollback(). It ends when the body does: return to commit, throw to roll back.",
+      );
+}
+
+/** Sequelize gives the connection back by itself, as soon as COMMIT or ROLLBACK is answered. */
+function beforeCleanup(t: SequelizeTransaction, restore: () => Promise<void>): void {
+  const { cleanup } = t;
+  t.cleanup = () => {
+    restore()
+      .then(() => cleanup?.call(t))
+      .catch(() => t.forceCleanup?.())
+      .catch(() => {});
+  };
 }
 
 /** Sequelize would run them after a COMMIT that failed, too; and what they throw would look like an error of COMMIT. */
@@ -241,23 +383,24 @@ function takeHooks(t: SequelizeTransaction): () => Promise<void> {
   };
 }
 
-/** What clients are made with, on the server that is written to. */
-function factoryOf({ lib, config }: ConnectionManager): PgFactory | undefined {
-  if (!lib?.Client) return undefined;
-  const { username, password, host, port, database, dialectOptions } =
-    (config.replication && config.replication.write) || config;
-  return {
-    Client: lib.Client,
-    options: { user: username, password, host, port, database, ...dialectOptions },
-  };
+/** Of the server that is written to. */
+function settingsOf({ config }: ConnectionManager): Settings {
+  return (config.replication && config.replication.write) || config;
 }
 
-function joined(t: SequelizeTransaction, connection: SqlConnection): SqlConnection {
+/** What clients of pg are made with. */
+function factoryOf(manager: ConnectionManager): PgFactory | undefined {
+  const { Client } = manager.lib ?? {};
+  if (!Client) return undefined;
+  const { username: user, password, host, port, database, dialectOptions } = settingsOf(manager);
+  return { Client, options: { user, password, host, port, database, ...dialectOptions } };
+}
+
+/** Once the transaction has ended, its connection may be somebody else's. */
+function whileOpen(t: SequelizeTransaction, connection: SqlConnection, ended: () => Error): SqlConnection {
   const assertOpen = () => {
-    // From then on the connection may be somebody else's.
     for (let each: SequelizeTransaction | undefined = t; each; each = each.parent)
-      if (each.finished !== undefined)
-        throw new NotInTransactionError("this transaction of Sequelize has ended");
+      if (each.finished !== undefined) throw ended();
   };
   const { script } = connection;
   return {
@@ -297,17 +440,15 @@ class Find<Instance> {
     return this.#model.findAll(this.#options as never) as Promise<Instance[]>;
   }
 
-  locked(transaction: unknown, { strength, wait }: QueryLock): Find<Instance> {
+  locked(transaction: unknown, { strength, wait }: QueryLock, { refuses }: Reach): Find<Instance> {
     const { lock, transaction: own, skipLocked } = this.#options;
+    const { of } = (lock ?? {}) as { of?: unknown };
     if (own !== undefined && own !== transaction)
       throw new UsageError("tx.rows(findAll(…)): its `transaction` is another one; leave it out");
     if (skipLocked !== undefined)
       throw new UsageError("tx.rows(query, { wait }) says how to wait: leave out `skipLocked`");
-    if (wait === "nowait")
-      throw new UnsupportedError(
-        'tx.rows(findAll(…)): Sequelize cannot say NOWAIT; use `wait: 1`, or "skip"',
-      );
-    const { of } = (lock ?? {}) as { of?: unknown };
+    const refusal = refuses({ strength, wait, of });
+    if (refusal !== undefined) throw new UnsupportedError(`tx.rows(findAll(…)): ${refusal}`);
     return new Find(this.#model, {
       ...this.#options,
       transaction,
@@ -336,8 +477,13 @@ export function findAll<Model extends ModelLike<unknown>>(
   return new Find(model as ModelLike<InstanceType<Model>>, options ?? {});
 }
 
-function locking(native: unknown, query: unknown, lock: QueryLock): (() => PromiseLike<unknown>) | undefined {
+function locking(
+  native: unknown,
+  query: unknown,
+  lock: QueryLock,
+  reach: Reach,
+): (() => PromiseLike<unknown>) | undefined {
   if (!(query instanceof Find)) return undefined;
-  const locked = query.locked(native, lock);
+  const locked = query.locked(native, lock, reach);
   return () => locked.execute();
 }

@@ -40,6 +40,8 @@ export interface Connection {
 export interface SqlConnection extends Connection {
   /** Stands for the server session, if it is known before the first statement: what is prepared on it stays. */
   readonly session?: object;
+  /** The server's id of the session, as the protocol told it to the client. */
+  readonly pid?: number | undefined;
   /** As the database's: engines look into the errors of their own statements. */
   readonly unwrap?: ((error: unknown) => DriverError | undefined) | undefined;
   query(statement: Statement): Promise<Result>;

@@ -55,6 +55,9 @@ export function pgConnection(client: PgClient, options?: object): SqlConnection 
   const status = transactionStatus(client);
   const connection: SqlConnection = {
     session: client,
+    get pid() {
+      return (client as Innards).processID ?? undefined;
+    },
     ...(status && { doubtful: () => status() === "E" }),
     lost: lost.signal,
     unwrap: unwrapPg,

@@ -1,6 +1,6 @@
 import { hash } from "node:crypto";
 import type { Begun, Grant, Open, Result, SqlConnection } from "../../core/database.ts";
-import { ReplicaError, TransactionAbortedError, UsageError } from "../../core/errors.ts";
+import { ReplicaError, SerializationError, TransactionAbortedError, UsageError } from "../../core/errors.ts";
 import type { LockRequest } from "../../core/key.ts";
 import { sql } from "../../core/sql.ts";
 import { takingRows } from "./lock-rows.ts";
@@ -56,15 +56,15 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Gran
   let row: Row | undefined;
   try {
     const rows = byRows ? [takingRows(locks, wait, open.names)] : [];
-    if (begun || byRows) {
-      const start = begun ? [] : [beginText(open)];
-      const results = await run(connection, [...start, opening(open, byRows ? [] : locks), ...rows]);
+    const start = begun ? [] : [beginText(open)];
+    const usual = byRows ? undefined : usualOpening(open);
+    if (byRows) {
+      const results = await run(connection, [...start, opening(open, []), ...rows]);
       row = results[start.length]?.rows[0];
     } else {
-      const start = beginText(open);
       row =
-        (await openPrepared(connection, open, start)) ??
-        lastRow(await run(connection, [start, opening(open, locks)]));
+        (usual && (await openPrepared(connection, open, start, usual))) ??
+        lastRow(await run(connection, [...start, usual?.text() ?? opening(open, locks)]));
     }
   } catch (error) {
     if (locks.length === 0 || !waitIsOver(connection, error))
@@ -106,20 +106,21 @@ function opening(open: Open, locks: readonly LockRequest[]): string {
 }
 
 /**
- * The same as a prepared statement of the session, for the most common transactions: without a lock, or with one key,
- * taken exclusively. Parsing and planning the text is most of what it costs (server CPU: 140 µs as text, 86 µs
- * prepared). In one column: a client that decodes seven spends another 20 µs.
+ * The most common transactions: without a lock, or with one key, taken exclusively. As a prepared statement of the
+ * session where that can be had, since parsing and planning the text is most of what it costs (server CPU: 140 µs as
+ * text, 86 µs prepared). In one column: a client that decodes seven spends another 20 µs.
  */
 class Prepared {
   readonly name: string;
   readonly definition: string;
+  readonly #text: string;
   readonly #on = new WeakSet<object>();
 
   constructor(types: string, steps: readonly string[]) {
-    const text = `SELECT concat(${steps.join(", ")}) AS done, ${xid}`;
+    this.#text = `SELECT concat(${steps.join(", ")}) AS done, ${isolationNow}, ${xid}`;
     // Named for its text: another version's statement, left behind on a pooled session, must not be mistaken for it.
-    this.name = `holdfast_${hash("sha256", text, "hex").slice(0, 12)}`;
-    this.definition = `PREPARE ${this.name}(${types}) AS ${text}`;
+    this.name = `holdfast_${hash("sha256", this.#text, "hex").slice(0, 12)}`;
+    this.definition = `PREPARE ${this.name}(${types}) AS ${this.#text}`;
   }
 
   isOn(session: object): boolean {
@@ -128,6 +129,11 @@ class Prepared {
 
   markOn(session: object): void {
     this.#on.add(session);
+  }
+
+  /** With the values in it. */
+  inline(values: readonly string[]): string {
+    return this.#text.replaceAll(/\$(\d)/g, (_, n: string) => values[Number(n) - 1] ?? "NULL");
   }
 }
 
@@ -142,17 +148,30 @@ const oneKey = new Prepared("bigint, text, text, text", [
   setLocal("lock_timeout", "current_setting('holdfast.patience')"),
 ]);
 
+interface Usual {
+  readonly prepared: Prepared;
+  readonly values: readonly string[];
+  text(): string;
+}
+
 /** Servers behind a pooler that moves clients between sessions: there it is there for some and not for others. */
 const unprepared = new WeakSet<Open["capabilities"]>();
 
-async function openPrepared(connection: SqlConnection, open: Open, start: string): Promise<Row | undefined> {
+async function openPrepared(
+  connection: SqlConnection,
+  open: Open,
+  start: readonly string[],
+  { prepared, values }: Usual,
+): Promise<Row | undefined> {
   const { script, session: identity } = connection;
-  const call = script && identity ? preparedCall(open) : undefined;
-  if (!call || !script || !identity) return undefined;
-  const { prepared, values } = call;
+  if (!script || !identity || unprepared.has(open.capabilities)) return undefined;
+  // In a transaction that somebody else began there is no second try, so it must be known that the session is our own.
+  if (open.begun && !open.capabilities.details?.["direct"]) return undefined;
   const prepare = prepared.isOn(identity) ? [] : [prepared.definition];
   try {
-    const results = await script([start, ...prepare, `EXECUTE ${prepared.name}(${values})`].join("; "));
+    const results = await script(
+      [...start, ...prepare, `EXECUTE ${prepared.name}(${values.join(", ")})`].join("; "),
+    );
     prepared.markOn(identity);
     return lastRow(results);
   } catch (error) {
@@ -164,29 +183,31 @@ async function openPrepared(connection: SqlConnection, open: Open, start: string
       throw error;
     }
     unprepared.add(open.capabilities);
+    if (open.begun)
+      throw new SerializationError(
+        "A statement that was prepared on this session is gone (DISCARD ALL, or a pooler). It is not used again: run the transaction once more.",
+        error,
+      );
     await connection.query(sql.raw("ROLLBACK"));
     return undefined;
   }
 }
 
-function preparedCall(open: Open): { prepared: Prepared; values: string } | undefined {
+function usualOpening(open: Open): Usual | undefined {
   const { locks, wait, readOnly, lockFirst, names, deadlineMs, capabilities } = open;
   const { details } = capabilities;
-  if (
-    readOnly ||
-    lockFirst ||
-    !details?.transactionTimeout ||
-    details.timeouts ||
-    unprepared.has(capabilities)
-  )
-    return undefined;
+  if (readOnly || lockFirst || !details?.transactionTimeout || details.timeouts) return undefined;
   const [request, ...others] = locks;
-  if (!request) return { prepared: bare, values: `'${deadlineMs}'` };
+  if (!request) return usual(bare, [`'${deadlineMs}'`]);
   if (others.length > 0 || request.mode === "shared" || wait === "nowait") return undefined;
   const { form } = request.key;
   const id = form.kind === "name" ? form.hash : form.kind === "bigint" ? form.value : undefined;
   if (id === undefined) return undefined;
-  return { prepared: oneKey, values: `${id}, '${wait}', '${deadlineMs}', '${label(names)}'` };
+  return usual(oneKey, [`${id}::bigint`, `'${wait}'`, `'${deadlineMs}'`, `'${label(names)}'`]);
+}
+
+function usual(prepared: Prepared, values: readonly string[]): Usual {
+  return { prepared, values, text: () => prepared.inline(values) };
 }
 
 export async function end(

@@ -9,7 +9,7 @@ const minimum = 140000;
 
 /** One question at first use. Aliases are single words: clients may rewrite the case of names with underscores. */
 const question = sql.raw(`SELECT current_setting('server_version_num') AS number, version() AS version,
-  pg_is_in_recovery() AS standby, current_setting('default_transaction_isolation') AS isolation,
+  pg_is_in_recovery() AS standby, pg_backend_pid() AS pid, current_setting('default_transaction_isolation') AS isolation,
   concat(current_setting('transaction_timeout', true), current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout')) AS timeouts`);
 
 export async function probe(
@@ -100,7 +100,12 @@ export async function probe(
       ? unsupported("key.hashtext and key.hashtextextended are advisory locks, which are not used here")
       : true,
     connections: traits.single ? "one" : "many",
-    details: { transactionTimeout: number >= 170000, timeouts: !/^0*$/.test(String(row?.timeouts)) },
+    details: {
+      transactionTimeout: number >= 170000,
+      timeouts: !/^0*$/.test(String(row?.timeouts)),
+      // A pooler hands out ids of its own.
+      direct: connection.pid !== undefined && String(connection.pid) === String(row?.pid),
+    },
   };
 }
 
