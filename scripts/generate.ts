@@ -2,7 +2,7 @@
 import { spawnSync } from "node:child_process";
 import { fileURLToPath } from "node:url";
 
-for (const folder of ["test/prisma", "examples/prisma"]) {
+for (const folder of ["test/prisma", "test/prisma-mysql", "test/prisma-sqlite", "examples/prisma"]) {
   const { status } = spawnSync("prisma", ["generate"], {
     cwd: fileURLToPath(new URL(`../${folder}`, import.meta.url)),
     env: {

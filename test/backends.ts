@@ -10,9 +10,9 @@ import type Sqlite from "better-sqlite3";
 import type { ConformanceSite } from "holdfast/testing";
 import type { Client, PoolClient, PoolConfig } from "pg";
 import type { TransactionSql } from "postgres";
-import { openKnex, openKnexOnMariadb } from "./backends/knex.ts";
+import { openKnex, openKnexOnMariadb, openKnexOnSqlite } from "./backends/knex.ts";
 import { openDrizzle, openDrizzleMysql, openDrizzlePostgres } from "./backends/drizzle.ts";
-import { openKysely, openKyselyMysql } from "./backends/kysely.ts";
+import { openKysely, openKyselyMysql, openKyselyOnSqlite } from "./backends/kysely.ts";
 import { openSequelize, openSequelizeOnMariadb } from "./backends/sequelize.ts";
 import { openMikroOrm, openMikroOrmOnMariadb } from "./backends/mikro-orm.ts";
 import { openTypeorm, openTypeormOnMariadb } from "./backends/typeorm.ts";
@@ -283,6 +283,7 @@ export const backends: readonly Backend[] = [
   orm("Kysely through PgBouncer", "pgbouncer", openKysely),
   orm("Kysely on MariaDB", "mariadb", openKyselyMysql),
   orm("Kysely on MySQL", "mysql", openKyselyMysql),
+  orm("Kysely on SQLite", "file", openKyselyOnSqlite),
   orm("TypeORM", "postgres", openTypeorm),
   orm("TypeORM through PgBouncer", "pgbouncer", openTypeorm),
   orm("TypeORM on MariaDB", "mariadb", openTypeormOnMariadb),
@@ -292,6 +293,7 @@ export const backends: readonly Backend[] = [
   orm("Knex", "postgres", openKnex),
   orm("Knex through PgBouncer", "pgbouncer", openKnex),
   orm("Knex on MariaDB", "mariadb", openKnexOnMariadb),
+  orm("Knex on SQLite", "file", openKnexOnSqlite),
   orm("Sequelize", "postgres", openSequelize),
   orm("Sequelize through PgBouncer", "pgbouncer", openSequelize),
   orm("Sequelize on MariaDB", "mariadb", openSequelizeOnMariadb),

@@ -26,6 +26,37 @@ export async function openKysely(connectionString: string): Promise<ConformanceS
   return site(db, fromKysely(db));
 }
 
+/** As Kysely has one connection for everybody, transactions without Holdfast are those of another instance. */
+export async function openKyselyOnSqlite(file: string): Promise<ConformanceSite<Transaction<unknown>>> {
+  const [{ default: Database }, { Kysely, SqliteDialect, sql }, { fromKysely }] = await Promise.all([
+    import("better-sqlite3"),
+    import("kysely"),
+    import("holdfast/kysely"),
+  ]);
+  const open = () => {
+    const database = new Database(file);
+    database.pragma("journal_mode = WAL");
+    return new Kysely<unknown>({ dialect: new SqliteDialect({ database }) });
+  };
+  const [db, own] = [open(), open()];
+  const { withIdle } = site(own, fromKysely(own));
+  return {
+    database: fromKysely(db),
+    withIdle,
+    ownTransaction: (body) =>
+      own.transaction().execute(async (trx) => {
+        // Kysely begins deferred.
+        await sql`ROLLBACK`.execute(trx);
+        await sql`BEGIN IMMEDIATE`.execute(trx);
+        return body(trx);
+      }),
+    close: async () => {
+      await db.destroy();
+      await own.destroy();
+    },
+  };
+}
+
 function site(
   db: Kysely<unknown>,
   database: ConformanceSite<Transaction<unknown>>["database"],

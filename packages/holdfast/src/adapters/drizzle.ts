@@ -21,6 +21,7 @@ import {
   pgConnection,
   roomOfPg,
   unwrapPg,
+  withholdBegin,
 } from "../drivers/pg.ts";
 import { type PgliteTransaction, pgliteConnection } from "../drivers/pglite.ts";
 import {
@@ -65,14 +66,14 @@ interface Config {
   readonly accessMode?: "read only";
 }
 
-type Body = (tx: DrizzleTransaction) => Promise<unknown>;
+type Body = (tx: DrizzleTransaction, begun?: boolean) => Promise<unknown>;
 
 /** What Drizzle keeps its driver's client in. */
 interface Session {
   readonly client: unknown;
   readonly schema: unknown;
   readonly options: unknown;
-  transaction(body: Body, config?: Config): Promise<unknown>;
+  transaction(body: (tx: DrizzleTransaction) => Promise<unknown>, config?: Config): Promise<unknown>;
 }
 
 interface DrizzleTransaction {
@@ -117,13 +118,15 @@ function onPg(db: Internals, pool: PgPool): Driver {
   return {
     traits: { cancel: true, listen: true, embedded: false, single: false, pinned: true, begins: true },
     connect: checkOut,
-    async transaction(purpose, config, body) {
+    async transaction(purpose, _config, body) {
       // Drizzle's own would lose the connection to the pool if BEGIN fails, and give back one that is broken.
       const pinned = await checkOutPg(pool, options, purpose);
-      const { connection } = pinned;
+      const { connection, native } = pinned;
+      const begin = withholdBegin(native);
       try {
-        return await sessionOn(db, pinned.native).transaction(body, config);
+        return await sessionOn(db, native).transaction((tx) => body(tx, !begin.withheld));
       } finally {
+        begin.end();
         await pinned.release(connection.lost.aborted);
       }
     },
@@ -308,7 +311,9 @@ export function fromDrizzle<Client extends DrizzleClient>(
           ...(readOnly && { accessMode: "read only" }),
         };
         const said = Object.keys(config).length > 0 ? config : undefined;
-        return transaction(options, said, (tx) => body(connectionOf(tx), tx as never)) as Promise<never>;
+        return transaction(options, said, (tx, begun) =>
+          body(connectionOf(tx), tx as never, begun),
+        ) as Promise<never>;
       },
     }),
     join(native) {

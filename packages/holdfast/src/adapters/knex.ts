@@ -14,6 +14,7 @@ import { observeMethod } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
 import { type Site, sites } from "../core/site.ts";
 import { sql } from "../core/sql.ts";
+import { endedItself, lendKnex, sendInKnex } from "../drivers/knex-sqlite.ts";
 import { mysql2Connection, roomOfMysql2, unwrapMysql2 } from "../drivers/mysql2.ts";
 import {
   type PgClient,
@@ -24,10 +25,13 @@ import {
   pgConnection,
   roomOfPg,
   unwrapPg,
+  withholdBegin,
 } from "../drivers/pg.ts";
+import { connectLent, joinLent, lentTraits } from "../drivers/sqlite-lent.ts";
 import { killer } from "../engines/mysql/client.ts";
 import { mysql } from "../engines/mysql/index.ts";
 import { postgres } from "../engines/postgres/index.ts";
+import { sqlite } from "../engines/sqlite/index.ts";
 
 /** The part of a Knex instance that is used here. */
 export interface KnexLike {
@@ -99,6 +103,8 @@ interface Reach {
   unwrap(error: unknown): DriverError | undefined;
   /** Before BEGIN. Resolves to what is left for Knex to say. */
   prepare(connection: SqlConnection, options: ClientTransaction): Promise<TransactionConfig>;
+  /** Keeps the next BEGIN from being sent, where the engine's own comes with the locks. */
+  withhold?(raw: RawConnection): { readonly withheld: boolean; end(): void };
   /** After the end. */
   restore?(connection: SqlConnection): Promise<void>;
   /** Whether a statement is under way, so that nobody else can use it. */
@@ -118,10 +124,9 @@ function onPostgres(client: KnexClient): Reach {
     engine: postgres,
     connectionOf: (raw) => ({ ...pgConnection(raw as RawPg, factory()?.options), unwrap: unwrapPostgres }),
     unwrap: unwrapPostgres,
-    async prepare(_connection, { isolation, isolationIsDefault, readOnly }) {
-      // With BEGIN; what goes unsaid the engine verifies.
-      return { ...(!isolationIsDefault && { isolationLevel: isolation }), ...(readOnly && { readOnly }) };
-    },
+    // Nothing is left for Knex to say: BEGIN is the engine's own, with the locks.
+    prepare: async () => ({}),
+    withhold: (raw) => withholdBegin(raw as RawPg),
     isBusy: (raw) => (raw as RawPg).readyForQuery === false,
     end: (raw) => void (raw as RawPg).end().catch(() => {}),
     roomOf: (pool) => (isPgPool(pool) ? roomOfPg(pool) : undefined),
@@ -184,7 +189,42 @@ function onMysql(client: KnexClient): Reach {
 
 const reaches: Readonly<Record<string, (client: KnexClient) => Reach>> = { pg: onPostgres, mysql2: onMysql };
 
-/** A Knex instance on PostgreSQL, MySQL or MariaDB. `tx.client` is Knex's own `trx`. */
+function transactionOf(native: unknown): KnexTransaction {
+  const trx = native as KnexTransaction | null;
+  if ((typeof trx !== "function" && typeof trx !== "object") || trx === null || !trx.client)
+    throw new NotInTransactionError("this is no transaction of Knex");
+  if (!trx.isTransaction) {
+    throw new NotInTransactionError(
+      "this is the Knex instance itself; pass the `trx` that knex.transaction(async (trx) => …) hands to its callback",
+    );
+  }
+  return trx;
+}
+
+function roomOf({ pool }: KnexClient): Room | undefined {
+  if (typeof pool?.max !== "number" || !pool.numUsed || !pool.numPendingCreates) return undefined;
+  return { max: pool.max, out: pool.numUsed() + pool.numPendingCreates() };
+}
+
+const plain = () => undefined;
+
+function onSqlite<Native>(knex: KnexLike, client: KnexClient): Database<Native, SqlConnection> {
+  const open = (body: (trx: KnexTransaction) => Promise<void>, connection: object) =>
+    (knex.transaction as unknown as Open)(body, { connection });
+  return {
+    engine: sqlite as Engine<never>,
+    traits: { client: "knex", ...lentTraits },
+    connect: (purpose) => connectLent(client, () => lendKnex(client, open), plain, purpose) as Promise<never>,
+    join: (native) => joinLent(sendInKnex(transactionOf(native)), plain),
+    room: () => roomOf(client),
+    observe: (seen, inside) => observe(client, seen, inside),
+    locking: (native, query) => locking(native, query, undefined, undefined),
+  };
+}
+
+type Open = (body: (trx: KnexTransaction) => Promise<void>, config: object) => Promise<unknown>;
+
+/** A Knex instance on PostgreSQL, MySQL, MariaDB or SQLite. `tx.client` is Knex's own `trx`. */
 export function fromKnex<Client extends KnexLike>(
   knex: Client,
 ): Database<TransactionOf<Client>, SqlConnection> {
@@ -193,10 +233,11 @@ export function fromKnex<Client extends KnexLike>(
   if (knex.isTransaction)
     throw new UsageError("fromKnex(knex): this is a transaction; make Holdfast once, of the instance itself");
   const client = knex.client as KnexClient;
+  if (client.driverName === "better-sqlite3") return onSqlite(knex, client);
   const reach = reaches[String(client.driverName)]?.(client);
   if (!reach)
     throw new UnsupportedError(
-      `fromKnex: Holdfast reaches PostgreSQL through Knex's client "pg", and MySQL and MariaDB through "mysql2", not "${client.driverName}"`,
+      `fromKnex: Holdfast reaches PostgreSQL through Knex's client "pg", MySQL and MariaDB through "mysql2", and SQLite through "better-sqlite3", not "${client.driverName}"`,
     );
   const { engine, connectionOf, unwrap, listen } = reach;
 
@@ -247,8 +288,9 @@ export function fromKnex<Client extends KnexLike>(
       const timer = setTimeout(() => reach.end(raw), options.deadlineMs + 2 * graceMs);
       let thrown: { error: unknown } | undefined;
       let running: Promise<unknown> | undefined;
+      let begin: ReturnType<NonNullable<Reach["withhold"]>> | undefined;
       const run = (trx: KnexTransaction) => {
-        running = body(connection, trx as never).then((value) => {
+        running = body(connection, trx as never, !begin?.withheld).then((value) => {
           if (trx.isCompleted?.()) throw endedItself();
           return value;
         });
@@ -258,6 +300,7 @@ export function fromKnex<Client extends KnexLike>(
       try {
         const config = await reach.prepare(connection, options);
         const open = knex.transaction.bind(knex) as (...args: unknown[]) => Promise<never>;
+        begin = reach.withhold?.(raw);
         const value = await open(run, { ...config, connection: raw });
         // Knex is content once the body has called trx.rollback(), even while it goes on.
         await running;
@@ -267,6 +310,7 @@ export function fromKnex<Client extends KnexLike>(
         // If ROLLBACK fails too, its error comes instead of the one that there is to tell.
         throw thrown ? thrown.error : error;
       } finally {
+        begin?.end();
         delete raw.__knexTxId;
         let broken = connection.lost.aborted || reach.isBusy(raw);
         if (!broken && reach.restore) await reach.restore(connection).catch(() => (broken = true));
@@ -274,34 +318,17 @@ export function fromKnex<Client extends KnexLike>(
         await giveBack(raw, broken);
       }
     },
-    join(native) {
-      const trx = native as KnexTransaction | null;
-      if ((typeof trx !== "function" && typeof trx !== "object") || trx === null || !trx.client)
-        throw new NotInTransactionError("this is no transaction of Knex");
-      if (!trx.isTransaction) {
-        throw new NotInTransactionError(
-          "this is the Knex instance itself; pass the `trx` that knex.transaction(async (trx) => …) hands to its callback",
-        );
-      }
-      return joined(trx, reach);
-    },
+    join: (native) => joined(transactionOf(native), reach),
     ...(listen && { listen }),
     room() {
       const { pool, config } = client;
       if (config.connectionPool && !pool?.numUsed) return reach.roomOf(config.connectionPool);
-      if (typeof pool?.max !== "number" || !pool.numUsed || !pool.numPendingCreates) return undefined;
-      return { max: pool.max, out: pool.numUsed() + pool.numPendingCreates() };
+      return roomOf(client);
     },
     observe: (seen, inside) => observe(client, seen, inside),
     locking: (native, query, lock) => locking(native, query, lock, reach.refuses?.(lock)),
     unwrap,
   };
-}
-
-function endedItself(): UsageError {
-  return new UsageError(
-    "The body has ended the transaction by trx.commit() or trx.rollback(). It ends when the body does: return to commit, throw to roll back.",
-  );
 }
 
 /** What clients are made with; undefined: the pool was made elsewhere, and does not say. */
@@ -442,10 +469,11 @@ const clauses = {
 
 const selects = new Set(["select", "first", "pluck"]);
 
+/** `lock`: undefined where everything that a transaction reads is locked. */
 function locking(
   native: unknown,
   query: unknown,
-  { strength, wait }: QueryLock,
+  lock: QueryLock | undefined,
   refusal: string | undefined,
 ): (() => PromiseLike<unknown>) | undefined {
   const { clone, toSQL, isRawInstance } = (query ?? {}) as Record<string, unknown>;
@@ -465,8 +493,9 @@ function locking(
     throw new UsageError("tx.rows(query): this query has a connection of its own; leave out .connection(…)");
   // Of a copy, as these methods change the query itself; and in this transaction, wherever it was built.
   const copy = select.clone().transacting(native);
-  const locked = copy[clauses[strength]](...lockTables);
-  if (wait === "nowait") locked.noWait();
-  if (wait === "skip") locked.skipLocked();
+  if (!lock) return () => copy;
+  const locked = copy[clauses[lock.strength]](...lockTables);
+  if (lock.wait === "nowait") locked.noWait();
+  if (lock.wait === "skip") locked.skipLocked();
   return () => locked;
 }

@@ -1,12 +1,16 @@
-import type { Database, Isolation, QueryLock, SqlConnection } from "../core/database.ts";
+import type { Database, Engine, Isolation, QueryLock, SqlConnection } from "../core/database.ts";
 import { NotInTransactionError, UsageError } from "../core/errors.ts";
 import {
   type KyselyLike,
+  isSqlite,
   kyselyConnection,
   kyselyDialect,
   observeKysely,
   pinKysely,
 } from "../drivers/kysely.ts";
+import { lendKysely, sendThrough } from "../drivers/kysely-sqlite.ts";
+import { connectLent, joinLent, lentRoom, lentTraits, unwrapSqlite } from "../drivers/sqlite-lent.ts";
+import { sqlite } from "../engines/sqlite/index.ts";
 
 /** The part of a Kysely instance that is used here. */
 export interface KyselyClient extends KyselyLike {
@@ -49,23 +53,55 @@ const clauses = {
   "key share": "forKeyShare",
 } as const;
 
+/** `lock`: undefined where everything that a transaction reads is locked. */
 function locking(
   trx: Executing,
   query: unknown,
-  { strength, wait }: QueryLock,
+  lock: QueryLock | undefined,
 ): (() => Promise<unknown>) | undefined {
   const { compile, execute } = (query ?? {}) as Partial<SelectQuery>;
   if (typeof compile !== "function" || typeof execute !== "function") return undefined;
   const select = query as SelectQuery;
   if (select.compile().query.kind !== "SelectQueryNode" || typeof select.forUpdate !== "function")
     throw new UsageError("tx.rows(query): only a SELECT can lock what it finds");
-  const locked = select[clauses[strength]]();
-  const bounded = wait === "nowait" ? locked.noWait() : wait === "skip" ? locked.skipLocked() : locked;
+  const bounded = lock ? bound(select, lock) : select;
   // By the transaction, whichever instance it was made with: Kysely's builders do not tell.
   return async () => (await trx.executeQuery(bounded.compile())).rows;
 }
 
-/** A Kysely instance on PostgreSQL, MySQL or MariaDB. `tx.client` is Kysely's own typed Transaction. */
+function bound(select: SelectQuery, { strength, wait }: QueryLock): SelectQuery {
+  const locked = select[clauses[strength]]();
+  return wait === "nowait" ? locked.noWait() : wait === "skip" ? locked.skipLocked() : locked;
+}
+
+function transactionOf(native: unknown): KyselyLike {
+  const candidate = native as KyselyLike | null;
+  if (typeof candidate !== "object" || candidate === null || typeof candidate.getExecutor !== "function")
+    throw new NotInTransactionError("this is no transaction of Kysely");
+  if (!candidate.isTransaction) {
+    throw new NotInTransactionError(
+      "this is the Kysely instance itself; pass the `trx` that db.transaction().execute(async (trx) => …) hands to its callback",
+    );
+  }
+  return candidate;
+}
+
+function onSqlite<Trx>(db: KyselyClient): Database<Trx, SqlConnection> {
+  const open = (body: (trx: KyselyLike) => Promise<void>) =>
+    (db.transaction() as unknown as TransactionBuilder).execute(body);
+  return {
+    engine: sqlite as Engine<never>,
+    traits: { client: "kysely", ...lentTraits },
+    connect: (purpose) => connectLent(db, () => lendKysely(open), unwrapSqlite, purpose) as Promise<never>,
+    join: (native) => joinLent(sendThrough(transactionOf(native)), unwrapSqlite),
+    locking: (native, query) => locking(native as Executing, query, undefined),
+    room: () => lentRoom,
+    observe: (seen) => observeKysely(db, seen),
+    unwrap: unwrapSqlite,
+  };
+}
+
+/** A Kysely instance on PostgreSQL, MySQL, MariaDB or SQLite. `tx.client` is Kysely's own typed Transaction. */
 export function fromKysely<Client extends KyselyClient>(
   db: Client,
 ): Database<TransactionOf<Client>, SqlConnection> {
@@ -73,6 +109,7 @@ export function fromKysely<Client extends KyselyClient>(
     throw new UsageError("fromKysely(db): this is not an instance of Kysely");
   if (db.isTransaction)
     throw new UsageError("fromKysely(db): this is a transaction; make Holdfast once, of the instance itself");
+  if (isSqlite(db)) return onSqlite(db);
   const dialect = kyselyDialect(db, "fromKysely");
   return {
     engine: dialect.engine,
@@ -93,17 +130,7 @@ export function fromKysely<Client extends KyselyClient>(
       if (readOnly) builder = builder.setAccessMode("read only");
       return builder.execute((trx) => body(kyselyConnection(trx, dialect), trx as never));
     },
-    join(native) {
-      const candidate = native as KyselyLike | null;
-      if (typeof candidate !== "object" || candidate === null || typeof candidate.getExecutor !== "function")
-        throw new NotInTransactionError("this is no transaction of Kysely");
-      if (!candidate.isTransaction) {
-        throw new NotInTransactionError(
-          "this is the Kysely instance itself; pass the `trx` that db.transaction().execute(async (trx) => …) hands to its callback",
-        );
-      }
-      return kyselyConnection(candidate, dialect);
-    },
+    join: (native) => kyselyConnection(transactionOf(native), dialect),
     locking: (native, query, lock) => locking(native as unknown as Executing, query, lock),
     observe: (seen) => observeKysely(db, seen),
     unwrap: dialect.unwrap,

@@ -1,89 +1,17 @@
-import type { Database, DriverError, Pinned, Purpose, Result, Row, SqlConnection } from "../core/database.ts";
+import type { Database, SqlConnection } from "../core/database.ts";
 import { NotInTransactionError, UsageError } from "../core/errors.ts";
-import { unlessAborted } from "../core/queue.ts";
-import { type Kill, isInTransaction, killable, killer } from "../engines/mysql/client.ts";
-import { mysql, render } from "../engines/mysql/index.ts";
+import {
+  type MariadbConnection,
+  type MariadbPool,
+  type MariadbPoolConnection,
+  checkOutMariadb,
+  mariadbConnection,
+  unwrapMariadb,
+} from "../drivers/mariadb.ts";
+import { killer } from "../engines/mysql/client.ts";
+import { mysql } from "../engines/mysql/index.ts";
 
-/** The part of a connection of `mariadb` (its promise API) that is used here. */
-export interface MariadbConnection {
-  readonly threadId: number | null;
-  /** Stays the same object for as long as the session lives. */
-  readonly info: object | null;
-  query(sql: string | { sql: string }, values?: unknown): Promise<unknown>;
-  on(event: string, listener: (error?: unknown) => void): unknown;
-  isValid(): boolean;
-}
-
-export interface MariadbPoolConnection extends MariadbConnection {
-  release(): Promise<void>;
-  destroy(): void;
-}
-
-export interface MariadbPool<C extends MariadbPoolConnection = MariadbPoolConnection> {
-  getConnection(): Promise<C>;
-}
-
-/** What the pool's options may have changed: here rows are objects, and values are a list. */
-const plain = {
-  rowsAsArray: false,
-  metaAsArray: false,
-  nestTables: false,
-  namedPlaceholders: false,
-} as const;
-
-/** By the session: the pool wraps its connection anew each time it is taken out. */
-const connections = new WeakMap<object, SqlConnection>();
-
-function connectionOf(native: MariadbConnection, kill: Kill): SqlConnection {
-  const session = native.info ?? native;
-  const known = connections.get(session);
-  if (known) return known;
-  const lost = new AbortController();
-  native.on("error", (error) => lost.abort(error));
-  native.on("end", () => lost.abort(new Error("the connection has ended")));
-  const { send, cancel } = killable(
-    (text, values) => native.query({ sql: text, ...plain }, values),
-    () => native.threadId,
-    kill,
-  );
-  const connection: SqlConnection = {
-    lost: lost.signal,
-    unwrap,
-    async query(statement) {
-      const { text, values } = render(statement);
-      try {
-        return result(await send(text, values), native);
-      } catch (error) {
-        // It has ended by the time that this is known, and not every end is told by an event.
-        if (unwrap(error)?.lost) lost.abort(error);
-        throw error;
-      }
-    },
-    cancel,
-  };
-  connections.set(session, connection);
-  return connection;
-}
-
-function result(outcome: unknown, { info }: MariadbConnection): Result {
-  const { status } = (info ?? {}) as { status?: unknown };
-  const told = typeof status === "number" ? { inTransaction: isInTransaction(status) } : {};
-  // A procedure answers with a list of results, the last of which says how it ended.
-  if (Array.isArray(outcome))
-    return { rows: (Array.isArray(outcome[0]) ? outcome[0] : outcome) as Row[], affected: 0, ...told };
-  const { affectedRows = 0 } = (outcome ?? {}) as { affectedRows?: number };
-  return { rows: [], affected: affectedRows, ...told };
-}
-
-/** Numbers that the client gives to errors of its own, of those that mean that the connection is gone. */
-const ends = new Set([45001, 45004, 45009, 45011, 45013, 45019, 45026]);
-
-function unwrap(error: unknown): DriverError | undefined {
-  if (typeof error !== "object" || error === null) return undefined;
-  const { errno, fatal, code } = error as { errno?: unknown; fatal?: unknown; code?: unknown };
-  if (typeof errno !== "number" || (!ends.has(errno) && !(fatal === true && errno < 0))) return undefined;
-  return { code: typeof code === "string" ? code : errno, lost: true };
-}
+export type { MariadbConnection, MariadbPool, MariadbPoolConnection };
 
 /** A pool of the package `mariadb` (`createPool` of its promise API). */
 export function fromMariadb<C extends MariadbPoolConnection>(
@@ -111,8 +39,8 @@ export function fromMariadb<C extends MariadbPoolConnection>(
       pinned: true,
       begins: false,
     },
-    unwrap,
-    connect: (purpose) => checkOut(pool, kill, purpose),
+    unwrap: unwrapMariadb,
+    connect: (purpose) => checkOutMariadb(pool, kill, purpose),
     join(native) {
       const given = native as Partial<MariadbPoolConnection & MariadbPool> | null;
       if (typeof given !== "object" || given === null || typeof given.query !== "function")
@@ -122,23 +50,7 @@ export function fromMariadb<C extends MariadbPoolConnection>(
           "a pool runs every statement on another connection; pass the connection that you began the transaction on",
         );
       }
-      return connectionOf(native, kill);
-    },
-  };
-}
-
-async function checkOut<C extends MariadbPoolConnection>(
-  pool: MariadbPool<C>,
-  kill: Kill,
-  { signal }: Purpose,
-): Promise<Pinned<C, SqlConnection>> {
-  const native = await unlessAborted(pool.getConnection(), signal, (late) => void late.release());
-  return {
-    connection: connectionOf(native, kill),
-    native,
-    async release(broken) {
-      if (broken) native.destroy();
-      else await native.release();
+      return mariadbConnection(native, kill);
     },
   };
 }

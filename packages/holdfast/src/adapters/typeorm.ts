@@ -28,6 +28,7 @@ import {
   pgConnection,
   roomOfPg,
   unwrapPg,
+  withholdBegin,
 } from "../drivers/pg.ts";
 import { killer } from "../engines/mysql/client.ts";
 import { mysql } from "../engines/mysql/index.ts";
@@ -66,6 +67,8 @@ interface Reach {
   connection(raw: object): SqlConnection;
   /** Before BEGIN: what TypeORM cannot say, and nobody can say later. */
   prepare?(connection: SqlConnection, readOnly: boolean): Promise<void>;
+  /** Keeps the next BEGIN from being sent, where the engine's own comes with the locks. */
+  withhold?(raw: object): { readonly withheld: boolean; end(): void };
   connect(purpose: Purpose): Promise<Pinned<unknown, SqlConnection>>;
   /** Takes the connection out of the pool for good. */
   drop(runner: Runner, raw: object): Promise<void>;
@@ -89,6 +92,7 @@ function onPostgres(dataSource: TypeormDataSource): Reach {
     engine: postgres,
     strengths: ["update", "no key update", "share", "key share"],
     verified: true,
+    withhold: (raw) => withholdBegin(raw as PgClient),
     connection: (raw) => pgConnection(raw as PgClient, driver().master?.options),
     connect: async (purpose) => checkOutPg(pool(), pool().options, purpose),
     async drop(runner) {
@@ -309,15 +313,17 @@ export function fromTypeorm<Client extends TypeormDataSource>(
       const raw = await unlessAborted(runner.connect(), signal, () => void runner.release());
       const connection = reach.connection(raw);
       // Said only where it would not be so anyway: TypeORM spends a round trip on it, and the engine verifies it.
-      const unsaid = isolationIsDefault && reach.verified && dataSource.options.isolationLevel === undefined;
+      const free = dataSource.options.isolationLevel === undefined;
+      const begin = free ? reach.withhold?.(raw) : undefined;
+      const unsaid = begin !== undefined || (isolationIsDefault && reach.verified && free);
       let clean = false;
       try {
         const start = async () => {
           await reach.prepare?.(connection, readOnly);
           await runner.startTransaction(unsaid ? undefined : isolation.toUpperCase());
         };
-        await unlessAborted(start(), signal, () => {});
-        const value = await body(connection, runner.manager);
+        await unlessAborted(start(), signal, () => {}).finally(() => begin?.end());
+        const value = await body(connection, runner.manager, !begin?.withheld);
         await commit(runner, deadlineMs);
         clean = true;
         return value;

@@ -117,10 +117,13 @@ export interface Database<Native = unknown, C extends Connection = Connection> {
   readonly traits: ClientTraits;
   /** A connection of one's own: for locks of a session, and, without `transaction`, to write BEGIN and COMMIT on. */
   connect?(purpose: Purpose): Promise<Pinned<Native, C>>;
-  /** For clients that write BEGIN and COMMIT themselves (most ORMs). Goes before `connect`. */
+  /**
+   * For clients that write BEGIN and COMMIT themselves (most ORMs). Goes before `connect`. `begun: false`: it did not
+   * send its BEGIN, so that ours can be in one message with the locks.
+   */
   transaction?<T>(
     options: ClientTransaction,
-    body: (connection: C, native: Native) => Promise<T>,
+    body: (connection: C, native: Native, begun?: boolean) => Promise<T>,
   ): Promise<T>;
   /** Writes what the client would keep back until COMMIT, as the last part of a body: it can fail, and be cancelled, as one. */
   flush?(native: Native): Promise<void>;

@@ -267,7 +267,7 @@ class Attempt<Native, C extends Connection> {
     };
     try {
       await this.#home.beside.taking((granted) =>
-        transaction.call(database, options, async (connection, native) => {
+        transaction.call(database, options, async (connection, native, begun = true) => {
           granted();
           const flushing: Body<Native, T> = async (tx) => {
             const value = await body(tx);
@@ -275,7 +275,7 @@ class Attempt<Native, C extends Connection> {
             return value;
           };
           const whole = database.flush ? flushing : body;
-          const result = await this.#perform(connection, () => native, true, whole);
+          const result = await this.#perform(connection, () => native, begun, whole);
           await database.engine.settle?.(connection, this.#begun ?? {});
           value = { result };
           this.#done = true;

@@ -23,7 +23,7 @@ interface KyselyResult {
 }
 
 /** One of Kysely's connections, below its plugins: a CamelCasePlugin would rename the columns of our own statements. */
-interface KyselyConnection {
+export interface KyselyConnection {
   executeQuery: (query: never) => Promise<KyselyResult>;
 }
 
@@ -38,7 +38,7 @@ export interface KyselyLike {
   getExecutor(): { readonly adapter: object; provideConnection: (...args: never[]) => unknown };
 }
 
-function executorOf(db: KyselyLike): KyselyExecutor {
+export function executorOf(db: KyselyLike): KyselyExecutor {
   return db.getExecutor() as unknown as KyselyExecutor;
 }
 
@@ -90,18 +90,27 @@ export function kyselyDialect(db: KyselyLike, call: string): KyselyDialect {
   const traits = db.getExecutor().adapter as AdapterTraits;
   if (traits.supportsMultipleConnections === false)
     throw new UnsupportedError(
-      `${call}: Holdfast does not reach SQLite through Kysely. Use fromBetterSqlite3 of holdfast/better-sqlite3 on the handle, and Kysely inside of it.`,
+      `${call}: Holdfast does not reach PGlite through Kysely. Use fromPglite of holdfast/pglite on the PGlite itself.`,
     );
   if (traits.supportsTransactionalDdl && traits.supportsReturning) return dialects.postgres as KyselyDialect;
   if (!traits.supportsTransactionalDdl && !traits.supportsReturning && !traits.supportsOutput)
     return dialects.mysql as KyselyDialect;
-  throw new UnsupportedError(`${call}: Holdfast reaches PostgreSQL, MySQL and MariaDB through Kysely`);
+  throw new UnsupportedError(`${call}: Holdfast reaches PostgreSQL, MySQL, MariaDB and SQLite through Kysely`);
+}
+
+export function isSqlite(db: KyselyLike): boolean {
+  const traits = db.getExecutor().adapter as AdapterTraits;
+  return (
+    traits.supportsMultipleConnections === false &&
+    traits.supportsTransactionalDdl === false &&
+    traits.supportsReturning === true
+  );
 }
 
 let queries = 0;
 
 /** What `CompiledQuery.raw` makes. */
-function compiled(text: string, values: readonly unknown[]): never {
+export function compiled(text: string, values: readonly unknown[]): never {
   return {
     sql: text,
     parameters: values,
@@ -136,7 +145,7 @@ function connectionOf(
   };
 }
 
-function result({ rows, numAffectedRows }: KyselyResult): Result {
+export function result({ rows, numAffectedRows }: KyselyResult): Result {
   // A procedure answers with a list of results, the last of which says how it ended.
   const list = (Array.isArray(rows[0]) ? rows[0] : rows) as Row[];
   return { rows: list, affected: Number(numAffectedRows ?? 0) };

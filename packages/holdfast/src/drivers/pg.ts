@@ -215,3 +215,42 @@ export function roomOfPg(pool: PgPool): Room | undefined {
 export function observePg(pool: PgPool, seen: Seen, place?: () => string | undefined): () => void {
   return observeMethod(pool, "connect", seen, place && { place });
 }
+
+const plainBegin = /^\s*(?:BEGIN|START TRANSACTION)\s*;?\s*$/i;
+
+/**
+ * Answers the next statement on this client itself, if it is a plain BEGIN: the engine's own first message holds it,
+ * together with the locks, and a round trip is saved.
+ */
+export function withholdBegin(client: PgClient): { readonly withheld: boolean; end(): void } {
+  const target = client as { query: (...args: unknown[]) => unknown };
+  const before = Object.getOwnPropertyDescriptor(target, "query");
+  const send = target.query;
+  let withheld = false;
+  let over = false;
+  const end = () => {
+    if (over) return;
+    over = true;
+    if (before) Object.defineProperty(target, "query", before);
+    else delete (target as { query?: unknown }).query;
+  };
+  target.query = (...args) => {
+    end();
+    const [first] = args;
+    const text = typeof first === "string" ? first : (first as { text?: unknown } | undefined)?.text;
+    if (typeof text !== "string" || !plainBegin.test(text)) return send.apply(target, args);
+    withheld = true;
+    const answer = { command: "BEGIN", rowCount: null, oid: null, rows: [], fields: [] };
+    const callback = args.findLast((arg) => typeof arg === "function") as
+      ((error: null, result: object) => void) | undefined;
+    if (!callback) return Promise.resolve(answer);
+    queueMicrotask(() => callback(null, answer));
+    return undefined;
+  };
+  return {
+    get withheld() {
+      return withheld;
+    },
+    end,
+  };
+}

@@ -138,4 +138,10 @@ async function write(connection: SqliteConnection, call: VersionedWrite): Promis
   }
 }
 
-export const tables: Tables<SqliteConnection> = { describe, select, present, lock, write };
+/** Around what an ORM sends. */
+const around: Tables<SqliteConnection>["around"] = async (connection, { joined }, send) => {
+  await insist(connection, joined);
+  return { granted: true, value: await send() };
+};
+
+export const tables: Tables<SqliteConnection> = { describe, select, present, lock, write, around };
