@@ -13,9 +13,10 @@ import type { TransactionSql } from "postgres";
 import { openKnex, openKnexOnMariadb, openKnexOnSqlite } from "./backends/knex.ts";
 import { openDrizzle, openDrizzleMysql, openDrizzlePostgres } from "./backends/drizzle.ts";
 import { openKysely, openKyselyMysql, openKyselyOnSqlite } from "./backends/kysely.ts";
+import { openPrisma, openPrismaMysql } from "./backends/prisma.ts";
 import { openSequelize, openSequelizeOnMariadb } from "./backends/sequelize.ts";
-import { openMikroOrm, openMikroOrmOnMariadb } from "./backends/mikro-orm.ts";
-import { openTypeorm, openTypeormOnMariadb } from "./backends/typeorm.ts";
+import { openMikroOrm, openMikroOrmOnMariadb, openMikroOrmOnSqlite } from "./backends/mikro-orm.ts";
+import { openTypeorm, openTypeormOnMariadb, openTypeormOnSqlite } from "./backends/typeorm.ts";
 
 // Clients are imported when a backend is opened: all of them take 0.9 s of processor time, and tests start hundreds of
 // processes that need one each.
@@ -233,21 +234,9 @@ export const backends: readonly Backend[] = [
   // Prepared statements of a session are not there behind a pooler in transaction mode, as its documentation says.
   backend("postgres.js through PgBouncer", "pgbouncer", (url) => openPostgresJs(url, { prepare: false })),
 
-  backend("Prisma", "postgres", async (connectionString): Promise<ConformanceSite> => {
-    const [{ PrismaClient }, { PrismaPg }, { fromPrisma }] = await Promise.all([
-      import("./generated/prisma/client.ts"),
-      import("@prisma/adapter-pg"),
-      import("holdfast/prisma"),
-    ]);
-    const prisma = new PrismaClient({ adapter: new PrismaPg({ connectionString, max: 10 }) });
-    return {
-      database: fromPrisma(prisma),
-      ownTransaction: (body) => prisma.$transaction((tx) => body(tx), { timeout: 60_000, maxWait: 60_000 }),
-      // Without $transaction it looks like a transaction's client, but every statement commits by itself.
-      withIdle: (body) => body({ $queryRawUnsafe: prisma.$queryRawUnsafe.bind(prisma) }),
-      close: () => prisma.$disconnect(),
-    };
-  }),
+  backend("Prisma", "postgres", openPrisma),
+  orm("Prisma on MariaDB", "mariadb", openPrismaMysql),
+  orm("Prisma on MySQL", "mysql", openPrismaMysql),
 
   orm("Drizzle", "postgres", openDrizzle),
   orm("Drizzle through PgBouncer", "pgbouncer", openDrizzle),
@@ -287,9 +276,11 @@ export const backends: readonly Backend[] = [
   orm("TypeORM", "postgres", openTypeorm),
   orm("TypeORM through PgBouncer", "pgbouncer", openTypeorm),
   orm("TypeORM on MariaDB", "mariadb", openTypeormOnMariadb),
+  orm("TypeORM on SQLite", "file", openTypeormOnSqlite),
   orm("MikroORM", "postgres", openMikroOrm),
   orm("MikroORM through PgBouncer", "pgbouncer", openMikroOrm),
   orm("MikroORM on MariaDB", "mariadb", openMikroOrmOnMariadb),
+  orm("MikroORM on SQLite", "file", openMikroOrmOnSqlite),
   orm("Knex", "postgres", openKnex),
   orm("Knex through PgBouncer", "pgbouncer", openKnex),
   orm("Knex on MariaDB", "mariadb", openKnexOnMariadb),

@@ -31,7 +31,10 @@ export async function openKnexOnSqlite(filename: string): Promise<ConformanceSit
 const one = { min: 1, max: 1 };
 const wal = (raw: { pragma(text: string): unknown }) => raw.pragma("journal_mode = WAL");
 
-async function open(config: Knex.Config, pool = { min: 0, max: 10 }): Promise<ConformanceSite<Knex.Transaction>> {
+async function open(
+  config: Knex.Config,
+  pool = { min: 0, max: 10 },
+): Promise<ConformanceSite<Knex.Transaction>> {
   const [{ default: makeKnex }, { fromKnex }] = await Promise.all([import("knex"), import("holdfast/knex")]);
   // The server is restarted and backends are killed on purpose.
   const knex = makeKnex({ ...config, pool, log: { warn: () => {} } });

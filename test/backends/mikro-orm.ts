@@ -20,6 +20,23 @@ export async function openMikroOrmOnMariadb(clientUrl: string): Promise<Conforma
   return site(await MikroORM.init({ ...options, clientUrl }));
 }
 
+export async function openMikroOrmOnSqlite(dbName: string): Promise<ConformanceSite<SqlEntityManager>> {
+  const { MikroORM } = await import("@mikro-orm/sqlite");
+  const orm = await MikroORM.init({ ...options, dbName });
+  await orm.em.getConnection().execute("PRAGMA journal_mode = WAL");
+  const one = await site(orm);
+  return {
+    ...one,
+    ownTransaction: (body) =>
+      one.ownTransaction(async (em) => {
+        // MikroORM begins deferred.
+        await em.execute("ROLLBACK");
+        await em.execute("BEGIN IMMEDIATE");
+        return body(em);
+      }),
+  };
+}
+
 interface Orm {
   em: unknown;
   close(): Promise<void>;

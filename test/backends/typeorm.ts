@@ -13,6 +13,20 @@ export const openTypeorm = (url: string) =>
 
 export const openTypeormOnMariadb = (url: string) => open({ type: "mariadb", url, poolSize: 10 });
 
+export const openTypeormOnSqlite = async (database: string): Promise<ConformanceSite<EntityManager>> => {
+  const site = await open({ type: "better-sqlite3", database, enableWAL: true });
+  return {
+    ...site,
+    ownTransaction: (body) =>
+      site.ownTransaction(async (manager) => {
+        // TypeORM begins deferred.
+        await manager.query("ROLLBACK");
+        await manager.query("BEGIN IMMEDIATE");
+        return body(manager);
+      }),
+  };
+};
+
 async function open(options: DataSourceOptions): Promise<ConformanceSite<EntityManager>> {
   const [{ DataSource }, { fromTypeorm }] = await Promise.all([
     import("typeorm"),

@@ -2,6 +2,7 @@ import { AsyncLocalStorage } from "node:async_hooks";
 import type {
   Database,
   DriverError,
+  Engine,
   Pinned,
   Purpose,
   QueryLock,
@@ -20,7 +21,9 @@ import { graceMs } from "../core/interrupt.ts";
 import { observeMethod } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
 import { Held, holding, rawOf, revealRaws } from "../drivers/kysely-raw.ts";
-import { type KyselyLike, kyselyConnection, kyselyDialect } from "../drivers/kysely.ts";
+import { type KyselyLike, isSqlite, kyselyConnection, kyselyDialect } from "../drivers/kysely.ts";
+import { sendThrough } from "../drivers/kysely-sqlite.ts";
+import { pinMikroOrm, transactionOfMikroOrm } from "../drivers/mikro-orm-sqlite.ts";
 import {
   type Mysql2Pool,
   type Mysql2PoolConnection,
@@ -38,10 +41,13 @@ import {
   pgConnection,
   roomOfPg,
   unwrapPg,
+  withholdBegin,
 } from "../drivers/pg.ts";
+import { joinLent, lentRoom, lentTraits, unwrapSqlite } from "../drivers/sqlite-lent.ts";
 import { type Kill, killer } from "../engines/mysql/client.ts";
 import { mysql } from "../engines/mysql/index.ts";
 import { postgres } from "../engines/postgres/index.ts";
+import { sqlite } from "../engines/sqlite/index.ts";
 
 /** The part of a MikroORM instance that is used here. */
 export interface MikroOrmLike {
@@ -76,6 +82,7 @@ interface Converter {
 
 interface OrmConnection {
   getClient(): KyselyLike;
+  ensureConnection(): Promise<void>;
   /** The driver's own pool. */
   getNativeClient(): Promise<object>;
 }
@@ -94,6 +101,8 @@ interface Reach {
   /** The method by which the pool gives out connections. */
   readonly method: "connect" | "getConnection";
   connection(raw: object, pool: object): SqlConnection;
+  /** Keeps the next BEGIN from being sent, where the engine's own comes with the locks. */
+  withhold?(raw: object): { readonly withheld: boolean; end(): void };
   connect(pool: object, purpose: Purpose): Promise<Pinned<unknown, SqlConnection>>;
   /** Takes a connection out of the pool for good. */
   drop(raw: object): void;
@@ -107,6 +116,7 @@ const onPostgres: Reach = {
   verified: true,
   method: "connect",
   connection: (raw, pool) => pgConnection(raw as PgPooled, (pool as PgFactory).options),
+  withhold: (raw) => withholdBegin(raw as PgPooled),
   connect: (pool, purpose) => checkOutPg(pool as PgPool, (pool as PgFactory).options, purpose),
   drop: (raw) => (raw as PgPooled).release(true),
   room: (pool) => roomOfPg(pool as PgPool),
@@ -142,7 +152,9 @@ function onMysql(): Reach {
 function reachOf(platform: Platform): Reach {
   if (platform.supportsRowLevelSecurity?.()) return onPostgres;
   if (platform.getDefaultCharset?.() === "utf8mb4") return onMysql();
-  throw new UnsupportedError("fromMikroOrm: Holdfast reaches PostgreSQL, MySQL and MariaDB through MikroORM");
+  throw new UnsupportedError(
+    "fromMikroOrm: Holdfast reaches PostgreSQL, MySQL, MariaDB and SQLite through MikroORM",
+  );
 }
 
 const modes: Readonly<Partial<Record<QueryLock["strength"], Record<QueryLock["wait"], number>>>> = {
@@ -161,39 +173,114 @@ interface SelectQuery {
   getResultList(): Promise<unknown[]>;
 }
 
+/** `lock`: undefined where everything that a transaction reads is locked. */
 function locking(
   em: Manager,
   query: unknown,
-  { strength, wait }: QueryLock,
+  lock: QueryLock | undefined,
 ): (() => Promise<unknown>) | undefined {
   const { getResultList, setLockMode, type, driver } = (query ?? {}) as Partial<SelectQuery>;
   if (typeof getResultList !== "function" || typeof setLockMode !== "function") return undefined;
   if (type !== "SELECT") throw new UsageError("tx.rows(query): only a SELECT can lock what it finds");
   if (driver !== em.getDriver())
     throw new UsageError("tx.rows(query): this query belongs to another MikroORM");
-  const mode = modes[strength]?.[wait];
-  if (mode === undefined)
-    throw new UnsupportedError(
-      `tx.rows(query): MikroORM's builder has no words for "${strength}". Use "update" or "share", or name a table: tx.rows("account", [1, 2], { for: "${strength}" }).`,
-    );
+  const mode = lock && modeOf(lock);
   const select = query as SelectQuery;
   // One that was made outside is of another EntityManager, and in no transaction.
   const copy = Object.assign(select.clone(), { em, context: em.getTransactionContext() });
   const { lockTables } = select.state;
   // What is answered from a cache locks nothing.
-  copy.cache(false).setLockMode(mode, lockTables && [...lockTables]);
+  copy.cache(false);
+  if (mode !== undefined) copy.setLockMode(mode, lockTables && [...lockTables]);
   return () => copy.getResultList();
 }
 
-/** A MikroORM instance on PostgreSQL, MySQL or MariaDB. `tx.client` is the EntityManager of the transaction. */
+function modeOf({ strength, wait }: QueryLock): number {
+  const mode = modes[strength]?.[wait];
+  if (mode !== undefined) return mode;
+  throw new UnsupportedError(
+    `tx.rows(query): MikroORM's builder has no words for "${strength}". Use "update" or "share", or name a table: tx.rows("account", [1, 2], { for: "${strength}" }).`,
+  );
+}
+
+function contextOf(native: unknown, root: Manager): Trx {
+  const em = native as Partial<Manager> | null;
+  if (typeof em?.getTransactionContext !== "function" || typeof em.getDriver !== "function")
+    throw new NotInTransactionError("this is no EntityManager of MikroORM");
+  if (em.getDriver() !== root.getDriver())
+    throw new NotInTransactionError("this EntityManager belongs to another MikroORM");
+  const trx = em.getTransactionContext();
+  if (!trx || trx.isCommitted || trx.isRolledBack)
+    throw new NotInTransactionError(
+      trx
+        ? "the transaction of this EntityManager has ended"
+        : "this EntityManager is in no transaction; pass the one that em.transactional(async (em) => …) hands to its callback",
+    );
+  return trx;
+}
+
+/** Those with pools are known by their platform, and not all of them have a client before they are connected. */
+function isOnSqlite(root: Manager): boolean {
+  const platform = root.getPlatform();
+  if (platform.supportsRowLevelSecurity?.() || platform.getDefaultCharset?.() === "utf8mb4") return false;
+  try {
+    return isSqlite(root.getConnection("write").getClient());
+  } catch {
+    return false;
+  }
+}
+
+function onSqlite<Native>(root: Manager): Database<Native, SqlConnection> {
+  const watching = new Set<Seen>();
+  let known: KyselyLike | undefined;
+  const connected = async () => {
+    const connection = root.getConnection("write");
+    await connection.ensureConnection();
+    const client = connection.getClient();
+    if (client !== known) observeKysely(client, watching);
+    known = client;
+    return { connection, client };
+  };
+  return {
+    engine: sqlite as Engine<never>,
+    traits: { client: "mikro-orm", ...lentTraits, begins: true },
+    async connect(purpose) {
+      const { connection, client } = await connected();
+      return pinMikroOrm(connection, client, unwrapSqlite, purpose) as Promise<never>;
+    },
+    async transaction(options, body) {
+      const { connection } = await connected();
+      const run = body as (connection: SqlConnection, em: unknown) => ReturnType<typeof body>;
+      return transactionOfMikroOrm(connection, root, unwrapSqlite, options, run);
+    },
+    flush: (native) => (native as unknown as Manager).flush(),
+    join: (native) => joinLent(sendThrough(contextOf(native, root)), unwrapSqlite),
+    room: () => lentRoom,
+    observe: (seen) => observing(root, watching, seen),
+    locking: (native, query) => locking(native as unknown as Manager, query, undefined),
+    unwrap: unwrapSqlite,
+  };
+}
+
+function observing(root: Manager, watching: Set<Seen>, seen: Seen): () => void {
+  const end = observe(root.getConnection("write"), seen);
+  watching.add(seen);
+  return () => {
+    end();
+    watching.delete(seen);
+  };
+}
+
+/** A MikroORM instance on PostgreSQL, MySQL, MariaDB or SQLite. `tx.client` is the EntityManager of the transaction. */
 export function fromMikroOrm<Client extends MikroOrmLike>(
   orm: Client,
 ): Database<ManagerOf<Client>, SqlConnection> {
   const root = (orm as { em?: unknown } | null)?.em as Manager | undefined;
   if (typeof root?.transactional !== "function" || typeof root.fork !== "function")
     throw new UsageError("fromMikroOrm(orm): this is not an instance of MikroORM");
-  const reach = reachOf(root.getPlatform());
   spareOurs(root.getPlatform().getExceptionConverter());
+  if (isOnSqlite(root)) return onSqlite(root);
+  const reach = reachOf(root.getPlatform());
   const watching = new Set<Seen>();
   let pool: object | undefined;
   const connected = async () => {
@@ -208,21 +295,6 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
     revealRaws(client, now, reach.method);
     observeKysely(client, watching);
     return (pool = now);
-  };
-  const contextOf = (native: unknown): Trx => {
-    const em = native as Partial<Manager> | null;
-    if (typeof em?.getTransactionContext !== "function" || typeof em.getDriver !== "function")
-      throw new NotInTransactionError("this is no EntityManager of MikroORM");
-    if (em.getDriver() !== root.getDriver())
-      throw new NotInTransactionError("this EntityManager belongs to another MikroORM");
-    const trx = em.getTransactionContext();
-    if (!trx || trx.isCommitted || trx.isRolledBack)
-      throw new NotInTransactionError(
-        trx
-          ? "the transaction of this EntityManager has ended"
-          : "this EntityManager is in no transaction; pass the one that em.transactional(async (em) => …) hands to its callback",
-      );
-    return trx;
   };
   const { listen } = reach;
   return {
@@ -256,6 +328,9 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
       const begun = new Promise<void>((resolve) => (begin = resolve));
       // A fork for each attempt: what another one has read or changed must not be found in the identity map.
       const fork = root.fork();
+      const { withhold } = reach;
+      let withholding: ReturnType<NonNullable<typeof withhold>> | undefined;
+      if (withhold) held.taken = (taken) => (withholding = withhold(taken));
       const running = holding(held, () =>
         fork.transactional(
           async (em) => {
@@ -273,8 +348,9 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
                 "fromMikroOrm: this version of MikroORM takes its connections in a way that Holdfast does not know",
               );
             const connection = reach.connection(raw, from);
+            withholding?.end();
             try {
-              const value = await body(connection, em);
+              const value = await body(connection, em, !withholding?.withheld);
               if (trx.isCommitted || trx.isRolledBack)
                 throw new UsageError(
                   "The body has ended the transaction by itself; Holdfast commits when the body returns",
@@ -286,7 +362,8 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
               throw error;
             }
           },
-          { ...(!unsaid && { isolationLevel: isolation }), ...(readOnly && { readOnly }) },
+          // Said by the engine where it begins.
+          withhold ? {} : { ...(!unsaid && { isolationLevel: isolation }), ...(readOnly && { readOnly }) },
         ),
       );
       try {
@@ -310,25 +387,19 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
           );
         throw error;
       } finally {
+        withholding?.end();
         clearTimeout(timer);
       }
     },
     flush: (native) => (native as unknown as Manager).flush(),
     // Without a way to cancel: which of the pool's connections it is may not have been seen.
     join(native) {
-      const trx = contextOf(native);
+      const trx = contextOf(native, root);
       return kyselyConnection(trx, kyselyDialect(trx, "fromMikroOrm"));
     },
     ...(listen && { listen: async (...args) => listen(await connected(), ...args) }),
     room: () => pool && reach.room(pool),
-    observe(seen) {
-      const end = observe(root.getConnection("write"), seen);
-      watching.add(seen);
-      return () => {
-        end();
-        watching.delete(seen);
-      };
-    },
+    observe: (seen) => observing(root, watching, seen),
     locking: (native, query, lock) => locking(native as unknown as Manager, query, lock),
     unwrap: reach.unwrap,
   };

@@ -14,6 +14,7 @@ import {
   findOneLocked,
 } from "../drivers/prisma-find.ts";
 import type { PrismaArgs, PrismaFound, PrismaSelecting } from "../drivers/prisma-types.ts";
+import { keepsSnapshot, prismaOnMysql, seePrismaMysql } from "../drivers/prisma-mysql.ts";
 import { Holdfast, type HoldfastOptions } from "../holdfast.ts";
 import { postgres, render } from "../engines/postgres/index.ts";
 
@@ -149,7 +150,28 @@ function watching<Client extends PrismaClientLike>(client: Client): Client {
   });
 }
 
-/** A PrismaClient of version 7 on PostgreSQL. `tx.client` is Prisma's own typed transaction. */
+type Parts = Omit<Database<object, SqlConnection>, "observe">;
+
+const isPostgres = (provider: unknown) =>
+  provider === undefined || provider === "postgresql" || provider === "postgres";
+
+function partsOf(client: PrismaClientLike): Parts {
+  const provider = (client as { _activeProvider?: unknown })._activeProvider;
+  if (isPostgres(provider)) return onPostgres(client);
+  if (provider === "mysql") return prismaOnMysql(client);
+  if (provider === "sqlite") throw new UnsupportedError(noSqlite);
+  throw new UnsupportedError(
+    `fromPrisma: Holdfast reaches PostgreSQL, MySQL and MariaDB through Prisma, not yet ${String(provider)}`,
+  );
+}
+
+const noSqlite =
+  "fromPrisma: on SQLite Prisma has one connection for everybody. Whatever the process sends through the client while a " +
+  "transaction is open becomes a part of that transaction: it is told that its write was kept, and it is gone if the " +
+  "transaction rolls back. A check under a lock would see, and be seen by, what others have not committed. Open the file " +
+  "by holdfast/better-sqlite3, holdfast/node-sqlite or holdfast/libsql for what must be exact; Prisma can stay for the rest.";
+
+/** A PrismaClient of version 7 on PostgreSQL, MySQL or MariaDB. `tx.client` is Prisma's own typed transaction. */
 export function fromPrisma<Client extends PrismaClientLike>(
   client: Client,
 ): Database<TransactionOf<Client>, SqlConnection> {
@@ -161,14 +183,40 @@ export function fromPrisma<Client extends PrismaClientLike>(
   ) {
     throw new UsageError("fromPrisma(client): this is not a PrismaClient");
   }
-  const provider = (client as { _activeProvider?: unknown })._activeProvider;
-  if (provider !== undefined && provider !== "postgresql" && provider !== "postgres") {
-    throw new UnsupportedError(
-      `fromPrisma: Holdfast reaches PostgreSQL through Prisma, not yet ${String(provider)}`,
-    );
-  }
-  const watched = watching(client);
+  const parts = partsOf(client);
   const original = (client as { _originalClient?: object })._originalClient ?? client;
+  const database: Database<object, SqlConnection> = {
+    ...parts,
+    join(native) {
+      const tx = native as Partial<PrismaClientLike> | null;
+      if (typeof tx !== "object" || tx === null || typeof tx.$queryRawUnsafe !== "function")
+        throw new NotInTransactionError("this is no transaction of Prisma");
+      if (!isTransaction(tx)) {
+        throw new NotInTransactionError(
+          "this is the PrismaClient itself; pass the `tx` that $transaction(async (tx) => …) hands to its callback",
+        );
+      }
+      return parts.join(tx);
+    },
+    observe(seen) {
+      const ends = [
+        // Every statement, of models and raw ones; those of an interactive transaction carry it.
+        observeMethod(original, "_request", seen, {
+          counts: ([request]) => !isInteractive(request),
+          place: ([request]) => placeOf(request),
+        }),
+        observeMethod(original, "_transactionWithCallback", seen, {
+          counts: (_, client) => !isTransaction(client),
+        }),
+      ];
+      return () => ends.forEach((end) => end());
+    },
+  };
+  return database as unknown as Database<TransactionOf<Client>, SqlConnection>;
+}
+
+function onPostgres(client: PrismaClientLike): Parts {
+  const watched = watching(client);
   return {
     engine: postgres,
     traits: {
@@ -187,7 +235,7 @@ export function fromPrisma<Client extends PrismaClientLike>(
       let thrown: unknown;
       const run = async (tx: PrismaTransaction) => {
         const connection = connectionOf(tx, () => state.failed);
-        return body(connection, tx as TransactionOf<Client>).catch((error: unknown) => {
+        return body(connection, tx).catch((error: unknown) => {
           thrown = error;
           throw error;
         });
@@ -199,30 +247,7 @@ export function fromPrisma<Client extends PrismaClientLike>(
         throw error !== thrown && deadConnection.test(message(error)) ? new Lost(error) : error;
       });
     },
-    join(native) {
-      const tx = native as Partial<PrismaClientLike> | null;
-      if (typeof tx !== "object" || tx === null || typeof tx.$queryRawUnsafe !== "function")
-        throw new NotInTransactionError("this is no transaction of Prisma");
-      if (!isTransaction(tx)) {
-        throw new NotInTransactionError(
-          "this is the PrismaClient itself; pass the `tx` that $transaction(async (tx) => …) hands to its callback",
-        );
-      }
-      return connectionOf(tx as PrismaTransaction);
-    },
-    observe(seen) {
-      const ends = [
-        // Every statement, of models and raw ones; those of an interactive transaction carry it.
-        observeMethod(original, "_request", seen, {
-          counts: ([request]) => !isInteractive(request),
-          place: ([request]) => placeOf(request),
-        }),
-        observeMethod(original, "_transactionWithCallback", seen, {
-          counts: (_, client) => !isTransaction(client),
-        }),
-      ];
-      return () => ends.forEach((end) => end());
-    },
+    join: (tx) => connectionOf(tx as PrismaTransaction),
     unwrap,
   };
 }
@@ -314,9 +339,8 @@ export function holdfast(options: HoldfastOptions = {}): PrismaExtension {
   const find = (delegate: Delegate & { $parent: Extended }, name: FindName, args?: FindArgs) => {
     const tx = delegate.$parent;
     const scope = scopeOf(joined(tx, `${delegate.$name}.${name}ForUpdate`), name);
-    return name === "findMany"
-      ? findManyLocked(scope, tx, delegate, args)
-      : findOneLocked(scope, tx, delegate, name, args);
+    const model = { scope, schema: tx, delegate, snapshot: keepsSnapshot(tx) };
+    return name === "findMany" ? findManyLocked(model, args) : findOneLocked(model, name, args);
   };
   type Model = Delegate & { $parent: Extended };
   const extension = {
@@ -343,5 +367,10 @@ export function holdfast(options: HoldfastOptions = {}): PrismaExtension {
       },
     },
   };
-  return extension as unknown as PrismaExtension;
+  // $extends calls it with the client, whose connections must be seen from the first one on.
+  const extend = (client: { $extends(extension: object): unknown }) => {
+    seePrismaMysql(client);
+    return client.$extends(extension);
+  };
+  return extend as unknown as PrismaExtension;
 }

@@ -1,3 +1,4 @@
+import { AsyncLocalStorage } from "node:async_hooks";
 import type {
   ClientTransaction,
   Database,
@@ -19,7 +20,14 @@ import { observeMethod } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
 import { sql } from "../core/sql.ts";
 import { mysql2Connection, unwrapMysql2 } from "../drivers/mysql2.ts";
-import { type PgClient, type PgFactory, listenPg, pgConnection, unwrapPg } from "../drivers/pg.ts";
+import {
+  type PgClient,
+  type PgFactory,
+  listenPg,
+  pgConnection,
+  unwrapPg,
+  withholdBegin,
+} from "../drivers/pg.ts";
 import { killer } from "../engines/mysql/client.ts";
 import { mysql } from "../engines/mysql/index.ts";
 import { postgres } from "../engines/postgres/index.ts";
@@ -140,6 +148,8 @@ interface Reach {
   connectionOf(raw: RawConnection): SqlConnection;
   /** Ends the session at once, and what waits for an answer on it. */
   end(raw: RawConnection): void;
+  /** Keeps the next BEGIN from being sent, where the engine's own comes with the locks. */
+  withhold?(raw: RawConnection): { readonly withheld: boolean; end(): void };
   /** After BEGIN. */
   prepare?(connection: SqlConnection, options: ClientTransaction): Promise<void>;
   /** After the end, before others get the connection. */
@@ -160,6 +170,7 @@ function onPostgres(manager: ConnectionManager): Reach {
     unwrap: unwrapPostgres,
     connectionOf: (raw) => ({ ...pgConnection(raw as RawPg, factory?.options), unwrap: unwrapPostgres }),
     end: (raw) => void (raw as RawPg).end().catch(() => {}),
+    withhold: (raw) => withholdBegin(raw as RawPg),
     ...(factory && {
       listen: (channel, wake, signal) => listenPg(factory, channel, wake, signal),
     }),
@@ -238,6 +249,7 @@ export function fromSequelize<Client extends SequelizeLike>(
         : `fromSequelize: Holdfast reaches PostgreSQL, MySQL and MariaDB through Sequelize, not yet "${dialect}"`,
     );
   const { engine, connectionOf, unwrap, listen } = reach;
+  revealTaken(manager);
 
   const noConnection = (error: unknown) =>
     isPoolTimeout(error) ? new NoConnectionError(manager.config.pool?.acquire ?? 0, error) : error;
@@ -277,6 +289,7 @@ export function fromSequelize<Client extends SequelizeLike>(
       let after: (() => Promise<void>) | undefined;
       let restored: Promise<void> | undefined;
       let begun = false;
+      const taking: Taking = { withhold: reach.withhold };
       let begin!: () => void;
       const beginning = new Promise<void>((resolve) => (begin = resolve));
       const run = async (t: SequelizeTransaction) => {
@@ -293,7 +306,7 @@ export function fromSequelize<Client extends SequelizeLike>(
           if (restore) beforeCleanup(t, () => (restored = restore(connection)));
           await reach.prepare?.(connection, options);
           const own = whileOpen(t, connection, () => endedItself(t, engine));
-          const value = await body(own, t as never);
+          const value = await body(own, t as never, !taking.withholding?.withheld);
           if (t.finished !== undefined) throw endedItself(t, engine);
           after = takeHooks(t);
           endWithin(deadlineMs + graceMs);
@@ -304,9 +317,10 @@ export function fromSequelize<Client extends SequelizeLike>(
         }
       };
       // Said only where it is not the server's default: it is a round trip, and the engine verifies it.
-      const level = { isolationLevel: isolationIsDefault ? undefined : levels[isolation] };
+      const unsaid = isolationIsDefault || reach.withhold !== undefined;
+      const level = { isolationLevel: unsaid ? undefined : levels[isolation] };
       const open = sequelize.transaction.bind(sequelize) as (...args: unknown[]) => Promise<never>;
-      const running = open(level, run);
+      const running = takings.run(taking, () => open(level, run));
       running.catch(() => {});
       try {
         await unlessAborted(Promise.race([beginning, running]), signal, () => {});
@@ -316,6 +330,7 @@ export function fromSequelize<Client extends SequelizeLike>(
       } catch (error) {
         throw begun ? error : noConnection(error);
       } finally {
+        taking.withholding?.end();
         await restored?.catch(() => {});
         clearTimeout(timer);
       }
@@ -341,6 +356,33 @@ export function fromSequelize<Client extends SequelizeLike>(
     observe: (seen) => observeMethod(manager, "getConnection", seen),
     locking: (native, query, lock) => locking(native, query, lock, reach),
     unwrap,
+  };
+}
+
+/** A transaction of ours that is about to take its connection. */
+interface Taking {
+  withhold: Reach["withhold"];
+  withholding?: ReturnType<NonNullable<Reach["withhold"]>>;
+}
+
+const takings = new AsyncLocalStorage<Taking>();
+const revealed = new WeakSet<ConnectionManager>();
+
+/** Sequelize sends BEGIN as soon as it has a connection: what it gets is seen before that. */
+function revealTaken(manager: ConnectionManager): void {
+  if (revealed.has(manager)) return;
+  revealed.add(manager);
+  const get = manager.getConnection.bind(manager);
+  manager.getConnection = async (options) => {
+    const taking = takings.getStore();
+    const raw = await get(options);
+    const { withhold } = taking ?? {};
+    if (taking && withhold) {
+      // The body's own come later, in the same context.
+      taking.withhold = undefined;
+      taking.withholding = withhold(raw);
+    }
+    return raw;
   };
 }
 

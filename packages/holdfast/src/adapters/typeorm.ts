@@ -1,6 +1,7 @@
 import type {
   Database,
   DriverError,
+  Engine,
   Pinned,
   Purpose,
   QueryLock,
@@ -30,9 +31,12 @@ import {
   unwrapPg,
   withholdBegin,
 } from "../drivers/pg.ts";
+import { connectLent, joinLent, lentRoom, lentTraits, sendOn } from "../drivers/sqlite-lent.ts";
+import { TypeormSqlite } from "../drivers/typeorm-sqlite.ts";
 import { killer } from "../engines/mysql/client.ts";
 import { mysql } from "../engines/mysql/index.ts";
 import { postgres } from "../engines/postgres/index.ts";
+import { sqlite } from "../engines/sqlite/index.ts";
 
 /** The part of a DataSource that is used here. */
 export interface TypeormDataSource {
@@ -153,6 +157,25 @@ function onMysql(dataSource: TypeormDataSource): Reach {
   };
 }
 
+function onSqlite<Native>(dataSource: TypeormDataSource): Database<Native, SqlConnection> {
+  const reach = new TypeormSqlite(dataSource);
+  return {
+    engine: sqlite as Engine<never>,
+    traits: { client: "typeorm", ...lentTraits },
+    connect: (purpose) =>
+      connectLent(dataSource.driver, () => reach.lend(purpose), unwrapSqlite, purpose) as Promise<never>,
+    join(native) {
+      if (runnerOf(native, dataSource).isReleased)
+        throw new NotInTransactionError("its QueryRunner has been released");
+      return joinLent(sendOn(reach.handle), unwrapSqlite);
+    },
+    room: () => lentRoom,
+    observe: (seen) => reach.observe(seen),
+    locking: (native, query) => locking(dataSource, runnerOf(native, dataSource), query, undefined),
+    unwrap: unwrapSqlite,
+  };
+}
+
 const reaches: Readonly<Record<string, (dataSource: TypeormDataSource) => Reach>> = {
   postgres: onPostgres,
   mysql: onMysql,
@@ -168,6 +191,10 @@ function unwrapPostgres(error: unknown): DriverError | undefined {
 function unwrapMysql(error: unknown): DriverError | undefined {
   const { driverError } = (error ?? {}) as { driverError?: unknown };
   return unwrapMysql2(driverError ?? error);
+}
+
+function unwrapSqlite(error: unknown): DriverError | undefined {
+  return ((error ?? {}) as { driverError?: DriverError }).driverError;
 }
 
 /** A runner whose connection has died is released by TypeORM; what is sent on it from then on fails with that. */
@@ -243,41 +270,47 @@ interface SelectQuery {
   getRawMany(): Promise<unknown[]>;
 }
 
+/** `lock`: undefined where everything that a transaction reads is locked. */
 function locking(
   dataSource: TypeormDataSource,
-  { strengths }: Reach,
   runner: Runner,
   query: unknown,
-  { strength, wait }: QueryLock,
+  lock: (QueryLock & Pick<Reach, "strengths">) | undefined,
 ): (() => Promise<unknown>) | undefined {
   const { expressionMap, getMany, dataSource: its } = (query ?? {}) as Partial<SelectQuery>;
   if (typeof expressionMap?.queryType !== "string") return undefined;
   if (expressionMap.queryType !== "select" || typeof getMany !== "function")
     throw new UsageError("tx.rows(query): only a SELECT can lock what it finds");
   if (its !== dataSource) throw new UsageError("tx.rows(query): this query belongs to another DataSource");
-  if (!strengths.includes(strength))
-    throw new UnsupportedError(
-      `tx.rows(query): TypeORM has no words for "${strength}" on ${dataSource.options.type}, only for ${strengths.join(" and ")}`,
-    );
-  // It would leave the word out, and wait.
-  if (dataSource.options.type === "mariadb" && strength === "share" && wait !== "bounded")
-    throw new UnsupportedError(
-      `tx.rows(query): TypeORM cannot say "${wait}" of a shared lock on MariaDB. Name a table: tx.rows("account", [1, 2], { for: "share", wait: "${wait}" }).`,
-    );
   const select = query as SelectQuery;
   const copy = select.clone();
   // A clone forgets what find options say of relations that are loaded by statements of their own.
   Object.assign(copy, { ...select, expressionMap: copy.expressionMap });
-  copy
-    .setQueryRunner(runner)
-    .setLock(modes[strength], undefined, expressionMap.lockTables)
-    .setOnLocked(onLocked[wait])
-    // What is answered from a cache locks nothing.
-    .cache(false);
+  // What is answered from a cache locks nothing.
+  copy.setQueryRunner(runner).cache(false);
+  if (lock) bind(dataSource, copy, lock, expressionMap.lockTables);
   return () => (expressionMap.mainAlias?.hasMetadata ? copy.getMany() : copy.getRawMany());
 }
 
-/** A TypeORM DataSource on PostgreSQL, MySQL or MariaDB. `tx.client` is the EntityManager of the transaction. */
+function bind(
+  { options: { type } }: TypeormDataSource,
+  copy: SelectQuery,
+  { strength, wait, strengths }: QueryLock & Pick<Reach, "strengths">,
+  tables: string[] | undefined,
+): void {
+  if (!strengths.includes(strength))
+    throw new UnsupportedError(
+      `tx.rows(query): TypeORM has no words for "${strength}" on ${type}, only for ${strengths.join(" and ")}`,
+    );
+  // It would leave the word out, and wait.
+  if (type === "mariadb" && strength === "share" && wait !== "bounded")
+    throw new UnsupportedError(
+      `tx.rows(query): TypeORM cannot say "${wait}" of a shared lock on MariaDB. Name a table: tx.rows("account", [1, 2], { for: "share", wait: "${wait}" }).`,
+    );
+  copy.setLock(modes[strength], undefined, tables).setOnLocked(onLocked[wait]);
+}
+
+/** A TypeORM DataSource on PostgreSQL, MySQL, MariaDB or SQLite. `tx.client` is the EntityManager of the transaction. */
 export function fromTypeorm<Client extends TypeormDataSource>(
   dataSource: Client,
 ): Database<ManagerOf<Client>, SqlConnection> {
@@ -288,10 +321,11 @@ export function fromTypeorm<Client extends TypeormDataSource>(
   )
     throw new UsageError("fromTypeorm(dataSource): this is not a DataSource of TypeORM");
   const { type } = dataSource.options;
+  if (type === "better-sqlite3") return onSqlite(dataSource);
   const reached = Object.hasOwn(reaches, type) ? reaches[type] : undefined;
   if (!reached)
     throw new UnsupportedError(
-      `fromTypeorm: Holdfast reaches ${Object.keys(reaches).join(", ")} through TypeORM, not ${type}`,
+      `fromTypeorm: Holdfast reaches ${Object.keys(reaches).join(", ")} and better-sqlite3 through TypeORM, not ${type}`,
     );
   const reach = reached(dataSource);
   const { listen } = reach;
@@ -353,7 +387,8 @@ export function fromTypeorm<Client extends TypeormDataSource>(
       );
       return () => ends.forEach((end) => end());
     },
-    locking: (native, query, lock) => locking(dataSource, reach, runnerOf(native, dataSource), query, lock),
+    locking: (native, query, lock) =>
+      locking(dataSource, runnerOf(native, dataSource), query, { ...lock, strengths: reach.strengths }),
     unwrap: reach.unwrap,
   };
 }

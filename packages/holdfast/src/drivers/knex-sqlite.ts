@@ -34,9 +34,11 @@ export async function lendKnex<Native extends Trx>(
           send,
           async giveBack() {
             try {
-              if (!trx.isCompleted?.()) await handOver(plain).finally(done);
+              if (!trx.isCompleted?.()) await handOver(plain);
+              done();
               await running;
             } finally {
+              done();
               await letGo(pool, raw);
             }
           },

@@ -12,6 +12,8 @@ interface Checkout {
 /** Connections that were taken out in a piece of work and are not back yet. */
 export class Held {
   readonly raws = new Set<object>();
+  /** Told of each, before anything is sent on it. */
+  taken: ((raw: object) => void) | undefined;
   /** Those that are taken out from now on are not of this work. */
   closed = false;
 }
@@ -67,6 +69,7 @@ function watchExecutor(executor: { provideConnection: Provide }): void {
       if (raw) {
         raws.set(connection, raw);
         held?.raws.add(raw);
+        held?.taken?.(raw);
       }
       return consumer(connection);
     };

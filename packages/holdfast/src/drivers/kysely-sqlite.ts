@@ -4,18 +4,56 @@ import { type KyselyConnection, type KyselyLike, compiled, executorOf, result } 
 import { type Lent, type Send, handOver, takeOver } from "./sqlite-lent.ts";
 
 function sendOn(raw: KyselyConnection): Send {
-  return async (text, values) => result(await raw.executeQuery(compiled(text, values)));
+  const execute = raw.executeQuery.bind(raw);
+  return async (text, values) => result(await execute(compiled(text, values)));
 }
 
 /** The connection that a transaction of Kysely is bound to. */
-export async function sendIn(trx: KyselyLike): Promise<Send> {
-  return sendOn(await executorOf(trx).provideConnection(async (raw) => raw));
+async function rawOf(trx: KyselyLike): Promise<KyselyConnection> {
+  return executorOf(trx).provideConnection(async (raw) => raw);
 }
 
 /** One after the other with the caller's own queries. */
 export function sendThrough(trx: KyselyLike): Send {
   const executor = executorOf(trx);
   return (text, values) => executor.provideConnection((raw) => sendOn(raw)(text, values));
+}
+
+async function begunOn(raw: KyselyConnection): Promise<Send> {
+  const send = sendOn(raw);
+  await takeOver(send).catch((error: unknown) => {
+    throw new UnsupportedError(
+      "This dialect of Kysely for SQLite does not send BEGIN on the connection that it lends",
+      error,
+    );
+  });
+  return send;
+}
+
+export interface Borrowed {
+  readonly send: Send;
+  /** From now on `end` does what Kysely's COMMIT or ROLLBACK would do. Returns what ends that. */
+  ending(end: (how: "commit" | "rollback") => Promise<unknown>): () => void;
+}
+
+/** The connection of a transaction that Kysely has begun and will end, in no transaction. */
+export async function borrowKysely(trx: KyselyLike): Promise<Borrowed> {
+  const raw = (await rawOf(trx)) as { executeQuery: (...args: never[]) => Promise<{ rows: unknown[] }> };
+  return {
+    send: await begunOn(raw as KyselyConnection),
+    ending(end) {
+      const { executeQuery } = raw;
+      raw.executeQuery = async (...args) => {
+        const how = (args as unknown as [{ sql: string }])[0].sql.toLowerCase();
+        if (how !== "commit" && how !== "rollback") return executeQuery.apply(raw, args);
+        await end(how);
+        return { rows: [] };
+      };
+      return () => {
+        raw.executeQuery = executeQuery;
+      };
+    },
+  };
 }
 
 /**
@@ -27,13 +65,7 @@ export function lendKysely<Trx extends KyselyLike>(
 ): Promise<Lent<Trx>> {
   return new Promise((resolve, reject) => {
     const running = open(async (trx) => {
-      const send = await sendIn(trx);
-      await takeOver(send).catch((error: unknown) => {
-        throw new UnsupportedError(
-          "fromKysely: this dialect for SQLite does not send BEGIN on the connection that it lends",
-          error,
-        );
-      });
+      const send = await begunOn(await rawOf(trx));
       await new Promise<void>((done) =>
         resolve({
           native: trx,

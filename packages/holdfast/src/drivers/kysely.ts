@@ -95,7 +95,9 @@ export function kyselyDialect(db: KyselyLike, call: string): KyselyDialect {
   if (traits.supportsTransactionalDdl && traits.supportsReturning) return dialects.postgres as KyselyDialect;
   if (!traits.supportsTransactionalDdl && !traits.supportsReturning && !traits.supportsOutput)
     return dialects.mysql as KyselyDialect;
-  throw new UnsupportedError(`${call}: Holdfast reaches PostgreSQL, MySQL, MariaDB and SQLite through Kysely`);
+  throw new UnsupportedError(
+    `${call}: Holdfast reaches PostgreSQL, MySQL, MariaDB and SQLite through Kysely`,
+  );
 }
 
 export function isSqlite(db: KyselyLike): boolean {

@@ -2,12 +2,13 @@
  * Prisma's `findMany`, with the rows locked. There is no second compiler for `where`: Prisma finds the keys, these are
  * locked in one order, and Prisma reads again with the same `where`, so that what no longer matches is not returned.
  */
+import { isDeepStrictEqual } from "node:util";
 import type { Connection, Wait } from "../core/database.ts";
-import { UsageError } from "../core/errors.ts";
+import { SerializationError, UsageError } from "../core/errors.ts";
 import type { RowKey } from "../core/rows.ts";
 import type { Scope } from "../core/scope.ts";
 import { Identifier } from "../core/sql.ts";
-import type { RowStrength } from "../core/tables.ts";
+import type { RowStrength, TableShape } from "../core/tables.ts";
 
 export interface PrismaLock {
   /** Default "update". */
@@ -50,20 +51,24 @@ interface KeyField {
 
 type AnyScope = Scope<unknown, Connection>;
 
-interface Target {
+/** Where to look, and how. */
+export interface Place {
   readonly delegate: Delegate;
   readonly scope: AnyScope;
+  readonly schema: Schema;
+  /** Reads without a lock show the world as it was at the first of them, even of rows that were locked since. */
+  readonly snapshot: boolean;
+}
+
+interface Target extends Place {
   readonly table: Identifier;
+  readonly shape: TableShape;
   readonly key: readonly KeyField[];
   readonly lock: PrismaLock;
 }
 
-async function targetOf(
-  scope: AnyScope,
-  schema: Schema,
-  delegate: Delegate,
-  lock: PrismaLock,
-): Promise<Target> {
+async function targetOf(place: Place, lock: PrismaLock): Promise<Target> {
+  const { scope, schema, delegate } = place;
   const model = schema._runtimeDataModel?.models[delegate.$name];
   if (!model) throw new UsageError(`Prisma's client does not say what the model ${delegate.$name} is`);
   const table = new Identifier([...(model.schema ? [model.schema] : []), model.dbName ?? delegate.$name]);
@@ -86,7 +91,7 @@ async function targetOf(
       labels: field.kind === "enum" ? labels(schema, field.type) : none,
     };
   });
-  return { delegate, scope, table, key, lock };
+  return { ...place, table, shape, key, lock };
 }
 
 const none: ReadonlyMap<string, string> = new Map();
@@ -120,8 +125,9 @@ function keyOf({ key }: Target, row: Values): Values {
 function moment(value: Date, type: string): Date | string {
   const text = value.toISOString();
   if (type === "date") return text.slice(0, 10);
-  if (type.startsWith("timestamp") && !/with time zone|timestamptz/.test(type)) return text.slice(0, -1);
-  return type.startsWith("time") && !type.startsWith("timestamp") ? text.slice(11, -1) : value;
+  if (/^(timestamp|datetime)/.test(type))
+    return /with time zone|timestamptz/.test(type) ? value : text.slice(0, -1);
+  return type.startsWith("time") ? text.slice(11, -1) : value;
 }
 
 function isOpaque(value: unknown): boolean {
@@ -142,7 +148,38 @@ async function lockRows(target: Target, found: readonly Values[]): Promise<Value
   const gone = new Set(
     [...locked.missing, ...locked.skipped].map((each) => identity(target, each as Values)),
   );
+  const there = keys.filter((each) => !gone.has(identity(target, each)));
+  if (target.snapshot && there.length > 0) await assertFresh(target, there, mode);
   return found.filter((_, i) => !gone.has(identity(target, keys[i] as Values)));
+}
+
+/** What Prisma is going to read must be what was locked. */
+async function assertFresh(
+  { scope, table, shape, key }: Target,
+  rows: readonly Values[],
+  mode: RowStrength,
+): Promise<void> {
+  const keys = rows.map((row) => key.map(({ column }) => row[column]));
+  const read = (strength: RowStrength | undefined) =>
+    scope.work(async ({ connection, capabilities, joined }) =>
+      scope.home.database.engine.tables?.select(connection, {
+        table,
+        shape,
+        key: key.map(({ column }) => column),
+        which: { keys },
+        strength,
+        wait: "nowait",
+        columns: undefined,
+        orderBy: [],
+        limit: undefined,
+        joined,
+        capabilities,
+      }),
+    );
+  if (isDeepStrictEqual(await read(mode), await read(undefined))) return;
+  throw new SerializationError(
+    `Rows of ${shape.name} have changed since the first read of this transaction, whose snapshot does not show it. Open it as READ COMMITTED, or run it again.`,
+  );
 }
 
 function identity({ key }: Target, row: Values): string {
@@ -170,13 +207,9 @@ export interface FindArgs extends Values {
   readonly lock?: PrismaLock;
 }
 
-export async function findManyLocked(
-  scope: AnyScope,
-  schema: Schema,
-  delegate: Delegate,
-  { lock = {}, ...args }: FindArgs = {},
-): Promise<Values[]> {
-  const target = await targetOf(scope, schema, delegate, lock);
+export async function findManyLocked(place: Place, { lock = {}, ...args }: FindArgs = {}): Promise<Values[]> {
+  const { delegate } = place;
+  const target = await targetOf(place, lock);
   const found = await delegate.findMany({ ...only(args, choosing), select: selected(target) });
   if (found.length === 0) return [];
   const locked = await lockRows(target, found);
@@ -195,13 +228,12 @@ function both(where: unknown, more: Values): Values {
 const mostAttempts = 10;
 
 export async function findOneLocked(
-  scope: AnyScope,
-  schema: Schema,
-  delegate: Delegate,
+  place: Place,
   how: "findFirst" | "findUnique",
   { lock = {}, ...args }: FindArgs = {},
 ): Promise<Values | null> {
-  const target = await targetOf(scope, schema, delegate, lock);
+  const { delegate } = place;
+  const target = await targetOf(place, lock);
   const names = how === "findUnique" ? ["where"] : choosing;
   for (let attempt = 1; ; attempt++) {
     const found = await delegate[how]({ ...only(args, names), select: selected(target) });

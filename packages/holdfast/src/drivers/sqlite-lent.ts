@@ -111,7 +111,7 @@ async function rollBack(send: Send): Promise<void> {
 const iteratorMs = 100;
 
 /** Rolls back what was given up, then `next`. A handle on which an iterator is open refuses everything until that ends. */
-async function undone(send: Send, next: () => unknown): Promise<void> {
+export async function undone(send: Send, next: () => unknown): Promise<void> {
   try {
     await rollBack(send);
   } catch (error) {
@@ -135,6 +135,15 @@ async function lineFor(client: object, send: Send): Promise<Line | undefined> {
   return files.get(client);
 }
 
+/** A connection of `client`, in no transaction. */
+export async function lentConnection(
+  client: object,
+  send: Send,
+  unwrap: (error: unknown) => DriverError | undefined,
+): Promise<SqliteConnection> {
+  return new LentConnection(send, unwrap, await lineFor(client, send), false);
+}
+
 /** `client`: what has the one connection; transactions queue up for it. */
 export async function connectLent<Native>(
   client: object,
@@ -147,17 +156,20 @@ export async function connectLent<Native>(
   try {
     lent = await unlessAborted(lend(), purpose.signal, (late) => void late.giveBack());
     const { native, send, giveBack } = lent;
-    const line = await lineFor(client, send);
-    const connection = new LentConnection(send, unwrap, line, false);
+    const connection = await lentConnection(client, send, unwrap);
     const back = async () => {
       try {
         await giveBack();
       } finally {
-        line?.leave(connection);
+        connection.line?.leave(connection);
         leave();
       }
     };
-    return { connection, native, release: (broken) => (broken ? undone(send, back) : back()) };
+    return {
+      connection,
+      native,
+      release: (broken) => (broken || connection.inTransaction ? undone(send, back) : back()),
+    };
   } catch (error) {
     await lent?.giveBack();
     leave();
