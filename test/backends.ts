@@ -11,8 +11,8 @@ import type { ConformanceSite } from "holdfast/testing";
 import type { Client, PoolClient, PoolConfig } from "pg";
 import type { TransactionSql } from "postgres";
 import { openKnex, openKnexOnMariadb, openKnexOnSqlite } from "./backends/knex.ts";
-import { openDrizzle, openDrizzleMysql, openDrizzlePostgres } from "./backends/drizzle.ts";
-import { openKysely, openKyselyMysql, openKyselyOnSqlite } from "./backends/kysely.ts";
+import { openDrizzle, openDrizzleLibsql, openDrizzleMysql, openDrizzlePostgres } from "./backends/drizzle.ts";
+import { openKysely, openKyselyMysql, openKyselyOnSqlite, openKyselyWithPool } from "./backends/kysely.ts";
 import { openPrisma, openPrismaMysql } from "./backends/prisma.ts";
 import { openSequelize, openSequelizeOnMariadb } from "./backends/sequelize.ts";
 import { openMikroOrm, openMikroOrmOnMariadb, openMikroOrmOnSqlite } from "./backends/mikro-orm.ts";
@@ -243,6 +243,7 @@ export const backends: readonly Backend[] = [
   orm("Drizzle on MariaDB", "mariadb", openDrizzleMysql),
   orm("Drizzle on MySQL", "mysql", openDrizzleMysql),
   orm("Drizzle on postgres.js", "postgres", openDrizzlePostgres),
+  orm("Drizzle on SQLite", "file", openDrizzleLibsql),
   backend(
     "Drizzle on PGlite",
     "process",
@@ -270,6 +271,8 @@ export const backends: readonly Backend[] = [
 
   orm("Kysely", "postgres", openKysely),
   orm("Kysely through PgBouncer", "pgbouncer", openKysely),
+  orm("Kysely with its pool", "postgres", openKyselyWithPool),
+  orm("Kysely with its pool through PgBouncer", "pgbouncer", openKyselyWithPool),
   orm("Kysely on MariaDB", "mariadb", openKyselyMysql),
   orm("Kysely on MySQL", "mysql", openKyselyMysql),
   orm("Kysely on SQLite", "file", openKyselyOnSqlite),

@@ -71,3 +71,22 @@ export async function openDrizzleMysql(uri: string): Promise<ConformanceSite> {
     close: () => pool.end(),
   };
 }
+
+export async function openDrizzleLibsql(file: string): Promise<ConformanceSite> {
+  const [{ createClient }, { drizzle }] = await Promise.all([
+    import("@libsql/client"),
+    import("drizzle-orm/libsql"),
+  ]);
+  const client = createClient({ url: `file:${file}` });
+  await client.execute("PRAGMA journal_mode = WAL");
+  return {
+    ...(await site(drizzle(client))),
+    // One that has ended is the only thing that looks like a transaction and is none.
+    async withIdle(body) {
+      const tx = await client.transaction("write");
+      await tx.rollback();
+      return body({ session: { client, tx }, rollback() {}, transaction() {} });
+    },
+    close: async () => client.close(),
+  };
+}

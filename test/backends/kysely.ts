@@ -14,7 +14,19 @@ export async function openKyselyMysql(uri: string): Promise<ConformanceSite<Tran
   return site(db, fromKysely(db));
 }
 
-export async function openKysely(connectionString: string): Promise<ConformanceSite<Transaction<unknown>>> {
+export function openKysely(url: string): Promise<ConformanceSite<Transaction<unknown>>> {
+  return openOnPg(url, false);
+}
+
+/** With the pool that Kysely does not give away. */
+export function openKyselyWithPool(url: string): Promise<ConformanceSite<Transaction<unknown>>> {
+  return openOnPg(url, true);
+}
+
+async function openOnPg(
+  connectionString: string,
+  known: boolean,
+): Promise<ConformanceSite<Transaction<unknown>>> {
   const [{ Pool }, { Kysely, PostgresDialect }, { fromKysely }] = await Promise.all([
     import("pg"),
     import("kysely"),
@@ -23,7 +35,7 @@ export async function openKysely(connectionString: string): Promise<ConformanceS
   const pool = new Pool({ connectionString, max: 10, application_name: "test" });
   pool.on("error", () => {});
   const db = new Kysely<unknown>({ dialect: new PostgresDialect({ pool }) });
-  return site(db, fromKysely(db));
+  return site(db, known ? fromKysely(db, { pool }) : fromKysely(db));
 }
 
 /** As Kysely has one connection for everybody, transactions without Holdfast are those of another instance. */

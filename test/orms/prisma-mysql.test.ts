@@ -21,7 +21,6 @@ import {
   key,
 } from "holdfast";
 import { fromPrisma, holdfast } from "holdfast/prisma";
-import { createPool } from "mariadb";
 import { type Connection, type RowDataPacket, createConnection } from "mysql2/promise";
 import { afterAll, beforeAll, beforeEach, describe, expect, expectTypeOf, test } from "vitest";
 import { type Prisma, PrismaClient } from "../generated/prisma-mysql/client.ts";
@@ -198,7 +197,7 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
       await eventually(() => looked);
       const who = new PrismaClient({ adapter: new PrismaMariaDb(database.url) });
       const hf = instance(fromPrisma(who));
-      await eventually(async () => (await hf.inspect()).filter(({ granted }) => !granted).length === 2);
+      await eventually(async () => (await hf.inspect()).waiters.length === 2);
       await second.query("COMMIT");
       expect((await waiting).map(({ position }) => position)).toEqual([2]);
       expect(await first).toMatchObject({ position: 2 });
@@ -473,15 +472,8 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
 
     test("a pool that has no connection to give until the deadline", async () => {
       const url = new URL(database.url);
-      const pool = createPool({
-        host: url.hostname,
-        port: Number(url.port),
-        user: url.username,
-        password: url.password,
-        database: url.pathname.slice(1),
-        connectionLimit: 1,
-      });
-      const one = new PrismaClient({ adapter: new PrismaMariaDb(pool) }).$extends(holdfast());
+      url.searchParams.set("connectionLimit", "1");
+      const one = open({ wrongConnection: "off" }, url.href);
       try {
         await one.$exact({}, async () => {
           const beside = one.$exact({ separate: true, deadline: 300 } as never, async () => {});
@@ -490,7 +482,6 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
         expect(await one.$exact({}, async () => "next")).toBe("next");
       } finally {
         await one.$disconnect();
-        await pool.end();
       }
     });
   });

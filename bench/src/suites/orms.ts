@@ -129,7 +129,7 @@ async function kyselyGround(connectionString: string): Promise<Ground> {
   return {
     name: "Kysely",
     ratio: "kysely",
-    ours: locked(holdfast(fromKysely(db)), work),
+    ours: locked(holdfast(fromKysely(db, { pool })), work),
     byHand: (user) =>
       db.transaction().execute(async (trx) => {
         await kyselySql`SET LOCAL lock_timeout = '5s'`.execute(trx);

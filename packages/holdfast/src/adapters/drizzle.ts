@@ -8,6 +8,7 @@ import type {
   SqlConnection,
 } from "../core/database.ts";
 import { NotInTransactionError, UnsupportedError, UsageError } from "../core/errors.ts";
+import { ours } from "../core/beside.ts";
 import { observeMakers, observeMethod, placeMade } from "../core/observe.ts";
 import { Single } from "../core/single.ts";
 import {
@@ -23,6 +24,12 @@ import {
   unwrapPg,
   withholdBegin,
 } from "../drivers/pg.ts";
+import {
+  type LibsqlClient,
+  type LibsqlTransaction,
+  libsqlDatabase,
+  unwrapLibsql,
+} from "../drivers/libsql.ts";
 import { type PgliteTransaction, pgliteConnection } from "../drivers/pglite.ts";
 import {
   type PostgresListening,
@@ -46,6 +53,7 @@ import {
 import { killer } from "../engines/mysql/client.ts";
 import { mysql } from "../engines/mysql/index.ts";
 import { postgres } from "../engines/postgres/index.ts";
+import { sqlite } from "../engines/sqlite/index.ts";
 
 /** The part of a Drizzle database that is used here. */
 export interface DrizzleClient {
@@ -73,6 +81,8 @@ interface Session {
   readonly client: unknown;
   readonly schema: unknown;
   readonly options: unknown;
+  /** Of libSQL, whose transactions are objects beside the client. */
+  readonly tx?: unknown;
   transaction(body: (tx: DrizzleTransaction) => Promise<unknown>, config?: Config): Promise<unknown>;
 }
 
@@ -89,7 +99,9 @@ interface Driver extends Pick<
   readonly traits: Omit<Database["traits"], "client">;
   transaction?(options: ClientTransaction, config: Config | undefined, body: Body): Promise<unknown>;
   /** Of the client that a transaction's session has. */
-  connection(client: unknown): SqlConnection;
+  connection(client: unknown, session: Session): SqlConnection;
+  /** Whatever a transaction reads is locked, and its builder has no words for it. */
+  readonly locksAll?: boolean;
 }
 
 type Internals = { readonly session: Session; readonly dialect: unknown };
@@ -228,7 +240,84 @@ function onMysql2(db: Internals, pool: Mysql2Pool): Driver {
   };
 }
 
-function driverOf(db: Internals & DrizzleClient): Driver {
+/** The same, with calls that are no mistake inside of a transaction's body. */
+function ourOwn(client: LibsqlClient): LibsqlClient {
+  return {
+    protocol: client.protocol,
+    execute: (statement) => ours(() => client.execute(statement)),
+    executeMultiple: (text) => ours(() => client.executeMultiple(text)),
+    transaction: (mode) => ours(() => client.transaction(mode)),
+  };
+}
+
+function onLibsql(db: Internals, client: LibsqlClient, connections: number): Driver {
+  const base = libsqlDatabase<LibsqlTransaction>(ourOwn(client), connections, client);
+  const connect = base.connect as NonNullable<typeof base.connect>;
+  return {
+    engine: sqlite as Engine<never>,
+    traits: base.traits,
+    async connect(purpose) {
+      const pinned = await connect(purpose);
+      let over = false;
+      const current = () => {
+        if (!over) return pinned.native;
+        throw new UsageError(
+          "This transaction is over: its client must not be used any more",
+          "HF_TRANSACTION_OVER",
+        );
+      };
+      try {
+        return {
+          connection: pinned.connection,
+          native: (await onLibsqlTransaction(db, current)) as never,
+          release(broken) {
+            over = true;
+            return pinned.release(broken);
+          },
+        };
+      } catch (error) {
+        await pinned.release();
+        throw error;
+      }
+    },
+    connection: (_, { tx }) => base.join(tx as LibsqlTransaction),
+    locksAll: true,
+    observe(seen, inside) {
+      const ends = ["execute", "batch", "transaction", "executeMultiple", "migrate"].map((name) =>
+        observeMethod(client, name, seen, { place: placeMade }),
+      );
+      ends.push(observeMakers(db, [...makers, "run", "all", "get", "values"], inside));
+      return () => ends.forEach((end) => end());
+    },
+    unwrap: unwrapLibsql,
+  };
+}
+
+/** Drizzle's transaction on one that begins later. */
+async function onLibsqlTransaction(
+  db: Internals,
+  current: () => LibsqlTransaction,
+): Promise<DrizzleTransaction> {
+  const later: LibsqlTransaction = {
+    get closed() {
+      return current().closed;
+    },
+    execute: async (statement) => current().execute(statement),
+    executeMultiple: async (text) => current().executeMultiple(text),
+    // By Drizzle, at the end of the callback in which it is seen.
+    async commit() {},
+    async rollback() {},
+    close() {},
+  };
+  let found: DrizzleTransaction | undefined;
+  await sessionOn(db, { transaction: async () => later }).transaction(async (tx) => (found = tx));
+  if (found?.session.tx === later) return found;
+  throw new UnsupportedError(
+    "This version of drizzle-orm begins transactions in a way that Holdfast does not know",
+  );
+}
+
+function driverOf(db: Internals & DrizzleClient, connections: number): Driver {
   const { $client: client } = db;
   if (isPgPool(client)) return onPg(db, client);
   if (typeof client === "function" && has(client, "begin", "unsafe"))
@@ -237,8 +326,15 @@ function driverOf(db: Internals & DrizzleClient): Driver {
     return onPglite(db, client as object);
   const mysqlPool = promisedMysql2(client);
   if (mysqlPool) return onMysql2(db, mysqlPool);
+  if (has(client, "execute", "executeMultiple", "transaction") && "protocol" in (client as object))
+    return onLibsql(db, client as LibsqlClient, connections);
+  if (has(client, "prepare", "exec", "pragma"))
+    throw new UnsupportedError(
+      "fromDrizzle: drizzle-orm/better-sqlite3 has synchronous transactions only, which cannot wait. " +
+        "Make Holdfast of the handle, fromBetterSqlite3(db.$client) of holdfast/better-sqlite3, and Drizzle of what a transaction gets: drizzle(tx.client).",
+    );
   throw new UnsupportedError(
-    "fromDrizzle: Holdfast reaches PostgreSQL through Drizzle on a Pool of pg, on postgres.js and on PGlite, MySQL and MariaDB on a pool of mysql2. " +
+    "fromDrizzle: Holdfast reaches PostgreSQL through Drizzle on a Pool of pg, on postgres.js and on PGlite, MySQL and MariaDB on a pool of mysql2, SQLite on @libsql/client. " +
       "On another driver make it of the driver's own client, and Drizzle of what a transaction gets: drizzle(tx.client).",
   );
 }
@@ -262,15 +358,18 @@ interface Select extends PromiseLike<unknown[]> {
   toSQL(): { sql: string };
 }
 
-function locking(tx: DrizzleTransaction, query: unknown, { strength, wait }: QueryLock) {
+/** `lock`: undefined where everything that a transaction reads is locked. */
+function locking(tx: DrizzleTransaction, query: unknown, lock: QueryLock | undefined) {
   if (!has(query, "toSQL", "then")) return undefined;
   const select = query as Select;
-  if (!has(query, "for") || !/^\s*(?:\(|with\b|select\b)/i.test(select.toSQL().sql))
+  if ((lock && !has(query, "for")) || !/^\s*(?:\(|with\b|select\b)/i.test(select.toSQL().sql))
     throw new UsageError("tx.rows(query): only db.select() can lock what it finds");
   if (select.session !== tx.session)
     throw new UsageError(
       "tx.rows(query): this query was made with the outer `db`, not with the transaction. Make it with tx.client.select().",
     );
+  if (!lock) return () => select;
+  const { strength, wait } = lock;
   const config = { ...(wait === "nowait" && { noWait: true }), ...(wait === "skip" && { skipLocked: true }) };
   return () => select.for(strength, config);
 }
@@ -284,16 +383,20 @@ function unwrapping(unwrap: Driver["unwrap"]) {
   };
 }
 
-/** A database of Drizzle: `drizzle(pool)` of pg or mysql2, `drizzle(postgres(url))`, `drizzle(pglite)`. */
+/**
+ * A database of Drizzle: `drizzle(pool)` of pg or mysql2, `drizzle(postgres(url))`, `drizzle(pglite)`, or `drizzle(client)`
+ * of libSQL, with as many `connections` as for fromLibsql.
+ */
 export function fromDrizzle<Client extends DrizzleClient>(
   db: Client,
+  { connections = 4 } = {},
 ): Database<TransactionOf<Client>, SqlConnection> {
   const internals = db as Client & Internals;
   if (!has(db, "transaction", "select") || !("$client" in (db as object)))
     throw new UsageError("fromDrizzle(db): this is not what drizzle(…) of the package drizzle-orm returns");
-  const driver = driverOf(internals);
+  const driver = driverOf(internals, connections);
   const unwrap = unwrapping(driver.unwrap);
-  const connectionOf = (tx: DrizzleTransaction) => driver.connection(tx.session.client);
+  const connectionOf = (tx: DrizzleTransaction) => driver.connection(tx.session.client, tx.session);
   const { connect, transaction, listen, room, observe } = driver;
   return {
     engine: driver.engine ?? postgres,
@@ -324,7 +427,8 @@ export function fromDrizzle<Client extends DrizzleClient>(
         );
       throw new NotInTransactionError("this is no transaction of Drizzle");
     },
-    locking: (native, query, lock) => locking(native as DrizzleTransaction, query, lock),
+    locking: (native, query, lock) =>
+      locking(native as DrizzleTransaction, query, driver.locksAll ? undefined : lock),
     unwrap,
   };
 }

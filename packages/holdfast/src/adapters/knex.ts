@@ -211,10 +211,11 @@ const plain = () => undefined;
 function onSqlite<Native>(knex: KnexLike, client: KnexClient): Database<Native, SqlConnection> {
   const open = (body: (trx: KnexTransaction) => Promise<void>, connection: object) =>
     (knex.transaction as unknown as Open)(body, { connection });
+  const lend = () => lendKnex(client, open).catch((error: unknown) => noConnection(client, error));
   return {
     engine: sqlite as Engine<never>,
     traits: { client: "knex", ...lentTraits },
-    connect: (purpose) => connectLent(client, () => lendKnex(client, open), plain, purpose) as Promise<never>,
+    connect: (purpose) => connectLent(client, lend, plain, purpose) as Promise<never>,
     join: (native) => joinLent(sendInKnex(transactionOf(native)), plain),
     room: () => roomOf(client),
     observe: (seen, inside) => observe(client, seen, inside),
@@ -244,11 +245,7 @@ export function fromKnex<Client extends KnexLike>(
   const checkOut = async (signal: AbortSignal | undefined) => {
     const raw = await unlessAborted(client.acquireConnection(), signal, (late) => {
       void client.releaseConnection(late);
-    }).catch((error: unknown) => {
-      throw isPoolTimeout(error)
-        ? new NoConnectionError(client.pool?.acquireTimeoutMillis ?? 0, error)
-        : error;
-    });
+    }).catch((error: unknown) => noConnection(client, error));
     return { raw, connection: connectionOf(raw) };
   };
 
@@ -341,9 +338,12 @@ function factoryOf(client: KnexClient): () => PgFactory | undefined {
   };
 }
 
-function isPoolTimeout(error: unknown): boolean {
+/** Throws the error; a word of our own if there was no connection in time. */
+function noConnection({ pool }: KnexClient, error: unknown): never {
   const { name, cause } = (error ?? {}) as { name?: unknown; cause?: unknown };
-  return name === "KnexTimeoutError" && cause !== undefined;
+  if (name === "KnexTimeoutError" && cause !== undefined)
+    throw new NoConnectionError(pool?.acquireTimeoutMillis ?? 0, error);
+  throw error;
 }
 
 const joinedConnections = new WeakMap<object, SqlConnection>();

@@ -8,8 +8,21 @@ import {
   observeKysely,
   pinKysely,
 } from "../drivers/kysely.ts";
+import { Held, holding, rawOf, revealRaws } from "../drivers/kysely-raw.ts";
 import { lendKysely, sendThrough } from "../drivers/kysely-sqlite.ts";
 import { connectLent, joinLent, lentRoom, lentTraits, unwrapSqlite } from "../drivers/sqlite-lent.ts";
+import {
+  type PgClient,
+  type PgFactory,
+  type PgPool,
+  checkOutPg,
+  isPgPool,
+  listenPg,
+  pgConnection,
+  roomOfPg,
+  withholdBegin,
+} from "../drivers/pg.ts";
+import { postgres } from "../engines/postgres/index.ts";
 import { sqlite } from "../engines/sqlite/index.ts";
 
 /** The part of a Kysely instance that is used here. */
@@ -101,9 +114,49 @@ function onSqlite<Trx>(db: KyselyClient): Database<Trx, SqlConnection> {
   };
 }
 
+export interface KyselyOptions {
+  /**
+   * The Pool of pg that its dialect was made with. Kysely keeps it to itself; with it, BEGIN and the locks are one
+   * message, and an abort ends what runs on the server.
+   */
+  readonly pool?: PgPool;
+}
+
+/** On a pool of pg that we know: as Kysely has it, but with the driver's own connection for what we send. */
+function onPool(db: KyselyClient, pool: PgPool): Partial<Database<never, SqlConnection>> {
+  const { options } = pool as { options?: object };
+  revealRaws(db, pool, "connect");
+  return {
+    connect: (purpose) => checkOutPg(pool, options, purpose) as Promise<never>,
+    async transaction(_options, body) {
+      const held = new Held();
+      let begin: ReturnType<typeof withholdBegin> | undefined;
+      held.taken = (raw) => (begin = withholdBegin(raw as PgClient));
+      const run = async (trx: KyselyLike) => {
+        held.closed = true;
+        const raw = (await rawOf(trx)) as PgClient | undefined;
+        if (!raw)
+          throw new UsageError(
+            "fromKysely(db, { pool }): this is not the pool that the dialect was made with",
+          );
+        begin?.end();
+        return body(pgConnection(raw, options), trx as never, !begin?.withheld);
+      };
+      try {
+        return await holding(held, () => (db.transaction() as unknown as TransactionBuilder).execute(run));
+      } finally {
+        begin?.end();
+      }
+    },
+    listen: (channel, wake, signal) => listenPg(pool as PgPool & PgFactory, channel, wake, signal),
+    room: () => roomOfPg(pool),
+  };
+}
+
 /** A Kysely instance on PostgreSQL, MySQL, MariaDB or SQLite. `tx.client` is Kysely's own typed Transaction. */
 export function fromKysely<Client extends KyselyClient>(
   db: Client,
+  { pool }: KyselyOptions = {},
 ): Database<TransactionOf<Client>, SqlConnection> {
   if (typeof db !== "object" || db === null || typeof db.getExecutor !== "function")
     throw new UsageError("fromKysely(db): this is not an instance of Kysely");
@@ -111,12 +164,16 @@ export function fromKysely<Client extends KyselyClient>(
     throw new UsageError("fromKysely(db): this is a transaction; make Holdfast once, of the instance itself");
   if (isSqlite(db)) return onSqlite(db);
   const dialect = kyselyDialect(db, "fromKysely");
+  if (pool !== undefined && !(dialect.engine === postgres && isPgPool(pool)))
+    throw new UsageError(
+      "fromKysely(db, { pool }): this is not the Pool of pg that its dialect was made with",
+    );
   return {
     engine: dialect.engine,
     traits: {
       client: "kysely",
-      cancel: false,
-      listen: false,
+      cancel: pool !== undefined,
+      listen: pool !== undefined,
       embedded: false,
       single: false,
       pinned: true,
@@ -134,5 +191,6 @@ export function fromKysely<Client extends KyselyClient>(
     locking: (native, query, lock) => locking(native as unknown as Executing, query, lock),
     observe: (seen) => observeKysely(db, seen),
     unwrap: dialect.unwrap,
+    ...(pool && (onPool(db, pool) as object)),
   };
 }

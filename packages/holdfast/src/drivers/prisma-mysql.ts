@@ -14,7 +14,7 @@ import type {
   SqlConnection,
 } from "../core/database.ts";
 import { NotInTransactionError, UnsupportedError, UsageError } from "../core/errors.ts";
-import { graceMs } from "../core/interrupt.ts";
+import { Silence, graceMs } from "../core/interrupt.ts";
 import { sql } from "../core/sql.ts";
 import { killer } from "../engines/mysql/client.ts";
 import { mysql } from "../engines/mysql/index.ts";
@@ -236,26 +236,34 @@ export function prismaOnMysql(client: object): Parts {
     },
     async transaction({ isolation, readOnly, deadlineMs, signal }: ClientTransaction, body) {
       const until = performance.now() + deadlineMs;
+      const silence = Promise.withResolvers<never>();
       let timer: NodeJS.Timeout | undefined;
       const run = async (tx: object) => {
         const session = sessionOf(tx);
-        // Nobody answers: then neither will COMMIT or ROLLBACK be, which Prisma would wait for without end.
-        const giveUpIn = (ms: number) => (timer = setTimeout(() => session.native.destroy(), ms));
+        /** Prisma would wait without end for the answer to its COMMIT or ROLLBACK. */
+        const giveUpIn = (ms: number, error: unknown) => {
+          const giveUp = () => {
+            session.native.destroy();
+            silence.reject(error);
+          };
+          timer = setTimeout(giveUp, ms);
+        };
         try {
           await session.connection.query(autocommitOff);
           session.restore = true;
           const value = await body(session.connection, tx);
-          giveUpIn(Math.max(0, until - performance.now()) + graceMs);
+          giveUpIn(Math.max(0, until - performance.now()) + graceMs, new Silence());
           return value;
         } catch (error) {
-          giveUpIn(graceMs);
+          giveUpIn(graceMs, error);
           throw error;
         }
       };
       // Said always: the server's default may be another one than MySQL's.
       const options = { isolationLevel: levels[isolation], timeout: deadlineMs, maxWait: deadlineMs };
       try {
-        return await wishes.run({ readOnly, taken: false }, () => prisma.$transaction(run, options));
+        const running = wishes.run({ readOnly, taken: false }, () => prisma.$transaction(run, options));
+        return await Promise.race([running, silence.promise]);
       } catch (error) {
         // Prisma's own word for a pool that had none to give until the deadline.
         if ((error as { code?: unknown } | null)?.code === "P2028") signal?.throwIfAborted();
