@@ -363,6 +363,7 @@ describe("a statement through the outer client", () => {
       await expect(strict.$exact({}, () => strict.$queryRaw`SELECT 1`)).rejects.toThrow(WrongConnectionError);
       // The transaction's own are none, models, raw ones, savepoints and locks alike.
       const fine = strict.$exact({ lock: key("a") }, async (tx) => {
+        expect(await strict.$outside(() => strict.product.count())).toBe(2);
         await tx.$queryRaw`SELECT 1`;
         await tx.product.findManyForUpdate();
         await tx.$transaction(async (inner) => inner.product.count());

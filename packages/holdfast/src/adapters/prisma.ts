@@ -14,7 +14,7 @@ import {
   findOneLocked,
 } from "../drivers/prisma-find.ts";
 import type { PrismaArgs, PrismaFound, PrismaSelecting } from "../drivers/prisma-types.ts";
-import { keepsSnapshot, prismaOnMysql, seePrismaMysql } from "../drivers/prisma-mysql.ts";
+import { prismaOnMysql, readsOf, seePrismaMysql } from "../drivers/prisma-mysql.ts";
 import { Holdfast, type HoldfastOptions } from "../holdfast.ts";
 import { postgres, render } from "../engines/postgres/index.ts";
 
@@ -288,6 +288,8 @@ export interface PrismaExtension {
   readonly client: {
     /** Takes locks until the end of the transaction that this is the client of. */
     $lock(locks: Lockable | readonly Lockable[], options?: LockOptions): Promise<void>;
+    /** Runs what is meant to be apart from the transaction whose body calls it; see `hf.outside`. */
+    $outside<R>(work: () => R): R;
     /** `$transaction` with locks, deadline and retries: `prisma.$exact({ lock: key("upload", id) }, async (tx) => …)`. */
     $exact<T extends PrismaClientLike, R>(
       this: T,
@@ -339,7 +341,7 @@ export function holdfast(options: HoldfastOptions = {}): PrismaExtension {
   const find = (delegate: Delegate & { $parent: Extended }, name: FindName, args?: FindArgs) => {
     const tx = delegate.$parent;
     const scope = scopeOf(joined(tx, `${delegate.$name}.${name}ForUpdate`), name);
-    const model = { scope, schema: tx, delegate, snapshot: keepsSnapshot(tx) };
+    const model = { scope, schema: tx, delegate, ...readsOf(tx) };
     return name === "findMany" ? findManyLocked(model, args) : findOneLocked(model, name, args);
   };
   type Model = Delegate & { $parent: Extended };
@@ -348,6 +350,9 @@ export function holdfast(options: HoldfastOptions = {}): PrismaExtension {
     client: {
       async $lock(this: Extended, locks: Lockable | readonly Lockable[], how?: LockOptions) {
         await joined(this, "$lock").lock(locks, how as never);
+      },
+      $outside(this: Extended, work: () => unknown) {
+        return instance(this).outside(work);
       },
       $exact(this: Extended, how: TransactionOptions, body: (tx: unknown) => Promise<unknown>) {
         return instance(this).transaction(how, (tx) => body(tx.client));

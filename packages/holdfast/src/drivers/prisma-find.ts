@@ -58,6 +58,8 @@ export interface Place {
   readonly schema: Schema;
   /** Reads without a lock show the world as it was at the first of them, even of rows that were locked since. */
   readonly snapshot: boolean;
+  /** The schema of models that do not name theirs, if it is not the connection's own. */
+  readonly database?: string | undefined;
 }
 
 interface Target extends Place {
@@ -68,10 +70,11 @@ interface Target extends Place {
 }
 
 async function targetOf(place: Place, lock: PrismaLock): Promise<Target> {
-  const { scope, schema, delegate } = place;
+  const { scope, schema, delegate, database } = place;
   const model = schema._runtimeDataModel?.models[delegate.$name];
   if (!model) throw new UsageError(`Prisma's client does not say what the model ${delegate.$name} is`);
-  const table = new Identifier([...(model.schema ? [model.schema] : []), model.dbName ?? delegate.$name]);
+  const within = model.schema ?? database;
+  const table = new Identifier([...(within ? [within] : []), model.dbName ?? delegate.$name]);
   const shape = await scope.work((work) =>
     scope.home.rows.describe(work, table, `${delegate.$name}.find…ForUpdate`, (can) => can.rowLocks),
   );

@@ -7,11 +7,11 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { holdfast, key, sql } from "holdfast";
 import { execute } from "holdfast/testing";
 import { describe, expect, inject, test } from "vitest";
-import { Line, lineOf } from "../packages/holdfast/src/engines/sqlite/line.ts";
-import { type Backend, backends } from "./backends.ts";
-import { placeFor } from "./harness/places.ts";
-import { startWorker } from "./harness/processes.ts";
-import type { IncrementArg, IncrementResult } from "./workers/increment.ts";
+import { Line, lineOf } from "../../packages/holdfast/src/engines/sqlite/line.ts";
+import { type Backend, backends } from "../backends.ts";
+import { placeFor } from "../harness/places.ts";
+import { startWorker } from "../harness/processes.ts";
+import type { IncrementArg, IncrementResult } from "../workers/increment.ts";
 
 describe("the line", () => {
   test("first come, first served; an errand waits for one transaction at the most", async () => {
@@ -126,7 +126,7 @@ describe.each(files)("$name", (backend: Backend) => {
   });
 });
 
-const worker = new URL("./workers/increment.ts", import.meta.url);
+const worker = new URL("../workers/increment.ts", import.meta.url);
 
 test.for(files.filter(({ name }) => !name.includes(", one")))(
   "a process that always writes does not keep another one out: $name",
