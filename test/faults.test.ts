@@ -155,7 +155,19 @@ describe("a server that restarts", () => {
 });
 
 describe("a COMMIT whose answer is lost", () => {
-  const clients = ["pg", "postgres.js", "Prisma"].map(backendNamed);
+  const clients = [
+    "pg",
+    "postgres.js",
+    "Prisma",
+    "Drizzle",
+    "Drizzle on postgres.js",
+    "Kysely",
+    "Kysely with its pool",
+    "Knex",
+    "TypeORM",
+    "MikroORM",
+    "Sequelize",
+  ].map(backendNamed);
 
   async function withProxy(
     backend: Backend,
