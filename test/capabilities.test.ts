@@ -40,14 +40,19 @@ function render(all: ReadonlyMap<string, Capabilities>): string {
     "",
   ];
   const columns = [...all];
-  for (let i = 0; i < columns.length; i += columnsPerTable) {
-    const part = columns.slice(i, i + columnsPerTable);
+  // Those that answer alike share a column.
+  const alike = Map.groupBy(columns, ([, each]) =>
+    JSON.stringify(shown.map((name) => short(shownCapability(each[name])))),
+  );
+  const groups = [...alike.values()];
+  for (let i = 0; i < groups.length; i += columnsPerTable) {
+    const part = groups.slice(i, i + columnsPerTable);
     lines.push(
-      `|  | ${part.map(([name]) => name).join(" | ")} |`,
+      `|  | ${part.map((group) => group.map(([name]) => name).join("; ")).join(" | ")} |`,
       `| --- | ${part.map(() => "---").join(" | ")} |`,
       ...shown.map(
         (name) =>
-          `| \`${name}\` | ${part.map(([, each]) => short(shownCapability(each[name]))).join(" | ")} |`,
+          `| \`${name}\` | ${part.map(([first]) => (first ? short(shownCapability(first[1][name])) : "")).join(" | ")} |`,
       ),
       "",
     );

@@ -7,7 +7,8 @@ const cases = conformance();
 /** Cells of suites × backends in which something was really run. */
 const cells = new Set<string>();
 
-describe.each(backends)("$name", (backend) => {
+// Most of a case's time is waiting: backends go side by side, each one's cases one after the other.
+describe.concurrent.each(backends)("$name", (backend) => {
   const why = missing(backend);
   let place: Place;
   let sites: ConformanceSite[] = [];
@@ -26,7 +27,7 @@ describe.each(backends)("$name", (backend) => {
   });
 
   for (const { suite, name, run } of cases) {
-    test(`${suite}: ${name}`, async ({ skip }) => {
+    test(`${suite}: ${name}`, { concurrent: false }, async ({ skip }) => {
       skip(why !== undefined, why);
       await run(await ground(suite));
       cells.add(`${suite} on ${backend.name}`);

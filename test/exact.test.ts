@@ -38,7 +38,9 @@ async function hammer(
   }
 }
 
-const shared = backends.filter(({ manyProcesses, name, orm }) => manyProcesses && !orm && !name.includes(", one"));
+const shared = backends.filter(
+  ({ manyProcesses, name, orm }) => manyProcesses && !orm && !name.includes(", one"),
+);
 
 describe("8 processes × 200 check-then-write calls on one user, limit 100", () => {
   test.for(shared)("exactly 100 through $name", { timeout: 300_000 }, async (backend, { skip }) => {

@@ -44,7 +44,9 @@ async function scene<T>(
   }
 }
 
-const shared = backends.filter(({ manyProcesses, name, orm }) => manyProcesses && !orm && !name.includes(", one"));
+const shared = backends.filter(
+  ({ manyProcesses, name, orm }) => manyProcesses && !orm && !name.includes(", one"),
+);
 const evicting = shared.filter(({ server }) => !["mariadb", "mysql", "file"].includes(server));
 
 describe("a holder that is killed", () => {

@@ -14,6 +14,7 @@ import { type Place, placeFor } from "./harness/places.ts";
 import { eventually } from "./harness/wait.ts";
 
 const files = backends.filter(({ server }) => server === "file");
+const isLibsql = ({ name }: Backend) => name.startsWith("libsql") || name === "Drizzle on SQLite";
 
 describe.each(files)("$name", (backend: Backend) => {
   let place: Place;
@@ -123,7 +124,7 @@ describe.each(files)("$name", (backend: Backend) => {
       [{ a: [1, "it's"] }, '{"a":[1,"it\'s"]}'],
       [12n, 12],
       // libSQL reads text up to its first NUL.
-      ...(backend.name.startsWith("libsql") ? [] : [["\0 😀", "\0 😀"]]),
+      ...(isLibsql(backend) ? [] : [["\0 😀", "\0 😀"]]),
       [null, null],
     ]) {
       await rows.update(7, () => ({ whatever: value }));
@@ -292,7 +293,7 @@ test("node:sqlite before 22.16 does not tell whether it is in a transaction: fou
 
 // libSQL does not end a statement that failed, so its connection keeps the old snapshot:
 // https://github.com/tursodatabase/libsql-client-ts/issues/352
-test.for(files.filter(({ name }) => !name.startsWith("libsql")))(
+test.for(files.filter((backend) => !isLibsql(backend)))(
   "a snapshot that is too old is run again: $name",
   async (backend) => {
     const place = await placeFor(backend);

@@ -89,7 +89,9 @@ const onMysql = ["mysql2 on MySQL", "mysql2 on MariaDB", "mariadb on MariaDB"].m
 const onPostgres = backends.filter(
   ({ manyProcesses, name, orm, server }) =>
     manyProcesses &&
-    !orm && !name.includes(", one") && (server.startsWith("postgres") || server === "pgbouncer"),
+    !orm &&
+    !name.includes(", one") &&
+    (server.startsWith("postgres") || server === "pgbouncer"),
 );
 
 describe("transfers in all directions, 16 callers in 4 processes", () => {

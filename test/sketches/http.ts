@@ -48,7 +48,15 @@ export function fromHttp(sql: HttpSql) {
   };
   return {
     engine: httpEngine,
-    traits: { client: "http", cancel: false, listen: false, embedded: false, single: false, pinned: false, begins: true },
+    traits: {
+      client: "http",
+      cancel: false,
+      listen: false,
+      embedded: false,
+      single: false,
+      pinned: false,
+      begins: true,
+    },
     connect: async () => ({ connection, native: sql, release: () => {} }),
     join() {
       throw new NotInTransactionError(why);

@@ -156,7 +156,15 @@ export function fromMongo<Session extends MongoSession>(client: MongoClient<Sess
   });
   return {
     engine: mongoEngine,
-    traits: { client: "mongodb", cancel: true, listen: false, embedded: false, single: false, pinned: true, begins: false },
+    traits: {
+      client: "mongodb",
+      cancel: true,
+      listen: false,
+      embedded: false,
+      single: false,
+      pinned: true,
+      begins: false,
+    },
     // Not by session.withTransaction, which runs the body again by itself: two loops of retries would multiply.
     async connect() {
       const session = client.startSession();

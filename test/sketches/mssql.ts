@@ -180,7 +180,15 @@ export function fromMssql<Pool, Tx extends MssqlTransaction>(module: Mssql<Pool,
   };
   return {
     engine: mssqlEngine,
-    traits: { client: "mssql", cancel: true, listen: false, embedded: false, single: false, pinned: false, begins: true },
+    traits: {
+      client: "mssql",
+      cancel: true,
+      listen: false,
+      embedded: false,
+      single: false,
+      pinned: false,
+      begins: true,
+    },
     async transaction({ isolation }, body) {
       const tx = new module.Transaction(pool);
       await tx.begin(levels[isolation]);

@@ -254,7 +254,7 @@ function onLibsql(db: Internals, client: LibsqlClient, connections: number): Dri
   const base = libsqlDatabase<LibsqlTransaction>(ourOwn(client), connections, client);
   const connect = base.connect as NonNullable<typeof base.connect>;
   return {
-    engine: sqlite as Engine<never>,
+    engine: sqlite,
     traits: base.traits,
     async connect(purpose) {
       const pinned = await connect(purpose);
@@ -377,8 +377,9 @@ function locking(tx: DrizzleTransaction, query: unknown, lock: QueryLock | undef
 /** Drizzle wraps the driver's errors, and says in which statement. */
 function unwrapping(unwrap: Driver["unwrap"]) {
   return (error: unknown): DriverError | undefined => {
-    const { cause } = (error ?? {}) as { cause?: unknown };
-    const driver = typeof cause === "object" && cause !== null ? cause : error;
+    const { cause, code } = (error ?? {}) as { cause?: unknown; code?: unknown };
+    // One that has a code speaks for itself.
+    const driver = typeof cause === "object" && cause !== null && code === undefined ? cause : error;
     return unwrap?.(driver) ?? (driver === error ? undefined : (driver as DriverError));
   };
 }

@@ -213,7 +213,7 @@ function onSqlite<Native>(knex: KnexLike, client: KnexClient): Database<Native, 
     (knex.transaction as unknown as Open)(body, { connection });
   const lend = () => lendKnex(client, open).catch((error: unknown) => noConnection(client, error));
   return {
-    engine: sqlite as Engine<never>,
+    engine: sqlite,
     traits: { client: "knex", ...lentTraits },
     connect: (purpose) => connectLent(client, lend, plain, purpose) as Promise<never>,
     join: (native) => joinLent(sendInKnex(transactionOf(native)), plain),

@@ -1,4 +1,4 @@
-import type { Database, Engine, Isolation, QueryLock, SqlConnection } from "../core/database.ts";
+import type { Database, Isolation, QueryLock, SqlConnection } from "../core/database.ts";
 import { NotInTransactionError, UsageError } from "../core/errors.ts";
 import {
   type KyselyLike,
@@ -103,7 +103,7 @@ function onSqlite<Trx>(db: KyselyClient): Database<Trx, SqlConnection> {
   const open = (body: (trx: KyselyLike) => Promise<void>) =>
     (db.transaction() as unknown as TransactionBuilder).execute(body);
   return {
-    engine: sqlite as Engine<never>,
+    engine: sqlite,
     traits: { client: "kysely", ...lentTraits },
     connect: (purpose) => connectLent(db, () => lendKysely(open), unwrapSqlite, purpose) as Promise<never>,
     join: (native) => joinLent(sendThrough(transactionOf(native)), unwrapSqlite),

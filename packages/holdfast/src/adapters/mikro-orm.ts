@@ -2,7 +2,6 @@ import { AsyncLocalStorage } from "node:async_hooks";
 import type {
   Database,
   DriverError,
-  Engine,
   Pinned,
   Purpose,
   QueryLock,
@@ -23,7 +22,7 @@ import { unlessAborted } from "../core/queue.ts";
 import { Held, holding, rawOf, revealRaws } from "../drivers/kysely-raw.ts";
 import { type KyselyLike, isSqlite, kyselyConnection, kyselyDialect } from "../drivers/kysely.ts";
 import { sendThrough } from "../drivers/kysely-sqlite.ts";
-import { pinMikroOrm, transactionOfMikroOrm } from "../drivers/mikro-orm-sqlite.ts";
+import { forkOf, pinMikroOrm, transactionOfMikroOrm } from "../drivers/mikro-orm-sqlite.ts";
 import {
   type Mysql2Pool,
   type Mysql2PoolConnection,
@@ -58,7 +57,7 @@ export interface MikroOrmLike {
 export type ManagerOf<Client extends MikroOrmLike> = Client["em"];
 
 interface Manager {
-  fork(): Manager;
+  fork(options?: { disableContextResolution: boolean }): Manager;
   flush(): Promise<void>;
   getDriver(): object;
   getPlatform(): Platform;
@@ -242,7 +241,7 @@ function onSqlite<Native>(root: Manager): Database<Native, SqlConnection> {
     return { connection, client };
   };
   return {
-    engine: sqlite as Engine<never>,
+    engine: sqlite,
     traits: { client: "mikro-orm", ...lentTraits, begins: true },
     async connect(purpose) {
       const { connection, client } = await connected();
@@ -327,7 +326,7 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
       let begin!: () => void;
       const begun = new Promise<void>((resolve) => (begin = resolve));
       // A fork for each attempt: what another one has read or changed must not be found in the identity map.
-      const fork = root.fork();
+      const fork = forkOf(root);
       const { withhold } = reach;
       let withholding: ReturnType<NonNullable<typeof withhold>> | undefined;
       if (withhold) held.taken = (taken) => (withholding = withhold(taken));

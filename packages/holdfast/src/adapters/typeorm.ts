@@ -1,7 +1,6 @@
 import type {
   Database,
   DriverError,
-  Engine,
   Pinned,
   Purpose,
   QueryLock,
@@ -160,7 +159,7 @@ function onMysql(dataSource: TypeormDataSource): Reach {
 function onSqlite<Native>(dataSource: TypeormDataSource): Database<Native, SqlConnection> {
   const reach = new TypeormSqlite(dataSource);
   return {
-    engine: sqlite as Engine<never>,
+    engine: sqlite,
     traits: { client: "typeorm", ...lentTraits },
     connect: (purpose) =>
       connectLent(dataSource.driver, () => reach.lend(purpose), unwrapSqlite, purpose) as Promise<never>,

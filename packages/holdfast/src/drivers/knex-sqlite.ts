@@ -37,8 +37,11 @@ export async function lendKnex<Native extends Trx>(
               if (!trx.isCompleted?.()) await handOver(plain);
               done();
               await running;
-            } finally {
+            } catch (error) {
+              // So that what Knex waits for comes to an end in any case.
               done();
+              throw error;
+            } finally {
               await letGo(pool, raw);
             }
           },

@@ -38,14 +38,14 @@ export interface Borrowed {
 
 /** The connection of a transaction that Kysely has begun and will end, in no transaction. */
 export async function borrowKysely(trx: KyselyLike): Promise<Borrowed> {
-  const raw = (await rawOf(trx)) as { executeQuery: (...args: never[]) => Promise<{ rows: unknown[] }> };
+  const raw = await rawOf(trx);
   return {
-    send: await begunOn(raw as KyselyConnection),
+    send: await begunOn(raw),
     ending(end) {
       const { executeQuery } = raw;
-      raw.executeQuery = async (...args) => {
-        const how = (args as unknown as [{ sql: string }])[0].sql.toLowerCase();
-        if (how !== "commit" && how !== "rollback") return executeQuery.apply(raw, args);
+      raw.executeQuery = async (query, ...rest) => {
+        const how = (query as { sql: string }).sql.toLowerCase();
+        if (how !== "commit" && how !== "rollback") return executeQuery.call(raw, query, ...rest);
         await end(how);
         return { rows: [] };
       };

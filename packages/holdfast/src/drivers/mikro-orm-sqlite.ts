@@ -15,7 +15,8 @@ interface Trx extends KyselyLike {
 }
 
 interface Manager {
-  fork(): Manager;
+  fork(options?: { disableContextResolution: boolean }): Manager;
+  getDriver(): object;
   getTransactionContext(): Trx | undefined;
   transactional<T>(body: (em: Manager) => Promise<T>, options: object): Promise<T>;
 }
@@ -25,6 +26,12 @@ interface Client extends KyselyLike {
 }
 
 type Unwrap = (error: unknown) => DriverError | undefined;
+
+/** Inside of another MikroORM's transaction, with the same `contextName`, the context would be that one's. */
+export function forkOf<M extends Pick<Manager, "getDriver"> & { fork(options?: object): M }>(root: M): M {
+  const fork = root.fork();
+  return fork.getDriver() === root.getDriver() ? fork : root.fork({ disableContextResolution: true });
+}
 
 /** `owner`: what has the connection, also after it has been connected anew. */
 export function pinMikroOrm(
@@ -58,24 +65,24 @@ export async function transactionOfMikroOrm<T>(
   let timer: NodeJS.Timeout | undefined;
   let trx: Trx | undefined;
   let over: (() => void) | undefined;
+  let connection: SqliteConnection | undefined;
   // A fork for each attempt: what another one has read or changed must not be found in the identity map.
-  const running = root.fork().transactional(async (em) => {
+  const running = forkOf(root).transactional(async (em) => {
     begin();
     signal?.throwIfAborted();
     trx = em.getTransactionContext();
     if (!trx)
       throw new UsageError("fromMikroOrm: transactions are disabled in the configuration of MikroORM");
     const { send, ending } = await borrowKysely(trx);
-    const connection = await lentConnection(owner, send, unwrap);
+    const own = (connection = await lentConnection(owner, send, unwrap));
     const end = async (how: "commit" | "rollback") => {
-      if (how === "commit") return sqlite.end(connection, how, {});
-      await sqlite.end(connection, how, {}).catch(() => {});
+      if (how === "commit") return sqlite.end(own, how, {});
+      await sqlite.end(own, how, {}).catch(() => {});
       // Until an iterator that the body has left open has ended.
-      if (connection.inTransaction) await new Promise<void>((done) => void undone(send, done));
-      connection.line?.leave(connection);
+      if (own.inTransaction) await new Promise<void>((done) => void undone(send, done));
     };
     try {
-      const value = await body(connection, em);
+      const value = await body(own, em);
       if (trx.isCommitted || trx.isRolledBack)
         throw new UsageError(
           "The body has ended the transaction by itself; Holdfast commits when the body returns",
@@ -91,6 +98,7 @@ export async function transactionOfMikroOrm<T>(
   const ended = running.finally(() => {
     clearTimeout(timer);
     over?.();
+    if (connection) connection.line?.leave(connection);
     leave();
   });
   ended.catch(() => {});

@@ -41,6 +41,7 @@ interface Factory {
 
 interface Adapter {
   underlyingDriver(): MariadbPool;
+  getConnectionInfo?(): { readonly schemaName?: string | undefined };
   startTransaction(level?: string): Promise<{ readonly conn: MariadbPoolConnection }>;
   dispose(): Promise<void>;
 }
@@ -52,28 +53,35 @@ interface PrismaEngine {
 /** An interactive transaction of Prisma's. */
 interface Session {
   readonly connection: SqlConnection;
-  readonly native: MariadbPoolConnection;
   /** As it was begun; undefined: the server's default. */
   readonly level: string | undefined;
-  /** Autocommit was turned off, and must be on again for whoever gets the connection next. */
+  /** Where Prisma looks for its tables, if not in the connection's own database. */
+  readonly database: string | undefined;
+  /** Prisma's BEGIN was not sent. */
+  readonly withheld: boolean;
+  /** Autocommit may have been turned off, and must be on again for whoever gets the connection next. */
   restore: boolean;
+  /** Ends the connection: nobody answers on it. */
+  drop(): void;
 }
 
-/** What a transaction that begins is to be, and what became of it. */
+/** A transaction that begins, and what became of it. */
 interface Opening {
-  readonly readOnly: boolean;
+  /** Of a transaction of ours: then BEGIN is left to the engine, whose own comes with the locks. */
+  readonly isolation: Isolation | undefined;
   begun?: Begun;
 }
 
 interface Begun {
   readonly native: MariadbPoolConnection;
-  readonly pool: MariadbPool;
+  readonly adapter: Adapter;
   readonly level: string | undefined;
+  readonly withheld: boolean;
 }
 
 const openings = new AsyncLocalStorage<Opening>();
 /** Of ours: the first transaction that begins in here is meant. */
-const wishes = new AsyncLocalStorage<{ readonly readOnly: boolean; taken: boolean }>();
+const wishes = new AsyncLocalStorage<{ readonly isolation: Isolation; taken: boolean }>();
 
 /** The adapters that a factory has made, of those that were not disposed of: one for each connected client. */
 const adapters = new WeakMap<Factory, Set<Adapter>>();
@@ -100,14 +108,20 @@ function watchFactory(factory: Factory): void {
   const connect = factory.connect.bind(factory);
   factory.connect = async () => {
     const adapter = await connect();
-    const start = adapter.startTransaction.bind(adapter);
+    const start = adapter.startTransaction;
     const dispose = adapter.dispose.bind(adapter);
     made.add(adapter);
     adapter.startTransaction = async (level) => {
       const opening = openings.getStore();
-      // Prisma has no word for it, and puts this behind SET TRANSACTION ISOLATION LEVEL as it is.
-      const transaction = await start(opening?.readOnly && level ? `${level}, READ ONLY` : level);
-      if (opening) opening.begun = { native: transaction.conn, pool: adapter.underlyingDriver(), level };
+      const ours = opening?.isolation ? withoutBegin(adapter) : undefined;
+      const transaction = await start.call(ours?.adapter ?? adapter, ours ? undefined : level);
+      if (opening)
+        opening.begun = {
+          native: transaction.conn,
+          adapter,
+          level: opening.isolation ?? level,
+          withheld: ours?.withheld() === true,
+        };
       return transaction;
     };
     adapter.dispose = () => {
@@ -118,6 +132,28 @@ function watchFactory(factory: Factory): void {
   };
 }
 
+/** The same adapter, which keeps the next BEGIN to itself. */
+function withoutBegin(adapter: Adapter): { readonly adapter: Adapter; withheld(): boolean } {
+  let withheld = false;
+  const pool = adapter.underlyingDriver();
+  const client = {
+    async getConnection() {
+      const native = await pool.getConnection();
+      const { query } = native;
+      native.query = async (what, values) => {
+        native.query = query;
+        withheld = /^BEGIN$/i.test(typeof what === "string" ? what : what.sql);
+        return withheld ? undefined : native.query(what, values);
+      };
+      return native;
+    },
+  };
+  return {
+    adapter: Object.create(adapter, { client: { value: client } }) as Adapter,
+    withheld: () => withheld,
+  };
+}
+
 function watchEngine(engine: PrismaEngine): void {
   const known = new Map<string, Session>();
   sessions.set(engine, known);
@@ -125,7 +161,7 @@ function watchEngine(engine: PrismaEngine): void {
   engine.transaction = async (action, headers, options) => {
     if (action !== "start") return original(action, headers, options);
     const wish = wishes.getStore();
-    const opening: Opening = { readOnly: wish?.taken === false && wish.readOnly };
+    const opening: Opening = { isolation: wish?.taken === false ? wish.isolation : undefined };
     if (wish) wish.taken = true;
     const started = await openings.run(opening, () => original(action, headers, options));
     // A nested one is a savepoint, and has the id of the outer one.
@@ -135,9 +171,17 @@ function watchEngine(engine: PrismaEngine): void {
 }
 
 /** Prisma gives the connection back as soon as it has sent COMMIT or ROLLBACK: from then on it is somebody else's. */
-function track(known: Map<string, Session>, id: string, { native, pool, level }: Begun): Session {
-  const whole = mariadbConnection(native, killer(pool));
+function track(
+  known: Map<string, Session>,
+  id: string,
+  { native, adapter, level, withheld }: Begun,
+): Session {
+  const whole = mariadbConnection(native, killer(adapter.underlyingDriver()));
   let ended = false;
+  const end = () => {
+    ended = true;
+    known.delete(id);
+  };
   const connection: SqlConnection = {
     ...whole,
     unwrap: unwrapPrismaMysql,
@@ -149,11 +193,20 @@ function track(known: Map<string, Session>, id: string, { native, pool, level }:
       if (!ended) await whole.cancel?.();
     },
   };
-  const session: Session = { connection, native, level, restore: false };
+  const session: Session = {
+    connection,
+    level,
+    withheld,
+    database: adapter.getConnectionInfo?.().schemaName,
+    restore: false,
+    drop() {
+      end();
+      native.destroy();
+    },
+  };
   const { release } = native;
   native.release = async () => {
-    ended = true;
-    known.delete(id);
+    end();
     native.release = release;
     try {
       if (session.restore) await whole.query(autocommitAsBefore);
@@ -166,16 +219,18 @@ function track(known: Map<string, Session>, id: string, { native, pool, level }:
   return session;
 }
 
-// After a deadlock the server has ended the transaction. If the body swallows that error, what it sends next would be
-// kept, statement by statement.
-const autocommitOff = sql.raw("SET @holdfast_autocommit = @@autocommit, autocommit = 0");
+/** The engine turns it off, so that nothing is kept of what a body sends after a deadlock that it swallowed. */
 const autocommitAsBefore = sql.raw("SET autocommit = COALESCE(@holdfast_autocommit, @@autocommit)");
 
-/** Whether its reads without a lock show the world as it was at the first of them. */
-export function keepsSnapshot(tx: object): boolean {
-  const { _engine } = tx as Client;
-  const level = _engine && sessions.get(_engine)?.get(idOf(tx) ?? "");
-  return level !== undefined && !/^(READ|SERIALIZABLE)/i.test(level.level ?? "");
+function find(engine: PrismaEngine | undefined, tx: object): Session | undefined {
+  return engine && sessions.get(engine)?.get(idOf(tx) ?? "");
+}
+
+/** How Prisma's own reads in this transaction are. */
+export function readsOf(tx: object): { readonly snapshot: boolean; readonly database?: string | undefined } {
+  const session = find((tx as Client)._engine, tx);
+  if (!session) return { snapshot: false };
+  return { snapshot: !/^(read|serializable)/i.test(session.level ?? ""), database: session.database };
 }
 
 /** Prisma's id of the transaction that this is the client of. */
@@ -185,13 +240,6 @@ function idOf(tx: object): string | undefined {
   ];
   return typeof scope?.txId === "string" ? scope.txId : undefined;
 }
-
-const levels: Readonly<Record<Isolation, string>> = {
-  "read uncommitted": "ReadUncommitted",
-  "read committed": "ReadCommitted",
-  "repeatable read": "RepeatableRead",
-  serializable: "Serializable",
-};
 
 const late =
   "Holdfast sees the connections of Prisma that are opened after it was made: call fromPrisma(prisma), or prisma.$extends(holdfast()), right after new PrismaClient(…), before the first statement";
@@ -208,7 +256,7 @@ export function prismaOnMysql(client: object): Parts {
     );
   seePrismaMysql(client);
   const sessionOf = (tx: object): Session => {
-    const session = sessions.get(_engine)?.get(idOf(tx) ?? "");
+    const session = find(_engine, tx);
     if (session) return session;
     if (adapters.get(factory)?.size === 0) throw new UsageError(late);
     throw new NotInTransactionError("this transaction of Prisma's has ended, or is one of another client");
@@ -234,24 +282,26 @@ export function prismaOnMysql(client: object): Parts {
       const given = await pool();
       return checkOutMariadb(given, killer(given), purpose);
     },
-    async transaction({ isolation, readOnly, deadlineMs, signal }: ClientTransaction, body) {
+    async transaction({ isolation, deadlineMs, signal }: ClientTransaction, body) {
       const until = performance.now() + deadlineMs;
       const silence = Promise.withResolvers<never>();
       let timer: NodeJS.Timeout | undefined;
       const run = async (tx: object) => {
-        const session = sessionOf(tx);
+        const session = find(_engine, tx);
+        if (!session) throw new UsageError(late);
         /** Prisma would wait without end for the answer to its COMMIT or ROLLBACK. */
         const giveUpIn = (ms: number, error: unknown) => {
           const giveUp = () => {
-            session.native.destroy();
+            session.drop();
             silence.reject(error);
           };
           timer = setTimeout(giveUp, ms);
         };
         try {
-          await session.connection.query(autocommitOff);
           session.restore = true;
-          const value = await body(session.connection, tx);
+          // Another version of the adapter may begin in a way that is not seen.
+          if (!session.withheld) await session.connection.query(sql.raw("ROLLBACK"));
+          const value = await body(session.connection, tx, false);
           giveUpIn(Math.max(0, until - performance.now()) + graceMs, new Silence());
           return value;
         } catch (error) {
@@ -259,10 +309,9 @@ export function prismaOnMysql(client: object): Parts {
           throw error;
         }
       };
-      // Said always: the server's default may be another one than MySQL's.
-      const options = { isolationLevel: levels[isolation], timeout: deadlineMs, maxWait: deadlineMs };
+      const options = { timeout: deadlineMs, maxWait: deadlineMs };
       try {
-        const running = wishes.run({ readOnly, taken: false }, () => prisma.$transaction(run, options));
+        const running = wishes.run({ isolation, taken: false }, () => prisma.$transaction(run, options));
         return await Promise.race([running, silence.promise]);
       } catch (error) {
         // Prisma's own word for a pool that had none to give until the deadline.

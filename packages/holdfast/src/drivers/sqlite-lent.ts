@@ -154,16 +154,13 @@ export async function connectLent<Native>(
   const leave = await Single.of(client).enter(purpose);
   let lent: Lent<Native> | undefined;
   try {
-    lent = await unlessAborted(lend(), purpose.signal, (late) => void late.giveBack());
-    const { native, send, giveBack } = lent;
+    lent = await unlessAborted(lend(), purpose.signal, (late) => void ended(late));
+    const { native, send } = lent;
     const connection = await lentConnection(client, send, unwrap);
     const back = async () => {
-      try {
-        await giveBack();
-      } finally {
-        connection.line?.leave(connection);
-        leave();
-      }
+      await ended(lent);
+      connection.line?.leave(connection);
+      leave();
     };
     return {
       connection,
@@ -171,9 +168,18 @@ export async function connectLent<Native>(
       release: (broken) => (broken || connection.inTransaction ? undone(send, back) : back()),
     };
   } catch (error) {
-    await lent?.giveBack();
+    await ended(lent);
     leave();
     throw error;
+  }
+}
+
+/** What was committed is committed, even if the ORM cannot go on, as when it has been closed meanwhile. */
+async function ended(lent: Lent<unknown> | undefined): Promise<void> {
+  try {
+    await lent?.giveBack();
+  } catch {
+    // Whoever uses the ORM next is told.
   }
 }
 

@@ -1,3 +1,4 @@
+import { ours } from "../core/beside.ts";
 import type { Connection, Database, Row } from "../core/database.ts";
 import { UnsupportedError } from "../core/errors.ts";
 import type { Statement } from "../core/sql.ts";
@@ -31,12 +32,15 @@ export async function execute(
   { database }: Pick<ConformanceSite, "database">,
   statement: Statement,
 ): Promise<Row[]> {
-  const { rows } = await withConnection({ database }, (connection) => {
-    const { engine } = database;
-    if (!engine.query)
-      throw new UnsupportedError("conformance: an engine without SQL needs cases of its own");
-    return engine.query(connection, statement);
-  });
+  const ask = () =>
+    withConnection({ database }, (connection) => {
+      const { engine } = database;
+      if (!engine.query)
+        throw new UnsupportedError("conformance: an engine without SQL needs cases of its own");
+      return engine.query(connection, statement);
+    });
+  // Also from within a transaction's body, to see what others see.
+  const { rows } = await ours(ask);
   return [...rows];
 }
 
