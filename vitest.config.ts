@@ -43,6 +43,8 @@ export default defineConfig({
     sequence: { sequencer: LongestFirst },
     pool: "forks",
     maxWorkers: 2,
+    // Of tests that say that they may run side by side: more than this, and two cores are late for what they time.
+    maxConcurrency: 2,
     execArgv: [`--conditions=${source}`],
     testTimeout: 120_000,
     hookTimeout: 120_000,

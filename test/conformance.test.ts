@@ -1,14 +1,20 @@
 import { conformance, prepare, type ConformanceSite, type Ground } from "holdfast/testing";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { backends } from "./backends.ts";
+import { type Backend, backends } from "./backends.ts";
 import { missing, placeFor, type Place } from "./harness/places.ts";
 
 const cases = conformance();
 /** Cells of suites × backends in which something was really run. */
 const cells = new Set<string>();
 
-// Most of a case's time is waiting: backends go side by side, each one's cases one after the other.
-describe.concurrent.each(backends)("$name", (backend) => {
+/** Clients that work inside this process keep it from everything else while they do. */
+const isServer = ({ server }: Backend): boolean => server !== "file" && server !== "process";
+
+// Most of a case's time is waiting: servers go side by side, each one's cases one after the other.
+describe.concurrent.each(backends.filter(isServer))("$name", (backend) => suites(backend));
+describe.each(backends.filter((backend) => !isServer(backend)))("$name", (backend) => suites(backend));
+
+function suites(backend: Backend): void {
   const why = missing(backend);
   let place: Place;
   let sites: ConformanceSite[] = [];
@@ -33,12 +39,13 @@ describe.concurrent.each(backends)("$name", (backend) => {
       cells.add(`${suite} on ${backend.name}`);
     });
   }
-});
+}
 
 test("no cell of suites × backends is empty", ({ skip }) => {
   const lacking = backends.filter((backend) => missing(backend) !== undefined);
   skip(lacking.length > 0, lacking.map(missing).join("; "));
-  const suites = [...new Set(cases.map(({ suite }) => suite))];
-  const all = backends.flatMap(({ name }) => suites.map((suite) => `${suite} on ${name}`));
+  const all = backends.flatMap(({ name }) =>
+    [...new Set(cases.map(({ suite }) => suite))].map((suite) => `${suite} on ${name}`),
+  );
   expect([...cells].toSorted()).toEqual(all.toSorted());
 });

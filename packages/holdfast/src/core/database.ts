@@ -11,6 +11,7 @@ import type { Leases } from "./leases.ts";
 import type { Replay } from "./replay.ts";
 import type { Statement } from "./sql.ts";
 import type { RowStrength, Tables } from "./tables.ts";
+import type { Wire } from "./wire.ts";
 
 export type Isolation = "read uncommitted" | "read committed" | "repeatable read" | "serializable";
 
@@ -274,6 +275,8 @@ export interface Engine<C extends Connection = Connection> {
   /** What an error of this engine's drivers says of the rule that was broken. */
   violated?(error: object): Violated;
   readonly migrations: Migrations<C>;
+  /** For tests that hold statements back; absent where it is not understood. */
+  readonly wire?: Wire<C>;
 }
 
 export interface SessionLocks<C extends Connection> {

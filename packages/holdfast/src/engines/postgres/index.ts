@@ -10,6 +10,7 @@ import { replay } from "./replay.ts";
 import { migrations } from "./schema.ts";
 import { session } from "./session.ts";
 import { tables } from "./tables.ts";
+import { wire } from "./wire.ts";
 
 export { render } from "./dialect.ts";
 
@@ -40,4 +41,5 @@ export const postgres: Engine<SqlConnection> = {
   classify,
   violated,
   migrations,
+  wire,
 };
