@@ -11,8 +11,12 @@ const cells = new Set<string>();
 const isServer = ({ server }: Backend): boolean => server !== "file" && server !== "process";
 
 // Most of a case's time is waiting: servers go side by side, each one's cases one after the other.
-describe.concurrent.each(backends.filter(isServer))("$name", (backend) => suites(backend));
-describe.each(backends.filter((backend) => !isServer(backend)))("$name", (backend) => suites(backend));
+describe.concurrent.each(backends.filter(isServer))("$name", (backend) => {
+  suites(backend);
+});
+describe.each(backends.filter((backend) => !isServer(backend)))("$name", (backend) => {
+  suites(backend);
+});
 
 function suites(backend: Backend): void {
   const why = missing(backend);
