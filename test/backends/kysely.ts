@@ -34,6 +34,8 @@ async function openOnPg(
   ]);
   const pool = new Pool({ connectionString, max: 10, application_name: "test" });
   pool.on("error", () => {});
+  // Neither Kysely nor pg listens to a connection that is in use: its loss would end the process. With the pool we do.
+  if (!known) pool.on("connect", (client) => client.on("error", () => {}));
   const db = new Kysely<unknown>({ dialect: new PostgresDialect({ pool }) });
   return site(db, known ? fromKysely(db, { pool }) : fromKysely(db));
 }
