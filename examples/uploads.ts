@@ -29,9 +29,14 @@ export interface Result {
 export async function demo(url: string, open: (url: string) => Promise<Uploads>): Promise<Result> {
   const client = new Client({ connectionString: url });
   await client.connect();
+  let made = false;
   try {
-    await client.query(`DROP TABLE IF EXISTS user_image`);
+    const { rows: found } = await client.query("SELECT to_regclass('user_image') AS name");
+    // It may be somebody's own, or left over from a run that was killed.
+    if (found[0].name !== null)
+      throw new Error("There is a table user_image already: drop it, or give the example another database");
     await client.query(table);
+    made = true;
     const uploads = await open(url);
     const answers = await Promise.all(Array.from({ length: 100 }, () => uploads.upload("ada", 100)));
     await uploads.close();
@@ -39,7 +44,7 @@ export async function demo(url: string, open: (url: string) => Promise<Uploads>)
     const granted = answers.filter(Boolean).length;
     return { granted, refused: answers.length - granted, rows: rows[0]?.n ?? Number.NaN };
   } finally {
-    await client.query("DROP TABLE IF EXISTS user_image");
+    if (made) await client.query("DROP TABLE user_image");
     await client.end();
   }
 }

@@ -2,8 +2,10 @@
 import { spawnSync } from "node:child_process";
 import { fileURLToPath } from "node:url";
 
+const prisma = fileURLToPath(new URL("../node_modules/.bin/prisma", import.meta.url));
+
 for (const folder of ["test/prisma", "test/prisma-mysql", "test/prisma-sqlite", "examples/prisma"]) {
-  const { status } = spawnSync("prisma", ["generate"], {
+  const { status, error } = spawnSync(prisma, ["generate"], {
     cwd: fileURLToPath(new URL(`../${folder}`, import.meta.url)),
     env: {
       ...process.env,
@@ -11,7 +13,9 @@ for (const folder of ["test/prisma", "test/prisma-mysql", "test/prisma-sqlite", 
       CHECKPOINT_DISABLE: "1",
       PRISMA_HIDE_UPDATE_MESSAGE: "1",
     },
-    stdio: "inherit",
+    // What it tells is for people: the output of whoever needs the client is not to be mixed with it.
+    stdio: ["ignore", 2, 2],
   });
+  if (error) console.error(`prisma generate in ${folder}: ${error.message}`);
   if (status !== 0) process.exitCode = status ?? 1;
 }

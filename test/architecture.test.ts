@@ -156,7 +156,8 @@ function notReExports(tree: Tree, file: string): string[] {
     .map(({ type }) => `${file} holds a ${type}`);
 }
 
-const families = /postgres|mysql|mariadb|sqlite|duckdb|mssql|mongo|pglite|libsql|prisma/i;
+const families =
+  /postgres|mysql|mariadb|sqlite|duckdb|mssql|mongo|pglite|libsql|prisma|drizzle|kysely|knex|typeorm|mikro|sequelize/i;
 
 /** Comments are not part of the tree: these may name what they like. */
 function namedFamilies(tree: Tree): string[] {

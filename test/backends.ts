@@ -10,13 +10,13 @@ import type Sqlite from "better-sqlite3";
 import type { ConformanceSite } from "holdfast/testing";
 import type { Client, PoolClient, PoolConfig } from "pg";
 import type { TransactionSql } from "postgres";
-import { openKnex, openKnexOnMariadb, openKnexOnSqlite } from "./backends/knex.ts";
+import { openKnex, openKnexOnMysql, openKnexOnSqlite } from "./backends/knex.ts";
 import { openDrizzle, openDrizzleLibsql, openDrizzleMysql, openDrizzlePostgres } from "./backends/drizzle.ts";
 import { openKysely, openKyselyMysql, openKyselyOnSqlite, openKyselyWithPool } from "./backends/kysely.ts";
 import { openPrisma, openPrismaMysql } from "./backends/prisma.ts";
-import { openSequelize, openSequelizeOnMariadb } from "./backends/sequelize.ts";
-import { openMikroOrm, openMikroOrmOnMariadb, openMikroOrmOnSqlite } from "./backends/mikro-orm.ts";
-import { openTypeorm, openTypeormOnMariadb, openTypeormOnSqlite } from "./backends/typeorm.ts";
+import { openSequelize, openSequelizeOnMysql } from "./backends/sequelize.ts";
+import { openMikroOrm, openMikroOrmOnMysql, openMikroOrmOnSqlite } from "./backends/mikro-orm.ts";
+import { openTypeorm, openTypeormOnMysql, openTypeormOnSqlite } from "./backends/typeorm.ts";
 
 // Clients are imported when a backend is opened: all of them take 0.9 s of processor time, and tests start hundreds of
 // processes that need one each.
@@ -235,6 +235,7 @@ export const backends: readonly Backend[] = [
   backend("postgres.js through PgBouncer", "pgbouncer", (url) => openPostgresJs(url, { prepare: false })),
 
   backend("Prisma", "postgres", openPrisma),
+  orm("Prisma through PgBouncer", "pgbouncer", openPrisma),
   orm("Prisma on MariaDB", "mariadb", openPrismaMysql),
   orm("Prisma on MySQL", "mysql", openPrismaMysql),
 
@@ -243,6 +244,9 @@ export const backends: readonly Backend[] = [
   orm("Drizzle on MariaDB", "mariadb", openDrizzleMysql),
   orm("Drizzle on MySQL", "mysql", openDrizzleMysql),
   orm("Drizzle on postgres.js", "postgres", openDrizzlePostgres),
+  orm("Drizzle on postgres.js through PgBouncer", "pgbouncer", (url) =>
+    openDrizzlePostgres(url, { prepare: false }),
+  ),
   orm("Drizzle on SQLite", "file", openDrizzleLibsql),
   backend(
     "Drizzle on PGlite",
@@ -278,19 +282,23 @@ export const backends: readonly Backend[] = [
   orm("Kysely on SQLite", "file", openKyselyOnSqlite),
   orm("TypeORM", "postgres", openTypeorm),
   orm("TypeORM through PgBouncer", "pgbouncer", openTypeorm),
-  orm("TypeORM on MariaDB", "mariadb", openTypeormOnMariadb),
+  orm("TypeORM on MariaDB", "mariadb", openTypeormOnMysql),
+  orm("TypeORM on MySQL", "mysql", openTypeormOnMysql),
   orm("TypeORM on SQLite", "file", openTypeormOnSqlite),
   orm("MikroORM", "postgres", openMikroOrm),
   orm("MikroORM through PgBouncer", "pgbouncer", openMikroOrm),
-  orm("MikroORM on MariaDB", "mariadb", openMikroOrmOnMariadb),
+  orm("MikroORM on MariaDB", "mariadb", openMikroOrmOnMysql),
+  orm("MikroORM on MySQL", "mysql", openMikroOrmOnMysql),
   orm("MikroORM on SQLite", "file", openMikroOrmOnSqlite),
   orm("Knex", "postgres", openKnex),
   orm("Knex through PgBouncer", "pgbouncer", openKnex),
-  orm("Knex on MariaDB", "mariadb", openKnexOnMariadb),
+  orm("Knex on MariaDB", "mariadb", openKnexOnMysql),
+  orm("Knex on MySQL", "mysql", openKnexOnMysql),
   orm("Knex on SQLite", "file", openKnexOnSqlite),
   orm("Sequelize", "postgres", openSequelize),
   orm("Sequelize through PgBouncer", "pgbouncer", openSequelize),
-  orm("Sequelize on MariaDB", "mariadb", openSequelizeOnMariadb),
+  orm("Sequelize on MariaDB", "mariadb", openSequelizeOnMysql),
+  orm("Sequelize on MySQL", "mysql", openSequelizeOnMysql),
 
   backend(
     "PGlite",

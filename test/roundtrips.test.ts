@@ -1,13 +1,16 @@
 import { PrismaPg } from "@prisma/adapter-pg";
-import { holdfast, key } from "holdfast";
+import { holdfast, key, sql } from "holdfast";
 import { fromPg } from "holdfast/pg";
 import { fromPostgres } from "holdfast/postgres";
 import { fromPrisma } from "holdfast/prisma";
+import { execute } from "holdfast/testing";
 import { Pool } from "pg";
 import postgres from "postgres";
 import { afterAll, beforeAll, expect, test } from "vitest";
+import { backendNamed } from "./backends.ts";
 import { PrismaClient } from "./generated/prisma/client.ts";
 import { type TestDatabase, createDatabase } from "./harness/databases.ts";
+import { missing, placeFor } from "./harness/places.ts";
 import { type Proxy, startProxy } from "./harness/proxy.ts";
 
 let database: TestDatabase;
@@ -31,12 +34,12 @@ afterAll(async () => {
 });
 
 /** The third run: connections are open and statements prepared. */
-async function count(run: () => Promise<unknown>): Promise<number> {
+async function count(run: () => Promise<unknown>, through = proxy): Promise<number> {
   await run();
   await run();
-  proxy.resetCount();
+  through.resetCount();
   await run();
-  return proxy.roundTrips;
+  return through.roundTrips;
 }
 
 const insert = "INSERT INTO upload (user_id, bytes) VALUES ($1, $2)";
@@ -80,15 +83,15 @@ test("a locked transaction with one statement costs 3 round trips on pg, the tex
 });
 
 test("… 3 on postgres.js", async () => {
-  const sql = postgres(url, { max: 1 });
-  const hf = holdfast(fromPostgres(sql));
+  const client = postgres(url, { max: 1 });
+  const hf = holdfast(fromPostgres(client));
   const run = () =>
     hf.transaction(
       { lock: key("u", 1) },
       (tx) => tx.client`INSERT INTO upload (user_id, bytes) VALUES (${"1"}, ${1})`,
     );
   expect(await count(run)).toBe(3);
-  await sql.end();
+  await client.end();
 });
 
 test("… 4 on Prisma, which sends BEGIN alone", async () => {
@@ -100,4 +103,35 @@ test("… 4 on Prisma, which sends BEGIN alone", async () => {
     );
   expect(await count(run)).toBe(4);
   await prisma.$disconnect();
+});
+
+test.for([
+  ["Drizzle", 3],
+  ["Kysely with its pool", 3],
+  ["Kysely", 4],
+  ["Knex", 3],
+  ["TypeORM", 3],
+  ["MikroORM", 3],
+  ["Sequelize", 3],
+  ["mysql2 on MySQL", 3],
+  ["mysql2 on MariaDB", 3],
+] as const)("… on %s: %i", async ([name, trips], { skip }) => {
+  const backend = backendNamed(name);
+  skip(missing(backend) !== undefined, missing(backend));
+  const place = await placeFor(backend);
+  const own = await startProxy({ port: Number(new URL(place.url).port) });
+  const site = await backend.open(own.url(place.url));
+  const hf = holdfast(site.database);
+  try {
+    await hf.migrate();
+    await execute(site, sql`CREATE TABLE upload (user_id varchar(40) NOT NULL)`);
+    const run = () =>
+      hf.transaction({ lock: key("u", 1) }, (tx) => tx.query(sql`INSERT INTO upload VALUES (${"1"})`));
+    expect(await count(run, own)).toBe(trips);
+  } finally {
+    await hf.close();
+    await site.close();
+    await own.close();
+    await place.drop();
+  }
 });

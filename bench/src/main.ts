@@ -1,3 +1,4 @@
+import { existsSync } from "node:fs";
 import { parseArgs } from "node:util";
 import { type Report, type SuiteOptions, table } from "./measure.ts";
 
@@ -21,7 +22,12 @@ const suites: Readonly<Record<string, Suite>> = {
   },
   orms: {
     about: "a locked check-then-write inside each ORM's own transaction, next to the same by hand",
-    load: () => import("./suites/orms.ts"),
+    async load() {
+      // Prisma's client is generated code, and not part of a checkout.
+      if (!existsSync(new URL("../../examples/prisma/generated", import.meta.url)))
+        await import("../../scripts/generate.ts");
+      return import("./suites/orms.ts");
+    },
   },
 };
 

@@ -4,7 +4,7 @@ import type { Knex } from "knex";
 export const openKnex = (connectionString: string) =>
   open({ client: "pg", connection: { connectionString, application_name: "test" } });
 
-export const openKnexOnMariadb = (url: string) => open({ client: "mysql2", connection: url });
+export const openKnexOnMysql = (url: string) => open({ client: "mysql2", connection: url });
 
 /** As Knex has one connection for everybody, transactions without Holdfast are those of another instance. */
 export async function openKnexOnSqlite(filename: string): Promise<ConformanceSite<Knex.Transaction>> {

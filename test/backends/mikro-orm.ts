@@ -15,7 +15,7 @@ export async function openMikroOrm(clientUrl: string): Promise<ConformanceSite<S
   return site(orm);
 }
 
-export async function openMikroOrmOnMariadb(clientUrl: string): Promise<ConformanceSite<SqlEntityManager>> {
+export async function openMikroOrmOnMysql(clientUrl: string): Promise<ConformanceSite<SqlEntityManager>> {
   const { MikroORM } = await import("@mikro-orm/mysql");
   return site(await MikroORM.init({ ...options, clientUrl }));
 }

@@ -3,7 +3,7 @@ import type { Options, Transaction } from "sequelize";
 
 export const openSequelize = (url: string) => open(url, { dialectOptions: { application_name: "test" } });
 
-export const openSequelizeOnMariadb = (url: string) => open(url);
+export const openSequelizeOnMysql = (url: string) => open(url);
 
 async function open(url: string, options: Options = {}): Promise<ConformanceSite<Transaction>> {
   const [{ Sequelize }, { fromSequelize }] = await Promise.all([

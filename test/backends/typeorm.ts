@@ -11,7 +11,7 @@ export const openTypeorm = (url: string) =>
     poolErrorHandler: () => {},
   });
 
-export const openTypeormOnMariadb = (url: string) => open({ type: "mariadb", url, poolSize: 10 });
+export const openTypeormOnMysql = (url: string) => open({ type: "mariadb", url, poolSize: 10 });
 
 export const openTypeormOnSqlite = async (database: string): Promise<ConformanceSite<EntityManager>> => {
   const site = await open({ type: "better-sqlite3", database, enableWAL: true });

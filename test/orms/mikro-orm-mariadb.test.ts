@@ -36,7 +36,7 @@ const caught = (failing: Promise<unknown>) =>
     (error: unknown) => error,
   );
 
-describe.skipIf(unavailable("mariadb"))("on MariaDB", () => {
+describe("on MariaDB", () => {
   let database: TestDatabase;
   let orm: MikroORM;
   let hf: Holdfast<Manager>;
@@ -52,7 +52,10 @@ describe.skipIf(unavailable("mariadb"))("on MariaDB", () => {
       ...options,
     } as Options) as Promise<MikroORM>;
 
+  const why = unavailable("mariadb");
+
   beforeAll(async () => {
+    if (why !== undefined) return;
     database = await createDatabase("mariadb");
     orm = await open({
       debug: ["query"],
@@ -65,13 +68,15 @@ describe.skipIf(unavailable("mariadb"))("on MariaDB", () => {
     other = await mysql.createConnection(database.url);
   });
 
-  beforeEach(async () => {
+  beforeEach(async ({ skip }) => {
+    skip(why !== undefined, why);
     await other.query("DELETE FROM account");
     await other.query("INSERT INTO account VALUES (1, 'o1', 100), (2, 'o2', 100), (3, 'o3', 100)");
     statements.length = 0;
   });
 
   afterAll(async () => {
+    if (why !== undefined) return;
     await other.end();
     await orm.close();
     await database.drop();

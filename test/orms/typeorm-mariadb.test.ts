@@ -45,7 +45,7 @@ const caught = (failing: Promise<unknown>) =>
     (error: unknown) => error,
   );
 
-describe.skipIf(unavailable("mariadb"))("on MariaDB", () => {
+describe("on MariaDB", () => {
   let database: TestDatabase;
   let dataSource: DataSource;
   let hf: Holdfast<EntityManager>;
@@ -61,7 +61,10 @@ describe.skipIf(unavailable("mariadb"))("on MariaDB", () => {
       ...options,
     } as DataSourceOptions);
 
+  const why = unavailable("mariadb");
+
   beforeAll(async () => {
+    if (why !== undefined) return;
     database = await createDatabase("mariadb");
     dataSource = source({
       logging: true,
@@ -81,13 +84,15 @@ describe.skipIf(unavailable("mariadb"))("on MariaDB", () => {
     other = await mysql.createConnection(database.url);
   });
 
-  beforeEach(async () => {
+  beforeEach(async ({ skip }) => {
+    skip(why !== undefined, why);
     await other.query("DELETE FROM account");
     await other.query("INSERT INTO account VALUES (1, 'o1', 100), (2, 'o2', 100), (3, 'o3', 100)");
     statements.length = 0;
   });
 
   afterAll(async () => {
+    if (why !== undefined) return;
     await other.end();
     await dataSource.destroy();
     await database.drop();

@@ -1,0 +1,94 @@
+/** A statement through the outer client inside of a transaction, with the drivers; those of ORMs are in test/orms. */
+import { PGlite } from "@electric-sql/pglite";
+import { PoolExhaustedError, WrongConnectionError, holdfast } from "holdfast";
+import { fromMysql2 } from "holdfast/mysql2";
+import { fromPg } from "holdfast/pg";
+import { fromPglite } from "holdfast/pglite";
+import { createPool } from "mysql2/promise";
+import { Pool } from "pg";
+import { expect, test } from "vitest";
+import { createDatabase, unavailable } from "./harness/databases.ts";
+
+interface Client {
+  query(text: string): Promise<unknown>;
+}
+
+/** The outer client, what is made of it, and how to end. */
+interface Scene {
+  readonly outer: Client;
+  readonly database: Parameters<typeof holdfast>[0];
+  end(): Promise<void>;
+}
+
+const scenes: Readonly<Record<string, (max: number) => Promise<Scene>>> = {
+  async pg(max) {
+    const database = await createDatabase("postgres");
+    const pool = new Pool({ connectionString: database.url, max });
+    const end = async () => {
+      await pool.end();
+      await database.drop();
+    };
+    return { outer: pool, database: fromPg(pool), end };
+  },
+  async mysql2(max) {
+    const database = await createDatabase("mariadb");
+    const pool = createPool({ uri: database.url, connectionLimit: max });
+    const end = async () => {
+      await pool.end();
+      await database.drop();
+    };
+    return { outer: pool, database: fromMysql2(pool), end };
+  },
+};
+const needs = { pg: "postgres", mysql2: "mariadb" } as const;
+
+test.for(["pg", "mysql2"] as const)("%s: is reported with both places", async (name, { skip }) => {
+  skip(unavailable(needs[name]) !== undefined, unavailable(needs[name]));
+  const { outer, database, end } = await (scenes[name] as (max: number) => Promise<Scene>)(4);
+  const hf = holdfast(database, { wrongConnection: "throw" });
+  try {
+    const wrong = hf.transaction(async () => {
+      await outer.query("SELECT 1");
+    });
+    await expect(wrong).rejects.toThrow(WrongConnectionError);
+    const { message } = (await wrong.catch((error: unknown) => error)) as Error;
+    expect(message.match(/beside\.test\.ts:\d+:\d+/g)).toHaveLength(2);
+    await hf.transaction(async (tx) => {
+      await (tx.client as Client).query("SELECT 1");
+      await hf.outside(() => outer.query("SELECT 1"));
+      await hf.transaction({ separate: true }, async (other) => (other.client as Client).query("SELECT 1"));
+    });
+    // Outside of a transaction it is what everybody does.
+    await outer.query("SELECT 1");
+  } finally {
+    await hf.close();
+    await end();
+  }
+});
+
+test.for(["pg", "mysql2"] as const)(
+  "%s: one that would wait for ever fails at once",
+  async (name, { skip }) => {
+    skip(unavailable(needs[name]) !== undefined, unavailable(needs[name]));
+    const { outer, database, end } = await (scenes[name] as (max: number) => Promise<Scene>)(1);
+    const hf = holdfast(database, { wrongConnection: "off" });
+    try {
+      const stuck = hf.transaction(async () => {
+        await outer.query("SELECT 1");
+      });
+      await expect(stuck).rejects.toThrow(PoolExhaustedError);
+      await outer.query("SELECT 1");
+    } finally {
+      await hf.close();
+      await end();
+    }
+  },
+);
+
+test("PGlite: one that would wait for ever fails at once", async () => {
+  const client = await PGlite.create();
+  const hf = holdfast(fromPglite(client), { wrongConnection: "off" });
+  await expect(hf.transaction(() => client.query("SELECT 1"))).rejects.toThrow(PoolExhaustedError);
+  await hf.close();
+  await client.close();
+});
