@@ -1,9 +1,11 @@
 /** A statement through the outer client inside of a transaction, with the drivers; those of ORMs are in test/orms. */
 import { PGlite } from "@electric-sql/pglite";
 import { PoolExhaustedError, WrongConnectionError, holdfast } from "holdfast";
+import { fromMariadb } from "holdfast/mariadb";
 import { fromMysql2 } from "holdfast/mysql2";
 import { fromPg } from "holdfast/pg";
 import { fromPglite } from "holdfast/pglite";
+import { createPool as createMariadbPool } from "mariadb";
 import { createPool } from "mysql2/promise";
 import { Pool } from "pg";
 import { expect, test } from "vitest";
@@ -39,10 +41,27 @@ const scenes: Readonly<Record<string, (max: number) => Promise<Scene>>> = {
     };
     return { outer: pool, database: fromMysql2(pool), end };
   },
+  async mariadb(max) {
+    const database = await createDatabase("mariadb");
+    const { hostname: host, port, username: user, password, pathname } = new URL(database.url);
+    const pool = createMariadbPool({
+      host,
+      port: Number(port),
+      user,
+      password,
+      database: pathname.slice(1),
+      connectionLimit: max,
+    });
+    const end = async () => {
+      await pool.end();
+      await database.drop();
+    };
+    return { outer: pool, database: fromMariadb(pool), end };
+  },
 };
-const needs = { pg: "postgres", mysql2: "mariadb" } as const;
+const needs = { pg: "postgres", mysql2: "mariadb", mariadb: "mariadb" } as const;
 
-test.for(["pg", "mysql2"] as const)("%s: is reported with both places", async (name, { skip }) => {
+test.for(["pg", "mysql2", "mariadb"] as const)("%s: is reported with both places", async (name, { skip }) => {
   skip(unavailable(needs[name]) !== undefined, unavailable(needs[name]));
   const { outer, database, end } = await (scenes[name] as (max: number) => Promise<Scene>)(4);
   const hf = holdfast(database, { wrongConnection: "throw" });

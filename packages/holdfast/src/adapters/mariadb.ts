@@ -1,5 +1,6 @@
 import type { Database, SqlConnection } from "../core/database.ts";
 import { NotInTransactionError, UsageError } from "../core/errors.ts";
+import { observeMethod } from "../core/observe.ts";
 import {
   type MariadbConnection,
   type MariadbPool,
@@ -41,6 +42,13 @@ export function fromMariadb<C extends MariadbPoolConnection>(
     },
     unwrap: unwrapMariadb,
     connect: (purpose) => checkOutMariadb(pool, kill, purpose),
+    observe(seen) {
+      // Each of them takes a connection by itself, inside of the package.
+      const ends = ["getConnection", "query", "execute", "batch"].map((name) =>
+        observeMethod(pool, name, seen),
+      );
+      return () => ends.forEach((end) => end());
+    },
     join(native) {
       const given = native as Partial<MariadbPoolConnection & MariadbPool> | null;
       if (typeof given !== "object" || given === null || typeof given.query !== "function")

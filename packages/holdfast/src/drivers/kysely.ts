@@ -15,6 +15,7 @@ import { unlessAborted } from "../core/queue.ts";
 import type { Statement } from "../core/sql.ts";
 import { mysql, render as renderMysql } from "../engines/mysql/index.ts";
 import { postgres, render as renderPostgres } from "../engines/postgres/index.ts";
+import { unwrapMysql2 } from "./mysql2.ts";
 import { unwrapPg } from "./pg.ts";
 
 interface KyselyResult {
@@ -48,7 +49,7 @@ export interface KyselyDialect {
   render(statement: Statement): { text: string; values: unknown[] };
   unwrap(error: unknown): DriverError | undefined;
   /** Ends the session that it is sent on. */
-  readonly suicide: string;
+  readonly endSession: string;
 }
 
 const dialects: Readonly<Record<string, KyselyDialect>> = {
@@ -56,26 +57,19 @@ const dialects: Readonly<Record<string, KyselyDialect>> = {
     engine: postgres,
     render: renderPostgres,
     unwrap: (error) => (isAborted(error) ? { code: "25P02" } : unwrapPg(error)),
-    suicide: "SELECT pg_terminate_backend(pg_backend_pid())",
+    endSession: "SELECT pg_terminate_backend(pg_backend_pid())",
   },
   mysql: {
     engine: mysql,
     render: renderMysql,
-    unwrap: unwrapMysql,
-    suicide: "KILL CONNECTION_ID()",
+    unwrap: unwrapMysql2,
+    endSession: "KILL CONNECTION_ID()",
   },
 };
 
 /** COMMIT was answered with ROLLBACK; Kysely looks. */
 function isAborted(error: unknown): boolean {
   return (error as { name?: unknown } | null)?.name === "AbortedTransactionError";
-}
-
-/** A connection of mysql2 that has ended refuses statements without a code. */
-function unwrapMysql(error: unknown): DriverError | undefined {
-  if (typeof error !== "object" || error === null) return undefined;
-  const { fatal, code } = error as { fatal?: unknown; code?: unknown };
-  return fatal === true && code === undefined ? { lost: true } : undefined;
 }
 
 interface AdapterTraits {
@@ -177,7 +171,7 @@ export function pinKysely<Native>(
           async release(broken) {
             // Kysely cannot be told to drop a connection; the pool notices when it has died.
             if (broken && !connection.lost.aborted)
-              await raw.executeQuery(compiled(dialect.suicide, [])).catch(() => {});
+              await raw.executeQuery(compiled(dialect.endSession, [])).catch(() => {});
             done();
           },
         });
