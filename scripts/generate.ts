@@ -4,7 +4,13 @@ import { fileURLToPath } from "node:url";
 
 const prisma = fileURLToPath(new URL("../node_modules/.bin/prisma", import.meta.url));
 
-for (const folder of ["test/prisma", "test/prisma-mysql", "test/prisma-sqlite", "examples/prisma"]) {
+for (const folder of [
+  "test/prisma",
+  "test/prisma-mysql",
+  "test/prisma-sqlite",
+  "test/prisma-races",
+  "examples/prisma",
+]) {
   const { status, error } = spawnSync(prisma, ["generate"], {
     cwd: fileURLToPath(new URL(`../${folder}`, import.meta.url)),
     env: {

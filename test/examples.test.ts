@@ -68,6 +68,7 @@ const results: Readonly<Record<string, unknown>> = {
     late: { signalled: true, write: "HF_STALE_FENCE" },
   },
   nightly: { ran: 1, skipped: 4, runs: 1 },
+  race: { locked: { ok: true }, naive: { ok: false, switches: 1 } },
   ...Object.fromEntries(orms.map((orm) => [orm, { granted: 37, refused: 63, rows: 37 }])),
 };
 

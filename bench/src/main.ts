@@ -20,6 +20,10 @@ const suites: Readonly<Record<string, Suite>> = {
     about: "a locked check-then-write on MySQL, MariaDB and SQLite, next to each one's textbook",
     load: () => import("./suites/engines.ts"),
   },
+  explore: {
+    about: "how long it takes to try all orders of a check-then-write",
+    load: () => import("./suites/explore.ts"),
+  },
   orms: {
     about: "a locked check-then-write inside each ORM's own transaction, next to the same by hand",
     async load() {

@@ -47,6 +47,8 @@ export async function startMariadb(): Promise<StartedServer> {
       args: [
         "--no-defaults",
         `--datadir=${join(dir, "data")}`,
+        // Another one that starts on this machine deletes what it takes for leftovers in a shared directory.
+        `--tmpdir=${join(dir, "data")}`,
         `--port=${port}`,
         "--bind-address=127.0.0.1",
         // Relative to the data directory: a path to a socket must not be longer than some hundred bytes.

@@ -2,6 +2,8 @@
 import { readFileSync } from "node:fs";
 import { Command } from "commander";
 import { demo } from "./commands/demo.ts";
+import { race } from "./commands/race.ts";
+import { describe } from "./describe.ts";
 
 const { version }: { version: string } = JSON.parse(
   readFileSync(new URL("../package.json", import.meta.url), "utf8"),
@@ -12,19 +14,11 @@ const program = new Command("holdfast")
   .version(version)
   .showHelpAfterError("`holdfast --help` lists the commands.");
 
-for (const register of [demo]) register(program);
+for (const register of [demo, race]) register(program);
 
 try {
   await program.parseAsync();
 } catch (error) {
   console.error(`holdfast: ${describe(error)}`);
   process.exitCode = 1;
-}
-
-function describe(error: unknown): string {
-  if (process.env["DEBUG"] && error instanceof Error) return error.stack ?? error.message;
-  if (!(error instanceof Error)) return String(error);
-  // A host with several addresses fails with one error for each, and no message over them.
-  if (error instanceof AggregateError && error.message === "") return error.errors.map(describe).join("; ");
-  return error.message;
 }

@@ -3,6 +3,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { Client } from "pg";
 import type { DemoOptions } from "../commands/demo.ts";
 import { startPostgres } from "../embedded.ts";
+import { unless } from "../unless.ts";
 import { Crew } from "./crew.ts";
 import { type Contestant, contestants } from "./protocol.ts";
 import { type Row, Screen } from "./screen.ts";
@@ -125,16 +126,4 @@ function rowOf(
     // Too few is wrong as well: a caller within the quota got an error.
     exact: granted === due && tally.granted === due && tally.refused === calls - due,
   };
-}
-
-async function unless<T>(signal: AbortSignal, work: Promise<T>): Promise<T> {
-  const { promise, reject } = Promise.withResolvers<never>();
-  const onAbort = (): void => reject(signal.reason);
-  signal.throwIfAborted();
-  signal.addEventListener("abort", onAbort, { once: true });
-  try {
-    return await Promise.race([work, promise]);
-  } finally {
-    signal.removeEventListener("abort", onAbort);
-  }
 }

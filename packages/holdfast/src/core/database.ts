@@ -11,6 +11,7 @@ import type { Leases } from "./leases.ts";
 import type { Replay } from "./replay.ts";
 import type { Statement } from "./sql.ts";
 import type { RowStrength, Tables } from "./tables.ts";
+import type { Quotas } from "./quotas.ts";
 import type { Wire } from "./wire.ts";
 
 export type Isolation = "read uncommitted" | "read committed" | "repeatable read" | "serializable";
@@ -260,6 +261,7 @@ export interface Engine<C extends Connection = Connection> {
   readonly tables?: Tables<C>;
   readonly leases?: Leases<C>;
   readonly replay?: Replay<C>;
+  readonly quotas?: Quotas<C>;
   /** What became of a transaction whose connection died during COMMIT. */
   outcome?(connection: C, identity: string): Promise<"committed" | "aborted" | "in progress" | "unknown">;
   holders?(

@@ -9,6 +9,7 @@ import { replay } from "./replay.ts";
 import { migrations } from "./schema.ts";
 import { tables } from "./tables.ts";
 import { begin, end, settle } from "./transactions.ts";
+import { wire } from "./wire.ts";
 
 export { render } from "./dialect.ts";
 
@@ -38,4 +39,5 @@ export const mysql: Engine<SqlConnection> = {
   classify,
   violated,
   migrations,
+  wire,
 };

@@ -6,6 +6,7 @@ import { inspect } from "./inspect.ts";
 import { holders, lock } from "./locks.ts";
 import { leases } from "./leases.ts";
 import { probe } from "./probe.ts";
+import { quotas } from "./quota.ts";
 import { replay } from "./replay.ts";
 import { migrations } from "./schema.ts";
 import { session } from "./session.ts";
@@ -34,6 +35,7 @@ export const postgres: Engine<SqlConnection> = {
   tables,
   leases,
   replay,
+  quotas,
   outcome,
   holders,
   inspect,

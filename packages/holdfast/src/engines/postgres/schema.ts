@@ -7,6 +7,7 @@ import { waiting } from "./keys.ts";
 import { leaseTables } from "./leases.ts";
 import { lockRowTable } from "./lock-rows.ts";
 import { isTrue } from "./probe.ts";
+import { quotaTables } from "./quota-schema.ts";
 import { replayTable } from "./replay.ts";
 
 const all: readonly Migration[] = [
@@ -39,6 +40,7 @@ $function$`,
   { id: 2, name: "lock rows", statements: lockRowTable },
   { id: 3, name: "leases", statements: leaseTables },
   { id: 4, name: "once", statements: replayTable },
+  { id: 5, name: "quota", statements: quotaTables },
 ];
 
 const one = [{ key: key("holdfast", "migrate"), mode: "exclusive" }] as const;

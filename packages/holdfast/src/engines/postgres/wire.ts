@@ -1,6 +1,7 @@
 /** The protocol, https://www.postgresql.org/docs/current/protocol-message-formats.html */
 import type { SqlConnection } from "../../core/database.ts";
 import { sql } from "../../core/sql.ts";
+import { keep } from "./keep.ts";
 import type { Answer, Wire, WireReader } from "../../core/wire.ts";
 
 /** Codes of messages that come before any other, and have no letter: startup, cancel, TLS, GSS. */
@@ -32,50 +33,90 @@ function cstring(body: Buffer, from = 0): [text: string, next: number] {
   return [body.toString("utf8", from, end), end + 1];
 }
 
+/** Messages of clients after the login; of up to 64 MB, to tell them from text. */
+function plausible(data: Buffer): boolean {
+  if (data.length < 5) return true;
+  const length = data.readUInt32BE(1);
+  return "BCDEFHPQSXcdfp".includes(String.fromCharCode(data[0] as number)) && length >= 4 && length < 2 ** 26;
+}
+
+interface Begun {
+  readonly name: string;
+  /** What is bound; before that only what was prepared is known. */
+  readonly values?: readonly string[];
+}
+
 class Reader implements WireReader {
   readonly #sent = new Messages();
   readonly #received = new Messages();
   /** Texts of prepared statements. */
   readonly #prepared = new Map<string, string>();
-  #under = false;
+  /** Of what is under way. */
+  #begun: (Begun | string)[] = [];
+  #answered = true;
+  #seen = false;
+  /** It is no connection to a server of this kind: a request to another service, say. */
+  #foreign = false;
+  open = false;
 
   sent(chunk: Uint8Array): string | undefined {
     const data = Buffer.from(chunk);
+    if (this.#foreign) return undefined;
     // Before the login there are no letters.
     if (data.length >= 8 && unlettered.has(data.readUInt32BE(4)) && data.readUInt32BE(0) === data.length)
       return undefined;
-    const texts: string[] = [];
-    for (const { letter, body } of this.#sent.of(chunk)) {
-      if (letter === "Q") texts.push(cstring(body)[0]);
-      else if (letter === "P") {
-        const [name, next] = cstring(body);
-        const [text] = cstring(body, next);
-        this.#prepared.set(name, text);
-      } else if (letter === "B") texts.push(this.#bound(body));
+    if (!this.#seen && !plausible(data)) {
+      this.#foreign = true;
+      return undefined;
     }
-    if (texts.length > 0) {
-      this.#under = true;
-      return texts.join("; ");
-    }
-    // Part of what is about to be bound: held back with it.
-    const begins = !this.#under && (data[0] === 0x50 || data[0] === 0x42);
-    return begins ? "" : undefined;
+    this.#seen = true;
+    if (this.#answered) this.#begun = [];
+    this.#answered = false;
+    const before = this.#begun.length;
+    for (const { letter, body } of this.#sent.of(chunk)) this.#take(letter, body);
+    if (this.#begun.length > before) return this.#text(this.#begun.slice(before));
+    // The first piece of a message that is longer than one write.
+    return before === 0 && "PBQ".includes(String.fromCharCode(data[0] as number)) ? "" : undefined;
   }
 
-  #bound(body: Buffer): string {
-    const [, afterPortal] = cstring(body);
-    const [name, afterName] = cstring(body, afterPortal);
-    const formats = body.readUInt16BE(afterName);
-    let at = afterName + 2 + 2 * formats;
-    const values: string[] = [];
-    for (let count = body.readUInt16BE(at), i = ((at += 2), 0); i < count; i++) {
-      const length = body.readInt32BE(at);
-      at += 4;
-      values.push(length < 0 ? "NULL" : body.toString("utf8", at, at + length));
-      if (length > 0) at += length;
+  #take(letter: string, body: Buffer): void {
+    if (letter === "S" || letter === "Q") this.open = false;
+    else if ("PBDEH".includes(letter)) this.open = true;
+    if (letter === "Q") this.#begun.push(cstring(body)[0]);
+    else if (letter === "P") {
+      const [name, next] = cstring(body);
+      this.#prepared.set(name, cstring(body, next)[0]);
+      this.#begun.push({ name });
+    } else if (letter === "B") {
+      const bound = boundOf(body);
+      const last = this.#begun.at(-1);
+      if (typeof last === "object" && last.name === bound.name && !last.values) this.#begun.pop();
+      this.#begun.push(bound);
     }
+  }
+
+  text(): string {
+    return this.#text(this.#begun);
+  }
+
+  #text(parts: readonly (Begun | string)[]): string {
+    return parts.map((part) => (typeof part === "string" ? part : this.#shown(part))).join("; ");
+  }
+
+  #shown({ name, values }: Begun): string {
     const text = this.#prepared.get(name) ?? name;
-    return text.replaceAll(/\$(\d+)/g, (whole, n: string) => values[Number(n) - 1] ?? whole);
+    return values
+      ? text.replaceAll(/\$(\d+)/g, (whole, n: string) => literal(values[Number(n) - 1]) ?? whole)
+      : text;
+  }
+
+  get unknown(): string | undefined {
+    const missing = this.#begun.some((part) => typeof part === "object" && !this.#prepared.has(part.name));
+    return missing ? "SELECT name, statement FROM pg_prepared_statements" : undefined;
+  }
+
+  learn(rows: Answer["rows"]): void {
+    for (const [name = "", text = ""] of rows) this.#prepared.set(name, text);
   }
 
   received(chunk: Uint8Array): Answer {
@@ -85,12 +126,34 @@ class Reader implements WireReader {
     for (const { letter, body } of this.#received.of(chunk)) {
       if (letter === "Z") {
         ready = true;
-        this.#under = false;
+        this.#answered = true;
       } else if (letter === "D") rows.push(rowOf(body));
       else if (letter === "E") error = /(?:^|\0)M([^\0]*)/.exec(body.toString("utf8"))?.[1];
     }
     return { ready, rows, error };
   }
+}
+
+function boundOf(body: Buffer): Begun {
+  const [, afterPortal] = cstring(body);
+  const [name, afterName] = cstring(body, afterPortal);
+  const formats = body.readUInt16BE(afterName);
+  let at = afterName + 2 + 2 * formats;
+  const values: string[] = [];
+  for (let count = body.readUInt16BE(at), i = ((at += 2), 0); i < count; i++) {
+    const length = body.readInt32BE(at);
+    at += 4;
+    values.push(length < 0 ? "NULL" : body.toString("utf8", at, at + length));
+    if (length > 0) at += length;
+  }
+  return { name, values };
+}
+
+/** As people would write it, and so that no value can be taken for a part of the statement. */
+function literal(value: string | undefined): string | undefined {
+  if (value === undefined || value === "NULL" || /^-?\d{1,15}(\.\d+)?$/.test(value)) return value;
+  // eslint-disable-next-line no-control-regex -- values in the binary format
+  return /[\u0000-\u0008]/.test(value) ? "'…'" : `'${value.replaceAll("'", "''")}'`;
 }
 
 function rowOf(body: Buffer): string[] {
@@ -107,18 +170,54 @@ function rowOf(body: Buffer): string[] {
 
 export const wire: Wire<SqlConnection> = {
   reader: () => new Reader(),
+  statement(text) {
+    const body = Buffer.from(`${text}\0`);
+    const head = Buffer.alloc(5);
+    head.write("Q");
+    head.writeUInt32BE(body.length + 4, 1);
+    return Buffer.concat([head, body]);
+  },
+  isolation: (level) =>
+    level === undefined
+      ? "RESET default_transaction_isolation"
+      : `SET default_transaction_isolation = '${level}'`,
+  // Its owner may not, others than superusers neither: then the server's setting holds, by default a second.
+  patience: (ms) => (ms === undefined ? "RESET deadlock_timeout" : `SET deadlock_timeout = ${ms}`),
+  async related(connection) {
+    const { rows } = await connection.query(sql`
+      SELECT lower(a.relname) AS a, lower(b.relname) AS b FROM pg_constraint f
+        JOIN pg_class a ON a.oid = f.conrelid JOIN pg_class b ON b.oid = f.confrelid WHERE f.contype = 'f'
+      UNION ALL
+      SELECT lower(c.relname), '*' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname NOT IN ('pg_catalog', 'information_schema') AND (c.relkind IN ('v', 'm', 'f', 'p')
+          OR EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal)
+          OR EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid)
+          OR EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid))`);
+    return rows.map(({ a, b }) => [String(a), String(b)]);
+  },
+  keep,
   async waiting(connection, ports) {
+    // The function behind pg_stat_activity: the view looks up names that nobody wants here.
     const { rows } = await connection.query(
-      sql`SELECT a.client_port AS port, array_to_string(ARRAY(SELECT b.client_port FROM pg_stat_activity b
-          WHERE b.pid = ANY (pg_blocking_pids(a.pid))), ',') AS blockers
-        FROM pg_stat_activity a WHERE a.client_port IN (${sql.join(ports.map((port) => sql.raw(String(port))))})
-          AND a.wait_event_type = 'Lock'`,
+      sql`SELECT pid, client_port AS port, CASE WHEN wait_event_type = 'Lock' AND client_port IN
+        (${sql.join(ports.map((port) => sql.raw(String(port))))}) THEN pg_blocking_pids(pid)::text END AS blockers
+        FROM pg_stat_get_activity(NULL) WHERE client_port > 0`,
     );
+    const portOf = new Map(rows.map(({ pid, port }) => [String(pid), Number(port)]));
     return new Map(
-      rows.map(({ port, blockers }) => [
-        Number(port),
-        String(blockers).split(",").filter(Boolean).map(Number),
-      ]),
+      rows.flatMap(({ port, blockers }) =>
+        typeof blockers === "string"
+          ? [
+              [
+                Number(port),
+                blockers
+                  .slice(1, -1)
+                  .split(",")
+                  .flatMap((pid) => portOf.get(pid) ?? []),
+              ] as const,
+            ]
+          : [],
+      ),
     );
   },
 };

@@ -1,67 +1,209 @@
 /** What kind of race a schedule shows, by what its statements read and wrote. */
-import type { Run } from "./schedule.ts";
+import type { Isolation } from "../../core/database.ts";
+import type { Choice, Run } from "./schedule.ts";
+import { footprint } from "./statement.ts";
 
-export type Anomaly = "deadlock" | "lost update" | "write skew" | "double effect" | "race";
+export type Anomaly =
+  | "deadlock"
+  | "dirty read"
+  | "lost update"
+  | "write skew"
+  | "phantom"
+  | "read skew"
+  | "double effect"
+  | "race"
+  | "not a race";
+
+export interface Diagnosis {
+  readonly kind: Anomaly;
+  readonly table?: string;
+  readonly fix: string;
+  /** Choices whose reading was out of date when it was acted on. */
+  readonly stale: ReadonlySet<number>;
+}
 
 interface Access {
+  /** Which choice. */
+  readonly at: number;
   readonly actor: number;
-  readonly kind: "read" | "write" | "insert";
+  readonly kind: "read" | "insert" | "write";
   readonly table: string;
+  /** The condition, with its values. */
+  readonly where: string;
 }
 
-const patterns: readonly (readonly [RegExp, Access["kind"]])[] = [
-  [/\bINSERT\s+INTO\s+([\w".]+)/gi, "insert"],
-  [/\bUPDATE\s+(?:ONLY\s+)?([\w".]+)\s+(?:AS\s+\w+\s+)?SET\b/gi, "write"],
-  [/\bDELETE\s+FROM\s+([\w".]+)/gi, "write"],
-  [/\b(?:FROM|JOIN)\s+([\w".]+)/gi, "read"],
-];
-
-function accesses({ choices }: Run): Access[] {
-  return choices.flatMap(({ chosen, step }) =>
-    patterns.flatMap(([pattern, kind]) =>
-      [...step.text.matchAll(pattern)].map(([, table = ""]) => ({
-        actor: chosen,
-        kind,
-        table: table.replaceAll('"', "").split(".").at(-1) ?? "",
-      })),
-    ),
-  );
+function accesses(choices: readonly Choice[]): Access[] {
+  return choices.flatMap(({ chosen, step: { text } }, at) => {
+    const { kind, reads, writes } = footprint(text);
+    const where = /\bwhere\b([\s\S]*)$/i.exec(text)?.[1]?.trim() ?? "";
+    const of = (what: Access["kind"], tables: Iterable<string>) =>
+      [...tables].map((table) => ({ at, actor: chosen, kind: what, table, where }));
+    return [...of("read", reads), ...(kind === "insert" || kind === "write" ? of(kind, writes) : [])];
+  });
 }
 
-/** `failed`: errors of the actors. */
-export function anomalyOf(run: Run): { kind: Anomaly; table?: string; fix: string } {
-  if (run.choices.some(({ step }) => /deadlock/i.test(step.error ?? "")))
+/** Where each actor's transaction that a choice belongs to ends. */
+function endOf(choices: readonly Choice[], at: number): { at: number; kind: "commit" | "rollback" } {
+  const actor = choices[at]?.chosen;
+  for (let i = at; i >= 0; i--) {
+    if (choices[i]?.chosen !== actor) continue;
+    const { kind } = footprint(choices[i]?.step.text ?? "");
+    if (i < at && (kind === "commit" || kind === "rollback")) return { at, kind: "commit" };
+    if (kind !== "begin") continue;
+    for (let j = at; j < choices.length; j++) {
+      if (choices[j]?.chosen !== actor) continue;
+      const end = footprint(choices[j]?.step.text ?? "").kind;
+      if (end === "commit" || end === "rollback") return { at: j, kind: end };
+    }
+  }
+  return { at, kind: "commit" };
+}
+
+/** `whole`: the engine locks everything at once, so what helps is to begin with that. */
+export function diagnose(run: Run, isolation: Isolation | undefined, whole = false): Diagnosis {
+  const diagnosis = judge(run, isolation);
+  const { kind } = diagnosis;
+  if (!whole || kind === "not a race" || kind === "deadlock" || kind === "double effect") return diagnosis;
+  return {
+    ...diagnosis,
+    fix: "Begin the transaction as a writer (BEGIN IMMEDIATE), so that nobody writes between what it reads and what it writes; or decide in the write itself.",
+  };
+}
+
+function judge(run: Run, isolation: Isolation | undefined): Diagnosis {
+  const { choices } = run;
+  const stale = new Set<number>();
+  if (choices.every(({ preemptions }) => preemptions === 0) && oneAfterTheOther(choices))
+    return {
+      kind: "not a race",
+      fix: "It fails when one runs after the other: the functions, the reset or the invariant are wrong.",
+      stale,
+    };
+  if (run.deadlocks.length > 0 || choices.some(({ step }) => /deadlock/i.test(step.error ?? "")))
     return {
       kind: "deadlock",
       fix: "Lock what is locked in one call, so that everybody takes it in the same order: hf.transaction({ lock: [a, b] }, …) or tx.rows(table, [ids]); and let the transaction be retried.",
+      stale,
     };
-  const all = accesses(run);
-  const tables = [...new Set(all.map(({ table }) => table))];
-  const actors = (table: string, kind: Access["kind"]) =>
-    new Set(all.filter((each) => each.table === table && each.kind === kind).map(({ actor }) => actor)).size;
-  for (const table of tables)
-    if (actors(table, "read") > 1 && actors(table, "write") > 1)
-      return {
-        kind: "lost update",
-        table,
-        fix: `Decide in the write itself (UPDATE ${table} SET n = n - 1 WHERE … AND n >= 1), lock the row before it is read (tx.rows("${table}", [id]), FOR UPDATE), or write with a version (versioned).`,
-      };
-  for (const table of tables)
-    if (actors(table, "read") > 1 && actors(table, "insert") > 1)
-      return {
-        kind: "write skew",
-        table,
-        fix: `Rows that are not there yet cannot be locked: take a lock for what is checked (hf.transaction({ lock: key("${table}", id) }, …)), or let a UNIQUE or EXCLUDE constraint refuse the second one.`,
-      };
-  for (const table of tables)
-    if (actors(table, "insert") > 1)
-      return {
-        kind: "double effect",
-        table,
-        fix: `Make it happen once: a UNIQUE constraint on ${table}, or once(tx, id, …).`,
-      };
+  const untried = choices.some(
+    ({ chosen, step }) =>
+      /could not serialize/i.test(step.error ?? "") && run.results[chosen]?.status === "rejected",
+  );
+  if (untried)
+    return {
+      kind: "race",
+      fix: "The server refused one of them so that nothing goes wrong, and nobody tried again: run the whole transaction again after a serialization failure, as hf.transaction does.",
+      stale,
+    };
+  const all = accesses(choices);
+  // A reads, B writes what A has read, A acts on it.
+  const conflicts = all.flatMap((read) => {
+    if (read.kind !== "read") return [];
+    const acts = all.filter(({ at, actor, kind }) => actor === read.actor && at > read.at && kind !== "read");
+    const until = Math.max(-1, ...acts.map(({ at }) => at));
+    return all
+      .filter(
+        (write) =>
+          write.kind !== "read" &&
+          write.actor !== read.actor &&
+          write.table === read.table &&
+          endOf(choices, write.at).at > read.at &&
+          write.at < until,
+      )
+      .map((write) => ({ read, write, acts }));
+  });
+  for (const { read } of conflicts) stale.add(read.at);
+  const dirty = conflicts.find(
+    ({ read, write }) => write.at < read.at && endOf(choices, write.at).kind === "rollback",
+  );
+  if (isolation === "read uncommitted" && dirty)
+    return {
+      kind: "dirty read",
+      table: dirty.read.table,
+      fix: "Read at READ COMMITTED or above: what was read here was never committed.",
+      stale,
+    };
+  const same = ({ read, write, acts }: (typeof conflicts)[number], kind: Access["kind"]) =>
+    acts.find(
+      (act) =>
+        act.table === read.table && act.kind === kind && (kind === "insert" || act.where === write.where),
+    );
+  const lost = conflicts.find((each) => each.write.kind === "write" && same(each, "write"));
+  if (lost) {
+    const { table } = lost.read;
+    return {
+      kind: "lost update",
+      table,
+      fix: `Decide in the write itself (UPDATE ${table} SET n = n - 1 WHERE … AND n >= 1), lock the row before it is read (tx.rows("${table}", [id]), FOR UPDATE), or write with a version (versioned).`,
+      stale,
+    };
+  }
+  const phantom = conflicts.find(({ write }) => write.kind === "insert");
+  if (phantom) {
+    const { table } = phantom.read;
+    return {
+      kind: "phantom",
+      table,
+      fix: `Rows that are not there yet cannot be locked: take a lock for what is checked (hf.transaction({ lock: key("${table}", id) }, …)), or let a UNIQUE or EXCLUDE constraint refuse the second one.`,
+      stale,
+    };
+  }
+  const torn = conflicts.find(
+    ({ read, write, acts }) =>
+      // Who writes what it has read decides by it.
+      !acts.some(({ table }) => table === read.table) &&
+      all.some(
+        (later) =>
+          later.kind === "read" &&
+          later.actor === read.actor &&
+          later.at > endOf(choices, write.at).at &&
+          all.some(
+            ({ kind, actor, table }) => kind !== "read" && actor === write.actor && table === later.table,
+          ),
+      ),
+  );
+  if (torn) {
+    const { table } = torn.read;
+    return {
+      kind: "read skew",
+      table,
+      fix: `What was read of ${table} is from before the other's writes, what was read later from after them: read it in one statement, or in a transaction at REPEATABLE READ.`,
+      stale,
+    };
+  }
+  const skew = conflicts[0];
+  if (skew) {
+    const { table } = skew.read;
+    return {
+      kind: "write skew",
+      table,
+      fix: `What was read of ${table} must not change before it is acted on: lock it as it is read (tx.rows, FOR UPDATE or FOR SHARE), take one lock for the rule (hf.transaction({ lock: key("${table}", …) }, …)), or run both at SERIALIZABLE with retry.`,
+      stale,
+    };
+  }
+  const twice = all.find(
+    ({ kind, table, actor }) =>
+      kind === "insert" &&
+      all.some((other) => other.kind === "insert" && other.table === table && other.actor !== actor),
+  );
+  if (twice)
+    return {
+      kind: "double effect",
+      table: twice.table,
+      fix: `Make it happen once: a UNIQUE constraint on ${twice.table}, or once(tx, id, …).`,
+      stale,
+    };
   return {
     kind: "race",
     fix: "Lock what is checked before it is read: hf.transaction({ lock: key(…) }, …).",
+    stale,
   };
+}
+
+function oneAfterTheOther(choices: readonly Choice[]): boolean {
+  return choices.every(
+    ({ chosen, step }, i) =>
+      step.waitedFor.size === 0 &&
+      !choices.slice(0, i).some((other, j) => other.chosen === chosen && choices[j + 1]?.chosen !== chosen),
+  );
 }

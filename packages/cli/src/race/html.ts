@@ -1,0 +1,157 @@
+/** The report as one page that needs nothing else: no script, no network. */
+import type { Anomaly, Coverage, Exploration, Level } from "holdfast/testing";
+import { describe } from "../describe.ts";
+import { draw } from "./draw.ts";
+import { type Outcome, replayCommand, summary } from "./outcome.ts";
+import { style } from "./style.ts";
+import { escape } from "./text.ts";
+
+const meanings: Readonly<Record<Anomaly, string>> = {
+  deadlock: "Each of them holds what the other one waits for, so the server ended one.",
+  "dirty read": "One acted on what another one had written and then took back.",
+  "lost update":
+    "Both read the same row, and the second write was computed from what the first had replaced.",
+  "write skew": "Each checked what the other one then changed, and both wrote on the strength of it.",
+  phantom: "A row that was not there when it was looked for was added before the answer was used.",
+  "read skew": "What was read in two statements was changed in between, so that it never was so.",
+  "double effect": "Both did what was to be done once.",
+  race: "The outcome depends on the order of the statements.",
+  "not a race": "It fails when one runs after the other, without any concurrency.",
+};
+
+export function htmlReport(file: string, outcomes: readonly Outcome[], left: number): string {
+  const well = outcomes.every(({ status }) => status === "ok");
+  return `<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>${well ? "✓" : "✗"} ${escape(file)}: races</title>
+<style>${style}</style>
+</head>
+<body>
+<main>
+<header>
+<h1>Races in <code>${escape(file)}</code></h1>
+<p class="${well ? "ok" : "race"}">${escape(summary(outcomes, left))}</p>
+</header>
+${outcomes.length > 1 ? contents(outcomes) : ""}
+${outcomes.map((outcome, i) => section(file, outcome, i)).join("\n")}
+</main>
+</body>
+</html>
+`;
+}
+
+const verdicts: Readonly<Record<Outcome["status"], string>> = {
+  ok: "✓ no race found",
+  race: "✗ race",
+  error: "! could not run",
+};
+
+const badge = ({ status }: Outcome) => `<span class="badge ${status}">${verdicts[status]}</span>`;
+
+function contents(outcomes: readonly Outcome[]): string {
+  const items = outcomes.map(
+    (outcome, i) => `<li><a href="#s${i}">${escape(outcome.name)}</a> ${badge(outcome)}</li>`,
+  );
+  return `<nav aria-label="Scenarios"><ul>${items.join("")}</ul></nav>`;
+}
+
+function section(file: string, outcome: Outcome, i: number): string {
+  const body =
+    outcome.status === "error"
+      ? `<pre class="error">${escape(describe(outcome.error))}</pre>`
+      : outcome.status === "ok"
+        ? passed(outcome.report)
+        : failed(outcome.report, replayCommand(file, outcome) ?? "", `s${i}`);
+  return `<section id="s${i}" aria-labelledby="s${i}-name">
+<h2 id="s${i}-name">${escape(outcome.name)} ${badge(outcome)}</h2>
+${body}
+</section>`;
+}
+
+const count = (n: number, what: string) => `${n} ${what}${n === 1 ? "" : what.endsWith("h") ? "es" : "s"}`;
+const seconds = (ms: number) => `${(ms / 1000).toFixed(1)} s`;
+
+function facts(all: Readonly<Record<string, string>>): string {
+  const items = Object.entries(all).map(
+    ([term, text]) => `<div><dt>${escape(term)}</dt><dd>${escape(text)}</dd></div>`,
+  );
+  return `<dl>${items.join("")}</dl>`;
+}
+
+function passed({ runs, ms, coverage, levels, seed }: Exploration): string {
+  return `${facts({ Coverage: coverageText(coverage), Runs: String(runs), Time: seconds(ms) })}
+${levelTable(levels, seed)}`;
+}
+
+function coverageText(coverage: Coverage): string {
+  if (coverage === "exhaustive") return "every order";
+  if ("bounded" in coverage) return `every order with up to ${count(coverage.bounded, "switch")}`;
+  return "as many orders as there was time for";
+}
+
+function levelTable(levels: readonly Level[], seed: number): string {
+  const [first] = levels;
+  // One alone says no more than what stands above it.
+  const plain = levels.length === 1 && !first?.isolation && first?.random === 0 && first.slept.length === 0;
+  if (!first || plain) return "";
+  const rows = levels.map(({ isolation, coverage, runs, random, slept }) => {
+    const notes = [
+      ...(random > 0 ? [`${random} of them at random (seed ${seed})`] : []),
+      ...(slept.length > 0 ? [`${slept.join(", ")} waited for something that is not a statement`] : []),
+    ];
+    const what = [coverageText(coverage), ...notes].join("; ");
+    return `<tr><th scope="row">${escape(levelName(isolation))}</th><td>${runs}</td><td>${escape(what)}</td></tr>`;
+  });
+  return `<div class="scroll"><table><caption>Nothing found</caption><thead><tr><th scope="col">Isolation</th><th scope="col">Runs</th><th scope="col">Tried</th></tr></thead><tbody>${rows.join("")}</tbody></table></div>`;
+}
+
+const levelName = (isolation: string | undefined) => isolation?.toUpperCase() ?? "the transactions’ own";
+
+function failed(report: Exploration, command: string, id: string): string {
+  const { anomaly = "race", table, fix = "", replay = "", runs, ms, preemptions = 0 } = report;
+  const kind = `${anomaly[0]?.toUpperCase()}${anomaly.slice(1)}${table ? ` on ${table}` : ""}`;
+  return `<p class="kind"><strong>${escape(kind)}.</strong> ${escape(meanings[anomaly] ?? "")}</p>
+<pre class="error">${escape(describe(report.error))}</pre>
+${facts({
+  Found: `in run ${runs}, with ${count(preemptions, "switch")}`,
+  Isolation: levelName(report.isolation),
+  Time: seconds(ms),
+})}
+${schedule(report, id)}
+<h3>What to do</h3>
+<p>${escape(fix)}</p>
+<h3>Run this order again</h3>
+<p><code class="copy">${escape(command)}</code></p>
+<p>In a test: <code class="copy">replay: &quot;${escape(replay)}&quot;</code></p>
+${levelTable(report.levels, report.seed)}
+<details><summary>As text</summary><div class="scroll" tabindex="0" role="region" aria-label="Schedule as text"><pre>${escape(report.text)}</pre></div></details>`;
+}
+
+/** Drawn twice, since text in a picture does not wrap by itself; a page shows the one that fits. */
+function schedule({ name, turns = [], actors = [] }: Exploration, id: string): string {
+  const sizes = [
+    { kind: "wide", width: 960, narrow: false },
+    { kind: "narrow", width: 340, narrow: true },
+  ] as const;
+  return sizes
+    .map(
+      ({ kind, ...size }) =>
+        `<div class="scroll ${kind}" tabindex="0" role="region" aria-label="${escape(`Schedule of ${name}`)}">${draw({ turns, actors, id: `${id}-${kind}`, ...size })}</div>`,
+    )
+    .concat(legend)
+    .join("\n");
+}
+
+const legend = `<ul class="legend" aria-label="Legend">
+<li><i class="l-transaction"></i>transaction open</li>
+<li><i class="l-wait"></i>waits for a lock</li>
+<li><i class="l-release"></i>lets it go</li>
+<li><i class="l-stale"></i>stale read</li>
+<li><i class="l-error"></i>error</li>
+<li><i class="l-switch"></i>switch</li>
+</ul>`;

@@ -1,0 +1,197 @@
+/** `holdfast race`: makes the scenarios of a file one after the other, explores each, and tells. */
+import { mkdir, writeFile } from "node:fs/promises";
+import { dirname, resolve } from "node:path";
+import { setTimeout as sleep } from "node:timers/promises";
+import { type ExploreOptions, type Scenario, explore } from "holdfast/testing";
+import type { Isolation, RaceOptions } from "../commands/race.ts";
+import { unless } from "../unless.ts";
+import { htmlReport } from "./html.ts";
+import { type Entry, type RaceScenario, Wanted, isScenario, load } from "./load.ts";
+import { type Outcome, couldNotRun, ended, exitCodeOf } from "./outcome.ts";
+import { Place } from "./place.ts";
+import { Screen } from "./screen.ts";
+
+export interface RunOptions extends Omit<RaceOptions, "isolation"> {
+  readonly isolation: readonly Isolation[] | undefined;
+}
+
+class Interrupted extends Error {}
+
+/** For a scenario to end what it does, and to close what it opened. */
+const patienceMs = { interrupted: 2_000, closing: 10_000 };
+
+/** Returns the exit code. */
+export async function runRace(file: string, options: RunOptions): Promise<number> {
+  const screen = new Screen(file, options.json === true);
+  const stop = new AbortController();
+  const onSignal = (): void => {
+    // Asked twice: whoever waits has lost patience, and a server of ours ends with this process anyway.
+    if (stop.signal.aborted) process.exit(130);
+    stop.abort(new Interrupted());
+  };
+  // Node would end with 1, which says that there is a race. It stays: pools that nobody closed throw when the server goes.
+  process.on("uncaughtException", (error) => stop.abort(error));
+  process.on("SIGINT", onSignal);
+  process.on("SIGTERM", onSignal);
+  try {
+    const { outcomes, left } = await new Race(file, options, screen, stop.signal).run();
+    if (options.html !== undefined) {
+      await write(options.html, htmlReport(file, outcomes, left));
+      screen.note(`Report: ${options.html}`);
+    }
+    screen.end(outcomes, left);
+    return exitCodeOf(outcomes);
+  } catch (error) {
+    screen.clear();
+    if (error instanceof Interrupted) {
+      screen.note("Stopped.");
+      return 130;
+    }
+    screen.complain(error);
+    return 2;
+  } finally {
+    await screen.flush();
+  }
+}
+
+async function write(file: string, text: string): Promise<void> {
+  const path = resolve(file);
+  await mkdir(dirname(path), { recursive: true });
+  await writeFile(path, text);
+}
+
+class Race {
+  readonly #file: string;
+  readonly #options: RunOptions;
+  readonly #screen: Screen;
+  readonly #signal: AbortSignal;
+  readonly #place: Place;
+  readonly #wanted: Wanted;
+  /** Of scenarios that share what they close: once, when all are done. */
+  readonly #closers = new Map<NonNullable<RaceScenario["close"]>, RaceScenario>();
+
+  constructor(file: string, options: RunOptions, screen: Screen, signal: AbortSignal) {
+    this.#file = file;
+    this.#options = options;
+    this.#screen = screen;
+    this.#signal = signal;
+    this.#place = new Place({ url: options.url, say: (note) => screen.note(note) });
+    this.#wanted = new Wanted(options.only);
+  }
+
+  /** `left`: how many were not run, since another one failed. */
+  async run(): Promise<{ outcomes: Outcome[]; left: number }> {
+    const all = await unless(this.#signal, load(this.#file));
+    const entries = this.#wanted.among(all);
+    if (this.#options.replay !== undefined && entries.length > 1 && !this.#options.only)
+      throw new Error(`--replay is for one scenario: say with --only which one (${names(all)})`);
+    try {
+      return await this.#each(entries, all);
+    } finally {
+      for (const [, scenario] of this.#closers) await this.#close(scenario).catch(() => {});
+      await this.#place[Symbol.asyncDispose]();
+    }
+  }
+
+  async #each(
+    entries: readonly Entry[],
+    all: readonly Entry[],
+  ): Promise<{ outcomes: Outcome[]; left: number }> {
+    const outcomes: Outcome[] = [];
+    for (const [i, entry] of entries.entries()) {
+      const outcome = await this.#one(entry);
+      if (!outcome) continue;
+      outcomes.push(outcome);
+      this.#screen.outcome(outcome);
+      if (this.#options.bail && outcome.status !== "ok") return { outcomes, left: entries.length - i - 1 };
+    }
+    const { missing } = this.#wanted;
+    if (missing.length > 0)
+      throw new Error(`${this.#file} has no scenario ${missing.join(", ")}; it has ${names(all)}`);
+    return { outcomes, left: 0 };
+  }
+
+  /** Undefined: it turned out not to be one that was asked for. */
+  async #one(entry: Entry): Promise<Outcome | undefined> {
+    const { key } = entry;
+    let named = { key, name: entry.title };
+    let scenario: RaceScenario | undefined;
+    let outcome: Outcome | undefined;
+    try {
+      scenario = await unless(this.#signal, this.#make(entry));
+      named = { key, name: scenario.name ?? entry.title };
+      if (!this.#wanted.has(key, named.name)) return undefined;
+      outcome = ended(named, await this.#explore(named.name, scenario));
+    } catch (error) {
+      this.#signal.throwIfAborted();
+      outcome = couldNotRun(named, error);
+    } finally {
+      const failure = await this.#finish(entry, scenario);
+      if (failure && outcome?.status === "ok") outcome = couldNotRun(named, failure.error);
+    }
+    return outcome;
+  }
+
+  async #make({ key, source }: Entry): Promise<RaceScenario> {
+    const made: unknown =
+      typeof source === "function" ? await source({ url: await this.#place.url() }) : source;
+    if (!isScenario(made))
+      throw new Error(
+        `the function ${key} returned no scenario, which is an object with \`actors\` and \`invariant\`; every function that is exported and takes at most one argument is called`,
+      );
+    if (!made.db) throw new Error("the scenario has no `db`, e.g. fromPg(pool)");
+    return made;
+  }
+
+  async #explore(name: string, scenario: RaceScenario) {
+    const onProgress: ExploreOptions["onProgress"] = (progress) => {
+      // So that it ends in order, with its connections as they were.
+      this.#signal.throwIfAborted();
+      this.#screen.progress(name, progress);
+      scenario.onProgress?.(progress);
+    };
+    const exploring = explore(name, { ...scenario, ...overrides(this.#options), onProgress });
+    try {
+      return await unless(this.#signal, exploring);
+    } catch (error) {
+      if (this.#signal.aborted)
+        await Promise.race([exploring.catch(() => {}), sleep(patienceMs.interrupted)]);
+      throw error;
+    }
+  }
+
+  /** What a function opened is closed at once, so that the next one finds the database as it was. */
+  async #finish({ source }: Entry, scenario?: RaceScenario): Promise<{ error: unknown } | undefined> {
+    if (!scenario?.close) return undefined;
+    if (typeof source !== "function") {
+      this.#closers.set(scenario.close, scenario);
+      return undefined;
+    }
+    try {
+      await this.#close(scenario);
+      return undefined;
+    } catch (error) {
+      return { error };
+    }
+  }
+
+  async #close(scenario: RaceScenario): Promise<void> {
+    const ms = this.#signal.aborted ? patienceMs.interrupted : patienceMs.closing;
+    const late = sleep(ms, undefined, { ref: false }).then(() => {
+      throw new Error(`close does not end for ${ms / 1000} s: is a connection not given back?`);
+    });
+    await Promise.race([scenario.close?.(), late]);
+  }
+}
+
+const names = (entries: readonly Entry[]) => entries.map(({ key }) => key).join(", ");
+
+/** What the command line says goes before what the scenario says. */
+function overrides(options: RunOptions): Partial<Scenario> {
+  const { preemptions, maxMs, isolation, replay, seed } = options;
+  return Object.fromEntries(
+    Object.entries({ preemptions, maxMs, isolation, replay, seed }).filter(
+      ([, value]) => value !== undefined,
+    ),
+  );
+}

@@ -1,0 +1,139 @@
+/** What an engine keeps of quotas: the contract behind `quota`. */
+import type { Connection } from "./database.ts";
+
+/** What is counted. Moments are in milliseconds, `per` in microseconds. */
+export type Rule =
+  | { readonly window: "none" }
+  /** `starts`: of windows around now, ascending; the last one only says where the one before ends. */
+  | { readonly window: "fixed"; readonly starts: readonly number[] }
+  | { readonly window: "refill" | "log"; readonly per: number }
+  | { readonly window: "parts"; readonly per: number; readonly parts: number };
+
+export interface Definition {
+  readonly rule: Rule;
+  /** By name; of a bucket whose plan is stored. */
+  readonly plans: Readonly<Record<string, number>> | undefined;
+  /** How far above the limit it may go; undefined: as far as it likes. */
+  readonly over: number | undefined;
+}
+
+export interface Bucket {
+  readonly quota: string;
+  readonly subject: string;
+  /** Its place in `definitions`. */
+  readonly definition: number;
+  /** The limit that the code has for it, if none is stored; undefined: none. */
+  readonly limit: number | undefined;
+}
+
+export interface Use {
+  /** Its place in `buckets`. */
+  readonly bucket: number;
+  readonly id: string;
+  readonly amount: number;
+  /** Those of one group, side by side, are granted all or none. */
+  readonly group: number;
+  /** Kept apart for so many milliseconds, instead of used. */
+  readonly holdMs: number | undefined;
+  readonly details: string | undefined;
+}
+
+export interface Batch {
+  readonly definitions: readonly Definition[];
+  readonly buckets: readonly Bucket[];
+  readonly uses: readonly Use[];
+  /** Some of the buckets may not be there yet. */
+  readonly make: boolean;
+  /** Ids may have been used before. */
+  readonly look: boolean;
+}
+
+export interface Standing {
+  readonly used: number;
+  readonly held: number;
+  readonly credit: number;
+  /** Undefined: there is none. */
+  readonly limit: number | undefined;
+  readonly version: number;
+  readonly at: number;
+}
+
+export interface Verdict extends Standing {
+  /** `before`: this id was granted earlier; `conflict`: it was used for something else. */
+  readonly kind: "granted" | "refused" | "before" | "conflict";
+  /** Microseconds until it may be granted: of the one that was the reason of a refusal. */
+  readonly retry: number | "window" | "never" | undefined;
+}
+
+/** `missing`: buckets are not there, or the clocks differ so much that the window is not among those that were named. */
+export type Verdicts =
+  | { readonly missing: false; readonly at: number; readonly verdicts: readonly Verdict[] }
+  | { readonly missing: true; readonly at: number };
+
+export type Amendment = {
+  readonly definition: Definition;
+  readonly bucket: Omit<Bucket, "definition">;
+  readonly id: string;
+  readonly details: string | undefined;
+} & (
+  | { readonly kind: "refund"; readonly of: string; readonly amount: number | undefined }
+  | { readonly kind: "settle"; readonly of: string; readonly amount: number }
+  | { readonly kind: "release"; readonly of: string }
+  | {
+      readonly kind: "grant";
+      readonly amount: number;
+      readonly priority: number;
+      readonly until: number | undefined;
+    }
+  | { readonly kind: "limit"; readonly amount: number | undefined }
+  | { readonly kind: "plan"; readonly plan: string | undefined }
+  | { readonly kind: "reset" }
+  | { readonly kind: "repair"; readonly amount: number }
+);
+
+export interface Amended extends Standing {
+  readonly kind: "done" | "before" | "conflict" | "refused" | "unknown" | "too much";
+  readonly amount: number;
+}
+
+/** Nothing was done: by the database's clock, it is none of the windows that were named. */
+export interface Late {
+  readonly late: number;
+}
+
+export interface Entry {
+  readonly version: number;
+  readonly kind: string;
+  readonly id: string;
+  /** The entry or hold that it is about. */
+  readonly of: string | undefined;
+  readonly amount: number;
+  readonly delta: number;
+  readonly forgotten: number;
+  readonly refunded: number;
+  readonly used: number;
+  readonly held: number;
+  readonly credit: number;
+  readonly limit: number | undefined;
+  readonly at: number;
+  readonly details: Readonly<Record<string, unknown>> | undefined;
+}
+
+export interface Quotas<C extends Connection> {
+  consume(connection: C, batch: Batch): Promise<Verdicts>;
+  amend(connection: C, amendment: Amendment): Promise<Amended | Late>;
+  peek(
+    connection: C,
+    definition: Definition,
+    bucket: Omit<Bucket, "definition">,
+  ): Promise<(Standing & { readonly plan: string | undefined }) | Late>;
+  /** Newest first, below this version. */
+  entries(
+    connection: C,
+    bucket: Pick<Bucket, "quota" | "subject">,
+    below: number | undefined,
+    most: number,
+  ): Promise<readonly Entry[]>;
+  /** Entries before this moment, except the newest of each bucket; resolves to how many are gone. */
+  forget(connection: C, quota: string, before: number, most: number): Promise<number>;
+}

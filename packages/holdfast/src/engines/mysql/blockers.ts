@@ -1,0 +1,132 @@
+/** Who waits for whom at this moment, by the ports of clients. */
+import type { Row, SqlConnection } from "../../core/database.ts";
+import { sql } from "../../core/sql.ts";
+import { sleep } from "../../core/wait.ts";
+
+/** A session; `id` is the server's, `port` the client's. */
+interface Client {
+  readonly id: string;
+  readonly port: number;
+  readonly state: string;
+  readonly info: string;
+}
+
+/** Ids of those that wait, and of those they wait for. */
+type Waits = ReadonlyMap<string, ReadonlySet<string>>;
+
+const clients = sql.raw(`SELECT id AS id, host AS host, state AS state, info AS info,
+    VERSION() AS version, @@performance_schema AS performanceschema
+  FROM information_schema.processlist WHERE id <> CONNECTION_ID()`);
+
+export async function waiting(
+  connection: SqlConnection,
+  ports: readonly number[],
+): Promise<ReadonlyMap<number, readonly number[]>> {
+  const { rows } = await connection.query(clients);
+  const all = rows.map(clientOf);
+  const asked = all.filter(({ port }) => ports.includes(port));
+  const [first] = rows;
+  if (!first || asked.length === 0) return new Map();
+  const mysql = !/mariadb/i.test(String(first["version"])) && Number(first["performanceschema"]) === 1;
+  const found = mysql ? await fromPerformanceSchema(connection) : await fromStatus(connection, all, asked);
+  const portOf = new Map(all.map(({ id, port }) => [id, port]));
+  return new Map(
+    asked.flatMap(({ id, port }) => {
+      const blockers = [...(found.get(id) ?? [])].flatMap((each) =>
+        each === id ? [] : (portOf.get(each) ?? []),
+      );
+      return blockers.length > 0 ? [[port, blockers] as const] : [];
+    }),
+  );
+}
+
+function clientOf({ id, host, state, info }: Row): Client {
+  // An address of IPv6 has colons of its own.
+  const port = Number(/:(\d+)$/.exec(String(host))?.[1]);
+  return { id: String(id), port, state: String(state ?? ""), info: String(info ?? "") };
+}
+
+/**
+ * Locks of rows; locks of GET_LOCK and of definitions, where those that wait are in the way of later ones as well. A lock of a
+ * row that was written is made by whoever comes to wait for it, and bears its thread: that of a table is always the
+ * owner's own.
+ */
+const edges =
+  sql.raw(`SELECT r.processlist_id AS id, b.processlist_id AS blocker FROM performance_schema.data_lock_waits w
+    JOIN performance_schema.threads r ON r.thread_id = w.requesting_thread_id
+    JOIN performance_schema.data_locks l ON l.engine_transaction_id = w.blocking_engine_transaction_id AND l.lock_type = 'TABLE'
+    JOIN performance_schema.threads b ON b.thread_id = l.thread_id
+  UNION SELECT r.processlist_id AS id, b.processlist_id AS blocker FROM performance_schema.metadata_locks m
+    JOIN performance_schema.metadata_locks h ON h.object_type = m.object_type AND h.object_schema <=> m.object_schema
+      AND h.object_name <=> m.object_name AND h.owner_thread_id <> m.owner_thread_id
+      AND (h.lock_status = 'GRANTED' OR m.object_type <> 'USER LEVEL LOCK')
+    JOIN performance_schema.threads r ON r.thread_id = m.owner_thread_id
+    JOIN performance_schema.threads b ON b.thread_id = h.owner_thread_id
+  WHERE m.lock_status = 'PENDING'`);
+
+async function fromPerformanceSchema(connection: SqlConnection): Promise<Waits> {
+  const { rows } = await connection.query(edges);
+  const found = new Map<string, Set<string>>();
+  for (const { id, blocker } of rows)
+    found.set(String(id), (found.get(String(id)) ?? new Set()).add(String(blocker)));
+  return found;
+}
+
+/**
+ * MariaDB's tables of locks are a copy that is not renewed as long as it is read more often than every 100 ms. Its
+ * report of InnoDB shows a wait at once (measured: within 3 ms, for 0.5 ms), but not for whom: it is taken to be everybody
+ * who has locked something.
+ */
+async function fromStatus(
+  connection: SqlConnection,
+  all: readonly Client[],
+  asked: readonly Client[],
+): Promise<Waits> {
+  const [row] = (await connection.query(sql.raw("SHOW ENGINE INNODB STATUS"))).rows;
+  const { waiters, holders } = transactions(String(row?.["Status"]));
+  const found = new Map<string, ReadonlySet<string>>(waiters.map((id) => [id, holders]));
+  for (const client of asked)
+    if (waitsForServer(client)) found.set(client.id, await holdersOf(connection, client, all));
+  return found;
+}
+
+function transactions(report: string): { waiters: string[]; holders: ReadonlySet<string> } {
+  const waiters: string[] = [];
+  const holders = new Set<string>();
+  for (const transaction of report.split(/^---TRANSACTION /m).slice(1)) {
+    const id = /thread id (\d+)/.exec(transaction)?.[1];
+    if (id === undefined) continue;
+    if (/^-+ TRX HAS BEEN WAITING /m.test(transaction)) waiters.push(id);
+    if (/\b[1-9]\d* lock struct/.test(transaction)) holders.add(id);
+  }
+  return { waiters, holders };
+}
+
+/** For GET_LOCK, or for a lock of a definition or of the whole server. */
+function waitsForServer({ state }: Client): boolean {
+  return state === "User lock" || /^Waiting for .*\b(lock|flush)$/.test(state);
+}
+
+/** A name that is written out. */
+const namedLock = /\bGET_LOCK\s*\(\s*'([^'\\]*)'\s*,/gi;
+
+/** The server does not say who has it. It can be asked for a lock of GET_LOCK, if its name is known. */
+async function holdersOf(
+  connection: SqlConnection,
+  client: Client,
+  all: readonly Client[],
+): Promise<ReadonlySet<string>> {
+  const names = client.state === "User lock" ? [...client.info.matchAll(namedLock)] : [];
+  if (names.length === 1) {
+    const asking = sql`SELECT IS_USED_LOCK(${names[0]?.[1]}) AS holder`;
+    const holder = (await connection.query(asking)).rows[0]?.["holder"];
+    return new Set(holder === null || holder === undefined ? [] : [String(holder)]);
+  }
+  // Else it is anybody; but whoever has just been given it may not have woken up yet.
+  await sleep(wakeMs);
+  const again = (await connection.query(clients)).rows.map(clientOf);
+  const still = again.some(({ id, state }) => id === client.id && state === client.state);
+  return new Set(still ? all.map(({ id }) => id) : []);
+}
+
+const wakeMs = 3;

@@ -1,0 +1,166 @@
+/** Where calls of one instance come together, are sent as one statement, and get their own answers. */
+import { Coalescer, Failed } from "../core/coalesce.ts";
+import type { Connection } from "../core/database.ts";
+import { withConnection } from "../core/errand.ts";
+import { UnsupportedError } from "../core/errors.ts";
+import { classify } from "../core/failure.ts";
+import { pause, retryPolicy } from "../core/retry.ts";
+import { type Home, type Scope, homeOf } from "../core/scope.ts";
+import { sleep } from "../core/wait.ts";
+import type { Bucket, Definition, Late, Quotas, Use, Verdict } from "../core/quotas.ts";
+
+/** One limit of one call. */
+export interface Part {
+  readonly quota: { readonly name: string; definition(now: number): Definition };
+  readonly subject: string;
+  readonly limit: number | undefined;
+  readonly id: string;
+  readonly amount: number;
+  readonly holdMs: number | undefined;
+  readonly details: string | undefined;
+  /** The caller gave the id: it may have been used before. */
+  readonly named: boolean;
+}
+
+/** With more, the answers of a batch come so late that callers wait for each other. */
+const most = 256;
+/** While one batch is committed, the next is decided. */
+const inFlight = 2;
+/** Buckets that are known to be there. */
+const mostKnown = 100_000;
+
+const desks = new WeakMap<object, Desk>();
+
+export function deskOf(hf: unknown): Desk {
+  const home = homeOf(hf, "quota");
+  let desk = desks.get(home);
+  if (!desk) desks.set(home, (desk = new Desk(home)));
+  return desk;
+}
+
+export class Desk {
+  readonly home: Home<unknown, Connection>;
+  readonly #coalescer: Coalescer<readonly Part[], readonly Verdict[]>;
+  #known = new Set<string>();
+  /** The database's clock, ahead of ours. */
+  #skew = 0;
+
+  constructor(home: Home<unknown, Connection>) {
+    this.home = home;
+    this.#coalescer = new Coalescer({
+      inFlight,
+      most,
+      run: (calls) => this.#together(calls),
+    });
+  }
+
+  get store(): Quotas<Connection> {
+    const { engine } = this.home.database;
+    if (!engine.quotas) throw new UnsupportedError(`quota: ${engine.name} does not have quotas yet`);
+    return engine.quotas;
+  }
+
+  /** All of these or none, of one call. */
+  consume(
+    parts: readonly Part[],
+    scope: Scope<unknown, Connection> | undefined,
+    signal: AbortSignal | undefined,
+  ): Promise<readonly Verdict[]> {
+    if (!scope) return this.#coalescer.add(parts, signal);
+    return scope.work(async ({ connection }) => {
+      const [verdicts] = await this.#decide(connection, [parts], true);
+      return verdicts as readonly Verdict[];
+    });
+  }
+
+  /** A statement of its own, in the caller's transaction or outside of any; again, if what was named is out of date. */
+  async alone<T extends object>(
+    scope: Scope<unknown, Connection> | undefined,
+    work: (connection: Connection, now: number) => Promise<T | Late>,
+  ): Promise<T> {
+    const attempt = async (connection: Connection): Promise<T> => {
+      for (;;) {
+        const answer = await work(connection, Date.now() + this.#skew);
+        if (!("late" in answer)) return answer;
+        this.#skew = answer.late - Date.now();
+      }
+    };
+    if (scope) return scope.work(({ connection }) => attempt(connection));
+    return this.#again(() => withConnection(this.home, attempt));
+  }
+
+  async #together(calls: readonly (readonly Part[])[]): Promise<readonly (readonly Verdict[] | Failed)[]> {
+    let attempt = 0;
+    try {
+      return await this.#again(() =>
+        withConnection(this.home, (connection) => this.#decide(connection, calls, attempt++ > 0)),
+      );
+    } catch (error) {
+      if (calls.length === 1) return [new Failed(error)];
+      // It may be the fault of one of them.
+      return Promise.all(calls.map(async (call) => (await this.#together([call]))[0] as readonly Verdict[]));
+    }
+  }
+
+  /** Ids make it safe: what was applied before the answer was lost is found, not applied again. */
+  async #again<T>(work: () => Promise<T>): Promise<T> {
+    const policy = retryPolicy(undefined);
+    for (let attempt = 1; ; attempt++) {
+      try {
+        return await work();
+      } catch (error) {
+        const failure = classify(this.home.database, error);
+        if (!failure || !policy.on.has(failure) || attempt === policy.attempts) throw error;
+        await sleep(pause(policy, attempt));
+      }
+    }
+  }
+
+  async #decide(
+    connection: Connection,
+    calls: readonly (readonly Part[])[],
+    again: boolean,
+  ): Promise<(readonly Verdict[])[]> {
+    for (let make = false; ; make = true) {
+      const definitions: Definition[] = [];
+      const places = new Map<Part["quota"], number>();
+      const buckets: Bucket[] = [];
+      const bucketPlaces = new Map<string, number>();
+      const uses: Use[] = [];
+      let look = again;
+      const now = Date.now() + this.#skew;
+      for (const [group, parts] of calls.entries()) {
+        for (const { quota, subject, limit, id, amount, holdMs, details, named } of parts) {
+          let definition = places.get(quota);
+          if (definition === undefined) {
+            places.set(quota, (definition = definitions.length));
+            definitions.push(quota.definition(now));
+          }
+          const name = `${quota.name}\0${subject}`;
+          let bucket = bucketPlaces.get(name);
+          if (bucket === undefined) {
+            bucketPlaces.set(name, (bucket = buckets.length));
+            buckets.push({ quota: quota.name, subject, definition, limit });
+            make ||= !this.#known.has(name);
+          } else if (limit !== buckets[bucket]?.limit) {
+            // The limit is computed: the later word counts.
+            buckets[bucket] = { quota: quota.name, subject, definition, limit };
+          }
+          look ||= named;
+          uses.push({ bucket, id, amount, group, holdMs, details });
+        }
+      }
+      const answer = await this.store.consume(connection, { definitions, buckets, uses, make, look });
+      this.#skew = answer.at - Date.now();
+      if (answer.missing) continue;
+      this.#remember(bucketPlaces.keys());
+      let next = 0;
+      return calls.map((parts) => answer.verdicts.slice(next, (next += parts.length)));
+    }
+  }
+
+  #remember(names: Iterable<string>): void {
+    if (this.#known.size > mostKnown) this.#known = new Set();
+    for (const name of names) this.#known.add(name);
+  }
+}

@@ -1,0 +1,18 @@
+export { type Exceeded, QuotaError, QuotaExceededError } from "./errors.ts";
+export {
+  type Denied,
+  type EntryOptions,
+  type GrantOptions,
+  type Granted,
+  type HistoryEntry,
+  type HoldOptions,
+  type Quota,
+  type QuotaHold,
+  type QuotaOptions,
+  type QuotaSet,
+  type QuotaStanding,
+  type Reconciliation,
+  type Subject,
+  quota,
+} from "./quota.ts";
+export type { Period, Unit } from "./windows.ts";

@@ -1,0 +1,724 @@
+/** Limits that are exact: `quota(hf, { name: "uploads", limit: 100, per: "day" })`. */
+import { hash, randomUUID } from "node:crypto";
+import { UsageError } from "../core/errors.ts";
+import { checkNames, checkSignal } from "../core/options.ts";
+import { json } from "../core/replay.ts";
+import { type Transaction, scopeOf } from "../core/scope.ts";
+import type { Transactor } from "../core/transaction.ts";
+import { type Desk, type Part, deskOf } from "./desk.ts";
+import { QuotaError, QuotaExceededError } from "./errors.ts";
+import type { Amended, Amendment, Definition, Entry, Standing, Verdict } from "../core/quotas.ts";
+import { type Period, type Span, checkZone, spanOf, startsAround } from "./windows.ts";
+
+/** Whom a limit is for: text, a number, or several dimensions such as `{ org: "acme", model: "large" }`. */
+export type Subject = string | number | bigint | Readonly<Record<string, string | number>>;
+
+export interface QuotaOptions {
+  /** Its buckets and entries are kept under this name. */
+  readonly name: string;
+  /**
+   * A number; a function of the subject; or numbers by plan, and the plan of those who have none stored. A limit that
+   * is stored for a subject (`setLimit`) comes before all of these.
+   */
+  readonly limit:
+    | number
+    | ((subject: Subject) => number | Promise<number>)
+    | { readonly plans: Readonly<Record<string, number>>; readonly default: string };
+  /** "day", "15 minutes", milliseconds. Without it what was used stays used. */
+  readonly per?: Period;
+  /**
+   * How time gives back. "fixed" (default): all of it when the next window begins. "sliding-log": each use after
+   * exactly that time; a call costs as much as there are entries in the window. "sliding-parts": the same in steps of
+   * a part of the window, so up to one part later. "refill": evenly, as much as the limit in that time.
+   */
+  readonly window?: "fixed" | "sliding-log" | "sliding-parts" | "refill";
+  /** Of "sliding-parts". Default 20. */
+  readonly parts?: number;
+  /** Whose days, weeks, months and years. Default UTC. */
+  readonly timeZone?: string;
+  /** What happens above the limit: "reject" (default), a number of units that are let through, or "record". */
+  readonly over?: "reject" | "record" | number;
+}
+
+export interface EntryOptions {
+  /** The same id is applied once, and answered again. Default: another one each time. */
+  readonly id?: string;
+  /** Takes part in this transaction: rolled back with it. Others who use the same subject wait for its end. */
+  readonly tx?: Transaction<unknown> | undefined;
+  readonly signal?: AbortSignal | undefined;
+  /** For the ledger: who did it, where it came from, what it is about. */
+  readonly by?: string;
+  readonly source?: string;
+  readonly reference?: string;
+  readonly metadata?: Readonly<Record<string, unknown>>;
+}
+
+export interface HoldOptions extends EntryOptions {
+  /** Milliseconds after which it is given back by itself. Default 15 minutes. */
+  readonly holdFor?: number;
+}
+
+export interface GrantOptions extends EntryOptions {
+  readonly expiresAt?: Date | undefined;
+  /** Lower ones are used first; of the same, the one that expires first. Default 0. */
+  readonly priority?: number;
+}
+
+export interface QuotaStanding {
+  readonly used: number;
+  readonly held: number;
+  /** Infinity: there is none. */
+  readonly limit: number;
+  /** Of grants, what is not spent. */
+  readonly credit: number;
+  readonly remaining: number;
+  /** Used above the limit. */
+  readonly over: number;
+  /** When the window ends. */
+  readonly resetAt: Date | undefined;
+  /** By the database's clock. */
+  readonly at: Date;
+}
+
+export interface Granted extends QuotaStanding {
+  readonly granted: true;
+  readonly id: string;
+  readonly amount: number;
+  /** It had been granted before: this is the answer of then. */
+  readonly replayed: boolean;
+}
+
+export interface Denied extends QuotaStanding {
+  readonly granted: false;
+  readonly amount: number;
+  /** The quota that refused. */
+  readonly quota: string;
+  readonly subject: string;
+  readonly retryAfter: number | undefined;
+}
+
+/** What was kept apart, until it is settled at what it came to, released, or over. */
+export interface QuotaHold extends Granted {
+  /** Uses what it came to; more than was held only if there is room. */
+  settle(actual: number, options?: Omit<EntryOptions, "id">): Promise<Granted>;
+  release(options?: Omit<EntryOptions, "id">): Promise<void>;
+}
+
+export interface HistoryEntry {
+  readonly version: number;
+  readonly kind:
+    | "consume"
+    | "hold"
+    | "settle"
+    | "release"
+    | "expire"
+    | "refund"
+    | "grant"
+    | "lapse"
+    | "limit"
+    | "plan"
+    | "reset"
+    | "repair";
+  readonly id: string;
+  /** The entry, hold or grant that it is about. */
+  readonly of: string | undefined;
+  readonly amount: number;
+  readonly refunded: number;
+  readonly used: number;
+  readonly held: number;
+  readonly credit: number;
+  readonly limit: number | undefined;
+  readonly at: Date;
+  readonly by?: string;
+  readonly source?: string;
+  readonly reference?: string;
+  readonly metadata?: Readonly<Record<string, unknown>>;
+}
+
+export interface Reconciliation {
+  readonly ok: boolean;
+  readonly entries: number;
+  /** What does not add up, in words. */
+  readonly findings: readonly string[];
+  readonly repaired: boolean;
+}
+
+const names = new Set(["name", "limit", "per", "window", "parts", "timeZone", "over"]);
+const entryNames = ["id", "tx", "signal", "by", "source", "reference", "metadata"];
+const entryOptions = new Set(entryNames);
+const holdOptions = new Set([...entryNames, "holdFor"]);
+const grantOptions = new Set([...entryNames, "expiresAt", "priority"]);
+const unnamedOptions = new Set(entryNames.filter((each) => each !== "id"));
+
+export function quota<Native>(hf: Transactor<Native>, options: QuotaOptions): Quota {
+  return new Quota(deskOf(hf), options);
+}
+
+/** Several limits at once: all of them or none. */
+quota.all = (quotas: readonly Quota[]): QuotaSet => new QuotaSet(quotas);
+
+export class Quota {
+  readonly name: string;
+  readonly #desk: Desk;
+  readonly #options: QuotaOptions;
+  readonly #span: Span | undefined;
+  readonly #zone: string;
+  #definition: { readonly definition: Definition; readonly until: number; readonly from: number } | undefined;
+
+  constructor(desk: Desk, options: QuotaOptions) {
+    checkNames("quota", options, names);
+    const { name, limit, per, window = "fixed", parts, timeZone = "UTC", over = "reject" } = options;
+    if (typeof name !== "string" || name === "" || name.includes("\0") || Buffer.byteLength(name) > 200)
+      throw new UsageError("quota: name must be text of up to 200 bytes");
+    if (typeof limit === "number") checkLimit(limit);
+    else if (typeof limit === "object" && limit !== null) {
+      for (const each of Object.values(limit.plans ?? {})) checkLimit(each);
+      if (limit.plans?.[limit.default] === undefined)
+        throw new UsageError(
+          `quota ${name}: there is no plan ${JSON.stringify(limit.default)} among \`plans\``,
+        );
+    } else if (typeof limit !== "function")
+      throw new UsageError(`quota ${name}: limit must be a number, a function, or numbers by plan`);
+    if (!["fixed", "sliding-log", "sliding-parts", "refill"].includes(window))
+      throw new UsageError(`quota ${name}: there is no window ${JSON.stringify(window)}`);
+    if (per === undefined && window !== "fixed")
+      throw new UsageError(`quota ${name}: a window that slides or refills needs \`per\``);
+    if (
+      parts !== undefined &&
+      (window !== "sliding-parts" || !Number.isSafeInteger(parts) || parts < 1 || parts > 1000)
+    )
+      throw new UsageError(
+        `quota ${name}: parts must be a whole number from 1 to 1000, with "sliding-parts"`,
+      );
+    if (over !== "reject" && over !== "record" && !(Number.isSafeInteger(over) && over >= 0))
+      throw new UsageError(`quota ${name}: over must be "reject", "record" or a whole number of units`);
+    checkZone(timeZone);
+    this.name = name;
+    this.#desk = desk;
+    this.#options = options;
+    this.#span = per === undefined ? undefined : spanOf(per);
+    this.#zone = timeZone;
+  }
+
+  /** Uses some, or throws `QuotaExceededError`. */
+  async consume(subject: Subject, amount = 1, options: EntryOptions = {}): Promise<Granted> {
+    return granted(await this.tryConsume(subject, amount, options));
+  }
+
+  /** Uses some, or says that there is not enough. */
+  async tryConsume(subject: Subject, amount = 1, options: EntryOptions = {}): Promise<Granted | Denied> {
+    checkNames("consume", options, entryOptions);
+    const part = await this.part(subject, amount, options, undefined);
+    const [verdict] = await this.#desk.consume([part], scope(options), options.signal);
+    return this.answer(part, verdict as Verdict);
+  }
+
+  /** Keeps some apart, for what is not known yet: settle it at what it came to, or release it. */
+  async hold(subject: Subject, amount: number, options: HoldOptions = {}): Promise<QuotaHold> {
+    checkNames("hold", options, holdOptions);
+    const { holdFor = 900_000 } = options;
+    if (!Number.isSafeInteger(holdFor) || holdFor < 1)
+      throw new UsageError("hold: holdFor must be a whole number of milliseconds from 1");
+    const part = await this.part(subject, amount, options, holdFor);
+    const [verdict] = await this.#desk.consume([part], scope(options), options.signal);
+    const answer = granted(this.answer(part, verdict as Verdict));
+    return {
+      ...answer,
+      settle: (actual, more) => this.settle(subject, answer.id, actual, more),
+      release: (more) => this.release(subject, answer.id, more),
+    };
+  }
+
+  /** Of a hold that was made elsewhere, by its id. */
+  async settle(
+    subject: Subject,
+    hold: string,
+    actual: number,
+    options: Omit<EntryOptions, "id"> = {},
+  ): Promise<Granted> {
+    checkNames("settle", options, unnamedOptions);
+    checkAmount(actual, 0);
+    const id = `settle:${idOf(hold)}`;
+    const done = await this.#amend(subject, options, { kind: "settle", id, of: idOf(hold), amount: actual });
+    if (done.kind === "refused") throw this.#exceeded(textOf(subject), actual, done, undefined);
+    return { ...this.#standing(done), granted: true, id, amount: actual, replayed: done.kind === "before" };
+  }
+
+  async release(subject: Subject, hold: string, options: Omit<EntryOptions, "id"> = {}): Promise<void> {
+    checkNames("release", options, unnamedOptions);
+    await this.#amend(subject, options, { kind: "release", id: `release:${idOf(hold)}`, of: idOf(hold) });
+  }
+
+  /** Gives back of what an entry used: all that is left of it, or some. Never more than it was. */
+  async refund(
+    subject: Subject,
+    entry: string,
+    options: EntryOptions & { readonly amount?: number } = {},
+  ): Promise<QuotaStanding & { readonly id: string; readonly amount: number; readonly replayed: boolean }> {
+    checkNames("refund", options, new Set([...entryNames, "amount"]));
+    if (options.amount !== undefined) checkAmount(options.amount);
+    const id = idOf(options.id ?? (options.amount === undefined ? `refund:${entry}` : randomUUID()));
+    const { amount } = options;
+    const done = await this.#amend(subject, options, { kind: "refund", id, of: idOf(entry), amount });
+    return { ...this.#standing(done), id, amount: done.amount, replayed: done.kind === "before" };
+  }
+
+  /** Credits on top of the limit, used when the limit is reached. */
+  async grant(subject: Subject, amount: number, options: GrantOptions = {}): Promise<QuotaStanding> {
+    checkNames("grant", options, grantOptions);
+    checkAmount(amount);
+    const { expiresAt, priority = 0 } = options;
+    if (expiresAt !== undefined && !(expiresAt instanceof Date && !Number.isNaN(expiresAt.getTime())))
+      throw new UsageError("grant: expiresAt must be a valid Date");
+    if (!Number.isSafeInteger(priority) || Math.abs(priority) > 1_000_000)
+      throw new UsageError("grant: priority must be a whole number");
+    const id = idOf(options.id ?? randomUUID());
+    const until = expiresAt?.getTime();
+    return this.#standing(
+      await this.#amend(subject, options, { kind: "grant", id, amount, priority, until }),
+    );
+  }
+
+  /** A limit of its own for this subject, from now on; undefined: the quota's again. */
+  async setLimit(
+    subject: Subject,
+    limit: number | undefined,
+    options: EntryOptions = {},
+  ): Promise<QuotaStanding> {
+    checkNames("setLimit", options, entryOptions);
+    if (limit !== undefined) checkLimit(limit);
+    const id = idOf(options.id ?? randomUUID());
+    return this.#standing(await this.#amend(subject, options, { kind: "limit", id, amount: limit }));
+  }
+
+  /** The plan of this subject, from now on, in mid-window too; undefined: the default one. */
+  async setPlan(
+    subject: Subject,
+    plan: string | undefined,
+    options: EntryOptions = {},
+  ): Promise<QuotaStanding> {
+    checkNames("setPlan", options, entryOptions);
+    const { limit } = this.#options;
+    const plans = typeof limit === "object" ? limit.plans : {};
+    if (plan !== undefined && !Object.hasOwn(plans, plan))
+      throw new UsageError(`quota ${this.name}: there is no plan ${JSON.stringify(plan)}`);
+    const id = idOf(options.id ?? randomUUID());
+    return this.#standing(await this.#amend(subject, options, { kind: "plan", id, plan }));
+  }
+
+  /** Nothing is used any more. Holds and credits stay. */
+  async reset(subject: Subject, options: EntryOptions = {}): Promise<QuotaStanding> {
+    checkNames("reset", options, entryOptions);
+    const id = idOf(options.id ?? randomUUID());
+    return this.#standing(await this.#amend(subject, options, { kind: "reset", id }));
+  }
+
+  /** How it stands, without using anything. */
+  async peek(subject: Subject, options: Pick<EntryOptions, "tx"> = {}): Promise<QuotaStanding> {
+    checkNames("peek", options, new Set(["tx"]));
+    const bucket = { quota: this.name, subject: textOf(subject), limit: await this.#limitOf(subject) };
+    const found = await this.#desk.alone(scope(options), (connection, now) =>
+      this.#desk.store.peek(connection, this.definition(now), bucket),
+    );
+    return this.#standing(found);
+  }
+
+  /** The ledger, newest first: a page, and where the next one begins. */
+  async history(
+    subject: Subject,
+    options: { readonly before?: number; readonly limit?: number } & Pick<EntryOptions, "tx"> = {},
+  ): Promise<{ readonly entries: readonly HistoryEntry[]; readonly next: number | undefined }> {
+    checkNames("history", options, new Set(["before", "limit", "tx"]));
+    const { before, limit = 100 } = options;
+    if (!Number.isSafeInteger(limit) || limit < 1 || limit > 10_000)
+      throw new UsageError("history: limit must be a whole number from 1 to 10,000");
+    const entries = await this.#entries(subject, before, limit, options);
+    return {
+      entries: entries.map(shown),
+      next: entries.length === limit ? entries.at(-1)?.version : undefined,
+    };
+  }
+
+  /** Whether the ledger adds up to what is counted; with `repair`, what is counted is set to what the ledger says. */
+  async reconcile(subject: Subject, options: { readonly repair?: boolean } = {}): Promise<Reconciliation> {
+    checkNames("reconcile", options, new Set(["repair"]));
+    const page = 1000;
+    const findings: string[] = [];
+    let after: Entry | undefined;
+    let newest: Entry | undefined;
+    let count = 0;
+    for (let before: number | undefined; ;) {
+      const entries = await this.#entries(subject, before, page, {});
+      for (const entry of entries) {
+        newest ??= entry;
+        if (after) findings.push(...broken(entry, after));
+        after = entry;
+        count++;
+      }
+      if (entries.length < page) break;
+      before = entries.at(-1)?.version;
+    }
+    const standing = await this.peekRaw(subject);
+    if (newest && standing.version !== newest.version)
+      findings.push(`the bucket is at version ${standing.version}, the ledger at ${newest.version}`);
+    const windowed = this.#span !== undefined;
+    if (newest && (windowed ? standing.used > newest.used : standing.used !== newest.used))
+      findings.push(`the bucket counts ${standing.used} used, the ledger ${newest.used}`);
+    const repaired = findings.length > 0 && (options.repair ?? false);
+    if (repaired)
+      await this.#amend(subject, {}, { kind: "repair", id: randomUUID(), amount: newest?.used ?? 0 });
+    return { ok: findings.length === 0, entries: count, findings, repaired };
+  }
+
+  /**
+   * Deletes entries that are older, of all subjects, except the newest of each. Ids that are gone are not recognised
+   * any more: this is the horizon of replays. Resolves to how many are gone.
+   */
+  async prune(options: { readonly before: Date }): Promise<number> {
+    checkNames("prune", options, new Set(["before"]));
+    const batch = 5000;
+    for (let gone = 0; ;) {
+      const { n } = await this.#desk.alone(undefined, async (connection) => ({
+        n: await this.#desk.store.forget(connection, this.name, options.before.getTime(), batch),
+      }));
+      gone += n;
+      if (n < batch) return gone;
+    }
+  }
+
+  /** @internal */
+  async part(
+    subject: Subject,
+    amount: number,
+    options: EntryOptions,
+    holdMs: number | undefined,
+  ): Promise<Part> {
+    checkAmount(amount);
+    checkSignal(options.signal);
+    const { limit } = this.#options;
+    return {
+      quota: this,
+      subject: textOf(subject),
+      limit: typeof limit === "function" ? await this.#limitOf(subject) : this.#fixedLimit(),
+      id: options.id === undefined ? randomUUID() : idOf(options.id),
+      amount,
+      holdMs,
+      details: detailsOf(options),
+      named: options.id !== undefined,
+    };
+  }
+
+  /** @internal */
+  answer(part: Part, verdict: Verdict): Granted | Denied {
+    const standing = this.#standing(verdict);
+    const { id, amount, subject } = part;
+    if (verdict.kind === "conflict") throw conflict(this.name, subject, id);
+    if (verdict.kind !== "refused")
+      return { ...standing, granted: true, id, amount, replayed: verdict.kind === "before" };
+    return {
+      ...standing,
+      granted: false,
+      amount,
+      quota: this.name,
+      subject,
+      retryAfter: this.#retryAfter(amount, verdict),
+    };
+  }
+
+  /** @internal */
+  definition(now: number): Definition {
+    const known = this.#definition;
+    if (known && now >= known.from && now < known.until) return known.definition;
+    const { window = "fixed", parts = 20, over = "reject", limit } = this.#options;
+    const span = this.#span;
+    const common = {
+      plans: typeof limit === "object" ? limit.plans : undefined,
+      over: over === "record" ? undefined : over === "reject" ? 0 : over,
+    };
+    const per = (span?.ms ?? 0) * 1000;
+    const starts = span && window === "fixed" ? startsAround(span, this.#zone, now) : [];
+    const definition: Definition = {
+      ...common,
+      rule: !span
+        ? { window: "none" }
+        : window === "fixed"
+          ? { window, starts }
+          : window === "sliding-parts"
+            ? { window: "parts", per, parts }
+            : { window: window === "refill" ? "refill" : "log", per },
+    };
+    this.#definition = {
+      definition,
+      from: starts[1] ?? -Infinity,
+      until: starts[2] ?? Infinity,
+    };
+    return definition;
+  }
+
+  /** @internal */
+  async peekRaw(subject: Subject): Promise<Standing> {
+    const bucket = { quota: this.name, subject: textOf(subject), limit: await this.#limitOf(subject) };
+    return this.#desk.alone(undefined, (connection, now) =>
+      this.#desk.store.peek(connection, this.definition(now), bucket),
+    );
+  }
+
+  /** @internal */
+  get desk(): Desk {
+    return this.#desk;
+  }
+
+  async #entries(
+    subject: Subject,
+    before: number | undefined,
+    most: number,
+    options: Pick<EntryOptions, "tx">,
+  ): Promise<readonly Entry[]> {
+    const bucket = { quota: this.name, subject: textOf(subject) };
+    const { entries } = await this.#desk.alone(scope(options), async (connection) => ({
+      entries: await this.#desk.store.entries(connection, bucket, before, most),
+    }));
+    return entries;
+  }
+
+  async #amend(
+    subject: Subject,
+    options: EntryOptions,
+    what: DistributiveOmit<Amendment, "definition" | "bucket" | "details">,
+  ): Promise<Amended> {
+    checkSignal(options.signal);
+    options.signal?.throwIfAborted();
+    const text = textOf(subject);
+    const bucket = { quota: this.name, subject: text, limit: await this.#limitOf(subject) };
+    const done = await this.#desk.alone(scope(options), (connection, now) =>
+      this.#desk.store.amend(connection, {
+        ...what,
+        definition: this.definition(now),
+        bucket,
+        details: detailsOf(options),
+      }),
+    );
+    const named = { quota: this.name, subject: text, id: what.id };
+    if (done.kind === "conflict") throw conflict(this.name, text, what.id);
+    if (done.kind === "unknown" && "of" in what)
+      throw new QuotaError(
+        "HF_QUOTA_UNKNOWN",
+        named,
+        what.kind === "refund"
+          ? `there is no entry ${what.of} that used something.`
+          : `there is no hold ${what.of}: it was settled or released, or it ran out.`,
+      );
+    if (done.kind === "too much")
+      throw new QuotaError(
+        "HF_QUOTA_TOO_MUCH",
+        named,
+        `of that entry only ${done.amount} can still be given back.`,
+      );
+    return done;
+  }
+
+  #fixedLimit(): number | undefined {
+    const { limit } = this.#options;
+    const found = typeof limit === "object" ? limit.plans[limit.default] : (limit as number);
+    return found === Infinity ? undefined : found;
+  }
+
+  async #limitOf(subject: Subject): Promise<number | undefined> {
+    const { limit } = this.#options;
+    if (typeof limit !== "function") return this.#fixedLimit();
+    const found = await limit(subject);
+    checkLimit(found);
+    return found === Infinity ? undefined : found;
+  }
+
+  #standing({ used, held, credit, limit = Infinity, at }: Standing): QuotaStanding {
+    return {
+      used,
+      held,
+      limit,
+      credit,
+      remaining: Math.max(0, limit - used - held + credit),
+      over: Math.max(0, used - limit),
+      resetAt: this.#reset(at),
+      at: new Date(at),
+    };
+  }
+
+  #reset(at: number): Date | undefined {
+    const { rule } = this.definition(at);
+    const next = rule.window === "fixed" ? rule.starts.find((start) => start > at) : undefined;
+    return next === undefined ? undefined : new Date(next);
+  }
+
+  #retryAfter(amount: number, { retry, limit = Infinity, credit, at }: Verdict): number | undefined {
+    const { over = "reject" } = this.#options;
+    const most = limit + (over === "reject" ? 0 : over === "record" ? Infinity : over) + credit;
+    if (amount > most || retry === undefined || retry === "never") return undefined;
+    if (retry === "window") {
+      const reset = this.#reset(at);
+      return reset ? Math.max(0, reset.getTime() - at) : undefined;
+    }
+    return Math.max(0, retry / 1000);
+  }
+
+  #exceeded(
+    subject: string,
+    amount: number,
+    standing: Standing,
+    retryAfter: number | undefined,
+  ): QuotaExceededError {
+    return new QuotaExceededError({
+      quota: this.name,
+      subject,
+      amount,
+      retryAfter,
+      ...this.#standing(standing),
+    });
+  }
+}
+
+type DistributiveOmit<T, K extends PropertyKey> = T extends unknown ? Omit<T, K> : never;
+
+/** Several limits that one call must fit into. */
+export class QuotaSet {
+  readonly #quotas: readonly Quota[];
+
+  constructor(quotas: readonly Quota[]) {
+    if (!Array.isArray(quotas) || quotas.length === 0 || !quotas.every((each) => each instanceof Quota))
+      throw new UsageError("quota.all([…]): a list of quotas");
+    const [first] = quotas;
+    if (quotas.some(({ desk }) => desk !== first?.desk))
+      throw new UsageError("quota.all([…]): all of them on the same instance of Holdfast");
+    this.#quotas = quotas;
+  }
+
+  /** Uses of all of them, or throws the `QuotaExceededError` of the one that refused. */
+  async consume(
+    subjects: Subject | readonly Subject[],
+    amount: number | readonly number[] = 1,
+    options: EntryOptions = {},
+  ): Promise<readonly Granted[]> {
+    const answer = await this.tryConsume(subjects, amount, options);
+    if (answer.granted) return answer.all;
+    throw new QuotaExceededError(answer.denied);
+  }
+
+  /** `subjects`: one for all, or one for each. */
+  async tryConsume(
+    subjects: Subject | readonly Subject[],
+    amount: number | readonly number[] = 1,
+    options: EntryOptions = {},
+  ): Promise<
+    | { readonly granted: true; readonly all: readonly Granted[] }
+    | { readonly granted: false; readonly denied: Denied }
+  > {
+    checkNames("consume", options, entryOptions);
+    const each = <T>(value: T | readonly T[], i: number): T => (Array.isArray(value) ? value[i] : value) as T;
+    for (const value of [subjects, amount])
+      if (Array.isArray(value) && value.length !== this.#quotas.length)
+        throw new UsageError(`quota.all: ${value.length} values for ${this.#quotas.length} quotas`);
+    const id = options.id ?? randomUUID();
+    const parts = await Promise.all(
+      this.#quotas.map((one, i) =>
+        one.part(each<Subject>(subjects, i), each<number>(amount, i), { ...options, id }, undefined),
+      ),
+    );
+    if (new Set(parts.map(({ quota: { name }, subject }) => `${name}\0${subject}`)).size < parts.length)
+      throw new UsageError("quota.all: two of these are the same quota of the same subject");
+    const named = parts.map((part) => ({ ...part, named: options.id !== undefined }));
+    const [{ desk }] = this.#quotas as [Quota];
+    const verdicts = await desk.consume(named, scope(options), options.signal);
+    const answers = this.#quotas.map((one, i) => one.answer(named[i] as Part, verdicts[i] as Verdict));
+    const refused = verdicts.findIndex(({ kind, retry }) => kind === "refused" && retry !== undefined);
+    const denied = answers[refused];
+    if (denied && !denied.granted) return { granted: false, denied };
+    return { granted: true, all: answers as Granted[] };
+  }
+}
+
+function granted(answer: Granted | Denied): Granted {
+  if (answer.granted) return answer;
+  throw new QuotaExceededError(answer);
+}
+
+function conflict(quotaName: string, subject: string, id: string): QuotaError {
+  return new QuotaError(
+    "HF_QUOTA_ID_CONFLICT",
+    { quota: quotaName, subject, id },
+    `the id ${id} was used before for something else. One id stands for one use: give another use another id.`,
+  );
+}
+
+function scope(options: Pick<EntryOptions, "tx">) {
+  return options.tx && scopeOf(options.tx, "quota");
+}
+
+function checkAmount(amount: number, least = 1): void {
+  if (!Number.isSafeInteger(amount) || amount < least)
+    throw new UsageError(`quota: an amount must be a whole number from ${least}, not ${String(amount)}`);
+}
+
+function checkLimit(limit: number): void {
+  if (limit !== Infinity && (!Number.isSafeInteger(limit) || limit < 0))
+    throw new UsageError(`quota: a limit must be a whole number from 0, or Infinity, not ${String(limit)}`);
+}
+
+/** Index entries have their limits. */
+const longest = 400;
+
+function bounded(text: string): string {
+  return Buffer.byteLength(text) <= longest ? text : `sha256:${hash("sha256", text, "hex")}`;
+}
+
+/** Text stays as it is, unless it could be taken for something else, or cannot be stored. */
+function textOf(subject: Subject): string {
+  if (typeof subject === "number" || typeof subject === "bigint") return String(subject);
+  if (typeof subject === "string") {
+    if (subject === "")
+      throw new UsageError(
+        "quota: the subject is empty: everybody without an id would share it",
+        "HF_BAD_KEY",
+      );
+    return bounded(/^[[{"]|\0/.test(subject) ? JSON.stringify(subject) : subject);
+  }
+  if (typeof subject !== "object" || subject === null || Object.keys(subject).length === 0)
+    throw new UsageError(
+      `quota: the subject must be text, a number or an object, not ${String(subject)}`,
+      "HF_BAD_KEY",
+    );
+  for (const [name, value] of Object.entries(subject))
+    if (value === "" || (typeof value !== "string" && typeof value !== "number"))
+      throw new UsageError(
+        `quota: ${name} of the subject is ${value === "" ? "empty" : String(value)}`,
+        "HF_BAD_KEY",
+      );
+  return bounded(json(subject, "subject", true));
+}
+
+function idOf(id: string): string {
+  if (typeof id !== "string" || id === "") throw new UsageError("quota: an id is text that is not empty");
+  return bounded(/^"|\0/.test(id) ? JSON.stringify(id) : id);
+}
+
+function detailsOf({ by, source, reference, metadata }: EntryOptions): string | undefined {
+  if (by === undefined && source === undefined && reference === undefined && metadata === undefined)
+    return undefined;
+  return JSON.stringify({ by, source, reference, metadata }).replaceAll("\\u0000", "\\ufffd");
+}
+
+function shown(entry: Entry): HistoryEntry {
+  const { delta: _, forgotten: __, details, at, kind, ...rest } = entry;
+  return { ...rest, kind: kind as HistoryEntry["kind"], at: new Date(at), ...(details as object) };
+}
+
+/** What is wrong between an entry and the one that follows it. */
+function broken(entry: Entry, next: Entry): string[] {
+  const findings: string[] = [];
+  if (next.version !== entry.version + 1)
+    findings.push(`versions ${entry.version + 1} to ${next.version - 1} are missing`);
+  else if (next.used !== entry.used - next.forgotten + next.delta)
+    findings.push(
+      `version ${next.version}: ${entry.used} used before, ${next.forgotten} forgotten, ${next.delta} more, and ${next.used} after`,
+    );
+  return findings;
+}

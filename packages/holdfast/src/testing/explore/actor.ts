@@ -1,0 +1,88 @@
+import type { Site } from "../../core/site.ts";
+
+/** One of the functions under test, in one run, and what it sends. */
+export interface Step {
+  readonly actor: number;
+  /** Grows while the rest of the statement arrives. */
+  text: string;
+  readonly place: string | undefined;
+  readonly rows: (readonly string[])[];
+  error: string | undefined;
+  /** Known to wait for others now. */
+  blocked: boolean;
+  /** Whom it had to wait for. */
+  readonly waitedFor: Set<number>;
+}
+
+/** `place`: looked up only when it is shown. */
+export function step(actor: number, text: string, place?: string | (() => string | undefined)): Step {
+  return {
+    actor,
+    text,
+    get place() {
+      return typeof place === "function" ? place() : place;
+    },
+    rows: [],
+    error: undefined,
+    blocked: false,
+    waitedFor: new Set(),
+  };
+}
+
+/** A statement that is held back. */
+export interface Held {
+  readonly step: Step;
+  /** False: an earlier one of the same connection is not answered yet. */
+  ready(): boolean;
+  send(): Promise<void> | void;
+}
+
+export class Actor {
+  readonly index: number;
+  readonly name: string;
+  readonly held: Held[] = [];
+  /** Not answered yet. */
+  readonly sent = new Set<Step>();
+  /** Where its promises were made, the last ones. */
+  readonly trail: Site[] = [];
+  /** Neither sends nor ends: it waits for something in this process. */
+  asleep = false;
+  /** The run is over: what comes now is not a part of it. */
+  over = false;
+  result: PromiseSettledResult<unknown> | undefined;
+
+  constructor(index: number, name: string) {
+    this.index = index;
+    this.name = name;
+  }
+
+  /** What it would send if it had the turn. */
+  get next(): Held | undefined {
+    return this.held.find((held) => held.ready());
+  }
+
+  get blocked(): boolean {
+    return [...this.sent].some(({ blocked }) => blocked);
+  }
+
+  get done(): boolean {
+    return this.result !== undefined && this.held.length === 0 && this.sent.size === 0;
+  }
+}
+
+/** Where actors run, and what holds their statements back. */
+export interface Stage {
+  /** Lets an actor begin; its statements come to `actor.held`, answered ones leave `actor.sent`. */
+  start(actor: Actor): void;
+  /** Called by the stage whenever something has changed. */
+  changed: () => void;
+  /** Of these statements, which were sent and not answered, those that wait for a lock, and for whom. */
+  waiting(steps: readonly Step[]): Promise<ReadonlyMap<Step, readonly number[]>>;
+  /** When every actor has had the time to do what it can. Absent: they have, since they are in this thread. */
+  caughtUp?(): Promise<void>;
+  /** Everybody waits for somebody else. Absent: the server ends one of them. */
+  stuck?(among: readonly Actor[], victim: number | undefined): void;
+  /** Holds back from here on. `victim`: who is to be ended in a deadlock, where that can be chosen. */
+  open(victim: number | undefined): void;
+  close(): void;
+}

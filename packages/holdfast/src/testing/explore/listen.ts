@@ -1,0 +1,64 @@
+/**
+ * Reads along what clients and servers say to each other. Once it has begun it goes on between explorations, so that a
+ * statement that is prepared now and executed in the next one is known by its text; holding back is somebody else's.
+ */
+import { Socket } from "node:net";
+import { UsageError } from "../../core/errors.ts";
+import type { WireReader } from "../../core/wire.ts";
+
+export type Write = (chunk: Uint8Array | string, ...rest: unknown[]) => boolean;
+type Emit = (event: string | symbol, ...rest: unknown[]) => boolean;
+
+export interface Listener {
+  /** True: it is not to be written now. */
+  writes(socket: Socket, args: Parameters<Write>): boolean;
+  /** Handles an event of a connection, and passes it on, or does not. */
+  hears(socket: Socket, event: string | symbol, rest: unknown[], pass: () => boolean): boolean;
+}
+
+let listener: Listener | undefined;
+let original: Write | undefined;
+const readers = new WeakMap<Socket, WireReader>();
+
+export function listen(to: Listener): void {
+  if (listener) throw new UsageError("explore: one at a time in a process");
+  listener = to;
+  if (original) return;
+  const write = Socket.prototype.write as unknown as Write;
+  original = write;
+  (Socket.prototype as { write: unknown }).write = function (this: Socket, ...args: Parameters<Write>) {
+    if (listener) return listener.writes(this, args) || write.apply(this, args);
+    readers.get(this)?.sent(bytes(args));
+    return write.apply(this, args);
+  };
+}
+
+export function stopListening(): void {
+  listener = undefined;
+}
+
+/** The one that has read along from the first time it was asked for. */
+export function readerOf(socket: Socket, make: () => WireReader): WireReader {
+  const known = readers.get(socket);
+  if (known) return known;
+  const reader = make();
+  readers.set(socket, reader);
+  const emit = socket.emit.bind(socket) as Emit;
+  (socket as { emit: Emit }).emit = (event, ...rest) => {
+    if (listener) return listener.hears(socket, event, rest, () => emit(event, ...rest));
+    if (event === "data") reader.received(rest[0] as Buffer);
+    return emit(event, ...rest);
+  };
+  return reader;
+}
+
+/** Without anybody hearing of it. */
+export function send(socket: Socket, ...args: Parameters<Write>): void {
+  original?.apply(socket, args);
+}
+
+export function bytes([chunk, encoding]: Parameters<Write>): Uint8Array {
+  return typeof chunk === "string"
+    ? Buffer.from(chunk, typeof encoding === "string" ? (encoding as BufferEncoding) : "utf8")
+    : chunk;
+}

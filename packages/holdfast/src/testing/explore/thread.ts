@@ -1,0 +1,117 @@
+/** The thread of one actor: each of its statements sleeps until it has the turn. */
+import { inspect } from "node:util";
+import { parentPort, workerData } from "node:worker_threads";
+import { message } from "../../core/errors.ts";
+import type { Call, Gate, Gated, HoldBack } from "../../core/gate.ts";
+import { sites } from "../../core/site.ts";
+import { type Asked, type Given, type Said, type Verdict, flag, thrown, verdict } from "./verdict.ts";
+
+/** `load` is called when the clients that it loads are held back. */
+export async function serve(engines: readonly HoldBack[], load: () => Promise<object>): Promise<void> {
+  const { name, args, flags } = workerData as Given;
+  const turnstile = new Turnstile(flags);
+  turnstile.gated = engines.map((holdBack) => holdBack(turnstile));
+  try {
+    const actor = ((await load()) as Record<string, unknown>)[name];
+    if (typeof actor !== "function") throw new TypeError(`it exports no function ${name}`);
+    parentPort?.on("message", (asked: Asked) => {
+      if (asked === "run") void run(actor as (...args: unknown[]) => unknown, args, turnstile);
+      else say({ kind: "idle" });
+    });
+    say({ kind: "ready", clients: turnstile.gated.flatMap(({ clients }) => clients) });
+  } catch (error) {
+    say({ kind: "failed", error: thrown(error) });
+  }
+}
+
+async function run(
+  actor: (...args: unknown[]) => unknown,
+  args: readonly unknown[],
+  turnstile: Turnstile,
+): Promise<void> {
+  let end: { value: unknown } | { thrown: ReturnType<typeof thrown> };
+  try {
+    end = { value: await actor(...structuredClone(args)) };
+  } catch (error) {
+    end = { thrown: thrown(error) };
+  }
+  for (const each of turnstile.gated) each.rollBack();
+  const libraries = [...turnstile.libraries];
+  try {
+    say({ kind: "done", ...end, libraries });
+  } catch {
+    // It holds what cannot leave its thread: a function, a connection.
+    say({ kind: "done", value: inspect((end as { value: unknown }).value), libraries });
+  }
+}
+
+function say(said: Said): void {
+  // oxlint-disable-next-line unicorn/require-post-message-target-origin -- it is a thread's port, not a window's.
+  parentPort?.postMessage(said);
+}
+
+/** Rows that are told: nobody looks at more. */
+const most = 50;
+/** Between tries for a lock, where nobody holds back. */
+const pauseMs = 2;
+
+class Turnstile implements Gate {
+  readonly #flags: Given["flags"];
+  readonly #nap = new Int32Array(new SharedArrayBuffer(4));
+  readonly libraries = new Set<string>();
+  gated: readonly Gated[] = [];
+
+  constructor(flags: Given["flags"]) {
+    this.#flags = flags;
+  }
+
+  pass<T>(call: Call<T>): T {
+    this.libraries.add(call.library);
+    if (Atomics.load(this.#flags, flag.holding) === 0) return this.#patiently(call);
+    const { place } = sites.here(call.above);
+    const free = this.#ask({ kind: "held", text: call.text, place }) === verdict.free;
+    return free ? this.#patiently(call) : this.#inTurn(call);
+  }
+
+  #inTurn<T>(call: Call<T>): T {
+    for (;;) {
+      let result: T;
+      try {
+        result = call.execute();
+      } catch (error) {
+        const patience = call.patience(error);
+        if (patience && this.#ask({ kind: "locked" }) === verdict.again) continue;
+        this.#answered([], { error: message(error), locked: patience !== undefined });
+        throw error;
+      }
+      this.#answered(call.rows(result).slice(0, most));
+      return result;
+    }
+  }
+
+  #answered(
+    rows: readonly (readonly string[])[],
+    error: { readonly error?: string; readonly locked?: boolean } = {},
+  ): void {
+    const inside = this.gated.some((each) => each.inTransaction());
+    say({ kind: "answered", rows, ...error, inside });
+  }
+
+  /** As it would be by itself. */
+  #patiently<T>(call: Call<T>): T {
+    const begun = performance.now();
+    for (;;)
+      try {
+        return call.execute();
+      } catch (error) {
+        if (performance.now() - begun >= (call.patience(error) ?? 0)) throw error;
+        Atomics.wait(this.#nap, 0, 0, pauseMs);
+      }
+  }
+
+  #ask(said: Said): Verdict {
+    say(said);
+    Atomics.wait(this.#flags, flag.verdict, verdict.none);
+    return Atomics.exchange(this.#flags, flag.verdict, verdict.none) as Verdict;
+  }
+}

@@ -1,0 +1,78 @@
+/** What a thread and the explorer say to each other. */
+import { inspect } from "node:util";
+
+/** What the thread that is held back may do. It sleeps until there is one. */
+export const verdict = { none: 0, go: 1, again: 2, giveUp: 3, free: 4 } as const;
+export type Verdict = (typeof verdict)[keyof typeof verdict];
+
+/** Places in the memory that both see. `holding`: statements are held back. */
+export const flag = { verdict: 0, holding: 1 } as const;
+export const flags = 2;
+
+export type Said =
+  | { readonly kind: "ready"; readonly clients: readonly string[] }
+  | { readonly kind: "failed"; readonly error: Thrown }
+  | { readonly kind: "held"; readonly text: string; readonly place: string | undefined }
+  /** It has nothing else to do. */
+  | { readonly kind: "idle" }
+  /** It would wait for a lock. */
+  | { readonly kind: "locked" }
+  | {
+      readonly kind: "answered";
+      readonly rows: readonly (readonly string[])[];
+      readonly error?: string;
+      /** The error says that somebody else has a lock. */
+      readonly locked?: boolean;
+      /** The thread is inside a transaction now. */
+      readonly inside: boolean;
+    }
+  | {
+      readonly kind: "done";
+      readonly value?: unknown;
+      readonly thrown?: Thrown;
+      /** That have executed its statements so far. */
+      readonly libraries: readonly string[];
+    };
+
+export type Asked = "run" | "idle?";
+
+export interface Given {
+  readonly name: string;
+  readonly args: readonly unknown[];
+  readonly flags: Int32Array<SharedArrayBuffer>;
+}
+
+/** An error without its class, which stays in its thread. */
+export interface Thrown {
+  readonly name: string;
+  readonly message: string;
+  readonly stack: string | undefined;
+  /** `code` and the like. */
+  readonly more: Readonly<Record<string, unknown>>;
+  readonly cause?: Thrown;
+}
+
+export function thrown(error: unknown, depth = 0): Thrown {
+  if (!(error instanceof Error)) return { name: "Error", message: text(error), stack: undefined, more: {} };
+  const { name, message, stack, cause } = error;
+  const more = Object.entries(error).filter(
+    ([key, value]) => !["name", "message", "stack", "cause"].includes(key) && Object(value) !== value,
+  );
+  const plain = more.filter(([, value]) => typeof value !== "symbol");
+  return {
+    name,
+    message,
+    stack,
+    more: Object.fromEntries(plain),
+    ...(cause === undefined || depth > 4 ? {} : { cause: thrown(cause, depth + 1) }),
+  };
+}
+
+const text = (value: unknown) => (typeof value === "string" ? value : inspect(value));
+
+export function revived({ name, message, stack, more, cause }: Thrown): Error {
+  const error = new Error(message, cause ? { cause: revived(cause) } : undefined);
+  Object.defineProperty(error, "name", { value: name, configurable: true, writable: true });
+  if (stack !== undefined) error.stack = stack;
+  return Object.assign(error, more);
+}

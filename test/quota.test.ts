@@ -1,0 +1,379 @@
+/** Quotas, on real servers: what each call does, and what many of them at once come to. */
+import { type Holdfast, holdfast } from "holdfast";
+import { fromPg } from "holdfast/pg";
+import { type Quota, QuotaError, QuotaExceededError, quota } from "holdfast/quota";
+import { Pool, type PoolClient } from "pg";
+import { afterAll, beforeAll, describe, expect, inject, test } from "vitest";
+import { type TestDatabase, createDatabase } from "./harness/databases.ts";
+
+let database: TestDatabase;
+let pool: Pool;
+let hf: Holdfast<PoolClient>;
+
+beforeAll(async () => {
+  database = await createDatabase("postgres");
+  pool = new Pool({ connectionString: database.url, max: 8 });
+  hf = holdfast(fromPg(pool));
+  await hf.migrate();
+});
+afterAll(async () => {
+  await hf?.close();
+  await pool?.end();
+  await database?.drop();
+});
+
+let made = 0;
+const named = () => `q${++made}`;
+
+/** The chain is whole, and what is counted is what the entries say. */
+async function whole(of: Quota, subject: string): Promise<void> {
+  expect(await of.reconcile(subject)).toMatchObject({ ok: true, findings: [] });
+}
+
+describe("a limit for good", () => {
+  test("100 of 100, and not 101", async () => {
+    const uploads = quota(hf, { name: named(), limit: 100 });
+    const answers = await Promise.all(Array.from({ length: 150 }, () => uploads.tryConsume("ada")));
+    expect(answers.filter(({ granted }) => granted).length).toBe(100);
+    expect(await uploads.peek("ada")).toMatchObject({ used: 100, limit: 100, remaining: 0 });
+    expect(await uploads.peek("bob")).toMatchObject({ used: 0, remaining: 100 });
+    await whole(uploads, "ada");
+  });
+
+  test("who asks for more than is left is told how it stands, and nothing is used", async () => {
+    const uploads = quota(hf, { name: named(), limit: 10 });
+    await uploads.consume("ada", 7);
+    const error: unknown = await uploads.consume("ada", 4).catch((e: unknown) => e);
+    expect(error).toBeInstanceOf(QuotaExceededError);
+    expect(error).toMatchObject({
+      code: "HF_QUOTA_EXCEEDED",
+      used: 7,
+      limit: 10,
+      remaining: 3,
+      retryAfter: undefined,
+    });
+    expect(await uploads.consume("ada", 3)).toMatchObject({ granted: true, used: 10, remaining: 0 });
+  });
+
+  test("subjects may be anything", async () => {
+    const any = quota(hf, { name: named(), limit: 1 });
+    const subjects = [
+      "a",
+      "a\0b",
+      '{"a":1}',
+      { a: 1 },
+      { a: 1, b: "x" },
+      "x".repeat(5000),
+      "é",
+      "'; DROP",
+      7,
+      "  ",
+    ];
+    for (const subject of subjects) expect(await any.consume(subject)).toMatchObject({ used: 1 });
+    expect(await any.tryConsume({ b: "x", a: 1 })).toMatchObject({ granted: false });
+    await expect(any.consume("")).rejects.toThrow("empty");
+    await expect(any.consume({ user: "" })).rejects.toThrow("empty");
+  });
+});
+
+describe("ids", () => {
+  test("the same id is applied once, and answered again", async () => {
+    const q = quota(hf, { name: named(), limit: 3 });
+    const first = await q.consume("u", 2, { id: "one" });
+    const again = await q.consume("u", 2, { id: "one" });
+    expect(again).toEqual({ ...first, replayed: true });
+    await expect(q.consume("u", 1, { id: "one" })).rejects.toThrow(QuotaError);
+    expect(await q.peek("u")).toMatchObject({ used: 2 });
+    await whole(q, "u");
+  });
+
+  test("twice in one batch, and after a refusal it is a fresh attempt", async () => {
+    const q = quota(hf, { name: named(), limit: 5 });
+    const all = await Promise.all(
+      Array.from({ length: 60 }, (_, i) => q.tryConsume("u", 1, { id: `id${i % 20}` })),
+    );
+    const won = new Set(all.flatMap((each) => (each.granted ? [each.id] : [])));
+    expect(won.size).toBe(5);
+    expect(await q.peek("u")).toMatchObject({ used: 5 });
+    const lost = Array.from({ length: 20 }, (_, i) => `id${i}`).find((id) => !won.has(id)) as string;
+    await q.refund("u", [...won][0] as string);
+    expect(await q.consume("u", 1, { id: lost })).toMatchObject({ granted: true, replayed: false });
+    await whole(q, "u");
+  });
+
+  test("at the last unit 8 callers with one id get 8 identical grants", async () => {
+    const others = await Promise.all(
+      Array.from({ length: 8 }, async () => {
+        const own = new Pool({ connectionString: database.url, max: 2 });
+        return { own, hf: holdfast(fromPg(own)) };
+      }),
+    );
+    const name = named();
+    try {
+      const quotas = others.map((each) => quota(each.hf, { name, limit: 1 }));
+      for (let round = 0; round < 60; round++) {
+        const answers = await Promise.all(
+          quotas.map((each) => each.consume(`u${round}`, 1, { id: "the one" })),
+        );
+        const [{ replayed: _, ...first }] = answers as [(typeof answers)[0]];
+        for (const { replayed: __, ...each } of answers) expect(each).toEqual(first);
+        expect(answers.filter(({ replayed }) => !replayed).length).toBe(1);
+      }
+    } finally {
+      for (const { own, hf: mine } of others) {
+        await mine.close();
+        await own.end();
+      }
+    }
+  });
+});
+
+describe("giving back", () => {
+  test("a refund is pinned to its entry, and never more than it", async () => {
+    const q = quota(hf, { name: named(), limit: 10 });
+    const { id } = await q.consume("u", 6);
+    expect(await q.refund("u", id, { amount: 2, id: "r1" })).toMatchObject({ used: 4, amount: 2 });
+    expect(await q.refund("u", id, { amount: 2, id: "r1" })).toMatchObject({ used: 4, replayed: true });
+    await expect(q.refund("u", id, { amount: 5 })).rejects.toMatchObject({ code: "HF_QUOTA_TOO_MUCH" });
+    expect(await q.refund("u", id)).toMatchObject({ amount: 4, used: 0 });
+    expect(await q.refund("u", id)).toMatchObject({ amount: 4, replayed: true });
+    await expect(q.refund("u", "nothing")).rejects.toMatchObject({ code: "HF_QUOTA_UNKNOWN" });
+    await whole(q, "u");
+  });
+
+  test("a hold is settled at what it came to, released, or runs out", async () => {
+    const q = quota(hf, { name: named(), limit: 100 });
+    const hold = await q.hold("u", 60);
+    expect(hold).toMatchObject({ held: 60, used: 0, remaining: 40 });
+    expect(await q.tryConsume("u", 50)).toMatchObject({ granted: false });
+    expect(await hold.settle(35)).toMatchObject({ used: 35, held: 0, remaining: 65 });
+    expect(await hold.settle(35)).toMatchObject({ used: 35, replayed: true });
+    await expect(hold.settle(36)).rejects.toMatchObject({ code: "HF_QUOTA_ID_CONFLICT" });
+    await expect(hold.release()).rejects.toMatchObject({ code: "HF_QUOTA_UNKNOWN" });
+    const more = await q.hold("u", 20);
+    expect(await more.settle(65)).toMatchObject({ used: 100 });
+    await q.refund("u", `settle:${more.id}`);
+    const tooFar = await q.hold("u", 10);
+    await expect(tooFar.settle(66)).rejects.toThrow(QuotaExceededError);
+    await tooFar.release();
+    await tooFar.release();
+    await q.hold("u", 65, { holdFor: 1 });
+    await new Promise((resolve) => setTimeout(resolve, 20));
+    // What ran out makes room when it is needed; nobody has to do it before.
+    expect(await q.consume("u", 65)).toMatchObject({ used: 100, held: 0 });
+    const { entries } = await q.history("u");
+    expect(entries.map(({ kind }) => kind)).toEqual([
+      "consume",
+      "expire",
+      "hold",
+      "release",
+      "hold",
+      "refund",
+      "settle",
+      "hold",
+      "settle",
+      "hold",
+    ]);
+    await whole(q, "u");
+  });
+});
+
+describe("credits", () => {
+  test("are used after the limit: by priority, then what expires first; and a refund gives them back", async () => {
+    const q = quota(hf, { name: named(), limit: 10 });
+    const soon = new Date(Date.now() + 60_000);
+    await q.grant("u", 5, { id: "late", priority: 1 });
+    await q.grant("u", 5, { id: "soon", priority: 1, expiresAt: soon });
+    await q.grant("u", 5, { id: "first", priority: 0 });
+    await q.grant("u", 5, { id: "first", priority: 0 });
+    expect(await q.peek("u")).toMatchObject({ credit: 15, remaining: 25 });
+    const { id } = await q.consume("u", 18);
+    const spent = async () =>
+      Object.fromEntries(
+        (
+          await pool.query("SELECT id, spent::int FROM holdfast.quota_grant WHERE quota = $1 ORDER BY id", [
+            q.name,
+          ])
+        ).rows.map((row: { id: string; spent: number }) => [row.id, row.spent]),
+      );
+    expect(await spent()).toEqual({ first: 5, soon: 3, late: 0 });
+    expect(await q.peek("u")).toMatchObject({ used: 10, credit: 7, remaining: 7 });
+    await q.refund("u", id, { amount: 4 });
+    expect(await spent()).toEqual({ first: 4, soon: 0, late: 0 });
+    await q.refund("u", id);
+    expect(await q.peek("u")).toMatchObject({ used: 0, credit: 15 });
+    await expect(q.consume("u", 26)).rejects.toMatchObject({ remaining: 25 });
+    await whole(q, "u");
+  });
+
+  test("lapse when they expire", async () => {
+    const q = quota(hf, { name: named(), limit: 0 });
+    await q.grant("u", 5, { expiresAt: new Date(Date.now() + 30) });
+    await q.consume("u", 2);
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    expect(await q.tryConsume("u")).toMatchObject({ granted: false, credit: 0 });
+    expect(await q.peek("u")).toMatchObject({ credit: 0, remaining: 0 });
+    await whole(q, "u");
+  });
+});
+
+describe("limits", () => {
+  test("of a plan, of the subject's own, computed", async () => {
+    const q = quota(hf, { name: named(), limit: { plans: { free: 1, pro: 3 }, default: "free" } });
+    await q.consume("u");
+    expect(await q.tryConsume("u")).toMatchObject({ granted: false, limit: 1 });
+    await q.setPlan("u", "pro");
+    expect(await q.consume("u", 2)).toMatchObject({ limit: 3, used: 3 });
+    await q.setLimit("u", 4);
+    expect(await q.consume("u")).toMatchObject({ limit: 4 });
+    await q.setLimit("u", undefined);
+    await q.setPlan("u", undefined);
+    expect(await q.peek("u")).toMatchObject({ limit: 1, used: 4, over: 3, remaining: 0 });
+    const computed = quota(hf, { name: named(), limit: async (subject) => String(subject).length });
+    await computed.consume("abc", 3);
+    await expect(computed.consume("ab", 3)).rejects.toThrow(QuotaExceededError);
+  });
+
+  test("above the limit: some, or recorded", async () => {
+    const some = quota(hf, { name: named(), limit: 10, over: 2 });
+    expect(await some.consume("u", 12)).toMatchObject({ used: 12, over: 2 });
+    expect(await some.tryConsume("u")).toMatchObject({ granted: false });
+    const all = quota(hf, { name: named(), limit: 10, over: "record" });
+    expect(await all.consume("u", 1000)).toMatchObject({ over: 990 });
+  });
+
+  test("several at once: all or none", async () => {
+    const [org, user, burst] = [
+      quota(hf, { name: named(), limit: 10 }),
+      quota(hf, { name: named(), limit: 5, per: "day" }),
+      quota(hf, { name: named(), limit: 100, per: "minute", window: "refill" }),
+    ];
+    const all = quota.all([org, user, burst]);
+    const subjects = ["acme", "ada", "ada"];
+    await all.consume(subjects, 4, { id: "x" });
+    await all.consume(subjects, 4, { id: "x" });
+    await expect(all.consume(subjects, 2)).rejects.toMatchObject({ quota: user.name, remaining: 1 });
+    expect(await org.peek("acme")).toMatchObject({ used: 4 });
+    await all.consume(["acme", "bob", "bob"], 5);
+    expect(await all.tryConsume(["acme", "eve", "eve"], 2)).toMatchObject({
+      granted: false,
+      denied: { quota: org.name },
+    });
+    expect(await user.peek("eve")).toMatchObject({ used: 0 });
+    await whole(org, "acme");
+  });
+});
+
+describe("windows", () => {
+  const shift = (name: string, interval: string) =>
+    pool.query(
+      `UPDATE holdfast.quota_bucket SET since = since - $2::interval WHERE quota = $1;`
+        .replace("$2::interval", `interval '${interval}'`)
+        .replace("$1", `'${name}'`),
+    );
+
+  test("fixed: a new one begins, and never goes back", async () => {
+    const q = quota(hf, { name: named(), limit: 3, per: "day", timeZone: "Europe/Madrid" });
+    await q.consume("u", 3);
+    const denied = await q.tryConsume("u");
+    expect(denied).toMatchObject({ granted: false });
+    expect((denied as { retryAfter: number }).retryAfter).toBeLessThanOrEqual(25 * 3_600_000);
+    expect(denied.resetAt?.getTime()).toBeGreaterThan(denied.at.getTime());
+    await shift(q.name, "1 day");
+    expect(await q.consume("u", 2)).toMatchObject({ used: 2 });
+    await pool.query(
+      `UPDATE holdfast.quota_bucket SET since = since + interval '3 days' WHERE quota = '${q.name}'`,
+    );
+    expect(await q.tryConsume("u", 2)).toMatchObject({ granted: false, used: 2 });
+    await whole(q, "u");
+  });
+
+  test("refill: evenly", async () => {
+    const q = quota(hf, { name: named(), limit: 60, per: "1 minute", window: "refill" });
+    await q.consume("u", 60);
+    const denied = await q.tryConsume("u", 5);
+    expect((denied as { retryAfter: number }).retryAfter).toBeGreaterThan(3000);
+    expect((denied as { retryAfter: number }).retryAfter).toBeLessThanOrEqual(5000);
+    await shift(q.name, "10 seconds");
+    expect(await q.consume("u", 10)).toMatchObject({ granted: true });
+    expect(await q.tryConsume("u", 10)).toMatchObject({ granted: false });
+    await whole(q, "u");
+  });
+
+  test("sliding, in parts", async () => {
+    const q = quota(hf, { name: named(), limit: 10, per: "10 minutes", window: "sliding-parts", parts: 10 });
+    await q.consume("u", 4);
+    await shift(q.name, "5 minutes");
+    await q.consume("u", 6);
+    expect(await q.tryConsume("u")).toMatchObject({ granted: false });
+    await shift(q.name, "7 minutes");
+    expect(await q.consume("u", 4)).toMatchObject({ used: 10 });
+    await whole(q, "u");
+  });
+
+  test("sliding, exactly", async () => {
+    const q = quota(hf, { name: named(), limit: 3, per: "1 hour", window: "sliding-log" });
+    await q.consume("u", 1, { id: "a" });
+    await pool.query(
+      `UPDATE holdfast.quota_entry SET at = at - interval '59 minutes' WHERE quota = '${q.name}'`,
+    );
+    await q.consume("u", 2, { id: "b" });
+    const denied = await q.tryConsume("u");
+    expect((denied as { retryAfter: number }).retryAfter).toBeLessThanOrEqual(60_000);
+    await pool.query(
+      `UPDATE holdfast.quota_entry SET at = at - interval '2 minutes' WHERE quota = '${q.name}'`,
+    );
+    expect(await q.consume("u", 1)).toMatchObject({ used: 3 });
+    await q.refund("u", "b");
+    expect(await q.peek("u")).toMatchObject({ used: 1 });
+    await whole(q, "u");
+  });
+});
+
+describe("inside the caller's transaction", () => {
+  test("rolled back with it", async () => {
+    const q = quota(hf, { name: named(), limit: 5 });
+    await expect(
+      hf.transaction(async (tx) => {
+        await q.consume("u", 5, { tx, id: "x" });
+        expect(await q.peek("u", { tx })).toMatchObject({ used: 5 });
+        throw new Error("no");
+      }),
+    ).rejects.toThrow("no");
+    expect(await q.peek("u")).toMatchObject({ used: 0 });
+    await hf.transaction((tx) => q.consume("u", 5, { tx, id: "x" }));
+    await hf.transaction(async (tx) => {
+      expect(await q.consume("u", 5, { tx, id: "x" })).toMatchObject({ replayed: true });
+      expect(await q.tryConsume("u", 1, { tx })).toMatchObject({ granted: false });
+    });
+    await whole(q, "u");
+  });
+});
+
+test("the ledger says who and why, page by page", async () => {
+  const q = quota(hf, { name: named(), limit: 100 });
+  for (let i = 0; i < 7; i++)
+    await q.consume("u", 1, { by: "ada", source: "api", reference: `req-${i}`, metadata: { i } });
+  const first = await q.history("u", { limit: 5 });
+  expect(first.entries[0]).toMatchObject({
+    kind: "consume",
+    by: "ada",
+    reference: "req-6",
+    metadata: { i: 6 },
+    used: 7,
+  });
+  const rest = await q.history("u", { limit: 5, before: first.next as number });
+  expect([rest.entries.length, rest.next]).toEqual([2, undefined]);
+});
+
+test("what does not add up is found, and mended on request", async () => {
+  const q = quota(hf, { name: named(), limit: 100 });
+  await q.consume("u", 5);
+  await q.consume("u", 6);
+  await pool.query(`UPDATE holdfast.quota_bucket SET used = 3 WHERE quota = '${q.name}'`);
+  expect(await q.reconcile("u")).toMatchObject({ ok: false, repaired: false });
+  expect(await q.reconcile("u", { repair: true })).toMatchObject({ ok: false, repaired: true });
+  expect(await q.peek("u")).toMatchObject({ used: 11 });
+});
+
+test(`one seed of many: ${inject("seed")}`, () => {});

@@ -1,0 +1,248 @@
+/** `holdfast race`, as people start it. */
+import { spawn } from "node:child_process";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { fileURLToPath } from "node:url";
+import type { Turn } from "holdfast/testing";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { draw } from "../packages/cli/src/race/draw.ts";
+import { releaseOf, transactions } from "../packages/cli/src/race/lanes.ts";
+import { escape, wrap } from "../packages/cli/src/race/text.ts";
+import { type TestDatabase, createDatabase } from "./harness/databases.ts";
+
+const root = fileURLToPath(new URL("../", import.meta.url));
+const quota = "test/races/command/quota.ts";
+
+let database: TestDatabase;
+let folder: string;
+
+beforeAll(async () => {
+  folder = mkdtempSync(join(tmpdir(), "holdfast-race-"));
+  database = await createDatabase("postgres");
+});
+
+afterAll(async () => {
+  rmSync(folder, { recursive: true, force: true });
+  await database?.drop();
+});
+
+interface Outcome {
+  readonly code: number | null;
+  readonly out: string;
+  readonly err: string;
+}
+
+async function race(args: readonly string[], env: NodeJS.ProcessEnv = {}): Promise<Outcome> {
+  const { HOLDFAST_URL: _, DATABASE_URL: __, DEBUG: ___, ...rest } = process.env;
+  const child = spawn(
+    process.execPath,
+    ["--conditions=holdfast-source", "packages/cli/src/bin.ts", "race", ...args],
+    { cwd: root, env: { ...rest, NO_COLOR: "1", ...env }, stdio: ["ignore", "pipe", "pipe"] },
+  );
+  let [out, err] = ["", ""];
+  child.stdout.on("data", (chunk: Buffer) => (out += chunk.toString()));
+  child.stderr.on("data", (chunk: Buffer) => (err += chunk.toString()));
+  const code = await new Promise<number | null>((resolve) => child.once("close", resolve));
+  return { code, out, err };
+}
+
+/** On the tests' own server. */
+const raceHere = (...args: string[]) => race(args, { DATABASE_URL: database.url });
+
+interface Told {
+  readonly name: string;
+  readonly export: string;
+  readonly status: string;
+  readonly replay?: string;
+  readonly command?: string;
+  readonly error?: { readonly name: string; readonly message: string };
+  readonly turns?: readonly Turn[];
+}
+
+const reports = ({ code, out, err }: Outcome): { code: number | null; told: Told[] } => {
+  expect(out, err).toMatch(/^\[/);
+  return { code, told: JSON.parse(out) as Told[] };
+};
+
+describe("a file with a race in it", () => {
+  test("shows the schedule and how to run it again, and writes a page", async () => {
+    const html = join(folder, "new/report.html");
+    const { code, out, err } = await raceHere(quota, "--html", html);
+    expect(code, err).toBe(1);
+    expect(out).toContain("✓ quota with its row locked: ");
+    expect(out).toContain("✗ naive ");
+    expect(out).toContain("◄ stale");
+    expect(out).toContain(`holdfast race ${quota} --only naive --replay 'A2B4A2'`);
+    expect(out.trim().split("\n").at(-1)).toBe("2 scenarios: 1 ok, 1 with a race");
+    // No terminal, so nothing is written over; and the password is nobody's business.
+    expect(err).not.toMatch(/\r| runs · /);
+    expect(err).toContain("(DATABASE_URL)");
+    expect(err).not.toContain(new URL(database.url).password);
+
+    const page = readFileSync(html, "utf8");
+    expect(page).toMatch(/<svg [^]*<\/svg>/);
+    expect(page).not.toMatch(/<script|https?:|\bsrc=|@import|url\((?!#)/);
+    expect(page).toContain("&lt;b&gt;ada&lt;/b&gt;");
+    expect(page).not.toContain("<b>");
+    expect(page).toContain("Lost update on person");
+    expect(page).toContain("--only naive --replay &#39;A2B4A2&#39;");
+    expect(page).toContain("prefers-color-scheme: dark");
+    const ids = [...page.matchAll(/ id="([^"]*)"/g)].map(([, id]) => id);
+    expect(ids.length).toBe(new Set(ids).size);
+    const used = [...page.matchAll(/url\(#([^)]*)\)|aria-labelledby="([^"]*)"/g)].map(([, a, b]) => a ?? b);
+    expect(used.filter((id) => !ids.includes(id))).toEqual([]);
+  });
+
+  test("as JSON, and the order that it names fails again", async () => {
+    const { code, told } = reports(await raceHere(quota, "--json", "--isolation", "read", "committed"));
+    expect(code).toBe(1);
+    expect(told.map(({ name, status }) => [name, status])).toEqual([
+      ["quota with its row locked", "ok"],
+      ["naive", "race"],
+    ]);
+    const [, naive] = told;
+    expect(naive).toMatchObject({
+      export: "naive",
+      ok: false,
+      isolation: "read committed",
+      anomaly: "lost update",
+      error: { name: "AssertionError" },
+      command: `holdfast race ${quota} --only naive --isolation read-committed --replay '${naive?.replay}'`,
+    });
+    expect(naive?.turns?.length).toBeGreaterThan(4);
+    const again = ["--only", "naive", "--replay", naive?.replay ?? "", "--isolation", "read-committed"];
+    expect(reports(await raceHere(quota, "--json", ...again))).toMatchObject({
+      code: 1,
+      told: [{ name: "naive", runs: 1, replay: naive?.replay }],
+    });
+  });
+
+  test("--only finds the fix alone, by its own name, and leaves the database as it was", async () => {
+    const { code, out, err } = await raceHere(quota, "--only", "quota with its row locked");
+    expect(code, err).toBe(0);
+    expect(out).not.toContain("naive");
+    expect(out.trim().split("\n").at(-1)).toBe("1 scenario: 1 ok");
+    const nave = await raceHere(quota, "--only", "nave");
+    expect(nave).toMatchObject({ code: 2, out: "" });
+    expect(nave.err).toContain("has no scenario nave; it has locked, naive");
+  });
+});
+
+test("without a URL it brings a server of its own", async () => {
+  const { code, out, err } = await race([quota, "--only", "naive"]);
+  expect(code, out + err).toBe(1);
+  expect(err).toContain("on a PostgreSQL of its own");
+});
+
+test("scenarios with a database of their own; one that cannot run does not hide the others", async () => {
+  const env = { OBJECTS_URL: database.url };
+  const { code, told } = reports(await race(["test/races/command/objects.ts", "--json"], env));
+  expect(code).toBe(2);
+  expect(told).toMatchObject([
+    { name: "alone", status: "error", error: { message: expect.stringContaining("two actors") } },
+    { name: "likes of a post", export: "likes", status: "ok", coverage: "exhaustive" },
+  ]);
+  const bailed = await race(["test/races/command/objects.ts", "--bail"], env);
+  expect(bailed.code).toBe(2);
+  expect(bailed.out).toContain("2 scenarios: 1 could not run, 1 not run");
+});
+
+describe("what cannot be run ends with 2, and says why", () => {
+  test.each([
+    ["no file", ["nowhere.ts"], "there is no file nowhere.ts"],
+    ["no scenario", ["test/races/command/none.ts"], "export const quota = ({ url }) => {"],
+    ["several to replay", [quota, "--replay", "A2B2"], "--only which one (locked, naive)"],
+    ["no number", [quota, "--preemptions", "few"], "whole number from 0"],
+    ["no order", [quota, "--replay", "2A"], "A2B4A2"],
+    ["no level", [quota, "--isolation", "snapshot"], "read-committed"],
+    ["no option", [quota, "--what"], "holdfast race --help"],
+    ["no argument", [], "missing required argument"],
+  ] as const)("%s", async (_, args, why) => {
+    const { code, out, err } = await race(args);
+    expect({ code, out }).toEqual({ code: 2, out: expect.not.stringContaining("✓") });
+    expect(out + err).toMatch(why);
+  });
+});
+
+const turn = (n: number, actor: string, statement: string, more: Partial<Turn> = {}): Turn => ({
+  n,
+  actor,
+  statement,
+  rows: [],
+  waitsFor: [],
+  switched: false,
+  stale: false,
+  ...more,
+});
+
+describe("the picture", () => {
+  const waiting = [
+    turn(1, "A", "BEGIN"),
+    turn(2, "A", "UPDATE a"),
+    turn(3, "B", "BEGIN", { switched: true }),
+    turn(4, "B", "UPDATE a", { waitsFor: ["A"] }),
+    turn(5, "A", "ROLLBACK TO SAVEPOINT s"),
+    turn(6, "A", "COMMIT"),
+    turn(7, "B", "COMMIT"),
+  ];
+  const knot = [
+    turn(1, "A", "UPDATE b", { waitsFor: ["B"], error: "deadlock detected" }),
+    turn(2, "B", "UPDATE a", { waitsFor: ["A"] }),
+    turn(3, "B", "COMMIT"),
+    turn(4, "A", "ROLLBACK"),
+  ];
+
+  test("knows who let go, and when", () => {
+    expect(releaseOf(waiting, 1)).toBeUndefined();
+    expect(releaseOf(waiting, 3)).toEqual({ at: 5, below: false, by: "A" });
+    expect(releaseOf(knot, 0)).toEqual({ at: 1, below: true, by: undefined });
+    expect(releaseOf(knot, 1)).toEqual({ at: 1, below: true, by: "A" });
+    expect(transactions(waiting)).toEqual([
+      { actor: "A", from: 0, to: 5 },
+      { actor: "B", from: 2, to: 6 },
+    ]);
+  });
+
+  test.each([
+    ["wide", 960, false],
+    ["narrow", 340, true],
+  ])("%s: nothing lies over anything else, or outside", (_, width, narrow) => {
+    const long = `SELECT ${"x".repeat(500)} FROM 漢字漢字漢字漢字漢字漢字漢字漢字漢字漢字漢字漢字漢字漢字漢字漢字漢字 ${"and so on ".repeat(50)}`;
+    const turns = [
+      ...waiting,
+      turn(8, "B", long, { rows: [["1", "<i>"]], stale: true, place: "/a/b.ts:1:2" }),
+    ];
+    const svg = draw({ turns, actors: ["A", "B"], width, narrow, id: "x" });
+    expect(svg).toContain("&lt;i&gt;");
+    expect(svg).toContain(">b.ts:1<");
+    expect(svg).toContain("…");
+    const number = (text: string, name: string) => Number(new RegExp(` ${name}="([^"]*)"`).exec(text)?.[1]);
+    const boxes = [...svg.matchAll(/<g class="step.*?<\/g>/gs)].map(([text]) => {
+      const [rect = ""] = /<rect .*?>/.exec(text) ?? [];
+      const lines = [...text.matchAll(/<tspan.*?<\/tspan>/gs)].map(([line]) => number(line, "y"));
+      const [x, y] = [number(rect, "x"), number(rect, "y")];
+      return { x, y, right: x + number(rect, "width"), bottom: y + number(rect, "height"), lines };
+    });
+    expect(boxes).toHaveLength(turns.length);
+    for (const [i, box] of boxes.entries()) {
+      expect(box.right).toBeLessThanOrEqual(Math.min(width, number(svg, "width")));
+      expect(box.y).toBeGreaterThan(boxes[i - 1]?.bottom ?? 0);
+      expect(box.lines.every((y) => y > box.y && y < box.bottom)).toBe(true);
+    }
+    expect(boxes.at(-1)?.bottom).toBeLessThan(number(svg, "height"));
+  });
+
+  test("breaks text where it may, and says where something is left out", () => {
+    expect(wrap("UPDATE quota SET remaining = 0", 12, 9)).toEqual([
+      "UPDATE quota",
+      "SET",
+      "remaining =",
+      "0",
+    ]);
+    expect(wrap("abcdefghij", 4, 2)).toEqual(["abcd", "efg…"]);
+    expect(wrap("漢字漢字", 4, 9)).toEqual(["漢字", "漢字"]);
+    expect(wrap("  ", 4, 9)).toEqual([]);
+    expect(escape("<a href='x'>&\"\u0000")).toBe("&lt;a href=&#39;x&#39;&gt;&amp;&quot;\u{fffd}");
+  });
+});
