@@ -285,7 +285,7 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
     }
   };
   // The other one comes without a certificate.
-  if (server === "mysql") test("over TLS", overTls);
+  test.for(server === "mysql" ? ["over TLS"] : [])("%s", overTls);
 
   describe("stock that is read, then written", () => {
     const sell = async (connection: PoolConnection, query: string) => {

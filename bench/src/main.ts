@@ -20,6 +20,10 @@ const suites: Readonly<Record<string, Suite>> = {
     about: "a locked check-then-write on MySQL, MariaDB and SQLite, next to each one's textbook",
     load: () => import("./suites/engines.ts"),
   },
+  quota: {
+    about: "one unit of a quota, next to the textbook and to rate-limiter-flexible on PostgreSQL and Redis",
+    load: () => import("./suites/quota.ts"),
+  },
   explore: {
     about: "how long it takes to try all orders of a check-then-write",
     load: () => import("./suites/explore.ts"),

@@ -24,5 +24,5 @@ async function exact(): Promise<boolean> {
 const usedOnce = ({ A, B }: Record<string, PromiseSettledResult<unknown>>) =>
   assert.equal([A, B].filter((each) => each?.status === "fulfilled" && each.value).length, 1);
 
-test("exact", () => expectNoRace(fromPg(pool), [exact, exact], usedOnce).then(() => {}));
-test("naive", () => expectNoRace(fromPg(pool), [naive, naive], usedOnce).then(() => {}));
+void test("exact", async () => void (await expectNoRace(fromPg(pool), [exact, exact], usedOnce)));
+void test("naive", async () => void (await expectNoRace(fromPg(pool), [naive, naive], usedOnce)));

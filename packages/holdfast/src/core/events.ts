@@ -36,6 +36,7 @@ export interface Events {
   "holdfast:version:stale": { table: string; attempt: number };
   "holdfast:once:replayed": { id: string };
   "holdfast:connection:wrong": { query: string | undefined; transaction: string | undefined };
+  "holdfast:quota:failed": { quotas: readonly string[]; failed: "closed" | "open"; error: unknown };
   "holdfast:migrated": { id: number; name: string };
 }
 

@@ -139,12 +139,15 @@ function requestOf({ key, mode }: Pick<Wish, "key" | "mode">): LockRequest {
   return { key, mode: mode === "shared" ? "shared" : "exclusive" };
 }
 
+/** Whether it was ours until then. */
+type Released = "ours" | "not ours" | "perhaps";
+
 /** What a lease needs of the desk that gave it. */
 interface Counter {
   /** Throws inside a transaction that would have to end first. */
   refuseInside(instead: string): void;
   renew(grip: Grip, ttlMs: number, withinMs: number): Promise<{ until: Date | undefined; sentAt: number }>;
-  release(grip: Grip, atLeastMs: number): Promise<boolean>;
+  release(grip: Grip, atLeastMs: number): Promise<Released>;
   retryable(error: unknown): boolean;
   forget(lease: Granted): void;
 }
@@ -324,7 +327,7 @@ class Granted implements Lease {
     const ours = await this.#counter
       .release(this.#grip, this.#terms.atLeastMs)
       .finally(() => this.#counter.forget(this));
-    if (!ours) {
+    if (ours === "not ours" || (ours === "perhaps" && this.#lost)) {
       const detail = "the server says that it was no longer ours when it was released";
       throw this.#lost ?? new LeaseLostError(this.name, this.fence, detail);
     }
@@ -578,14 +581,22 @@ export class LeaseDesk<Native, C extends Connection> {
     return lease;
   }
 
-  async #release({ resource, token }: Pick<Grip, "resource" | "token">, atLeastMs: number): Promise<boolean> {
+  async #release(
+    { resource, token }: Pick<Grip, "resource" | "token">,
+    atLeastMs: number,
+  ): Promise<Released> {
     const giveUpAt = performance.now() + graceMs;
+    let tries = 0;
     const ours = await this.#track(
-      this.#ask(giveUpAt, (connection) => this.#store().release(connection, { resource, token }, atLeastMs)),
+      this.#ask(giveUpAt, (connection) => {
+        tries++;
+        return this.#store().release(connection, { resource, token }, atLeastMs);
+      }),
     );
     // Those of this process need not wait for the server to tell them.
     this.#bell.ring(resource);
-    return ours;
+    // If an answer was lost, it may well have been us who gave it back.
+    return ours ? "ours" : tries > 1 ? "perhaps" : "not ours";
   }
 
   /** Who holds, and who waits for, leases and permits: of one key, or all of them. */

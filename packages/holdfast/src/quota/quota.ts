@@ -468,6 +468,11 @@ export class Quota {
     return this.#desk;
   }
 
+  /** @internal Milliseconds; of months and years on average. */
+  get windowMs(): number | undefined {
+    return this.#span?.ms;
+  }
+
   async #entries(
     subject: Subject,
     before: number | undefined,
@@ -592,6 +597,11 @@ export class QuotaSet {
     this.#quotas = quotas;
   }
 
+  /** @internal */
+  get quotas(): readonly Quota[] {
+    return this.#quotas;
+  }
+
   /** Uses of all of them, or throws the `QuotaExceededError` of the one that refused. */
   async consume(
     subjects: Subject | readonly Subject[],
@@ -603,14 +613,14 @@ export class QuotaSet {
     throw new QuotaExceededError(answer.denied);
   }
 
-  /** `subjects`: one for all, or one for each. */
+  /** `subjects`: one for all, or one for each. If not granted, `denied` is the one of `all` that refused. */
   async tryConsume(
     subjects: Subject | readonly Subject[],
     amount: number | readonly number[] = 1,
     options: EntryOptions = {},
   ): Promise<
     | { readonly granted: true; readonly all: readonly Granted[] }
-    | { readonly granted: false; readonly denied: Denied }
+    | { readonly granted: false; readonly denied: Denied; readonly all: readonly Denied[] }
   > {
     checkNames("consume", options, entryOptions);
     const each = <T>(value: T | readonly T[], i: number): T => (Array.isArray(value) ? value[i] : value) as T;
@@ -631,7 +641,7 @@ export class QuotaSet {
     const answers = this.#quotas.map((one, i) => one.answer(named[i] as Part, verdicts[i] as Verdict));
     const refused = verdicts.findIndex(({ kind, retry }) => kind === "refused" && retry !== undefined);
     const denied = answers[refused];
-    if (denied && !denied.granted) return { granted: false, denied };
+    if (denied && !denied.granted) return { granted: false, denied, all: answers as Denied[] };
     return { granted: true, all: answers as Granted[] };
   }
 }
