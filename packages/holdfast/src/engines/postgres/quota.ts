@@ -11,6 +11,7 @@ import type {
   Late,
   Quotas,
   Standing,
+  Use,
   Verdict,
   Verdicts,
 } from "../../core/quotas.ts";
@@ -60,12 +61,18 @@ function standing(row: Record<string, unknown> | undefined): Standing {
 
 export const quotas: Quotas<SqlConnection> = {
   async consume(connection, { definitions, buckets, uses, make, look }: Batch): Promise<Verdicts> {
+    const again = repeats(uses);
+    const plain = plainly({ definitions, uses }, again);
+    const [first, ...rest] = uses;
+    if (plain && first && rest.length === 0)
+      return useOne(connection, { definitions, buckets, make, look }, first, plain);
     const bucketOf = (use: Batch["uses"][number]) => buckets[use.bucket] as Bucket;
     const [row] = await ask(
       connection,
       sql`SELECT missing, at, verdicts::text, useds::text, helds::text, credits::text, maxes::text, versions::text,
   ats::text, retries::text FROM holdfast.quota_consume(${JSON.stringify(definitions.map(definitionJson))}::text::jsonb,
-  ${sql.raw(String(make))}, ${sql.raw(String(look))}, ${list(buckets.map(({ quota }) => quota))}::text::text[],
+  ${sql.raw(String(plain !== undefined))}, ${moment(plain?.opens)}, ${moment(plain?.ends)},
+  ${plain?.over === undefined ? null : String(plain.over)}::text::bigint, ${sql.raw(String(make))}, ${sql.raw(String(look))}, ${list(buckets.map(({ quota }) => quota))}::text::text[],
   ${list(buckets.map(({ subject }) => subject))}::text::text[],
   ${list(buckets.map(({ definition }) => definition + 1))}::text::int[],
   ${list(buckets.map(({ limit }) => limit))}::text::bigint[],
@@ -77,7 +84,7 @@ export const quotas: Quotas<SqlConnection> = {
   ${list(uses.map(({ group }) => group))}::text::int[],
   ${list(uses.map(({ holdMs }) => holdMs))}::text::bigint[],
   ${list(uses.map(({ details }) => details))}::text::text[],
-  ${list(repeats(uses))}::text::int[])`,
+  ${list(again)}::text::int[])`,
     );
     const at = Number(row?.["at"]);
     if (row?.["missing"] === true || row?.["missing"] === "t") return { missing: true, at };
@@ -98,7 +105,7 @@ export const quotas: Quotas<SqlConnection> = {
         limit: column["maxes"]?.[i],
         version: column["versions"]?.[i] ?? 0,
         at: column["ats"]?.[i] ?? at,
-        retry: retry === -1 ? "window" : retry === -2 ? "never" : retry,
+        retry: retryOf(retry),
       };
     });
     return { missing: false, at, verdicts };
@@ -176,6 +183,55 @@ export const quotas: Quotas<SqlConnection> = {
     return Number(row?.["n"]);
   },
 };
+
+async function useOne(
+  connection: SqlConnection,
+  { definitions, buckets, make, look }: Omit<Batch, "uses">,
+  { id, amount, details }: Use,
+  { opens, ends, over }: Plain,
+): Promise<Verdicts> {
+  const { quota, subject, limit } = buckets[0] as Bucket;
+  const [row] = await ask(
+    connection,
+    sql`SELECT * FROM holdfast.quota_use(${JSON.stringify(definitions.map(definitionJson))}::text::jsonb,
+  ${moment(opens)}, ${moment(ends)}, ${over === undefined ? null : String(over)}::text::bigint,
+  ${sql.raw(String(make))}, ${sql.raw(String(look))}, ${quota}::text, ${subject}::text,
+  ${limit === undefined ? null : String(limit)}::text::bigint, ${id}::text, ${String(amount)}::text::bigint, ${details ?? null}::text)`,
+  );
+  const at = Number(row?.["at"]);
+  if (row?.["missing"] === true || row?.["missing"] === "t") return { missing: true, at };
+  const retry = row?.["retry"] === null ? undefined : Number(row?.["retry"]);
+  const kind = verdictKinds[Number(row?.["verdict"])] as Verdict["kind"];
+  const verdict = { ...standing(row), at: Number(row?.["entered"]), kind, retry: retryOf(retry) };
+  return { missing: false, at, verdicts: [verdict] };
+}
+
+const retryOf = (retry: number | undefined): Verdict["retry"] =>
+  retry === -1 ? "window" : retry === -2 ? "never" : retry;
+
+const moment = (ms: number | undefined) =>
+  sql`to_timestamp(${ms === undefined ? null : String(ms)}::text::float8 / 1000)`;
+
+interface Plain {
+  readonly opens: number | undefined;
+  readonly ends: number | undefined;
+  readonly over: number | undefined;
+}
+
+/** Uses of one quota, each by itself and with an id of its own, in a window of the usual kind. */
+function plainly(
+  { definitions, uses }: Pick<Batch, "definitions" | "uses">,
+  again: readonly number[],
+): Plain | undefined {
+  const [definition, ...others] = definitions;
+  if (!definition || others.length > 0 || again.some((before) => before > 0)) return undefined;
+  const { rule, over } = definition;
+  if (rule.window !== "none" && rule.window !== "fixed") return undefined;
+  if (uses.some(({ holdMs, group }, i) => holdMs !== undefined || group === uses[i - 1]?.group))
+    return undefined;
+  const [, opens, ends] = rule.window === "fixed" ? rule.starts : [];
+  return { opens, ends, over };
+}
 
 /** For each, the earlier one of the same bucket and id, counted from 1. */
 function repeats(uses: Batch["uses"]): number[] {
