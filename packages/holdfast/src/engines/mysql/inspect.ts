@@ -35,7 +35,13 @@ function time(value: unknown): Date | undefined {
   return value === null || value === undefined ? undefined : new Date(Number(value));
 }
 
-/** Locks of rows (lock rows, and whatever is waited for), then those of GET_LOCK, which are metadata locks here. */
+/**
+ * Locks of rows (lock rows, and whatever is waited for), then those of GET_LOCK, which are metadata locks here. A lock of a
+ * row that was written is made by whoever comes to wait for it, and bears that one's thread: that of a table, which every
+ * writer has, is always the owner's own.
+ */
+const ownerOf = (transaction: string) => `(SELECT o.thread_id FROM performance_schema.data_locks o
+      WHERE o.engine_transaction_id = ${transaction} AND o.lock_type = 'TABLE' LIMIT 1)`;
 const rowLocks =
   sql.raw(`SELECT t.processlist_id AS id, l.object_name AS tablename, l.index_name AS indexname, l.lock_mode AS mode,
     l.lock_status AS status, l.lock_data AS data, (SELECT k.name FROM holdfast_lock k WHERE l.object_name = 'holdfast_lock'
@@ -43,9 +49,9 @@ const rowLocks =
     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', CONVERT_TZ(x.trx_started, @@session.time_zone, '+00:00')) / 1000 AS since,
     TIMESTAMPDIFF(MICROSECOND, x.trx_wait_started, SYSDATE(6)) / 1000 AS waiting,
     (SELECT GROUP_CONCAT(DISTINCT b.processlist_id) FROM performance_schema.data_lock_waits w
-      JOIN performance_schema.threads b ON b.thread_id = w.blocking_thread_id
+      JOIN performance_schema.threads b ON b.thread_id = ${ownerOf("w.blocking_engine_transaction_id")}
       WHERE w.requesting_engine_lock_id = l.engine_lock_id) AS blockers
-  FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.thread_id = l.thread_id
+  FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.thread_id = ${ownerOf("l.engine_transaction_id")}
   LEFT JOIN information_schema.innodb_trx x ON x.trx_id = l.engine_transaction_id
   WHERE l.object_schema = DATABASE() AND l.lock_type = 'RECORD' AND t.processlist_id <> CONNECTION_ID()
     AND (l.lock_status = 'WAITING' OR l.object_name = 'holdfast_lock'

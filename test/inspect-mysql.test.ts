@@ -1,0 +1,51 @@
+/** A row that was written is locked by nobody until somebody comes to wait for it: who waits for whom all the same. */
+import { holdfast } from "holdfast";
+import { fromMysql2 } from "holdfast/mysql2";
+import { type PoolConnection, createPool } from "mysql2/promise";
+import { expect, test } from "vitest";
+import { createDatabase, unavailable } from "./harness/databases.ts";
+import { eventually } from "./harness/wait.ts";
+
+const idOf = async (connection: PoolConnection) => {
+  const [rows] = await connection.query("SELECT CONNECTION_ID() AS id");
+  return String((rows as { id: number }[])[0]?.id);
+};
+
+test.for(["mariadb", "mysql"] as const)("%s", async (server, { skip }) => {
+  skip(unavailable(server) !== undefined, unavailable(server));
+  const database = await createDatabase(server);
+  const pool = createPool({ uri: database.url, connectionLimit: 6 });
+  const hf = holdfast(fromMysql2(pool));
+  try {
+    await hf.migrate();
+    await pool.query("CREATE TABLE item (id int PRIMARY KEY, n int NOT NULL)");
+    await pool.query("INSERT INTO item VALUES (1, 0)");
+    const [writer, waiter] = [await pool.getConnection(), await pool.getConnection()];
+    try {
+      await writer.query("BEGIN");
+      await writer.query("INSERT INTO item VALUES (2, 0)");
+      await waiter.query("BEGIN");
+      const waiting = waiter.query("UPDATE item SET n = 1 WHERE id = 2");
+      const [holds, waits] = [await idOf(writer), waiter.threadId];
+      const seen = await eventually(async () => {
+        const inspection = await hf.inspect();
+        return inspection.waiters.length > 0 && inspection;
+      });
+      if (!seen) throw new Error("never seen");
+      expect(seen.waiters).toHaveLength(1);
+      const [found] = seen.waiters;
+      expect(found?.session.id).toBe(String(waits));
+      expect(found?.blockedBy).toEqual([holds]);
+      await writer.query("COMMIT");
+      await waiting;
+      await waiter.query("COMMIT");
+    } finally {
+      writer.release();
+      waiter.release();
+    }
+  } finally {
+    await hf.close();
+    await pool.end();
+    await database.drop();
+  }
+});
