@@ -395,6 +395,20 @@ test("statements that were prepared before are known by their text", async () =>
   expect(report.text).toContain("SELECT qty FROM stock WHERE id = 'pen'");
 });
 
+test("a pool that closes a connection as soon as nobody uses it", async () => {
+  const brief = new Pool({ connectionString: database.url, max: 4, idleTimeoutMillis: 1 });
+  try {
+    const act = async () => {
+      const { rows } = await brief.query("SELECT qty FROM stock WHERE id = 'pen'");
+      await brief.query("UPDATE stock SET qty = $1 WHERE id = 'pen'", [rows[0].qty - 1]);
+    };
+    for (let i = 0; i < 5; i++)
+      await explore("brief", { db: fromPg(pool), reset, actors: { A: act, B: act }, invariant: () => {} });
+  } finally {
+    await brief.end();
+  }
+});
+
 test("statements that one actor sends at the same time", async () => {
   const act = async () => {
     const [{ rows }] = await Promise.all([

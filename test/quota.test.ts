@@ -111,7 +111,7 @@ describe("ids", () => {
     const name = named();
     try {
       const quotas = others.map((each) => quota(each.hf, { name, limit: 1 }));
-      for (let round = 0; round < 60; round++) {
+      for (let round = 0; round < 500; round++) {
         const answers = await Promise.all(
           quotas.map((each) => each.consume(`u${round}`, 1, { id: "the one" })),
         );

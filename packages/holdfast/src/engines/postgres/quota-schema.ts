@@ -546,7 +546,11 @@ DECLARE
   since timestamptz[];
   moment timestamptz;
 BEGIN
-  IF plain AND NOT make THEN
+  IF plain THEN
+    IF make THEN
+      INSERT INTO holdfast.quota_bucket (quota, subject)
+        SELECT u.q, u.s FROM unnest(bq, bs) u (q, s) ORDER BY u.q COLLATE "C", u.s COLLATE "C" ON CONFLICT DO NOTHING;
+    END IF;
     BEGIN
       SELECT count(*) AS n, array_agg(b.used ORDER BY b.n) AS used, array_agg(b.before ORDER BY b.n) AS before,
         array_agg(b.held ORDER BY b.n) AS held, array_agg(b.credit ORDER BY b.n) AS credit,
@@ -623,6 +627,11 @@ DECLARE
 BEGIN
   SELECT t.used, t.held, t.credit, t.version, t.since, coalesce(t.own_limit, (rules->0->'plans'->>t.plan)::bigint, own) AS max
     INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
+  IF NOT FOUND THEN
+    INSERT INTO holdfast.quota_bucket (quota, subject) VALUES (q, s) ON CONFLICT DO NOTHING;
+    SELECT t.used, t.held, t.credit, t.version, t.since, coalesce(t.own_limit, (rules->0->'plans'->>t.plan)::bigint, own) AS max
+      INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
+  END IF;
   IF FOUND THEN
     moment := clock_timestamp();
     before := CASE WHEN opens IS NULL OR b.since = opens THEN b.used ELSE 0 END;

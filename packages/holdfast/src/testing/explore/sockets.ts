@@ -92,7 +92,7 @@ export class Sockets implements Stage, Listener {
   async end(): Promise<void> {
     await Promise.all(
       [...this.#lines.values()].map(async (line) => {
-        if (line.settings !== "" && !line.socket.destroyed && !line.sent)
+        if (line.settings !== "" && !line.sent)
           for (const text of this.#reset()) await this.#tell(line, text);
       }),
     );
@@ -228,6 +228,8 @@ export class Sockets implements Stage, Listener {
 
   /** Errors do not matter: a session without the right to be told that behaves as it did. */
   async #tell(line: Line, text: string): Promise<Answer["rows"]> {
+    // The pool may be about to close it.
+    if (!line.socket.writable) return [];
     const { promise, resolve } = Promise.withResolvers<void>();
     // Its own, since the other one may be in the middle of a statement that is held back.
     const reader = this.#wire.reader();
