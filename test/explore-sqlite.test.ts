@@ -248,10 +248,85 @@ const flows: readonly Flow[] = [
       expect(order?.["total"]).toBe(await number(db, "SELECT coalesce(sum(price), 0) FROM order_item"));
     },
   },
+  {
+    title: "store credit is checked before its transaction: node:sqlite",
+    module: "shop",
+    library: "node:sqlite",
+    tables: `CREATE TABLE store_credit (amount int NOT NULL, used int NOT NULL);
+      CREATE TABLE credit_payment (id int PRIMARY KEY, amount int NOT NULL)`,
+    rows: "INSERT INTO store_credit VALUES (50, 0)",
+    naive: [
+      ["payNaively", 1, 40],
+      ["payNaively", 2, 30],
+    ],
+    fixed: [
+      [
+        ["payExactly", 1, 40],
+        ["payExactly", 2, 30],
+      ],
+    ],
+    async invariant(db) {
+      expect(await number(db, "SELECT used FROM store_credit")).toBeLessThanOrEqual(50);
+    },
+  },
+  {
+    title: "a cart is edited during checkout: node:sqlite",
+    module: "shop",
+    library: "node:sqlite",
+    tables: `CREATE TABLE cart_item (price int NOT NULL);
+      CREATE TABLE checkout (total int NOT NULL, items int NOT NULL)`,
+    rows: "INSERT INTO cart_item VALUES (10)",
+    naive: [["checkOutNaively"], ["addItem", 10]],
+    fixed: [[["checkOut"], ["addItem", 10]]],
+    async invariant(db) {
+      expect(await number(db, "SELECT total - 10 * items FROM checkout")).toBe(0);
+    },
+  },
+  {
+    title: "a lock runs out before the work is done: node:sqlite",
+    module: "shop",
+    library: "node:sqlite",
+    tables: `CREATE TABLE lease (name text PRIMARY KEY, owner text NOT NULL);
+      CREATE TABLE status (fetched_by text NOT NULL)`,
+    naive: [
+      ["fetchNaively", "A"],
+      ["fetchNaively", "B"],
+    ],
+    fixed: [
+      [
+        ["fetchFenced", "A"],
+        ["fetchFenced", "B"],
+      ],
+    ],
+    async invariant(db) {
+      expect(await number(db, "SELECT count(*) FROM status")).toBe(1);
+    },
+  },
+  {
+    title: "a lock is keyed on the session: node:sqlite",
+    module: "shop",
+    library: "node:sqlite",
+    tables: `CREATE TABLE held (name text PRIMARY KEY);
+      CREATE TABLE customer_order (total int NOT NULL)`,
+    rows: "INSERT INTO customer_order VALUES (0)",
+    naive: [
+      ["addForSession", "phone", 5],
+      ["addForSession", "work", 5],
+    ],
+    fixed: [
+      [
+        ["addForCustomer", "phone", 5],
+        ["addForCustomer", "work", 5],
+      ],
+    ],
+    async invariant(db, results) {
+      expect(await number(db, "SELECT total FROM customer_order")).toBe(5 * accepted(results));
+    },
+  },
 ];
 
 /** Whose threads start quickly. */
-const light = ["quota", "voucher", "oversell"];
+const light = ["quota", "voucher", "oversell", "shop"];
 
 const message = (error: unknown) => (error as Error).message;
 

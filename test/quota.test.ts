@@ -3,8 +3,9 @@ import { type Holdfast, holdfast } from "holdfast";
 import { fromPg } from "holdfast/pg";
 import { type Quota, QuotaError, QuotaExceededError, quota } from "holdfast/quota";
 import { Pool, type PoolClient } from "pg";
-import { afterAll, beforeAll, describe, expect, inject, test } from "vitest";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type TestDatabase, createDatabase } from "./harness/databases.ts";
+import { startProxy } from "./harness/proxy.ts";
 
 let database: TestDatabase;
 let pool: Pool;
@@ -74,6 +75,23 @@ describe("a limit for good", () => {
     await expect(any.consume("")).rejects.toThrow("empty");
     await expect(any.consume({ user: "" })).rejects.toThrow("empty");
   });
+});
+
+test("a call is one round trip, granted, repeated or refused", async () => {
+  const proxy = await startProxy({ port: Number(new URL(database.url).port) });
+  const near = new Pool({ connectionString: proxy.url(database.url), max: 1 });
+  const q = quota(holdfast(fromPg(near)), { name: named(), limit: 2, per: "day" });
+  try {
+    await q.consume("u", 1, { id: "first" });
+    for (const id of ["second", "second", "too many"]) {
+      proxy.resetCount();
+      await q.tryConsume("u", 1, { id });
+      expect(proxy.roundTrips, id).toBe(1);
+    }
+  } finally {
+    await near.end();
+    await proxy.close();
+  }
 });
 
 describe("ids", () => {
@@ -375,5 +393,3 @@ test("what does not add up is found, and mended on request", async () => {
   expect(await q.reconcile("u", { repair: true })).toMatchObject({ ok: false, repaired: true });
   expect(await q.peek("u")).toMatchObject({ used: 11 });
 });
-
-test(`one seed of many: ${inject("seed")}`, () => {});

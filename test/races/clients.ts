@@ -8,6 +8,7 @@ import type { Scenario } from "holdfast/testing";
 import makeKnex, { type Knex } from "knex";
 import { Kysely, MysqlDialect, PostgresDialect } from "kysely";
 import { createPool } from "mysql2";
+import type { Pool as MysqlPool } from "mysql2/promise";
 import { Pool } from "pg";
 import postgres, { type Sql } from "postgres";
 import { Sequelize } from "sequelize";
@@ -29,6 +30,8 @@ export interface Clients {
   /** The global one: an application forks it for each request. */
   readonly em: SqlEntityManager;
   readonly sequelize: Sequelize;
+  /** On MariaDB only. */
+  readonly mysql: MysqlPool;
   /** Is asked by `explore` who waits for whom. */
   readonly db: Scenario["db"];
   /** Whoever looks at the database from outside. */
@@ -82,6 +85,7 @@ async function onPostgres(flows: readonly (Race | Exact)[]): Promise<Clients> {
     dataSource,
     em: orm.em,
     sequelize,
+    mysql: missing("mysql2") as MysqlPool,
     db: fromPg(pool),
     query: async (text) => (await own.query<Record<string, unknown>>(text)).rows,
     async close() {
@@ -103,6 +107,7 @@ async function onMariadb(flows: readonly (Race | Exact)[]): Promise<Clients> {
   const { url } = database;
   const known = entities(flows);
   const own = createPool({ uri: url, connectionLimit: SIZE });
+  const mysql = createPool({ uri: url, connectionLimit: SIZE });
   const kysely = new Kysely<unknown>({
     dialect: new MysqlDialect({ pool: createPool({ uri: url, connectionLimit: SIZE }) }),
   });
@@ -125,6 +130,7 @@ async function onMariadb(flows: readonly (Race | Exact)[]): Promise<Clients> {
     // What the managers of both drivers have in common.
     em: orm.em as unknown as SqlEntityManager,
     sequelize,
+    mysql: mysql.promise(),
     db: fromMysql2(own.promise()),
     async query(text) {
       const [rows] = await own.promise().query(text);
@@ -132,7 +138,7 @@ async function onMariadb(flows: readonly (Race | Exact)[]): Promise<Clients> {
     },
     async close() {
       await Promise.all([kysely.destroy(), knex.destroy(), orm.close(), sequelize.close()]);
-      await Promise.all([dataSource.destroy(), own.promise().end()]);
+      await Promise.all([dataSource.destroy(), own.promise().end(), mysql.promise().end()]);
       await database.drop();
     },
   };

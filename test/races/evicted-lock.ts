@@ -14,7 +14,7 @@ class Mutex {
 }
 
 /** Not more than so many locks are kept in memory; the oldest goes, whether somebody has it or not. */
-class Locks {
+export class Locks {
   readonly #entries = new Map<number, Mutex>();
   readonly #capacity: number;
 

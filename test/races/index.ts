@@ -18,6 +18,7 @@ import { lastAdmin } from "./last-admin.ts";
 import { likeCounter } from "./like-counter.ts";
 import { lockOutside } from "./lock-outside.ts";
 import { lostEvent } from "./lost-event.ts";
+import { onMysql2 } from "./on-mysql2.ts";
 import { oversell } from "./oversell.ts";
 import type { Exact, Race } from "./race.ts";
 import { readSkew } from "./read-skew.ts";
@@ -77,5 +78,5 @@ const others: readonly Race[] = [
   readSkew,
 ];
 
-export const races: readonly Race[] = [...published, ...others];
+export const races: readonly Race[] = [...published, ...others, ...onMysql2];
 export const exact: readonly Exact[] = [...exactDrivers, ...exactBuilders, ...exactOrms, ...exactHoldfast];

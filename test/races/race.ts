@@ -7,7 +7,16 @@ import type { Clients } from "./clients.ts";
 export type Engine = "postgres" | "mariadb";
 
 export type ClientName =
-  "pg" | "postgres" | "prisma" | "drizzle" | "kysely" | "knex" | "typeorm" | "mikro-orm" | "sequelize";
+  | "pg"
+  | "postgres"
+  | "mysql2"
+  | "prisma"
+  | "drizzle"
+  | "kysely"
+  | "knex"
+  | "typeorm"
+  | "mikro-orm"
+  | "sequelize";
 
 /** What each actor returned or threw. */
 export type Results = Readonly<Record<string, PromiseSettledResult<unknown>>>;

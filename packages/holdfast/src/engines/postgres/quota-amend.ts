@@ -1,0 +1,216 @@
+/** The functions that change a bucket otherwise, or only look at it. */
+import { type Statement, sql } from "../../core/sql.ts";
+
+/**
+ * One change of one bucket: 'refund' (of an entry), 'settle' and 'release' (of a hold), 'grant', 'limit', 'plan',
+ * 'reset', 'repair'. Verdicts as above, and 4: there is no such entry or hold, 5: more than there is.
+ */
+const amend = sql`CREATE OR REPLACE FUNCTION holdfast.quota_amend(
+  rule jsonb, what text, q text, s text, code_max bigint, op text, of_entry text, n bigint, more jsonb, note text,
+  OUT verdict int, OUT at float8, OUT used bigint, OUT held bigint, OUT credit bigint, OUT max bigint, OUT version bigint,
+  OUT amount bigint)
+LANGUAGE plpgsql AS $function$
+#variable_conflict use_variable
+DECLARE
+  b holdfast.quota_bucket;
+  before bigint;
+  e holdfast.quota_entry;
+  h holdfast.quota_hold;
+  g record;
+  moment timestamptz;
+  delta bigint := 0;
+  base bigint;
+  part bigint;
+  drained bigint;
+  back bigint;
+  cap bigint;
+  drains jsonb;
+  place int;
+BEGIN
+  SELECT t.* INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
+  IF NOT FOUND THEN
+    INSERT INTO holdfast.quota_bucket (quota, subject) VALUES (q, s) ON CONFLICT DO NOTHING;
+    SELECT t.* INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
+  END IF;
+  moment := clock_timestamp();
+  at := extract(epoch FROM moment) * 1000;
+  amount := n;
+  IF holdfast.quota_late(rule, moment) THEN
+    verdict := -1;
+    RETURN;
+  END IF;
+  SELECT t.* INTO e FROM holdfast.quota_entry t WHERE t.quota = q AND t.subject = s AND t.id = op;
+  IF FOUND THEN
+    at := extract(epoch FROM e.at) * 1000;
+    used := e.used;
+    held := e.held;
+    credit := e.credit;
+    max := e.max;
+    version := e.version;
+    amount := e.amount;
+    verdict := CASE WHEN e.kind = what AND (n IS NULL OR n = e.amount) AND e.entry IS NOT DISTINCT FROM of_entry THEN 2 ELSE 3 END;
+    RETURN;
+  END IF;
+  max := coalesce(b.own_limit, (rule->'plans'->>b.plan)::bigint, code_max);
+  before := b.used;
+  b := holdfast.quota_roll(b, rule, max, moment);
+  before := before - b.used;
+  IF b.held > 0 OR b.credit > 0 THEN
+    b := holdfast.quota_reap(b, moment);
+  END IF;
+  verdict := 1;
+  cap := least(9007199254740991, coalesce(max, 9007199254740991) + coalesce((rule->>'over')::bigint, 9007199254740991));
+
+  CASE what
+  WHEN 'refund' THEN
+    SELECT t.* INTO e FROM holdfast.quota_entry t
+      WHERE t.quota = q AND t.subject = s AND t.id = of_entry AND t.kind IN ('consume', 'settle');
+    IF NOT FOUND THEN
+      verdict := 4;
+    ELSE
+      amount := coalesce(n, e.amount - e.refunded);
+      IF amount + e.refunded > e.amount THEN
+        verdict := 5;
+        amount := e.amount - e.refunded;
+      END IF;
+    END IF;
+    IF verdict = 1 THEN
+    -- What came from grants goes back to them first.
+    drained := e.amount - e.delta;
+    back := least(amount, greatest(0, drained - e.refunded));
+    base := amount - back;
+    part := e.refunded;
+    FOR g IN SELECT x->>'id' AS id, (x->>'amount')::bigint AS amount
+      FROM jsonb_array_elements(coalesce(e.drains, '[]')) WITH ORDINALITY y (x, o) ORDER BY o DESC LOOP
+      EXIT WHEN back = 0;
+      IF part >= g.amount THEN
+        part := part - g.amount;
+        CONTINUE;
+      END IF;
+      drained := least(back, g.amount - part);
+      part := 0;
+      back := back - drained;
+      UPDATE holdfast.quota_grant t SET spent = t.spent - drained WHERE t.quota = q AND t.subject = s AND t.id = g.id;
+      -- One that ran out is not there any more.
+      IF FOUND THEN b.credit := b.credit + drained; END IF;
+    END LOOP;
+    -- What was used before this window is forgotten already.
+    CASE rule->>'window'
+    WHEN 'fixed' THEN IF e.since IS DISTINCT FROM b.since THEN base := 0; END IF;
+    WHEN 'log' THEN IF e.at <= moment - (rule->>'per')::bigint * interval '1 microsecond' THEN base := 0; END IF;
+    WHEN 'parts' THEN
+      place := 1 + round(extract(epoch FROM b.since - e.since) * 1000000 / ((rule->>'per')::bigint / (rule->>'parts')::int));
+      IF place > cardinality(b.parts) THEN base := 0;
+      ELSE
+        base := least(base, b.parts[place]);
+        b.parts[place] := b.parts[place] - base;
+      END IF;
+    ELSE NULL;
+    END CASE;
+    base := least(base, b.used);
+    delta := -base;
+    UPDATE holdfast.quota_entry t SET refunded = t.refunded + quota_amend.amount
+      WHERE t.quota = q AND t.subject = s AND t.version = e.version;
+    END IF;
+  WHEN 'settle', 'release' THEN
+    SELECT t.* INTO h FROM holdfast.quota_hold t WHERE t.quota = q AND t.subject = s AND t.id = of_entry;
+    IF NOT FOUND THEN
+      verdict := 4;
+    ELSE
+      IF what = 'release' THEN
+        amount := h.amount;
+      ELSE
+        IF n > h.amount AND b.used + b.held - h.amount + n - cap > b.credit THEN
+          verdict := 0;
+        ELSE
+          base := least(n, greatest(cap - b.used, 0));
+          IF base < n THEN
+            -- A grant may have run out since: then it is over the limit, and recorded as what it is.
+            part := least(n - base, b.credit);
+            drains := holdfast.quota_drain(q, s, part, moment);
+            b.credit := b.credit - part;
+            base := n - part;
+          END IF;
+          delta := base;
+          IF b.parts IS NOT NULL THEN b.parts[1] := b.parts[1] + base; END IF;
+        END IF;
+      END IF;
+      IF verdict = 1 THEN
+        b.held := b.held - h.amount;
+        DELETE FROM holdfast.quota_hold t WHERE t.quota = q AND t.subject = s AND t.id = of_entry;
+      END IF;
+    END IF;
+  WHEN 'grant' THEN
+    INSERT INTO holdfast.quota_grant (quota, subject, id, amount, priority, until)
+      VALUES (q, s, op, n, (more->>'priority')::int,
+        coalesce(to_timestamp((more->>'until')::float8 / 1000), 'infinity'));
+    b.credit := b.credit + n;
+  WHEN 'limit' THEN
+    b.own_limit := n;
+    amount := coalesce(n, 0);
+  WHEN 'plan' THEN
+    b.plan := more->>'plan';
+    amount := 0;
+  WHEN 'reset' THEN
+    amount := b.used;
+    delta := -b.used;
+    b.parts := NULL;
+    IF rule->>'window' <> 'fixed' THEN b.since := NULL; END IF;
+  WHEN 'repair' THEN
+    amount := n;
+    delta := n - b.used;
+    b.held := coalesce((SELECT sum(t.amount) FROM holdfast.quota_hold t WHERE t.quota = q AND t.subject = s), 0);
+    b.credit := coalesce((SELECT sum(t.amount - t.spent) FROM holdfast.quota_grant t WHERE t.quota = q AND t.subject = s), 0);
+  END CASE;
+
+  IF verdict = 1 THEN
+    IF what IN ('limit', 'plan') THEN
+      max := coalesce(b.own_limit, (rule->'plans'->>b.plan)::bigint, code_max);
+    END IF;
+    b.used := b.used + delta;
+    b.version := b.version + 1;
+    INSERT INTO holdfast.quota_entry (quota, subject, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, entry, drains, details)
+      VALUES (q, s, b.version, amount, delta, before, b.used, b.held, b.credit, max, b.since, moment, what, op, of_entry, drains, note::jsonb);
+    UPDATE holdfast.quota_bucket t SET used = b.used, held = b.held, credit = b.credit, version = b.version, since = b.since,
+      parts = b.parts, own_limit = b.own_limit, plan = b.plan WHERE t.quota = q AND t.subject = s;
+  ELSIF b.version > (SELECT t.version FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s) THEN
+    -- Only what had run out.
+    UPDATE holdfast.quota_bucket t SET held = b.held, credit = b.credit, version = b.version
+      WHERE t.quota = q AND t.subject = s;
+  END IF;
+  used := b.used;
+  held := b.held;
+  credit := b.credit;
+  version := b.version;
+END
+$function$`;
+
+/** What a call would find now, without locking anything. */
+const peek = sql`CREATE OR REPLACE FUNCTION holdfast.quota_peek(rule jsonb, q text, s text, code_max bigint,
+  OUT at float8, OUT used bigint, OUT held bigint, OUT credit bigint, OUT max bigint, OUT version bigint, OUT plan text)
+LANGUAGE plpgsql AS $function$
+#variable_conflict use_variable
+DECLARE
+  b holdfast.quota_bucket;
+  moment timestamptz := clock_timestamp();
+BEGIN
+  SELECT t.* INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s;
+  at := extract(epoch FROM moment) * 1000;
+  IF holdfast.quota_late(rule, moment) THEN
+    version := -1;
+    RETURN;
+  END IF;
+  b.quota := q;
+  b.subject := s;
+  b.used := coalesce(b.used, 0);
+  max := coalesce(b.own_limit, (rule->'plans'->>b.plan)::bigint, code_max);
+  b := holdfast.quota_roll(b, rule, max, moment);
+  used := b.used;
+  held := coalesce((SELECT sum(t.amount) FROM holdfast.quota_hold t WHERE t.quota = q AND t.subject = s AND t.until > moment), 0);
+  credit := coalesce((SELECT sum(t.amount - t.spent) FROM holdfast.quota_grant t WHERE t.quota = q AND t.subject = s AND t.until > moment), 0);
+  version := coalesce(b.version, 0);
+  plan := b.plan;
+END
+$function$`;
+
+export const amending: readonly Statement[] = [amend, peek];

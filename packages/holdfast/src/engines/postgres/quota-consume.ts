@@ -1,0 +1,477 @@
+/** The functions that decide whether something may be used: for any batch, for the usual one, and for a single call. */
+import { type Statement, sql } from "../../core/sql.ts";
+
+/** Of functions that take a batch: buckets and calls as lists side by side, and the answers likewise. */
+const batch = sql.raw(`bq text[], bs text[], br int[], bm bigint[],
+  ob int[], oq text[], os text[], oi text[], oa bigint[], og int[], ot bigint[], od text[], same int[],
+  OUT missing boolean, OUT at float8, OUT verdicts int[], OUT useds bigint[], OUT helds bigint[], OUT credits bigint[],
+  OUT maxes bigint[], OUT versions bigint[], OUT ats float8[], OUT retries bigint[]`);
+
+/**
+ * Decides about calls in the order in which they came; those of one group are granted all or none. Buckets by their
+ * place in bq, bs; each call has its own place (the same as its bucket's), so that lists can be read side by side.
+ * Verdicts: 0 refused, 1 granted, 2 granted before, 3 the id was used for something else.
+ */
+const decide = sql`CREATE OR REPLACE FUNCTION holdfast.quota_decide(
+  rules jsonb, make boolean, look boolean,
+  ${batch})
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $function$
+#variable_conflict use_variable
+DECLARE
+  nb int := cardinality(bq);
+  no int := cardinality(ob);
+  moment timestamptz;
+  r record;
+  b holdfast.quota_bucket;
+  windows text[];
+  overs bigint[];
+  starts timestamptz[];
+  used bigint[] := array_fill(0::bigint, ARRAY[nb]);
+  held bigint[] := array_fill(0::bigint, ARRAY[nb]);
+  credit bigint[] := array_fill(0::bigint, ARRAY[nb]);
+  version bigint[] := array_fill(0::bigint, ARRAY[nb]);
+  first bigint[];
+  since timestamptz[] := array_fill(NULL::timestamptz, ARRAY[nb]);
+  max bigint[] := array_fill(NULL::bigint, ARRAY[nb]);
+  cap bigint[] := array_fill(NULL::bigint, ARRAY[nb]);
+  forgotten bigint[] := array_fill(0::bigint, ARRAY[nb]);
+  newest bigint[] := array_fill(0::bigint, ARRAY[nb]);
+  parts jsonb;
+  saved record;
+  found int := 0;
+  holds boolean := false;
+  looked boolean := false;
+  denied boolean;
+  prior boolean[];
+  pamount bigint[];
+  pkind text[];
+  i int;
+  j int;
+  m int;
+  k int;
+  refused int;
+  need bigint;
+  base bigint;
+  eversion bigint[];
+  edelta bigint[];
+  eforgotten bigint[];
+  eused bigint[];
+  eheld bigint[];
+  ecredit bigint[];
+  edrains jsonb[];
+  esince timestamptz[];
+  rule jsonb;
+BEGIN
+  missing := false;
+  IF make THEN
+    INSERT INTO holdfast.quota_bucket (quota, subject)
+      SELECT q, s FROM unnest(bq, bs) u (q, s) ORDER BY q COLLATE "C", s COLLATE "C" ON CONFLICT DO NOTHING;
+  END IF;
+  FOR r IN SELECT u.n, t.* FROM unnest(bq, bs) WITH ORDINALITY u (q, s, n)
+    JOIN holdfast.quota_bucket t ON t.quota = u.q AND t.subject = u.s
+    ORDER BY t.quota, t.subject FOR NO KEY UPDATE OF t LOOP
+    found := found + 1;
+    k := r.n;
+    used[k] := r.used;
+    held[k] := r.held;
+    credit[k] := r.credit;
+    version[k] := r.version;
+    since[k] := r.since;
+    max[k] := coalesce(r.own_limit, (rules->(br[k] - 1)->'plans'->>r.plan)::bigint, bm[k]);
+    IF r.parts IS NOT NULL THEN
+      parts := coalesce(parts, '{}') || jsonb_build_object(k::text, to_jsonb(r.parts));
+    END IF;
+  END LOOP;
+  IF found < nb THEN
+    missing := true;
+    RETURN;
+  END IF;
+  moment := clock_timestamp();
+  at := extract(epoch FROM moment) * 1000;
+
+  FOR i IN 1..jsonb_array_length(rules) LOOP
+    rule := rules->(i - 1);
+    windows[i] := rule->>'window';
+    overs[i] := rule->>'over';
+    IF windows[i] = 'fixed' THEN
+      starts[i] := (SELECT to_timestamp(s::float8 / 1000) FROM jsonb_array_elements_text(rule->'starts') s
+        WHERE to_timestamp(s::float8 / 1000) <= moment ORDER BY s::float8 DESC LIMIT 1);
+      -- The caller's clock is far from ours: it has to say again which windows there are.
+      IF starts[i] IS NULL OR moment >= to_timestamp((rule->'starts'->>-1)::float8 / 1000) THEN
+        missing := true;
+        RETURN;
+      END IF;
+    END IF;
+  END LOOP;
+  FOR k IN 1..nb LOOP
+    first[k] := version[k];
+    IF windows[br[k]] = 'none' THEN
+      NULL;
+    ELSIF windows[br[k]] = 'fixed' THEN
+      IF since[k] IS NULL OR starts[br[k]] > since[k] THEN
+        forgotten[k] := used[k];
+        used[k] := 0;
+        since[k] := starts[br[k]];
+      END IF;
+    ELSE
+      b := NULL;
+      b.quota := bq[k];
+      b.subject := bs[k];
+      b.used := used[k];
+      b.since := since[k];
+      b.parts := ARRAY(SELECT p::bigint FROM jsonb_array_elements_text(parts->k::text) WITH ORDINALITY x (p, n) ORDER BY n);
+      IF cardinality(b.parts) = 0 THEN b.parts := NULL; END IF;
+      b := holdfast.quota_roll(b, rules->(br[k] - 1), max[k], moment);
+      forgotten[k] := used[k] - b.used;
+      used[k] := b.used;
+      since[k] := b.since;
+      IF b.parts IS NOT NULL THEN
+        parts := coalesce(parts, '{}') || jsonb_build_object(k::text, to_jsonb(b.parts));
+      END IF;
+    END IF;
+    cap[k] := least(9007199254740991, coalesce(max[k], 9007199254740991) + coalesce(overs[br[k]], 9007199254740991));
+  END LOOP;
+
+  SELECT used, held, credit, version, forgotten, newest INTO saved;
+  LOOP
+    BEGIN
+      used := saved.used;
+      held := saved.held;
+      credit := saved.credit;
+      version := saved.version;
+      forgotten := saved.forgotten;
+      newest := saved.newest;
+      verdicts := array_fill(0, ARRAY[no]);
+      useds := array_fill(0::bigint, ARRAY[no]);
+      helds := useds;
+      credits := useds;
+      maxes := array_fill(NULL::bigint, ARRAY[no]);
+      versions := useds;
+      ats := array_fill(at, ARRAY[no]);
+      retries := array_fill(NULL::bigint, ARRAY[no]);
+      eversion := array_fill(NULL::bigint, ARRAY[no]);
+      edelta := eversion;
+      eforgotten := eversion;
+      eused := eversion;
+      eheld := eversion;
+      ecredit := eversion;
+      edrains := array_fill(NULL::jsonb, ARRAY[no]);
+      esince := array_fill(NULL::timestamptz, ARRAY[no]);
+      prior := array_fill(false, ARRAY[no]);
+      denied := false;
+      IF looked THEN
+        pamount := array_fill(NULL::bigint, ARRAY[no]);
+        pkind := array_fill(NULL::text, ARRAY[no]);
+        FOR r IN SELECT u.n, e.* FROM unnest(oq, os, oi) WITH ORDINALITY u (q, s, i, n)
+          JOIN holdfast.quota_entry e ON e.quota = u.q AND e.subject = u.s AND e.id = u.i LOOP
+          m := r.n;
+          prior[m] := true;
+          pamount[m] := r.amount;
+          pkind[m] := r.kind;
+          useds[m] := r.used;
+          helds[m] := r.held;
+          credits[m] := r.credit;
+          maxes[m] := r.max;
+          versions[m] := r.version;
+          ats[m] := extract(epoch FROM r.at) * 1000;
+        END LOOP;
+      END IF;
+
+      i := 1;
+      WHILE i <= no LOOP
+        j := i;
+        WHILE j < no AND og[j + 1] = og[i] LOOP j := j + 1; END LOOP;
+        -- Granted before, by another call or by an earlier one of these.
+        refused := 0;
+        found := 0;
+        FOR m IN i..j LOOP
+          IF same[m] > 0 AND verdicts[same[m]] IN (1, 2) AND NOT prior[m] THEN
+            prior[m] := true;
+            IF pamount IS NULL THEN
+              pamount := array_fill(NULL::bigint, ARRAY[no]);
+              pkind := array_fill(NULL::text, ARRAY[no]);
+            END IF;
+            pamount[m] := oa[same[m]];
+            pkind[m] := CASE WHEN ot[same[m]] IS NULL THEN 'consume' ELSE 'hold' END;
+            useds[m] := useds[same[m]];
+            helds[m] := helds[same[m]];
+            credits[m] := credits[same[m]];
+            maxes[m] := maxes[same[m]];
+            versions[m] := versions[same[m]];
+          END IF;
+          IF prior[m] THEN
+            found := found + 1;
+            verdicts[m] := CASE WHEN pamount[m] = oa[m]
+              AND pkind[m] = CASE WHEN ot[m] IS NULL THEN 'consume' ELSE 'hold' END THEN 2 ELSE 3 END;
+          END IF;
+        END LOOP;
+        IF found > 0 THEN
+          -- Of a group all were granted together, or it is another group.
+          FOR m IN i..j LOOP
+            IF found < j - i + 1 AND NOT prior[m] THEN verdicts[m] := 3; END IF;
+          END LOOP;
+          i := j + 1;
+          CONTINUE;
+        END IF;
+        FOR m IN i..j LOOP
+          k := ob[m];
+          need := used[k] + held[k] + oa[m] - cap[k];
+          IF need > credit[k] AND (held[k] > 0 OR credit[k] > 0) OR need > 0 AND credit[k] > 0 THEN
+            -- What is over makes room, or is none.
+            b := NULL;
+            b.quota := bq[k];
+            b.subject := bs[k];
+            b.used := used[k];
+            b.held := held[k];
+            b.credit := credit[k];
+            b.version := version[k];
+            b.since := since[k];
+            b := holdfast.quota_reap(b, moment);
+            held[k] := b.held;
+            credit[k] := b.credit;
+            version[k] := b.version;
+            need := used[k] + held[k] + oa[m] - cap[k];
+          END IF;
+          IF need > credit[k] THEN
+            refused := m;
+            EXIT;
+          END IF;
+        END LOOP;
+        FOR m IN i..j LOOP
+          k := ob[m];
+          maxes[m] := max[k];
+          IF refused > 0 THEN
+            denied := true;
+            verdicts[m] := 0;
+            useds[m] := used[k];
+            helds[m] := held[k];
+            credits[m] := credit[k];
+            -- Whose refusal it was.
+            IF m = refused THEN
+              need := used[k] + held[k] + oa[m] - cap[k] - credit[k];
+              retries[m] := CASE windows[br[k]]
+                WHEN 'refill' THEN CASE WHEN max[k] > 0 AND need <= used[k] THEN
+                  ceil(need::numeric * (rules->(br[k] - 1)->>'per')::bigint / max[k])
+                  - floor(extract(epoch FROM moment - since[k]) * 1000000) END
+                WHEN 'parts' THEN holdfast.quota_room(ARRAY(SELECT p::bigint
+                  FROM jsonb_array_elements_text(parts->k::text) WITH ORDINALITY x (p, n) ORDER BY n), newest[k], need)
+                  * ((rules->(br[k] - 1)->>'per')::bigint / (rules->(br[k] - 1)->>'parts')::int)
+                  - floor(extract(epoch FROM moment - since[k]) * 1000000)
+                WHEN 'log' THEN holdfast.quota_leaves(bq[k], bs[k], need, (rules->(br[k] - 1)->>'per')::bigint, moment)
+                ELSE -1 END;
+              IF retries[m] IS NULL THEN retries[m] := -2; END IF;
+            END IF;
+            CONTINUE;
+          END IF;
+          version[k] := version[k] + 1;
+          IF ot[m] IS NULL THEN
+            base := least(oa[m], greatest(cap[k] - used[k], 0));
+            IF base < oa[m] THEN
+              edrains[m] := holdfast.quota_drain(bq[k], bs[k], oa[m] - base, moment);
+              credit[k] := credit[k] - (oa[m] - base);
+            END IF;
+          ELSE
+            base := 0;
+            held[k] := held[k] + oa[m];
+            holds := true;
+          END IF;
+          used[k] := used[k] + base;
+          newest[k] := newest[k] + base;
+          verdicts[m] := 1;
+          useds[m] := used[k];
+          helds[m] := held[k];
+          credits[m] := credit[k];
+          versions[m] := version[k];
+          eversion[m] := version[k];
+          edelta[m] := base;
+          eforgotten[m] := forgotten[k];
+          forgotten[k] := 0;
+          eused[m] := used[k];
+          eheld[m] := held[k];
+          ecredit[m] := credit[k];
+          esince[m] := since[k];
+        END LOOP;
+        i := j + 1;
+      END LOOP;
+      IF denied AND look AND NOT looked THEN
+        RAISE unique_violation;
+      END IF;
+
+      INSERT INTO holdfast.quota_entry (quota, subject, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, drains, details)
+        SELECT n.q, n.s, n.v, n.a, n.d, n.f, n.u, n.h, n.c, n.x, n.w, moment,
+          CASE WHEN n.t IS NULL THEN 'consume' ELSE 'hold' END, n.i, n.g, n.e::jsonb
+        FROM unnest(oq, os, eversion, oa, edelta, eforgotten, eused, eheld, ecredit, maxes, esince, ot, oi, edrains, od)
+          AS n (q, s, v, a, d, f, u, h, c, x, w, t, i, g, e)
+        WHERE n.v IS NOT NULL;
+      IF holds THEN
+        INSERT INTO holdfast.quota_hold (quota, subject, id, amount, until)
+          SELECT n.q, n.s, n.i, n.a, moment + n.t * interval '1 millisecond'
+          FROM unnest(oq, os, oi, oa, ot, eversion) AS n (q, s, i, a, t, v) WHERE n.v IS NOT NULL AND n.t IS NOT NULL;
+      END IF;
+      IF parts IS NULL THEN
+        UPDATE holdfast.quota_bucket t SET used = n.u, held = n.h, credit = n.c, version = n.v, since = n.w
+          FROM unnest(bq, bs, used, held, credit, version, since, first) AS n (q, s, u, h, c, v, w, o)
+          WHERE t.quota = n.q AND t.subject = n.s AND n.v > n.o;
+      ELSE
+        FOR k IN 1..nb LOOP
+          CONTINUE WHEN version[k] = first[k];
+          b.parts := ARRAY(SELECT p::bigint FROM jsonb_array_elements_text(parts->k::text) WITH ORDINALITY x (p, n) ORDER BY n);
+          IF cardinality(b.parts) > 0 THEN b.parts[1] := b.parts[1] + newest[k]; ELSE b.parts := NULL; END IF;
+          UPDATE holdfast.quota_bucket t SET used = used[k], held = held[k],
+            credit = credit[k], version = version[k], since = since[k], parts = b.parts
+            WHERE t.quota = bq[k] AND t.subject = bs[k];
+        END LOOP;
+      END IF;
+      RETURN;
+    EXCEPTION WHEN unique_violation THEN
+      -- An id that was there before: look for all of them, and decide again.
+      IF looked THEN RAISE; END IF;
+      looked := true;
+    END;
+  END LOOP;
+END
+$function$`;
+
+/**
+ * What most calls come to: uses of one quota that all fit and have new ids. It takes a tenth of the time; whatever else
+ * turns out is left to quota_decide, before anything is written. opens and ends: the window of now, as the caller has it.
+ * Plans are kept for any number of values: making one for each call took longer than running it.
+ */
+const consume = sql`CREATE OR REPLACE FUNCTION holdfast.quota_consume(
+  rules jsonb, plain boolean, opens timestamptz, ends timestamptz, over bigint, make boolean, look boolean,
+  ${batch})
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $function$
+#variable_conflict use_variable
+DECLARE
+  no int := cardinality(ob);
+  nb int := cardinality(bq);
+  answer record;
+  bucket record;
+  used bigint[];
+  before_ bigint[];
+  held bigint[];
+  credit bigint[];
+  version bigint[];
+  max bigint[];
+  since timestamptz[];
+  moment timestamptz;
+BEGIN
+  IF plain THEN
+    IF make THEN
+      INSERT INTO holdfast.quota_bucket (quota, subject)
+        SELECT u.q, u.s FROM unnest(bq, bs) u (q, s) ORDER BY u.q COLLATE "C", u.s COLLATE "C" ON CONFLICT DO NOTHING;
+    END IF;
+    BEGIN
+      SELECT count(*) AS n, array_agg(b.used ORDER BY b.n) AS used, array_agg(b.before ORDER BY b.n) AS before,
+        array_agg(b.held ORDER BY b.n) AS held, array_agg(b.credit ORDER BY b.n) AS credit,
+        array_agg(b.version ORDER BY b.n) AS version, array_agg(b.max ORDER BY b.n) AS max,
+        array_agg(coalesce(opens, b.since) ORDER BY b.n) AS since, bool_and(b.since IS NULL OR opens IS NULL OR b.since <= opens) AS forward
+      INTO bucket FROM (
+        SELECT u.n, t.used, t.held, t.credit, t.version, t.since,
+          CASE WHEN opens IS NULL OR t.since = opens THEN t.used ELSE 0 END AS before,
+          coalesce(t.own_limit, (rules->0->'plans'->>t.plan)::bigint, u.m) AS max
+        FROM unnest(bq, bs, bm) WITH ORDINALITY u (q, s, m, n)
+        JOIN holdfast.quota_bucket t ON t.quota = u.q AND t.subject = u.s
+        ORDER BY t.quota, t.subject FOR NO KEY UPDATE OF t) b;
+      moment := clock_timestamp();
+      used := bucket.used;
+      before_ := bucket.before;
+      held := bucket.held;
+      credit := bucket.credit;
+      version := bucket.version;
+      max := bucket.max;
+      since := bucket.since;
+      IF bucket.n = nb AND bucket.forward AND (opens IS NULL OR moment >= opens AND moment < ends) THEN
+        -- Numbers of the buckets by their place: joining lists of unknown length was quadratic.
+        SELECT array_agg(w.total ORDER BY w.n) AS totals, array_agg(w.nth ORDER BY w.n) AS nths,
+          bool_and(before_[w.k] + held[w.k] + w.total <= coalesce(max[w.k] + over, 9007199254740991)) AS fits,
+          array_agg(before_[w.k] + w.total ORDER BY w.n) AS useds, array_agg(version[w.k] + w.nth ORDER BY w.n) AS versions,
+          array_agg(held[w.k] ORDER BY w.n) AS helds, array_agg(credit[w.k] ORDER BY w.n) AS credits,
+          array_agg(max[w.k] ORDER BY w.n) AS maxes, array_agg(since[w.k] ORDER BY w.n) AS sinces,
+          array_agg(CASE WHEN w.nth = 1 THEN used[w.k] - before_[w.k] ELSE 0 END ORDER BY w.n) AS forgottens
+        INTO answer FROM (
+          SELECT u.k, u.n, sum(u.a) OVER p AS total, row_number() OVER p AS nth
+          FROM unnest(ob, oa) WITH ORDINALITY u (k, a, n) WINDOW p AS (PARTITION BY u.k ORDER BY u.n)) w;
+        IF answer.fits THEN
+          INSERT INTO holdfast.quota_entry (quota, subject, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, details)
+            SELECT x.q, x.s, x.v, x.a, x.a, x.f, x.u, x.h, x.c, x.m, x.w, moment, 'consume', x.i, x.d::jsonb
+            FROM unnest(oq, os, answer.versions, oa, answer.forgottens, answer.useds, answer.helds, answer.credits,
+              answer.maxes, answer.sinces, oi, od) x (q, s, v, a, f, u, h, c, m, w, i, d);
+          UPDATE holdfast.quota_bucket t SET used = x.u, version = x.v, since = x.w
+            FROM (SELECT y.k, max(y.u) AS u, max(y.v) AS v FROM unnest(ob, answer.useds, answer.versions) y (k, u, v) GROUP BY y.k) z,
+              LATERAL (SELECT bq[z.k] AS q, bs[z.k] AS s, z.u, z.v, since[z.k] AS w) x
+            WHERE t.quota = x.q AND t.subject = x.s;
+          missing := false;
+          at := extract(epoch FROM moment) * 1000;
+          verdicts := array_fill(1, ARRAY[no]);
+          useds := answer.useds;
+          helds := answer.helds;
+          credits := answer.credits;
+          maxes := answer.maxes;
+          versions := answer.versions;
+          RETURN;
+        END IF;
+      END IF;
+    EXCEPTION WHEN unique_violation THEN
+      -- An id that was there before.
+      NULL;
+    END;
+  END IF;
+  SELECT d.* INTO missing, at, verdicts, useds, helds, credits, maxes, versions, ats, retries
+    FROM holdfast.quota_decide(rules, make, look, bq, bs, br, bm, ob, oq, os, oi, oa, og, ot, od, same) d;
+END
+$function$`;
+
+/** The same for a single call: few and plain values, since parsing the many of a batch took longer than what it does. */
+const use = sql`CREATE OR REPLACE FUNCTION holdfast.quota_use(
+  rules jsonb, opens timestamptz, ends timestamptz, over bigint, make boolean, look boolean,
+  q text, s text, own bigint, op text, amount bigint, note text,
+  OUT missing boolean, OUT at float8, OUT verdict int, OUT used bigint, OUT held bigint, OUT credit bigint,
+  OUT max bigint, OUT version bigint, OUT entered float8, OUT retry bigint)
+LANGUAGE plpgsql AS $function$
+#variable_conflict use_variable
+DECLARE
+  b record;
+  moment timestamptz;
+  before bigint;
+BEGIN
+  SELECT t.used, t.held, t.credit, t.version, t.since, coalesce(t.own_limit, (rules->0->'plans'->>t.plan)::bigint, own) AS max
+    INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
+  IF NOT FOUND THEN
+    INSERT INTO holdfast.quota_bucket (quota, subject) VALUES (q, s) ON CONFLICT DO NOTHING;
+    SELECT t.used, t.held, t.credit, t.version, t.since, coalesce(t.own_limit, (rules->0->'plans'->>t.plan)::bigint, own) AS max
+      INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
+  END IF;
+  IF FOUND THEN
+    moment := clock_timestamp();
+    before := CASE WHEN opens IS NULL OR b.since = opens THEN b.used ELSE 0 END;
+    used := before + amount;
+    IF (opens IS NULL OR moment >= opens AND moment < ends AND (b.since IS NULL OR b.since <= opens))
+      AND used + b.held <= coalesce(b.max + over, 9007199254740991) THEN
+      INSERT INTO holdfast.quota_entry (quota, subject, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, details)
+        VALUES (q, s, b.version + 1, amount, amount, b.used - before, used, b.held, b.credit, b.max,
+          coalesce(opens, b.since), moment, 'consume', op, note::jsonb)
+        ON CONFLICT (quota, subject, id) DO NOTHING;
+      IF FOUND THEN
+        UPDATE holdfast.quota_bucket t SET used = quota_use.used, version = b.version + 1, since = coalesce(opens, b.since)
+          WHERE t.quota = q AND t.subject = s;
+        missing := false;
+        at := extract(epoch FROM moment) * 1000;
+        verdict := 1;
+        held := b.held;
+        credit := b.credit;
+        max := b.max;
+        version := b.version + 1;
+        entered := at;
+        RETURN;
+      END IF;
+    END IF;
+  END IF;
+  SELECT d.missing, d.at, d.verdicts[1], d.useds[1], d.helds[1], d.credits[1], d.maxes[1], d.versions[1], d.ats[1], d.retries[1]
+    INTO missing, at, verdict, used, held, credit, max, version, entered, retry
+    FROM holdfast.quota_decide(rules, make, look, ARRAY[q], ARRAY[s], ARRAY[1], ARRAY[own], ARRAY[1], ARRAY[q], ARRAY[s],
+      ARRAY[op], ARRAY[amount], ARRAY[1], ARRAY[NULL::bigint], ARRAY[note], ARRAY[0]) d;
+END
+$function$`;
+
+export const consuming: readonly Statement[] = [decide, consume, use];
