@@ -27,6 +27,8 @@ export async function startMariadb(): Promise<StartedServer> {
         args: [
           "--no-defaults",
           `--datadir=${join(place.dir, "data")}`,
+          // In a shared one, a server that starts meanwhile deletes what it takes for leftovers.
+          `--tmpdir=${place.dir}`,
           "--auth-root-authentication-method=normal",
           "--skip-test-db",
         ],
@@ -47,8 +49,7 @@ export async function startMariadb(): Promise<StartedServer> {
       args: [
         "--no-defaults",
         `--datadir=${join(dir, "data")}`,
-        // Another one that starts on this machine deletes what it takes for leftovers in a shared directory.
-        `--tmpdir=${join(dir, "data")}`,
+        `--tmpdir=${dir}`,
         `--port=${port}`,
         "--bind-address=127.0.0.1",
         // Relative to the data directory: a path to a socket must not be longer than some hundred bytes.

@@ -38,7 +38,14 @@ export async function startMysql(): Promise<StartedServer> {
     stopSignal: "TERM",
     timeout: 120_000,
     async prepare(place) {
-      await place.run(command(["--initialize-insecure", `--datadir=${join(place.dir, "data")}`]));
+      await place.run(
+        command([
+          "--initialize-insecure",
+          `--datadir=${join(place.dir, "data")}`,
+          // In a shared one, a server that starts meanwhile deletes what it takes for leftovers.
+          `--tmpdir=${place.dir}`,
+        ]),
+      );
       // Read before the port opens, hence nobody meets the account that has no password.
       await place.write(
         "init.sql",
@@ -52,6 +59,7 @@ export async function startMysql(): Promise<StartedServer> {
     command: ({ dir }, port) =>
       command([
         `--datadir=${join(dir, "data")}`,
+        `--tmpdir=${dir}`,
         `--port=${port}`,
         "--bind-address=127.0.0.1",
         "--mysqlx=OFF",
