@@ -10,6 +10,8 @@ for (const folder of [
   "test/prisma-sqlite",
   "test/prisma-races",
   "examples/prisma",
+  "examples/credits",
+  "examples/shop",
 ]) {
   const { status, error } = spawnSync(prisma, ["generate"], {
     cwd: fileURLToPath(new URL(`../${folder}`, import.meta.url)),

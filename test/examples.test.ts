@@ -68,7 +68,37 @@ const results: Readonly<Record<string, unknown>> = {
     late: { signalled: true, write: "HF_STALE_FENCE" },
   },
   nightly: { ran: 1, skipped: 4, runs: 1 },
+  "nightly-report": { instances: 5, begun: 2, reports: 1, state: "done" },
+  // 24 of 30, each sent three times at once and again if it failed, have a row and are paid.
+  credits: {
+    retries: { answered: 24, failed: 6, rows: 24, unpaid: 0, held: 0 },
+    credits: { answered: 10, refused: 15, left: expect.objectContaining({ credits: 0, held: 0 }) },
+    month: { answered: 7, refused: 13 },
+    burst: { refused: true, tooMany: 0 },
+    ledgers: "add up",
+  },
+  // 24 confirmations and 10 receipts, one of which has nowhere to go.
+  emails: {
+    orders: 24,
+    declined: 6,
+    clicks: 30,
+    receipts: 10,
+    sent: 33,
+    written: 33,
+    twice: 0,
+    putOff: 6,
+    failed: ["Error: 550 no such user: nobody@shop.example"],
+  },
   race: { locked: { ok: true }, naive: { ok: false, switches: 1 } },
+  // 30 want the last 20 caps; 25 sales of the last 10 shirts, each told three times.
+  shop: {
+    checkout: { sold: 20, refused: 10 },
+    marketplace: { told: 30, refused: 45, counted: 10 },
+    left: { CAP: 0, MUG: 960, SHIRT: 0 },
+    channels: { ML_SALE: -10, ORDER: -60 },
+    books: "add up",
+    textbook: { sold: 20, refused: 10, left: 0 },
+  },
   ...Object.fromEntries(orms.map((orm) => [orm, { granted: 37, refused: 63, rows: 37 }])),
 };
 

@@ -23,6 +23,10 @@ afterAll(async () => {
   await database?.drop();
 });
 
+/** Lines of the ledger are stored by their bucket's number. */
+const lineOf = ({ name }: Quota) =>
+  `bucket IN (SELECT id FROM holdfast.quota_bucket WHERE quota = '${name}')`;
+
 let made = 0;
 const named = () => `q${++made}`;
 
@@ -332,15 +336,11 @@ describe("windows", () => {
   test("sliding, exactly", async () => {
     const q = quota(hf, { name: named(), limit: 3, per: "1 hour", window: "sliding-log" });
     await q.consume("u", 1, { id: "a" });
-    await pool.query(
-      `UPDATE holdfast.quota_entry SET at = at - interval '59 minutes' WHERE quota = '${q.name}'`,
-    );
+    await pool.query(`UPDATE holdfast.quota_line SET at = at - interval '59 minutes' WHERE ${lineOf(q)}`);
     await q.consume("u", 2, { id: "b" });
     const denied = await q.tryConsume("u");
     expect((denied as { retryAfter: number }).retryAfter).toBeLessThanOrEqual(60_000);
-    await pool.query(
-      `UPDATE holdfast.quota_entry SET at = at - interval '2 minutes' WHERE quota = '${q.name}'`,
-    );
+    await pool.query(`UPDATE holdfast.quota_line SET at = at - interval '2 minutes' WHERE ${lineOf(q)}`);
     expect(await q.consume("u", 1)).toMatchObject({ used: 3 });
     await q.refund("u", "b");
     expect(await q.peek("u")).toMatchObject({ used: 1 });
@@ -392,4 +392,100 @@ test("what does not add up is found, and mended on request", async () => {
   expect(await q.reconcile("u")).toMatchObject({ ok: false, repaired: false });
   expect(await q.reconcile("u", { repair: true })).toMatchObject({ ok: false, repaired: true });
   expect(await q.peek("u")).toMatchObject({ used: 11 });
+  expect(await q.reconcile("u")).toMatchObject({ ok: true, findings: [] });
+  await q.consume("u", 1);
+  expect(await q.reconcile("u")).toMatchObject({ ok: true, findings: [] });
+});
+
+test("a line that is gone, or was changed, is found by its version", async () => {
+  const q = quota(hf, { name: named(), limit: 100 });
+  for (let i = 0; i < 5; i++) await q.consume("u", 2, { id: `id-${i}` });
+  await pool.query(`UPDATE holdfast.quota_line SET amount = 1 WHERE id = 'id-1' AND ${lineOf(q)}`);
+  await pool.query(`DELETE FROM holdfast.quota_line WHERE id = 'id-3' AND ${lineOf(q)}`);
+  expect((await q.reconcile("u")).findings).toEqual([
+    "versions 4 to 4 are missing",
+    "version 2: 2 used before, 0 forgotten, 1 more, and 4 after",
+  ]);
+  await pool.query(`DELETE FROM holdfast.quota_line WHERE ${lineOf(q)}`);
+  expect((await q.reconcile("u")).findings).toEqual([
+    "the bucket is at version 5, the ledger at 0",
+    "the bucket counts 10 used, the ledger 0",
+  ]);
+});
+
+describe("retention", () => {
+  const age = (q: Quota, below: number) =>
+    pool.query(
+      `UPDATE holdfast.quota_line SET at = at - interval '90 days' WHERE version < ${below} AND ${lineOf(q)}`,
+    );
+  const monthAgo = () => new Date(Date.now() - 30 * 86_400_000);
+
+  test("older lines become one, and the chain can still be checked", async () => {
+    const q = quota(hf, { name: named(), limit: 1000 });
+    for (let i = 0; i < 20; i++) await q.consume("u", 3, { id: `id-${i}` });
+    await q.refund("u", "id-2", { amount: 2 });
+    const hold = await q.hold("u", 50);
+    await hold.settle(40);
+    await q.grant("u", 7, { id: "gift" });
+    await q.consume("other", 1, { id: "only" });
+    const { version } = (await q.history("u", { limit: 1 })).entries[0] as { version: number };
+    await age(q, version - 2);
+    expect(await q.prune({ before: monthAgo() })).toEqual({ entries: version - 3, broken: [] });
+    expect(await q.reconcile("u")).toEqual({ ok: true, entries: 4, findings: [], repaired: false });
+    const { entries } = await q.history("u");
+    expect(entries.at(-1)).toMatchObject({ kind: "rollup", first: 1, version: version - 3, used: 58 });
+    expect(entries.map(({ kind }) => kind)).toEqual(["grant", "settle", "hold", "rollup"]);
+    expect(await q.peek("u")).toMatchObject({ used: 98, credit: 7 });
+    // Within the horizon a replay, beyond it a new use.
+    expect(await q.consume("other", 1, { id: "only" })).toMatchObject({ replayed: true });
+    expect(await q.consume("u", 3, { id: "id-19" })).toMatchObject({ replayed: false, used: 101 });
+    await expect(q.refund("u", "id-3")).rejects.toMatchObject({ code: "HF_QUOTA_UNKNOWN" });
+    // Once more, with the roll-up among what is old.
+    await age(q, version + 1);
+    expect((await q.prune({ before: monthAgo() })).entries).toBe(3);
+    const rolled = (await q.history("u")).entries.at(-1);
+    expect(rolled).toMatchObject({ kind: "rollup", first: 1, version, used: 98, credit: 7 });
+    const { rows } = await pool.query(
+      `SELECT details->'kinds'->'consume' AS consume FROM holdfast.quota_line WHERE kind = 'rollup' AND ${lineOf(q)}`,
+    );
+    expect(rows).toEqual([{ consume: { lines: 20, amount: 60 } }]);
+    await whole(q, "u");
+    expect(await q.prune({ before: monthAgo() })).toEqual({ entries: 0, broken: [] });
+  });
+
+  test("many lines and many subjects, some at a time, while others use it", async () => {
+    const q = quota(hf, { name: named(), limit: 1_000_000 });
+    await Promise.all(Array.from({ length: 5000 }, (_, i) => q.consume(i % 4 ? `u${i % 50}` : "hot", 1)));
+    await age(q, 1_000_000);
+    const using = Promise.all(Array.from({ length: 300 }, (_, i) => q.consume(`u${i % 50}`, 1)));
+    const [{ entries, broken }] = await Promise.all([q.prune({ before: monthAgo() }), using]);
+    expect(broken).toEqual([]);
+    const { rows } = await pool.query(
+      `SELECT count(*)::int AS lines, count(*) FILTER (WHERE kind = 'rollup')::int AS rolled,
+        sum(CASE kind WHEN 'rollup' THEN (details->'kinds'->'consume'->>'lines')::int ELSE 1 END)::int AS uses
+        FROM holdfast.quota_line WHERE ${lineOf(q)}`,
+    );
+    expect(rows[0]).toMatchObject({ rolled: 51, uses: 5300, lines: 5300 - entries + 51 });
+    for (const subject of ["hot", "u1", "u49"]) await whole(q, subject);
+  });
+
+  test("a ledger that does not add up is left as it is", async () => {
+    const q = quota(hf, { name: named(), limit: 100 });
+    for (let i = 0; i < 5; i++) await q.consume("bad", 1, { id: `id-${i}` });
+    for (let i = 0; i < 5; i++) await q.consume("good", 1);
+    await pool.query(`DELETE FROM holdfast.quota_line WHERE id = 'id-2' AND ${lineOf(q)}`);
+    await age(q, 100);
+    expect(await q.prune({ before: monthAgo() })).toEqual({ entries: 4, broken: ["bad"] });
+    expect((await q.reconcile("bad")).findings).toEqual(["versions 3 to 3 are missing"]);
+  });
+
+  test("what a sliding window counts is kept", async () => {
+    const q = quota(hf, { name: named(), limit: 5, per: "hour", window: "sliding-log" });
+    for (let i = 0; i < 5; i++) await q.consume("u");
+    await pool.query(
+      `UPDATE holdfast.quota_line SET at = at - interval '30 minutes' WHERE version < 5 AND ${lineOf(q)}`,
+    );
+    expect(await q.prune({ before: new Date() })).toEqual({ entries: 0, broken: [] });
+    expect(await q.tryConsume("u")).toMatchObject({ granted: false });
+  });
 });

@@ -1,4 +1,5 @@
 import { existsSync } from "node:fs";
+import { writeFile } from "node:fs/promises";
 import { parseArgs } from "node:util";
 import { type Report, type SuiteOptions, table } from "./measure.ts";
 
@@ -23,6 +24,14 @@ const suites: Readonly<Record<string, Suite>> = {
   quota: {
     about: "one unit of a quota, next to the textbook and to rate-limiter-flexible on PostgreSQL and Redis",
     load: () => import("./suites/quota.ts"),
+  },
+  stock: {
+    about: "orders on one hot SKU and over 1,000, next to the textbook and to a conditional UPDATE",
+    load: () => import("./suites/stock.ts"),
+  },
+  queue: {
+    about: "jobs that do nothing, next to graphile-worker, pg-boss and BullMQ on PostgreSQL",
+    load: () => import("./suites/queue.ts"),
   },
   explore: {
     about: "how long it takes to try all orders of a check-then-write",
@@ -53,7 +62,7 @@ const suite = name === undefined ? undefined : suites[name];
 
 if (name === undefined || suite === undefined) {
   if (name !== undefined) console.error(`There is no suite ${name}.`);
-  console.log("npm run bench -- <suite> [--json] [--seconds n]\n");
+  console.log("npm run bench -- <suite> [--json] [--seconds n] [--svg file]\n");
   for (const [each, { about }] of Object.entries(suites)) console.log(`  ${each.padEnd(12)}${about}`);
   process.exitCode = name === undefined ? 0 : 1;
 } else {
@@ -61,6 +70,7 @@ if (name === undefined || suite === undefined) {
   if (!(seconds > 0)) throw new Error(`--seconds must be a number above 0, not ${values.seconds}`);
   const { run } = await suite.load();
   const report = await run({ seconds, note: (text) => console.error(text) });
+  if (values.svg !== undefined) await writeFile(values.svg, await (await import("./chart.ts")).chart(report));
   if (values.json) console.log(JSON.stringify(report));
   else print(report);
 }
@@ -68,7 +78,11 @@ if (name === undefined || suite === undefined) {
 function parse() {
   return parseArgs({
     allowPositionals: true,
-    options: { json: { type: "boolean", default: false }, seconds: { type: "string", default: "6" } },
+    options: {
+      json: { type: "boolean", default: false },
+      seconds: { type: "string", default: "6" },
+      svg: { type: "string" },
+    },
   });
 }
 

@@ -86,6 +86,7 @@ const mongoEngine = {
       wake: unsupported("not sketched"),
       versions: unsupported("not sketched"),
       once: unsupported("not sketched"),
+      quotas: unsupported("not sketched"),
       savepoints: unsupported("not sketched"),
       granularity: "key",
       // Whatever is asked for, transactions here read a snapshot, which is stricter than the first.

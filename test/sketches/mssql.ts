@@ -100,6 +100,7 @@ const mssqlEngine = {
       wake: unsupported("not sketched"),
       versions: unsupported("not sketched"),
       once: unsupported("not sketched"),
+      quotas: unsupported("not sketched"),
       savepoints: true,
       granularity: "key",
       lockIsolation: ["read committed"],

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { Bell } from "../../packages/holdfast/src/locks/bell.ts";
+import { Bell } from "../../packages/holdfast/src/core/bell.ts";
 import { eventually } from "../harness/wait.ts";
 
 /** A server as far as a bell knows it: what is sent comes back, if it does, to whoever listens. */
@@ -30,7 +30,7 @@ function server(options: { readonly deaf?: boolean; readonly refuses?: boolean }
     },
     known: () => ({ wake: true }),
   };
-  return { state, bell: new Bell(home as never) };
+  return { state, bell: new Bell(home as never, "leases") };
 }
 
 const never = new AbortController().signal;

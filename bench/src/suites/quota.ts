@@ -117,16 +117,13 @@ async function history(
   ] as const) {
     await units.peek(subject);
     await pool.query(
-      `INSERT INTO holdfast.quota_entry (quota, subject, version, amount, delta, forgotten, used, held, credit, max, at, kind, id)
-        SELECT 'history', $1, n, 1, 1, 0, n, 0, 0, $2, clock_timestamp(), 'consume', 'before-' || n FROM generate_series(1, $3::int) n`,
+      `WITH b AS (INSERT INTO holdfast.quota_bucket (quota, subject, used, version) VALUES ('history', $1, $3, $3) RETURNING id)
+        INSERT INTO holdfast.quota_line (bucket, version, amount, used, max, at, kind, id)
+        SELECT b.id, n, 1, n, $2, clock_timestamp(), 'consume', 'before-' || n FROM b, generate_series(1, $3::int) n`,
       [subject, limit, entries],
     );
-    await pool.query(
-      "INSERT INTO holdfast.quota_bucket (quota, subject, used, version) VALUES ('history', $1, $2, $2)",
-      [subject, entries],
-    );
   }
-  await pool.query("VACUUM ANALYZE holdfast.quota_entry");
+  await pool.query("VACUUM ANALYZE holdfast.quota_line");
   const measured = await alternate({
     contestants: ["short", "long"].map((subject) => ({
       name: subject === "short" ? "with 100 entries" : "with 1,000,000 entries",

@@ -52,6 +52,8 @@ export type { LeaseInfo } from "./core/leases.ts";
 export { fenced } from "./locks/lease.ts";
 export type { Lease, LeaseOptions } from "./locks/lease.ts";
 export type { AcquireOptions, Permit, Semaphore, SemaphoreOptions } from "./locks/semaphore.ts";
+export { leader } from "./locks/leader.ts";
+export type { Leader, LeaderOptions, Leadership, Lessor } from "./locks/leader.ts";
 export { versioned } from "./locks/version.ts";
 export type { Versioned, VersionedOptions } from "./locks/version.ts";
 export { once } from "./locks/once.ts";

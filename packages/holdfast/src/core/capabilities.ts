@@ -61,6 +61,8 @@ export interface Capabilities {
   readonly versions: Support;
   /** Effects that happen once (`once`). */
   readonly once: Support;
+  /** Limits, credits and their ledger (`quota`). */
+  readonly quotas: Support;
   /** A nested transaction that fails is undone alone, and the outer one can go on. */
   readonly savepoints: Support;
   /** Isolation levels under which a transaction may take locks. */
@@ -102,6 +104,7 @@ export const capabilityMeanings: Readonly<Record<keyof Capabilities, string>> = 
   wake: "whether those who wait for a lease are woken; elsewhere they look again and again",
   versions: "compare-and-set by a version column (`versioned`)",
   once: "effects that happen once (`once`)",
+  quotas: "limits, credits and their ledger (`quota`)",
   savepoints: "whether a nested transaction that fails is undone alone, and the outer one can go on",
   granularity: "`key`: different keys do not wait for each other; `database`: they do",
   lockIsolation: "isolation levels under which a transaction may take locks",

@@ -7,6 +7,8 @@ export interface CoalesceOptions<Item, Answer> {
   readonly inFlight: number;
   /** Of one batch. */
   readonly most: number;
+  /** So many go in one batch even if another could go at the same time; more are shared out. Without it: all. */
+  readonly together?: number;
   /** Answers in the order of the items; an error among them is that item's own. What is thrown is everybody's. */
   readonly run: (items: readonly Item[]) => Promise<readonly (Answer | Failed)[]>;
 }
@@ -30,6 +32,9 @@ export class Coalescer<Item, Answer> {
   readonly #options: CoalesceOptions<Item, Answer>;
   #line: Waiting<Item, Answer>[] = [];
   #flying = 0;
+  /** The last batch was of several. */
+  #busy = false;
+  #called = false;
 
   constructor(options: CoalesceOptions<Item, Answer>) {
     this.#options = options;
@@ -40,7 +45,8 @@ export class Coalescer<Item, Answer> {
       if (signal?.aborted) return reject(signal.reason as Error);
       const waiting = signal ? this.#leaving({ item, resolve, reject }, signal) : { item, resolve, reject };
       this.#line.push(waiting);
-      if (this.#flying < this.#options.inFlight) this.#go();
+      if (this.#flying === 0 && !this.#busy) this.#go();
+      else this.#soon();
     });
   }
 
@@ -66,11 +72,27 @@ export class Coalescer<Item, Answer> {
     return wrapped;
   }
 
+  /**
+   * Those who were answered together come again together, one after the other: the first is not to go without them.
+   * Once everything that is ready now has run, they are all there.
+   */
+  #soon(): void {
+    if (this.#called || this.#flying >= this.#options.inFlight) return;
+    this.#called = true;
+    setImmediate(() => {
+      this.#called = false;
+      while (this.#line.length > 0 && this.#flying < this.#options.inFlight) this.#go();
+    });
+  }
+
   #go(): void {
-    const { most } = this.#options;
+    const { inFlight, together } = this.#options;
+    const share = Math.ceil(this.#line.length / (inFlight - this.#flying));
+    const most = Math.min(this.#options.most, Math.max(together ?? Infinity, share));
     const batch = this.#line.length <= most ? this.#line : this.#line.slice(0, most);
     this.#line = this.#line.length <= most ? [] : this.#line.slice(most);
     this.#flying++;
+    this.#busy = batch.length > 1;
     void this.#fly(batch);
   }
 
@@ -86,7 +108,7 @@ export class Coalescer<Item, Answer> {
       for (const { reject } of batch) reject(error);
     } finally {
       this.#flying--;
-      if (this.#line.length > 0) this.#go();
+      if (this.#line.length > 0) this.#soon();
     }
   }
 }

@@ -9,8 +9,11 @@ import type { LockView } from "./inspect.ts";
 import type { LockRequest } from "./key.ts";
 import type { Leases } from "./leases.ts";
 import type { Replay } from "./replay.ts";
+import type { Schedules } from "./schedules.ts";
 import type { Statement } from "./sql.ts";
+import type { Stocks } from "./stocks.ts";
 import type { RowStrength, Tables } from "./tables.ts";
+import type { Queues } from "./queues.ts";
 import type { Quotas } from "./quotas.ts";
 import type { Wire } from "./wire.ts";
 
@@ -47,6 +50,8 @@ export interface SqlConnection extends Connection {
   /** As the database's: engines look into the errors of their own statements. */
   readonly unwrap?: ((error: unknown) => DriverError | undefined) | undefined;
   query(statement: Statement): Promise<Result>;
+  /** The same, of a statement that comes again and again: its session may keep it. Absent where that cannot be had. */
+  prepared?(statement: Statement): Promise<Result>;
   /** Several statements in one message, hence one round trip; no values. Absent where the client cannot. */
   script?(text: string): Promise<readonly Result[]>;
   /** Whether a statement has failed in a way that may have ended the transaction. Absent: the client cannot tell. */
@@ -262,6 +267,9 @@ export interface Engine<C extends Connection = Connection> {
   readonly leases?: Leases<C>;
   readonly replay?: Replay<C>;
   readonly quotas?: Quotas<C>;
+  readonly queues?: Queues<C>;
+  readonly stocks?: Stocks<C>;
+  readonly schedules?: Schedules<C>;
   /** What became of a transaction whose connection died during COMMIT. */
   outcome?(connection: C, identity: string): Promise<"committed" | "aborted" | "in progress" | "unknown">;
   holders?(

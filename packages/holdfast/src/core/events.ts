@@ -37,6 +37,38 @@ export interface Events {
   "holdfast:once:replayed": { id: string };
   "holdfast:connection:wrong": { query: string | undefined; transaction: string | undefined };
   "holdfast:quota:failed": { quotas: readonly string[]; failed: "closed" | "open"; error: unknown };
+  "holdfast:leader:gained": { leader: string; fence: number };
+  "holdfast:leader:lost": { leader: string; fence: number; error?: unknown };
+  "holdfast:schedule:started": { schedule: string; tick: Date; fence: number; attempt: number };
+  "holdfast:schedule:done": {
+    schedule: string;
+    tick: Date;
+    fence: number;
+    attempt: number;
+    durationMs: number;
+  };
+  "holdfast:schedule:failed": {
+    schedule: string;
+    tick: Date;
+    attempt: number;
+    retryInMs: number | undefined;
+    error: unknown;
+  };
+  "holdfast:schedule:skipped": { schedule: string; tick: Date };
+  "holdfast:schedule:missed": { schedule: string; first: Date; before: Date };
+  "holdfast:schedule:lost": { schedule: string; tick: Date; fence: number; error: unknown };
+  /** `again`: milliseconds until it runs again; undefined: it has failed for good. */
+  "holdfast:queue:failed": {
+    queue: string;
+    job: number;
+    attempt: number;
+    again: number | undefined;
+    error: unknown;
+  };
+  /** A worker was given up for dead, and its jobs went to others. */
+  "holdfast:queue:lost": { queue: string; worker: number };
+  "holdfast:queue:recovered": { jobs: number; queues: readonly string[] };
+  "holdfast:queue:trouble": { queue: string; error: unknown };
   "holdfast:migrated": { id: number; name: string };
 }
 

@@ -103,6 +103,8 @@ export interface Late {
 
 export interface Entry {
   readonly version: number;
+  /** The first of those that it stands for: its own version, if it is not a roll-up. */
+  readonly first: number;
   readonly kind: string;
   readonly id: string;
   /** The entry or hold that it is about. */
@@ -134,6 +136,17 @@ export interface Quotas<C extends Connection> {
     below: number | undefined,
     most: number,
   ): Promise<readonly Entry[]>;
-  /** Entries before this moment, except the newest of each bucket; resolves to how many are gone. */
-  forget(connection: C, quota: string, before: number, most: number): Promise<number>;
+  /**
+   * Lines before this moment, of buckets from this subject on, become one line for each bucket. Some at a time: `next`
+   * says where to go on. `broken`: subjects whose lines do not add up, and were left as they are.
+   */
+  rollUp(
+    connection: C,
+    quota: string,
+    what: { readonly before: number; readonly from: string | undefined; readonly most: number },
+  ): Promise<{
+    readonly gone: number;
+    readonly next: string | undefined;
+    readonly broken: readonly string[];
+  }>;
 }

@@ -1,4 +1,5 @@
 /** Sessions of the package `pg`, whoever took them out of a pool: the adapter for `pg` itself, or one for an ORM on it. */
+import { hash } from "node:crypto";
 import type { DriverError, Pinned, Purpose, Result, Room, Seen, SqlConnection } from "../core/database.ts";
 import { observeMethod } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
@@ -7,8 +8,14 @@ import { render } from "../engines/postgres/index.ts";
 
 /** The part of a `pg` Client that is used here: any version or fork that has it will do. */
 export interface PgClient {
-  query(text: string, values?: unknown[]): Promise<unknown>;
+  query(text: string | PgNamed, values?: unknown[]): Promise<unknown>;
   on(event: "error" | "end", listener: (error?: Error) => void): unknown;
+}
+
+interface PgNamed {
+  name: string;
+  text: string;
+  values: unknown[];
 }
 
 export type PgPooled = PgClient & { release(error?: Error | boolean): void };
@@ -67,6 +74,20 @@ export function pgConnection(client: PgClient, options?: object): SqlConnection 
         (await (values.length > 0 ? client.query(text, values) : client.query(text))) as PgResult,
       );
     },
+    ...(status && {
+      async prepared(statement) {
+        const { text, values } = render(statement);
+        // In a transaction there is no second try. After an answer the status is known.
+        if (status() !== "I" || unprepared.has(options ?? client)) return this.query(statement);
+        try {
+          return result((await client.query({ name: nameOf(text), text, values })) as PgResult);
+        } catch (error) {
+          if (!notKept.has(String((error as { code?: unknown }).code))) throw error;
+          unprepared.add(options ?? client);
+          return this.query(statement);
+        }
+      },
+    }),
     async script(text) {
       const results = await client.query(text);
       return (Array.isArray(results) ? (results as PgResult[]) : [results as PgResult]).map(result);
@@ -75,6 +96,24 @@ export function pgConnection(client: PgClient, options?: object): SqlConnection 
   };
   connections.set(client, connection);
   return connection;
+}
+
+/**
+ * 26000: it is not there, 42P05: it is there already: somebody lends sessions out, or has thrown prepared statements away.
+ * 0A000: its result has other columns now. In none of these cases has it run.
+ */
+const notKept = new Set(["26000", "42P05", "0A000"]);
+/** Pools, by their options, and clients whose sessions do not keep what is prepared. */
+const unprepared = new WeakSet<object>();
+/** Of texts that are constants of this library: there are few. */
+const preparedNames = new Map<string, string>();
+
+/** By its text, so that what another version has left on a pooled session is not mistaken for it. */
+function nameOf(text: string): string {
+  let name = preparedNames.get(text);
+  if (name === undefined)
+    preparedNames.set(text, (name = `holdfast_${hash("sha256", text, "hex").slice(0, 12)}`));
+  return name;
 }
 
 /** I: in none, T: in a transaction, E: in one that has failed. The server says so after every statement. */

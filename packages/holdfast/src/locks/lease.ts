@@ -27,7 +27,8 @@ import { Queue, unlessAborted } from "../core/queue.ts";
 import { pause, retryPolicy } from "../core/retry.ts";
 import { type Home, type Transaction, scopeOf } from "../core/scope.ts";
 import { checkWait, milliseconds, sleep } from "../core/wait.ts";
-import { Bell } from "./bell.ts";
+import { watched } from "../core/watched.ts";
+import { Bell } from "../core/bell.ts";
 
 export interface LeaseOptions {
   /**
@@ -353,26 +354,6 @@ function trust(sentAt: number, ttlMs: number): number {
   return sentAt + ttlMs - marginMs(ttlMs);
 }
 
-/** The same signal; but who asks it, asks the clock. */
-function watched(signal: AbortSignal, look: () => void): AbortSignal {
-  return Object.defineProperties(signal, {
-    aborted: {
-      configurable: true,
-      get() {
-        look();
-        return Reflect.get(AbortSignal.prototype, "aborted", signal);
-      },
-    },
-    throwIfAborted: {
-      configurable: true,
-      value() {
-        look();
-        AbortSignal.prototype.throwIfAborted.call(signal);
-      },
-    },
-  });
-}
-
 /** Gives out the leases of one instance, and keeps them. */
 export class LeaseDesk<Native, C extends Connection> {
   readonly #home: Home<Native, C>;
@@ -404,7 +385,7 @@ export class LeaseDesk<Native, C extends Connection> {
 
   constructor(home: Home<Native, C>) {
     this.#home = home;
-    this.#bell = new Bell(home);
+    this.#bell = new Bell(home, "leases");
   }
 
   async lease(lock: Lockable, options: LeaseOptions = {}): Promise<Lease | undefined> {

@@ -24,8 +24,10 @@ export interface Part {
 
 /** With more, the answers of a batch come so late that callers wait for each other. */
 const most = 256;
-/** While one batch is committed, the next is decided. */
+/** While one batch is committed, the next is decided. Three were slower than two on two cores (bench `quota`). */
 const inFlight = 2;
+/** Of 64 callers, two batches of 32 at once were no faster than one: what each costs by itself is as much as 30 calls. */
+const together = 64;
 /** Buckets that are known to be there. */
 const mostKnown = 100_000;
 
@@ -50,6 +52,7 @@ export class Desk {
     this.#coalescer = new Coalescer({
       inFlight,
       most,
+      together,
       run: (calls) => this.#together(calls),
     });
   }

@@ -5,6 +5,7 @@ export {
   type GrantOptions,
   type Granted,
   type HistoryEntry,
+  type Pruned,
   type HoldOptions,
   type Quota,
   type QuotaHold,

@@ -104,6 +104,13 @@ export interface QuotaHold extends Granted {
   release(options?: Omit<EntryOptions, "id">): Promise<void>;
 }
 
+export interface Pruned {
+  /** How many were rolled up. */
+  readonly entries: number;
+  /** Subjects whose ledger does not add up: it was left as it is, and `reconcile` says what is wrong with it. */
+  readonly broken: readonly string[];
+}
+
 export interface HistoryEntry {
   readonly version: number;
   readonly kind:
@@ -118,7 +125,11 @@ export interface HistoryEntry {
     | "limit"
     | "plan"
     | "reset"
-    | "repair";
+    | "repair"
+    /** What stands for older entries that were pruned: see `first`. */
+    | "rollup";
+  /** The first version that it stands for: its own, if it is not a roll-up. */
+  readonly first: number;
   readonly id: string;
   /** The entry, hold or grant that it is about. */
   readonly of: string | undefined;
@@ -342,47 +353,69 @@ export class Quota {
   /** Whether the ledger adds up to what is counted; with `repair`, what is counted is set to what the ledger says. */
   async reconcile(subject: Subject, options: { readonly repair?: boolean } = {}): Promise<Reconciliation> {
     checkNames("reconcile", options, new Set(["repair"]));
-    const page = 1000;
-    const findings: string[] = [];
-    let after: Entry | undefined;
-    let newest: Entry | undefined;
-    let count = 0;
-    for (let before: number | undefined; ;) {
-      const entries = await this.#entries(subject, before, page, {});
-      for (const entry of entries) {
-        newest ??= entry;
-        if (after) findings.push(...broken(entry, after));
-        after = entry;
-        count++;
-      }
-      if (entries.length < page) break;
-      before = entries.at(-1)?.version;
-    }
-    const standing = await this.peekRaw(subject);
-    if (newest && standing.version !== newest.version)
-      findings.push(`the bucket is at version ${standing.version}, the ledger at ${newest.version}`);
-    const windowed = this.#span !== undefined;
-    if (newest && (windowed ? standing.used > newest.used : standing.used !== newest.used))
-      findings.push(`the bucket counts ${standing.used} used, the ledger ${newest.used}`);
+    let { findings, entries, used } = await this.#check(subject);
+    // Lines that were rolled up between two pages are missing from what was read, and from nowhere else.
+    if (findings.length > 0) ({ findings, entries, used } = await this.#check(subject));
     const repaired = findings.length > 0 && (options.repair ?? false);
-    if (repaired)
-      await this.#amend(subject, {}, { kind: "repair", id: randomUUID(), amount: newest?.used ?? 0 });
-    return { ok: findings.length === 0, entries: count, findings, repaired };
+    if (repaired) await this.#amend(subject, {}, { kind: "repair", id: randomUUID(), amount: used });
+    return { ok: findings.length === 0, entries, findings, repaired };
+  }
+
+  /** Back to the first version, or to the last repair: what was wrong before it has been seen to. */
+  async #check(subject: Subject): Promise<{ findings: string[]; entries: number; used: number }> {
+    const page = 1000;
+    const standing = await this.peekRaw(subject);
+    const findings: string[] = [];
+    let next: Entry | undefined;
+    let newest: Entry | undefined;
+    let entries = 0;
+    walk: for (let below = standing.version + 1; ;) {
+      const found = await this.#entries(subject, below, page, {});
+      for (const entry of found) {
+        newest ??= entry;
+        if (next) findings.push(...broken(entry, next));
+        next = entry;
+        entries++;
+        if (entry.kind === "repair") break walk;
+      }
+      if (found.length < page) {
+        if (next) findings.push(...broken(undefined, next));
+        break;
+      }
+      below = found.at(-1)?.version ?? 0;
+    }
+    if (standing.version !== (newest?.version ?? 0))
+      findings.push(`the bucket is at version ${standing.version}, the ledger at ${newest?.version ?? 0}`);
+    const used = newest?.used ?? 0;
+    if (this.#span ? standing.used > used : standing.used !== used)
+      findings.push(`the bucket counts ${standing.used} used, the ledger ${used}`);
+    return { findings, entries, used };
   }
 
   /**
-   * Deletes entries that are older, of all subjects, except the newest of each. Ids that are gone are not recognised
-   * any more: this is the horizon of replays. Resolves to how many are gone.
+   * Rolls up entries that are older: those of each subject become one, from which the chain goes on; the newest of each
+   * stays. Ids that are gone are not recognised any more, and cannot be refunded: this is the horizon of replays. What a
+   * sliding window still counts is kept.
    */
-  async prune(options: { readonly before: Date }): Promise<number> {
-    checkNames("prune", options, new Set(["before"]));
-    const batch = 5000;
-    for (let gone = 0; ;) {
-      const { n } = await this.#desk.alone(undefined, async (connection) => ({
-        n: await this.#desk.store.forget(connection, this.name, options.before.getTime(), batch),
-      }));
-      gone += n;
-      if (n < batch) return gone;
+  async prune(options: { readonly before: Date; readonly signal?: AbortSignal }): Promise<Pruned> {
+    checkNames("prune", options, new Set(["before", "signal"]));
+    const { before, signal } = options;
+    if (!(before instanceof Date) || Number.isNaN(before.getTime()))
+      throw new UsageError("prune: before must be a Date");
+    const { rule } = this.definition(Date.now());
+    const kept = "per" in rule ? rule.per / 1000 : 0;
+    const until = Math.min(before.getTime(), Date.now() - kept);
+    let entries = 0;
+    const broken: string[] = [];
+    for (let from: string | undefined; ;) {
+      signal?.throwIfAborted();
+      const done = await this.#desk.alone(undefined, (connection) =>
+        this.#desk.store.rollUp(connection, this.name, { before: until, from, most: 2000 }),
+      );
+      entries += done.gone;
+      broken.push(...done.broken);
+      if (done.next === undefined) return { entries, broken };
+      from = done.next;
     }
   }
 
@@ -721,14 +754,14 @@ function shown(entry: Entry): HistoryEntry {
   return { ...rest, kind: kind as HistoryEntry["kind"], at: new Date(at), ...(details as object) };
 }
 
-/** What is wrong between an entry and the one that follows it. */
-function broken(entry: Entry, next: Entry): string[] {
-  const findings: string[] = [];
-  if (next.version !== entry.version + 1)
-    findings.push(`versions ${entry.version + 1} to ${next.version - 1} are missing`);
-  else if (next.used !== entry.used - next.forgotten + next.delta)
-    findings.push(
-      `version ${next.version}: ${entry.used} used before, ${next.forgotten} forgotten, ${next.delta} more, and ${next.used} after`,
-    );
-  return findings;
+/** What is wrong between an entry, or the beginning, and the one that follows it. */
+function broken(entry: Entry | undefined, next: Entry): string[] {
+  const { version, used } = entry ?? { version: 0, used: 0 };
+  const range =
+    next.first === next.version ? `version ${next.version}` : `versions ${next.first} to ${next.version}`;
+  if (next.first !== version + 1) return [`versions ${version + 1} to ${next.first - 1} are missing`];
+  if (next.used === used - next.forgotten + next.delta) return [];
+  return [
+    `${range}: ${used} used before, ${next.forgotten} forgotten, ${next.delta} more, and ${next.used} after`,
+  ];
 }

@@ -36,6 +36,7 @@ export async function probe(
     wake: unsupported("nothing needs to be told: those who wait are all in this process, and woken there"),
     versions: true,
     once: true,
+    quotas: unsupported("they are kept on PostgreSQL only, for now; take a lock and add up your own rows"),
     savepoints: unsupported(noSavepoints),
     // Whichever is asked for, it is a snapshot; a lock that is granted is not newer than it.
     lockIsolation: ["read committed", "repeatable read"],

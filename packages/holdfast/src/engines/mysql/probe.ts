@@ -68,6 +68,7 @@ export async function probe(
     wake: noWake,
     versions: true,
     once: true,
+    quotas: unsupported("they are kept on PostgreSQL only, for now; take a lock and add up your own rows"),
     savepoints: true,
     granularity: "key",
     lockIsolation: isolation,

@@ -6,10 +6,13 @@ import { inspect } from "./inspect.ts";
 import { holders, lock } from "./locks.ts";
 import { leases } from "./leases.ts";
 import { probe } from "./probe.ts";
+import { queues } from "./queue.ts";
 import { quotas } from "./quota.ts";
 import { replay } from "./replay.ts";
+import { schedules } from "./schedule.ts";
 import { migrations } from "./schema.ts";
 import { session } from "./session.ts";
+import { stocks } from "./stock.ts";
 import { tables } from "./tables.ts";
 import { wire } from "./wire.ts";
 
@@ -36,6 +39,9 @@ export const postgres: Engine<SqlConnection> = {
   leases,
   replay,
   quotas,
+  queues,
+  stocks,
+  schedules,
   outcome,
   holders,
   inspect,

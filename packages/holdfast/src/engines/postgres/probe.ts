@@ -77,6 +77,7 @@ export async function probe(
       ),
     versions: true,
     once: true,
+    quotas: true,
     savepoints: true,
     granularity: traits.embedded ? "database" : "key",
     lockIsolation: ["read committed"],

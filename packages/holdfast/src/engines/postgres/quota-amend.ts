@@ -14,7 +14,7 @@ LANGUAGE plpgsql AS $function$
 DECLARE
   b holdfast.quota_bucket;
   before bigint;
-  e holdfast.quota_entry;
+  e holdfast.quota_line;
   h holdfast.quota_hold;
   g record;
   moment timestamptz;
@@ -39,12 +39,12 @@ BEGIN
     verdict := -1;
     RETURN;
   END IF;
-  SELECT t.* INTO e FROM holdfast.quota_entry t WHERE t.quota = q AND t.subject = s AND t.id = op;
+  SELECT t.* INTO e FROM holdfast.quota_line t WHERE t.bucket = b.id AND t.id = op;
   IF FOUND THEN
     at := extract(epoch FROM e.at) * 1000;
     used := e.used;
-    held := e.held;
-    credit := e.credit;
+    held := coalesce(e.held, 0);
+    credit := coalesce(e.credit, 0);
     max := e.max;
     version := e.version;
     amount := e.amount;
@@ -56,18 +56,22 @@ BEGIN
   b := holdfast.quota_roll(b, rule, max, moment);
   before := before - b.used;
   IF b.held > 0 OR b.credit > 0 THEN
-    b := holdfast.quota_reap(b, moment);
+    version := b.version;
+    b := holdfast.quota_reap(b, moment, before);
+    IF b.version > version THEN before := 0; END IF;
   END IF;
   verdict := 1;
   cap := least(9007199254740991, coalesce(max, 9007199254740991) + coalesce((rule->>'over')::bigint, 9007199254740991));
 
   CASE what
   WHEN 'refund' THEN
-    SELECT t.* INTO e FROM holdfast.quota_entry t
-      WHERE t.quota = q AND t.subject = s AND t.id = of_entry AND t.kind IN ('consume', 'settle');
+    SELECT t.* INTO e FROM holdfast.quota_line t
+      WHERE t.bucket = b.id AND t.id = of_entry AND t.kind IN ('consume', 'settle');
     IF NOT FOUND THEN
       verdict := 4;
     ELSE
+      e.delta := coalesce(e.delta, e.amount);
+      e.refunded := coalesce(e.refunded, 0);
       amount := coalesce(n, e.amount - e.refunded);
       IF amount + e.refunded > e.amount THEN
         verdict := 5;
@@ -95,6 +99,7 @@ BEGIN
       IF FOUND THEN b.credit := b.credit + drained; END IF;
     END LOOP;
     -- What was used before this window is forgotten already.
+    IF e.version < b.reset THEN base := 0; END IF;
     CASE rule->>'window'
     WHEN 'fixed' THEN IF e.since IS DISTINCT FROM b.since THEN base := 0; END IF;
     WHEN 'log' THEN IF e.at <= moment - (rule->>'per')::bigint * interval '1 microsecond' THEN base := 0; END IF;
@@ -109,8 +114,8 @@ BEGIN
     END CASE;
     base := least(base, b.used);
     delta := -base;
-    UPDATE holdfast.quota_entry t SET refunded = t.refunded + quota_amend.amount
-      WHERE t.quota = q AND t.subject = s AND t.version = e.version;
+    UPDATE holdfast.quota_line t SET refunded = coalesce(t.refunded, 0) + quota_amend.amount
+      WHERE t.bucket = b.id AND t.version = e.version;
     END IF;
   WHEN 'settle', 'release' THEN
     SELECT t.* INTO h FROM holdfast.quota_hold t WHERE t.quota = q AND t.subject = s AND t.id = of_entry;
@@ -154,11 +159,16 @@ BEGIN
   WHEN 'reset' THEN
     amount := b.used;
     delta := -b.used;
+    b.reset := b.version + 1;
     b.parts := NULL;
     IF rule->>'window' <> 'fixed' THEN b.since := NULL; END IF;
   WHEN 'repair' THEN
     amount := n;
-    delta := n - b.used;
+    -- From what the ledger says, not from what was found wrong.
+    before := coalesce((SELECT t.used FROM holdfast.quota_line t WHERE t.bucket = b.id AND t.version <= b.version
+      ORDER BY t.version DESC LIMIT 1), 0);
+    b.used := 0;
+    delta := n;
     b.held := coalesce((SELECT sum(t.amount) FROM holdfast.quota_hold t WHERE t.quota = q AND t.subject = s), 0);
     b.credit := coalesce((SELECT sum(t.amount - t.spent) FROM holdfast.quota_grant t WHERE t.quota = q AND t.subject = s), 0);
   END CASE;
@@ -169,14 +179,14 @@ BEGIN
     END IF;
     b.used := b.used + delta;
     b.version := b.version + 1;
-    INSERT INTO holdfast.quota_entry (quota, subject, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, entry, drains, details)
-      VALUES (q, s, b.version, amount, delta, before, b.used, b.held, b.credit, max, b.since, moment, what, op, of_entry, drains, note::jsonb);
+    INSERT INTO holdfast.quota_line (bucket, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, entry, drains, details)
+      VALUES (b.id, b.version, amount, delta, before, b.used, b.held, b.credit, max, b.since, moment, what, op, of_entry, drains, note::jsonb);
     UPDATE holdfast.quota_bucket t SET used = b.used, held = b.held, credit = b.credit, version = b.version, since = b.since,
-      parts = b.parts, own_limit = b.own_limit, plan = b.plan WHERE t.quota = q AND t.subject = s;
+      parts = b.parts, own_limit = b.own_limit, plan = b.plan, reset = b.reset WHERE t.quota = q AND t.subject = s;
   ELSIF b.version > (SELECT t.version FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s) THEN
     -- Only what had run out.
-    UPDATE holdfast.quota_bucket t SET held = b.held, credit = b.credit, version = b.version
-      WHERE t.quota = q AND t.subject = s;
+    UPDATE holdfast.quota_bucket t SET used = b.used, held = b.held, credit = b.credit, version = b.version,
+      since = b.since, parts = b.parts WHERE t.quota = q AND t.subject = s;
   END IF;
   used := b.used;
   held := b.held;
@@ -213,4 +223,62 @@ BEGIN
 END
 $function$`;
 
-export const amending: readonly Statement[] = [amend, peek];
+/**
+ * Lines before a moment, of the buckets from this subject on, become one line each: its version, and what was used after
+ * it, are those of the last; delta and forgotten are sums, so that the chain goes on. The newest line of a bucket stays.
+ * A ledger that does not add up is left as it is. next: where to go on, NULL at the end.
+ */
+const rollUp = sql`CREATE OR REPLACE FUNCTION holdfast.quota_roll_up(q text, onward text, before timestamptz, most int,
+  OUT gone bigint, OUT next text, OUT broken text[])
+LANGUAGE plpgsql AS $function$
+#variable_conflict use_variable
+DECLARE
+  b record;
+  top bigint;
+  newest bigint;
+  buckets int := 0;
+BEGIN
+  gone := 0;
+  broken := '{}';
+  FOR b IN SELECT t.id, t.subject FROM holdfast.quota_bucket t
+    WHERE t.quota = q AND (onward IS NULL OR t.subject >= onward COLLATE "C") ORDER BY t.subject LOOP
+    IF gone >= most OR buckets = 1000 THEN
+      next := b.subject;
+      RETURN;
+    END IF;
+    buckets := buckets + 1;
+    CONTINUE WHEN NOT EXISTS (SELECT FROM (SELECT l.at, l.kind FROM holdfast.quota_line l WHERE l.bucket = b.id ORDER BY l.version LIMIT 2) o
+      WHERE o.kind <> 'rollup' AND o.at < before);
+    SELECT t.version INTO newest FROM holdfast.quota_bucket t WHERE t.id = b.id AND t.quota = q AND t.subject = b.subject FOR NO KEY UPDATE;
+    SELECT coalesce(min(o.version) FILTER (WHERE o.at >= before OR o.version >= newest) - 1, max(o.version)) INTO top FROM (
+      SELECT l.version, l.at FROM holdfast.quota_line l WHERE l.bucket = b.id ORDER BY l.version LIMIT most + 1) o;
+    CONTINUE WHEN top IS NULL;
+    IF NOT (SELECT coalesce(bool_and(o.first = o.version_before + 1 AND o.used = o.used_before - o.forgotten + o.delta), true) FROM (
+      SELECT coalesce(l.first, l.version) AS first, coalesce(lag(l.version) OVER w, 0) AS version_before, l.used,
+        coalesce(lag(l.used) OVER w, 0) AS used_before, coalesce(l.forgotten, 0) AS forgotten, coalesce(l.delta, l.amount) AS delta
+      FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.version <= top WINDOW w AS (ORDER BY l.version)) o) THEN
+      broken := broken || b.subject;
+      CONTINUE;
+    END IF;
+    WITH lines AS (DELETE FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.version <= top RETURNING l.*),
+    kinds AS (SELECT k.kind, sum(k.lines) AS lines, sum(k.amount) AS amount FROM (
+        SELECT l.kind, 1::numeric AS lines, l.amount::numeric FROM lines l WHERE l.kind <> 'rollup'
+        UNION ALL SELECT x.key, (x.value->>'lines')::numeric, (x.value->>'amount')::numeric
+        FROM lines l, jsonb_each(l.details->'kinds') x WHERE l.kind = 'rollup') k GROUP BY k.kind),
+    made AS (INSERT INTO holdfast.quota_line (bucket, version, amount, used, at, max, since, delta, forgotten, held, credit, first, kind, id, details)
+      SELECT b.id, top, s.amount, l.used, l.at, l.max, l.since, s.delta, s.forgotten, l.held, l.credit, s.first, 'rollup', 'rollup:' || top,
+        jsonb_build_object('kinds', (SELECT jsonb_object_agg(k.kind, jsonb_build_object('lines', k.lines, 'amount', k.amount)) FROM kinds k))
+      FROM lines l, (SELECT sum(l.amount) FILTER (WHERE l.kind IN ('consume', 'settle', 'rollup')) AS amount, sum(coalesce(l.delta, l.amount)) AS delta,
+          sum(coalesce(l.forgotten, 0)) AS forgotten, min(coalesce(l.first, l.version)) AS first FROM lines l) s
+      WHERE l.version = top)
+    SELECT gone + count(*) FILTER (WHERE l.kind <> 'rollup') INTO gone FROM lines l;
+    IF EXISTS (SELECT FROM (SELECT l.at, l.version FROM holdfast.quota_line l WHERE l.bucket = b.id ORDER BY l.version OFFSET 1 LIMIT 1) o
+      WHERE o.at < before AND o.version < newest) THEN
+      next := b.subject;
+      RETURN;
+    END IF;
+  END LOOP;
+END
+$function$`;
+
+export const amending: readonly Statement[] = [amend, peek, rollUp];

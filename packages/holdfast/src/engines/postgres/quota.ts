@@ -16,13 +16,8 @@ import type {
   Verdicts,
 } from "../../core/quotas.ts";
 import { failureOf } from "./locks.ts";
-
-/** As text, which every client sends the same way. */
-function list(values: readonly (string | number | undefined)[]): string {
-  return `{${values.map((value) => (value === undefined ? "NULL" : typeof value === "number" ? value : quoted(value))).join(",")}}`;
-}
-
-const quoted = (text: string) => `"${text.replace(/["\\]/g, "\\$&")}"`;
+import { isTrue } from "./probe.ts";
+import { list, texts } from "./values.ts";
 
 function definitionJson({ rule, plans, over }: Definition): object {
   return { ...rule, plans, over };
@@ -40,7 +35,8 @@ function numbers(value: unknown): (number | undefined)[] {
 }
 
 async function ask(connection: SqlConnection, statement: Statement): Promise<Record<string, unknown>[]> {
-  const { rows } = await connection.query(statement).catch((error: unknown) => {
+  const asking = connection.prepared?.(statement) ?? connection.query(statement);
+  const { rows } = await asking.catch((error: unknown) => {
     throw failureOf(connection, error) === "schema-missing"
       ? new SchemaMissingError("A table or function of quotas", error)
       : error;
@@ -60,55 +56,11 @@ function standing(row: Record<string, unknown> | undefined): Standing {
 }
 
 export const quotas: Quotas<SqlConnection> = {
-  async consume(connection, { definitions, buckets, uses, make, look }: Batch): Promise<Verdicts> {
-    const again = repeats(uses);
-    const plain = plainly({ definitions, uses }, again);
-    const [first, ...rest] = uses;
-    if (plain && first && rest.length === 0)
-      return useOne(connection, { definitions, buckets, make, look }, first, plain);
-    const bucketOf = (use: Batch["uses"][number]) => buckets[use.bucket] as Bucket;
-    const [row] = await ask(
-      connection,
-      sql`SELECT missing, at, verdicts::text, useds::text, helds::text, credits::text, maxes::text, versions::text,
-  ats::text, retries::text FROM holdfast.quota_consume(${JSON.stringify(definitions.map(definitionJson))}::text::jsonb,
-  ${sql.raw(String(plain !== undefined))}, ${moment(plain?.opens)}, ${moment(plain?.ends)},
-  ${plain?.over === undefined ? null : String(plain.over)}::text::bigint, ${sql.raw(String(make))}, ${sql.raw(String(look))}, ${list(buckets.map(({ quota }) => quota))}::text::text[],
-  ${list(buckets.map(({ subject }) => subject))}::text::text[],
-  ${list(buckets.map(({ definition }) => definition + 1))}::text::int[],
-  ${list(buckets.map(({ limit }) => limit))}::text::bigint[],
-  ${list(uses.map(({ bucket }) => bucket + 1))}::text::int[],
-  ${list(uses.map((use) => bucketOf(use).quota))}::text::text[],
-  ${list(uses.map((use) => bucketOf(use).subject))}::text::text[],
-  ${list(uses.map(({ id }) => id))}::text::text[],
-  ${list(uses.map(({ amount }) => amount))}::text::bigint[],
-  ${list(uses.map(({ group }) => group))}::text::int[],
-  ${list(uses.map(({ holdMs }) => holdMs))}::text::bigint[],
-  ${list(uses.map(({ details }) => details))}::text::text[],
-  ${list(again)}::text::int[])`,
-    );
-    const at = Number(row?.["at"]);
-    if (row?.["missing"] === true || row?.["missing"] === "t") return { missing: true, at };
-    const kinds = numbers(row?.["verdicts"]);
-    const column = Object.fromEntries(
-      ["useds", "helds", "credits", "maxes", "versions", "ats", "retries"].map((name) => [
-        name,
-        numbers(row?.[name]),
-      ]),
-    ) as Record<string, (number | undefined)[]>;
-    const verdicts = uses.map((_, i): Verdict => {
-      const retry = column["retries"]?.[i];
-      return {
-        kind: verdictKinds[kinds[i] ?? 0] as Verdict["kind"],
-        used: column["useds"]?.[i] ?? 0,
-        held: column["helds"]?.[i] ?? 0,
-        credit: column["credits"]?.[i] ?? 0,
-        limit: column["maxes"]?.[i],
-        version: column["versions"]?.[i] ?? 0,
-        at: column["ats"]?.[i] ?? at,
-        retry: retryOf(retry),
-      };
-    });
-    return { missing: false, at, verdicts };
+  async consume(connection, batch: Batch): Promise<Verdicts> {
+    const again = repeats(batch.uses);
+    const plain = plainly(batch, again);
+    if (!plain) return decide(connection, batch, again);
+    return batch.uses.length === 1 ? useOne(connection, batch, plain) : useMany(connection, batch, plain);
   },
 
   async amend(connection, amendment: Amendment): Promise<Amended | Late> {
@@ -150,10 +102,11 @@ export const quotas: Quotas<SqlConnection> = {
   async entries(connection, { quota, subject }, below, most) {
     const rows = await ask(
       connection,
-      sql`SELECT version, kind, id, entry, amount, delta, forgotten, refunded, used, held, credit, max,
-  (extract(epoch FROM at) * 1000)::float8 AS at, details::text AS details FROM holdfast.quota_entry
-  WHERE quota = ${quota}::text AND subject = ${subject}::text
-    AND version < ${below === undefined ? "9223372036854775807" : String(below)}::text::bigint
+      sql`SELECT version, kind, id, entry, amount, coalesce(delta, amount) AS delta, coalesce(forgotten, 0) AS forgotten,
+  coalesce(refunded, 0) AS refunded, used, coalesce(held, 0) AS held, coalesce(credit, 0) AS credit, max,
+  coalesce(first, version) AS first, (extract(epoch FROM at) * 1000)::float8 AS at, details::text AS details
+  FROM holdfast.quota_line
+  WHERE bucket = ${numberOf({ quota, subject })} AND version < ${below === undefined ? "9223372036854775807" : String(below)}::text::bigint
   ORDER BY version DESC LIMIT ${String(most)}::text::int`,
     );
     return rows.map((row): Entry => ({
@@ -163,6 +116,7 @@ export const quotas: Quotas<SqlConnection> = {
       of: typeof row["entry"] === "string" ? row["entry"] : undefined,
       amount: Number(row["amount"]),
       delta: Number(row["delta"]),
+      first: Number(row["first"]),
       forgotten: Number(row["forgotten"]),
       refunded: Number(row["refunded"]),
       details:
@@ -172,38 +126,133 @@ export const quotas: Quotas<SqlConnection> = {
     }));
   },
 
-  async forget(connection, quota, before, most) {
+  async rollUp(connection, quota, { before, from, most }) {
     const [row] = await ask(
       connection,
-      sql`WITH gone AS (DELETE FROM holdfast.quota_entry WHERE (quota, subject, version) IN (
-    SELECT e.quota, e.subject, e.version FROM holdfast.quota_entry e JOIN holdfast.quota_bucket b USING (quota, subject)
-    WHERE e.quota = ${quota}::text AND e.at < to_timestamp(${String(before)}::text::float8 / 1000) AND e.version < b.version
-    LIMIT ${String(most)}::text::int) RETURNING 1) SELECT count(*)::int AS n FROM gone`,
+      sql`SELECT gone, next, to_json(broken)::text AS broken FROM holdfast.quota_roll_up(${quota}::text, ${from ?? null}::text,
+  to_timestamp(${String(before)}::text::float8 / 1000), ${String(most)}::text::int)`,
     );
-    return Number(row?.["n"]);
+    return {
+      gone: Number(row?.["gone"]),
+      next: typeof row?.["next"] === "string" ? row["next"] : undefined,
+      broken: JSON.parse(String(row?.["broken"])) as string[],
+    };
   },
 };
 
+const numberOf = ({ quota, subject }: Pick<Bucket, "quota" | "subject">) =>
+  sql`(SELECT b.id FROM holdfast.quota_bucket b WHERE b.quota = ${quota}::text AND b.subject = ${subject}::text)`;
+
 async function useOne(
   connection: SqlConnection,
-  { definitions, buckets, make, look }: Omit<Batch, "uses">,
-  { id, amount, details }: Use,
+  { definitions, buckets, uses, make, look }: Batch,
   { opens, ends, over }: Plain,
 ): Promise<Verdicts> {
   const { quota, subject, limit } = buckets[0] as Bucket;
+  const { id, amount, details } = uses[0] as Use;
   const [row] = await ask(
     connection,
     sql`SELECT * FROM holdfast.quota_use(${JSON.stringify(definitions.map(definitionJson))}::text::jsonb,
   ${moment(opens)}, ${moment(ends)}, ${over === undefined ? null : String(over)}::text::bigint,
-  ${sql.raw(String(make))}, ${sql.raw(String(look))}, ${quota}::text, ${subject}::text,
+  ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${quota}::text, ${subject}::text,
   ${limit === undefined ? null : String(limit)}::text::bigint, ${id}::text, ${String(amount)}::text::bigint, ${details ?? null}::text)`,
   );
   const at = Number(row?.["at"]);
-  if (row?.["missing"] === true || row?.["missing"] === "t") return { missing: true, at };
+  if (isTrue(row?.["missing"])) return { missing: true, at };
   const retry = row?.["retry"] === null ? undefined : Number(row?.["retry"]);
   const kind = verdictKinds[Number(row?.["verdict"])] as Verdict["kind"];
   const verdict = { ...standing(row), at: Number(row?.["entered"]), kind, retry: retryOf(retry) };
   return { missing: false, at, verdicts: [verdict] };
+}
+
+async function useMany(
+  connection: SqlConnection,
+  { definitions, buckets, uses, make, look }: Batch,
+  { opens, ends, over }: Plain,
+): Promise<Verdicts> {
+  const totals = buckets.map(() => 0);
+  const counts = buckets.map(() => 0);
+  const sums: number[] = [];
+  const nths: number[] = [];
+  for (const { bucket, amount } of uses) {
+    sums.push((totals[bucket] = (totals[bucket] as number) + amount));
+    nths.push((counts[bucket] = (counts[bucket] as number) + 1));
+  }
+  const noted = uses.some(({ details }) => details !== undefined);
+  const [row] = await ask(
+    connection,
+    sql`SELECT fast, ${columns} FROM holdfast.quota_batch(${JSON.stringify(definitions.map(definitionJson))}::text::jsonb,
+  ${moment(opens)}, ${moment(ends)}, ${over === undefined ? null : String(over)}::text::bigint,
+  ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${buckets[0]?.quota}::text,
+  ${texts(buckets, ({ subject }) => subject)}::text::text[], ${list(buckets.map(({ limit }) => limit))}::text::bigint[],
+  ${list(totals)}::text::bigint[], ${list(counts)}::text::bigint[],
+  ${list(uses.map(({ bucket }) => bucket + 1))}::text::int[], ${texts(uses, ({ id }) => id)}::text::text[],
+  ${list(uses.map(({ amount }) => amount))}::text::bigint[], ${list(sums)}::text::bigint[], ${list(nths)}::text::bigint[],
+  ${noted ? texts(uses, ({ details }) => details) : null}::text::text[])`,
+  );
+  const at = Number(row?.["at"]);
+  if (isTrue(row?.["missing"])) return { missing: true, at };
+  if (!isTrue(row?.["fast"])) return { missing: false, at, verdicts: verdictsOf(row, uses.length, at) };
+  const before = verdictsOf(row, buckets.length, at);
+  const verdicts = uses.map(({ bucket }, i): Verdict => {
+    const was = before[bucket] as Verdict;
+    return {
+      ...was,
+      kind: "granted",
+      used: was.used + (sums[i] as number),
+      version: was.version + (nths[i] as number),
+    };
+  });
+  return { missing: false, at, verdicts };
+}
+
+async function decide(
+  connection: SqlConnection,
+  { definitions, buckets, uses, make, look }: Batch,
+  again: readonly number[],
+): Promise<Verdicts> {
+  const [row] = await ask(
+    connection,
+    sql`SELECT ${columns} FROM holdfast.quota_decide(${JSON.stringify(definitions.map(definitionJson))}::text::jsonb,
+  ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${texts(buckets, ({ quota }) => quota)}::text::text[],
+  ${texts(buckets, ({ subject }) => subject)}::text::text[],
+  ${list(buckets.map(({ definition }) => definition + 1))}::text::int[],
+  ${list(buckets.map(({ limit }) => limit))}::text::bigint[],
+  ${list(uses.map(({ bucket }) => bucket + 1))}::text::int[], ${texts(uses, ({ id }) => id)}::text::text[],
+  ${list(uses.map(({ amount }) => amount))}::text::bigint[], ${list(uses.map(({ group }) => group))}::text::int[],
+  ${list(uses.map(({ holdMs }) => holdMs))}::text::bigint[], ${texts(uses, ({ details }) => details)}::text::text[],
+  ${list(again)}::text::int[])`,
+  );
+  const at = Number(row?.["at"]);
+  if (isTrue(row?.["missing"])) return { missing: true, at };
+  return { missing: false, at, verdicts: verdictsOf(row, uses.length, at) };
+}
+
+const columns = sql.raw(
+  "missing, at, verdicts::text, useds::text, helds::text, credits::text, maxes::text, versions::text, ats::text, retries::text",
+);
+
+function verdictsOf(row: Record<string, unknown> | undefined, count: number, at: number): Verdict[] {
+  const [kinds, useds, helds, credits, maxes, versions, ats, retries] = [
+    "verdicts",
+    "useds",
+    "helds",
+    "credits",
+    "maxes",
+    "versions",
+    "ats",
+    "retries",
+  ].map((name) => numbers(row?.[name]));
+  return Array.from({ length: count }, (_, i): Verdict => ({
+    kind: verdictKinds[kinds?.[i] ?? 0] as Verdict["kind"],
+    used: useds?.[i] ?? 0,
+    held: helds?.[i] ?? 0,
+    credit: credits?.[i] ?? 0,
+    limit: maxes?.[i],
+    version: versions?.[i] ?? 0,
+    at: ats?.[i] ?? at,
+    retry: retryOf(retries?.[i]),
+  }));
 }
 
 const retryOf = (retry: number | undefined): Verdict["retry"] =>

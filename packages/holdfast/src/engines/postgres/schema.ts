@@ -7,8 +7,12 @@ import { waiting } from "./keys.ts";
 import { leaseTables } from "./leases.ts";
 import { lockRowTable } from "./lock-rows.ts";
 import { isTrue } from "./probe.ts";
+import { queueFunctions } from "./queue-functions.ts";
+import { queueTables } from "./queue-schema.ts";
 import { quotaTables } from "./quota-schema.ts";
+import { stockTables } from "./stock-schema.ts";
 import { replayTable } from "./replay.ts";
+import { scheduleTables } from "./schedule-schema.ts";
 
 const all: readonly Migration[] = [
   {
@@ -41,6 +45,9 @@ $function$`,
   { id: 3, name: "leases", statements: leaseTables },
   { id: 4, name: "once", statements: replayTable },
   { id: 5, name: "quota", statements: quotaTables },
+  { id: 6, name: "stock", statements: stockTables },
+  { id: 7, name: "schedule", statements: scheduleTables },
+  { id: 8, name: "queue", statements: [...queueTables, ...queueFunctions] },
 ];
 
 const one = [{ key: key("holdfast", "migrate"), mode: "exclusive" }] as const;

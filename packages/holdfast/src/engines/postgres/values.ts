@@ -44,3 +44,19 @@ export function arrayText(values: readonly unknown[], type = ""): string {
   });
   return `{${items.join(",")}}`;
 }
+
+/** A list as text, which every client sends the same way. */
+export function list(values: readonly (number | undefined)[]): string {
+  return `{${values.map((value) => value ?? "NULL").join(",")}}`;
+}
+
+export function texts<T>(items: readonly T[], text: (item: T) => string | undefined): string {
+  return `{${items.map((item) => quoted(text(item))).join(",")}}`;
+}
+
+const special = /["\\]/;
+
+function quoted(text: string | undefined): string {
+  if (text === undefined) return "NULL";
+  return `"${special.test(text) ? text.replace(/["\\]/g, "\\$&") : text}"`;
+}

@@ -51,6 +51,7 @@ export async function probe(
     ),
     versions: true,
     once: true,
+    quotas: unsupported("they are kept on PostgreSQL only, for now; take a lock and add up your own rows"),
     savepoints: true,
     granularity: "database",
     // Whatever is asked for, transactions here are serializable, which is stricter.

@@ -1,9 +1,9 @@
 import { randomUUID } from "node:crypto";
-import { isSupported } from "../core/capabilities.ts";
-import type { Connection } from "../core/database.ts";
-import { withConnection } from "../core/errand.ts";
-import { within } from "../core/interrupt.ts";
-import type { Home } from "../core/scope.ts";
+import { isSupported } from "./capabilities.ts";
+import type { Connection } from "./database.ts";
+import { withConnection } from "./errand.ts";
+import { within } from "./interrupt.ts";
+import type { Home } from "./scope.ts";
 
 /** How long the server may take to be listened to, and to tell us what we told it. */
 const answerMs = 2000;
@@ -45,20 +45,23 @@ export class Ear {
 }
 
 /**
- * Wakes those who wait when the server tells of a release. One connection for all of them, open only while somebody
+ * Wakes those who wait when the server tells them: of a release, of a new job. One connection for all of them, open only while somebody
  * waits, and believed only after it has heard what we sent ourselves: through a pooler that lends sessions out,
  * listening succeeds and nothing is ever heard. Whoever waits looks again and again all the same, only less often.
  */
 export class Bell<Native, C extends Connection> {
   readonly #home: Home<Native, C>;
+  readonly #of: "leases" | "queues";
   readonly #ears = new Map<string, Set<Ear>>();
   #waiting = 0;
   #linger: NodeJS.Timeout | undefined;
   #line: { readonly stop: AbortController; hears: boolean; readonly ended: Promise<void> } | undefined;
   #deafUntil = 0;
 
-  constructor(home: Home<Native, C>) {
+  /** `of`: whose channel of the engine's it is. */
+  constructor(home: Home<Native, C>, of: "leases" | "queues") {
     this.#home = home;
+    this.#of = of;
   }
 
   /** Whether those who wait will be woken, as far as is known. Begins to listen if somebody wants it. */
@@ -136,7 +139,7 @@ export class Bell<Native, C extends Connection> {
 
   async #connect(signal: AbortSignal): Promise<boolean> {
     const { database } = this.#home;
-    const { channel, ring } = database.engine.leases ?? {};
+    const { channel, ring } = database.engine[this.#of] ?? {};
     const { wake } = this.#home.known() ?? (await this.#home.capabilities());
     if (!database.listen || channel === undefined || !ring || !isSupported(wake)) return false;
     await within(
@@ -148,11 +151,11 @@ export class Bell<Native, C extends Connection> {
 
   /** Whether what we send comes back to us. */
   async #test(signal: AbortSignal): Promise<boolean> {
-    const { leases } = this.#home.database.engine;
+    const source = this.#home.database.engine[this.#of];
     const payload = `test ${randomUUID()}`;
     const ear = this.ear(payload);
     try {
-      await withConnection(this.#home, async (connection) => leases?.ring?.(connection, payload), answerMs);
+      await withConnection(this.#home, async (connection) => source?.ring?.(connection, payload), answerMs);
       await ear.sleep(answerMs, signal);
       return ear.rung;
     } finally {
