@@ -1,0 +1,486 @@
+import type { Result, SqlConnection } from "../../core/database.ts";
+import { SchemaMissingError } from "../../core/errors.ts";
+import { type Statement, sql } from "../../core/sql.ts";
+import type {
+  Book,
+  Break,
+  Facts,
+  LineVerdict,
+  MovementFilter,
+  Order,
+  OrderLine,
+  Outcome,
+  Sequel,
+  StockMovement,
+  Stocks,
+  Verdict,
+} from "../../core/stocks.ts";
+import { dialect } from "./dialect.ts";
+import { failureOf } from "./locks.ts";
+
+type Value = string | number | boolean | undefined;
+
+/** As text, which every client sends the same way. */
+function list(values: readonly Value[]): string {
+  return `{${values.map((value) => (value === undefined ? "NULL" : typeof value === "string" ? quoted(value) : value)).join(",")}}`;
+}
+
+const quoted = (text: string) => `"${text.replace(/["\\]/g, "\\$&")}"`;
+
+/** Numbers, or NULL. */
+function numbers(value: unknown): (number | undefined)[] {
+  const text = String(value);
+  if (text === "{}" || value === null) return [];
+  return text
+    .slice(1, -1)
+    .split(",")
+    .map((each) => (each === "NULL" ? undefined : Number(each)));
+}
+
+const outcomes: readonly Outcome[] = [
+  "short",
+  "done",
+  "before",
+  "conflict",
+  "unknown level",
+  "unknown",
+  "too much",
+  "ended",
+];
+
+async function ask(connection: SqlConnection, statement: Statement): Promise<Record<string, unknown>[]> {
+  return answered(connection, connection.query(statement));
+}
+
+/** Of statements that come again and again: at one caller, parsing and planning took as long as what they do. */
+async function askOften(connection: SqlConnection, statement: Statement): Promise<Record<string, unknown>[]> {
+  return answered(connection, connection.prepared?.(statement) ?? connection.query(statement));
+}
+
+async function answered(
+  connection: SqlConnection,
+  asking: Promise<Result>,
+): Promise<Record<string, unknown>[]> {
+  const { rows } = await asking.catch((error: unknown) => {
+    // A table of the caller's that is not there is the caller's error.
+    const ours = error instanceof Error && /holdfast\b/.test(error.message);
+    throw ours && failureOf(connection, error) === "schema-missing"
+      ? new SchemaMissingError("A table or function of stock", error)
+      : error;
+  });
+  return rows as Record<string, unknown>[];
+}
+
+const place = ({ table }: Book) => sql`${table ? JSON.stringify(table) : null}::text::jsonb`;
+const text = (value: unknown) => (typeof value === "string" ? value : undefined);
+const moment = (ms: number) => sql`to_timestamp(${String(ms)}::text::float8 / 1000)`;
+
+export const stocks: Stocks<SqlConnection> = {
+  async decide(connection, book, orders, { make, look }) {
+    const [first] = orders;
+    const [line] = first?.lines ?? [];
+    const plain = !book.table && orders.every(({ kind }) => kind === "apply" || kind === "transfer");
+    if (plain && orders.length === 1 && first?.lines.length === 1 && line)
+      return [await moveOne(connection, book, first, line, look)];
+    if (plain && orders.length === 1 && first) return moveSome(connection, book, first, make, look);
+    const { levels, steps } = laid(orders);
+    const about = (name: keyof Order["about"]) =>
+      sql`${list(orders.map((order) => order.about[name]))}::text::text[]`;
+    const level = (name: keyof Lane) => list(levels.map((each) => each[name]));
+    const step = (name: keyof Step) => list(steps.map((each) => each[name]));
+    const [row] = await askOften(
+      connection,
+      sql`SELECT missing, at, verdicts::text, ats::text, untils::text, array_to_string(states, ',', '-') AS states, moved::text,
+  balances::text, versions::text, rooms::text FROM holdfast.stock_apply(${sql.raw(String(plain))},
+  ${level("sum")}::text::bigint[], ${level("count")}::text::int[], ${level("lowest")}::text::bigint[],
+  ${step("sum")}::text::bigint[], ${step("count")}::text::int[],
+  ${book.name}::text, ${place(book)}, ${sql.raw(String(make))}, ${sql.raw(String(look))},
+  ${level("sku")}::text::text[], ${level("location")}::text::text[], ${level("into")}::text::boolean[],
+  ${list(orders.map(({ kind }) => kind))}::text::text[], ${list(orders.map(({ id }) => id))}::text::text[],
+  ${about("source")}, ${about("referenceType")}, ${about("referenceId")}, ${about("by")}, ${about("note")},
+  ${list(orders.map(({ kind, id }) => (kind === "reserve" ? id : undefined)))}::text::text[],
+  ${list(orders.map(({ ttlMs }) => ttlMs))}::text::bigint[], ${list(orders.map(({ lines }) => lines.length))}::text::int[],
+  ${step("place")}::text::int[], ${step("order")}::text::int[], ${step("line")}::text::int[], ${step("quantity")}::text::bigint[])`,
+    );
+    if (row?.["missing"] === true || row?.["missing"] === "t") return undefined;
+    return verdicts(orders, row ?? {});
+  },
+
+  async follow(connection, book, { kind, id, of, about, lines }: Sequel): Promise<Verdict> {
+    const [row = {}] = await askOften(
+      connection,
+      sql`SELECT at, verdict, entered, until, state, array_to_json(skus)::text AS skus, array_to_json(locations)::text AS locations,
+  moved::text, balances::text, versions::text, rooms::text
+  FROM holdfast.stock_follow(${book.name}::text, ${place(book)}, ${kind}::text, ${id}::text, ${about.source || null}::text,
+  ${about.referenceType ?? null}::text, ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text,
+  ${of}::text, ${lines ? list(lines.map(({ sku }) => sku)) : null}::text::text[],
+  ${lines ? list(lines.map(({ location }) => location)) : null}::text::text[],
+  ${lines ? list(lines.map(({ quantity }) => quantity)) : null}::text::bigint[])`,
+    );
+    const skus = JSON.parse(text(row["skus"]) ?? "[]") as string[];
+    const locations = JSON.parse(text(row["locations"]) ?? "[]") as string[];
+    const column = columns(row);
+    return {
+      outcome: outcomes[Number(row["verdict"])] as Outcome,
+      at: Number(row["entered"]),
+      until: row["until"] === null ? undefined : Number(row["until"]),
+      state: text(row["state"]),
+      lines: skus.map((sku, i) => lineVerdict({ sku, location: locations[i] ?? "" }, column, i, 0)),
+    };
+  },
+
+  async minimum(connection, book, { sku, location }, min) {
+    if (book.table)
+      await ask(
+        connection,
+        sql`SELECT holdfast.stock_adopt(${book.name}::text, ${place(book)},
+  ${list([sku])}::text::text[], ${list([location])}::text::text[])`,
+      );
+    const [row = {}] = await ask(
+      connection,
+      sql`SELECT * FROM holdfast.stock_minimum(${book.name}::text, ${sku}::text, ${location}::text, ${String(min)}::text::bigint)`,
+    );
+    return {
+      outcome: outcomes[Number(row["verdict"])] as Outcome,
+      at: Number.NaN,
+      until: undefined,
+      state: undefined,
+      lines: [
+        {
+          sku,
+          location,
+          quantity: 0,
+          onHand: Number(row["balance"]),
+          version: Number(row["version"]),
+          room: Number(row["room"]),
+        },
+      ],
+    };
+  },
+
+  async levels(connection, book, { skus, location }) {
+    const rows = await ask(
+      connection,
+      sql`SELECT * FROM holdfast.stock_levels(${book.name}::text, ${place(book)}, ${skus ? list(skus) : null}::text::text[], ${location ?? null}::text)`,
+    );
+    return rows.map((row) => ({
+      sku: String(row["sku"]),
+      location: String(row["location"]),
+      onHand: Number(row["on_hand"]),
+      reserved: Number(row["reserved"]),
+      min: Number(row["min_level"]),
+      version: Number(row["version"]),
+    }));
+  },
+
+  async history(connection, book, filter, after, most) {
+    const [micros, level, version] = (after ?? "").split(".");
+    const below = after
+      ? sql` AND (m.at, m.level, m.version) < ('epoch'::timestamptz + ${micros}::text::bigint * interval '1 microsecond', ${level}::text::bigint, ${version}::text::bigint)`
+      : sql.raw("");
+    const rows = await ask(
+      connection,
+      sql`SELECT t.sku, t.location, m.version, m.kind, m.quantity, m.balance, m.source, m.reference_type, m.reference_id, m.external_id,
+  m.user_id, m.note, m.origin, m.level, (extract(epoch FROM m.at) * 1000000)::bigint::text AS micros
+  FROM holdfast.stock_movement m JOIN holdfast.stock_level t ON t.id = m.level WHERE ${matching(book, filter)}${below}
+  ORDER BY m.at DESC, m.level DESC, m.version DESC LIMIT ${String(most)}::text::int`,
+    );
+    return rows.map((row): StockMovement => ({
+      sku: String(row["sku"]),
+      location: String(row["location"]),
+      version: Number(row["version"]),
+      kind: String(row["kind"]),
+      quantity: Number(row["quantity"]),
+      balance: Number(row["balance"]),
+      at: Number(row["micros"]) / 1000,
+      source: String(row["source"]),
+      referenceType: text(row["reference_type"]),
+      referenceId: text(row["reference_id"]),
+      id: String(row["external_id"]),
+      by: text(row["user_id"]),
+      note: text(row["note"]),
+      of: text(row["origin"]),
+      cursor: `${String(row["micros"])}.${String(row["level"])}.${String(row["version"])}`,
+    }));
+  },
+
+  async levelAt(connection, book, { sku, location }, at) {
+    const [row] = await ask(
+      connection,
+      // A movement is shown with the millisecond in which it was made: all of that one counts.
+      sql`SELECT holdfast.stock_level_at(t.id, ${moment(at)} + interval '999 microseconds')::text AS level FROM holdfast.stock_level t
+  WHERE t.book = ${book.name}::text AND t.sku = ${sku}::text AND t.location = ${location}::text`,
+    );
+    return typeof row?.["level"] === "string" ? Number(row["level"]) : undefined;
+  },
+
+  async channels(connection, book, filter) {
+    const rows = await ask(
+      connection,
+      sql`SELECT m.source, count(*)::text AS movements, coalesce(sum(m.quantity) FILTER (WHERE m.quantity > 0), 0)::text AS increased,
+  coalesce(-sum(m.quantity) FILTER (WHERE m.quantity < 0), 0)::text AS decreased
+  FROM holdfast.stock_movement m JOIN holdfast.stock_level t ON t.id = m.level WHERE ${matching(book, filter)}
+  GROUP BY m.source ORDER BY m.source COLLATE "C"`,
+    );
+    return rows.map((row) => ({
+      source: String(row["source"]),
+      movements: Number(row["movements"]),
+      increased: Number(row["increased"]),
+      decreased: Number(row["decreased"]),
+    }));
+  },
+
+  async facts(connection, book, { sku, location, after, most }) {
+    const rows = await ask(
+      connection,
+      sql`WITH level AS (
+    SELECT t.id, t.sku, t.location, coalesce(o.on_hand, t.on_hand) AS on_hand, t.reserved, t.version,
+      coalesce((SELECT max(m.version) FROM holdfast.stock_movement m WHERE m.level = t.id AND m.kind = 'repair'), 0) AS mended
+    FROM holdfast.stock_level t LEFT JOIN ${
+      book.table
+        ? sql`holdfast.stock_levels(${book.name}::text, ${place(book)}, ${sku === undefined ? null : list([sku])}::text::text[], NULL::text) o
+      ON o.sku = t.sku AND o.location = t.location`
+        : sql.raw("(SELECT NULL::bigint AS on_hand) o ON true")
+    }
+    WHERE t.book = ${book.name}::text AND (t.sku, t.location) > (${after?.sku ?? ""}::text, ${after?.location ?? ""}::text)
+      AND (${sku ?? null}::text IS NULL OR t.sku = ${sku ?? null}::text)
+      AND (${location ?? null}::text IS NULL OR t.location = ${location ?? null}::text)
+    ORDER BY t.sku, t.location LIMIT ${String(most)}::text::int),
+  chain AS (
+    SELECT l.id, m.version, m.quantity, m.balance, m.at, l.mended,
+      lag(m.version) OVER w AS before_version, lag(m.balance) OVER w AS before_balance
+    FROM level l JOIN holdfast.stock_movement m ON m.level = l.id
+    WINDOW w AS (PARTITION BY l.id ORDER BY m.version)),
+  checked AS (
+    SELECT c.id, count(*) AS n, sum(c.quantity) AS total,
+      json_agg(json_build_object('version', c.version, 'quantity', c.quantity, 'balance', c.balance,
+        'before', CASE WHEN c.before_version IS NOT NULL THEN json_build_object('version', c.before_version, 'balance', c.before_balance) END,
+        'at', extract(epoch FROM c.at) * 1000) ORDER BY c.version)
+      FILTER (WHERE c.version > c.mended AND (c.version <> coalesce(c.before_version, 0) + 1
+        OR c.balance <> coalesce(c.before_balance, 0) + c.quantity)) AS breaks
+    FROM chain c GROUP BY c.id)
+  SELECT l.sku, l.location, l.on_hand::text, l.reserved::text, l.version::text, coalesce(c.n, 0)::text AS n,
+    coalesce(c.total, 0)::text AS total,
+    (SELECT coalesce(sum(x.quantity), 0) FROM holdfast.stock_reserved x WHERE x.level = l.id)::text AS open,
+    (SELECT json_build_object('version', m.version, 'balance', m.balance) FROM holdfast.stock_movement m
+      WHERE m.level = l.id ORDER BY m.version DESC LIMIT 1)::text AS newest, c.breaks::text
+  FROM level l LEFT JOIN checked c ON c.id = l.id ORDER BY l.sku, l.location`,
+    );
+    return rows.map((row): Facts => {
+      const breaks = JSON.parse(text(row["breaks"]) ?? "[]") as (Omit<Break, "before"> & {
+        before: Break["before"] | null;
+      })[];
+      return {
+        sku: String(row["sku"]),
+        location: String(row["location"]),
+        onHand: Number(row["on_hand"]),
+        reserved: Number(row["reserved"]),
+        version: Number(row["version"]),
+        open: Number(row["open"]),
+        sum: Number(row["total"]),
+        movements: Number(row["n"]),
+        newest: text(row["newest"]) ? (JSON.parse(String(row["newest"])) as Facts["newest"]) : undefined,
+        breaks: breaks.map(({ before, ...each }) => ({ ...each, before: before ?? undefined })),
+      };
+    });
+  },
+
+  async repair(connection, book, { sku, location }, id, { source, by, note }) {
+    await ask(
+      connection,
+      sql`SELECT holdfast.stock_repair(${book.name}::text, ${place(book)}, ${sku}::text, ${location}::text, ${id}::text,
+  ${source}::text, ${by ?? null}::text, ${note ?? null}::text)`,
+    );
+  },
+
+  async adopt(connection, book) {
+    const page = 1000;
+    for (let opened = 0; ;) {
+      const [row] = await ask(
+        connection,
+        sql`SELECT holdfast.stock_open(${book.name}::text, ${place(book)}, ${String(page)}::text::int) AS n`,
+      );
+      const n = Number(row?.["n"]);
+      opened += n;
+      if (n < page) return opened;
+    }
+  },
+
+  guard({ table }) {
+    if (!table) return [];
+    const name = table.table.map((part) => dialect.quote(part)).join(".");
+    const column = dialect.quote(table.onHand);
+    return [
+      `DROP TRIGGER IF EXISTS holdfast_stock_guard ON ${name};`,
+      `CREATE TRIGGER holdfast_stock_guard BEFORE UPDATE OF ${column} ON ${name} FOR EACH ROW WHEN (OLD.${column} IS DISTINCT FROM NEW.${column}) EXECUTE FUNCTION holdfast.stock_guard();`,
+    ];
+  },
+};
+
+interface Lane {
+  readonly sku: string;
+  readonly location: string;
+  /** Something is put into it. */
+  into: boolean;
+  sum: number;
+  count: number;
+  lowest: number;
+}
+
+interface Step {
+  /** Of its level, from 1. */
+  readonly place: number;
+  readonly quantity: number;
+  /** Of its order, and the how manieth line of it, from 1. */
+  readonly order: number;
+  readonly line: number;
+  /** The sum of its level up to here, and the how manieth line of it. */
+  readonly sum: number;
+  readonly count: number;
+}
+
+/** Each level once, and lines one after the other. */
+function laid(orders: readonly Order[]): {
+  readonly levels: readonly Lane[];
+  readonly steps: readonly Step[];
+} {
+  const known = new Map<string, number>();
+  const levels: Lane[] = [];
+  const steps: Step[] = [];
+  for (const [o, { kind, lines }] of orders.entries())
+    for (const [i, { sku, location, quantity }] of lines.entries()) {
+      const name = `${sku}\0${location}`;
+      let place = known.get(name);
+      if (place === undefined) {
+        place = levels.push({ sku, location, into: false, sum: 0, count: 0, lowest: Infinity });
+        known.set(name, place);
+      }
+      const level = levels[place - 1] as Lane;
+      level.into ||= kind === "adjust" || (kind !== "reserve" && quantity >= 0);
+      level.sum += quantity;
+      level.count++;
+      level.lowest = Math.min(level.lowest, level.sum);
+      steps.push({ place, quantity, order: o + 1, line: i + 1, sum: level.sum, count: level.count });
+    }
+  return { levels, steps };
+}
+
+type Columns = Readonly<Record<"moved" | "balances" | "versions" | "rooms", (number | undefined)[]>>;
+
+const columns = (row: Record<string, unknown>): Columns => ({
+  moved: numbers(row["moved"]),
+  balances: numbers(row["balances"]),
+  versions: numbers(row["versions"]),
+  rooms: numbers(row["rooms"]),
+});
+
+function lineVerdict(
+  { sku, location }: { sku: string; location: string },
+  column: Columns,
+  i: number,
+  quantity: number,
+): LineVerdict {
+  return {
+    sku,
+    location,
+    quantity: column.moved[i] ?? quantity,
+    onHand: column.balances[i] ?? 0,
+    version: column.versions[i] ?? 0,
+    room: column.rooms[i],
+  };
+}
+
+function verdicts(orders: readonly Order[], row: Record<string, unknown>): Verdict[] {
+  const at = Number(row["at"]);
+  const kinds = numbers(row["verdicts"]);
+  const [ats, untils] = [numbers(row["ats"]), numbers(row["untils"])];
+  const states = String(row["states"] ?? "").split(",");
+  const column = columns(row);
+  let next = 0;
+  return orders.map(({ lines }, o): Verdict => {
+    const start = next;
+    next += lines.length;
+    return {
+      // The short way says nothing: all of them are done.
+      outcome: outcomes[kinds[o] ?? 1] as Outcome,
+      at: ats[o] ?? at,
+      until: untils[o],
+      state: states[o] === "-" ? undefined : states[o],
+      lines: lines.map((line, i) => lineVerdict(line, column, start + i, line.quantity)),
+    };
+  });
+}
+
+async function moveOne(
+  connection: SqlConnection,
+  book: Book,
+  { kind, id, about }: Order,
+  { sku, location, quantity }: OrderLine,
+  look: boolean,
+): Promise<Verdict> {
+  const [row = {}] = await askOften(
+    connection,
+    sql`SELECT * FROM holdfast.stock_move(${book.name}::text, ${sql.raw(String(look))}, ${sku}::text, ${location}::text,
+  ${String(quantity)}::text::bigint, ${kind}::text, ${id}::text, ${about.source}::text, ${about.referenceType ?? null}::text,
+  ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text)`,
+  );
+  return {
+    outcome: outcomes[Number(row["verdict"])] as Outcome,
+    at: Number(row["entered"]),
+    until: undefined,
+    state: undefined,
+    lines: [
+      {
+        sku,
+        location,
+        quantity: row["moved"] === null ? quantity : Number(row["moved"]),
+        onHand: Number(row["balance"]),
+        version: Number(row["version"]),
+        room: row["room"] === null ? undefined : Number(row["room"]),
+      },
+    ],
+  };
+}
+
+async function moveSome(
+  connection: SqlConnection,
+  book: Book,
+  { kind, id, about, lines }: Order,
+  make: boolean,
+  look: boolean,
+): Promise<readonly Verdict[] | undefined> {
+  const [row = {}] = await askOften(
+    connection,
+    sql`SELECT missing, verdict, entered, moved::text, balances::text, versions::text, rooms::text
+  FROM holdfast.stock_order(${book.name}::text, ${sql.raw(String(make))}, ${sql.raw(String(look))},
+  ${list(lines.map(({ sku }) => sku))}::text::text[], ${list(lines.map(({ location }) => location))}::text::text[],
+  ${list(lines.map(({ quantity }) => quantity))}::text::bigint[], ${kind}::text, ${id}::text, ${about.source}::text,
+  ${about.referenceType ?? null}::text, ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text)`,
+  );
+  if (row["missing"] === true || row["missing"] === "t") return undefined;
+  const column = columns(row);
+  return [
+    {
+      outcome: outcomes[Number(row["verdict"])] as Outcome,
+      at: Number(row["entered"]),
+      until: undefined,
+      state: undefined,
+      lines: lines.map((line, i) => lineVerdict(line, column, i, line.quantity)),
+    },
+  ];
+}
+
+function matching(book: Book, filter: MovementFilter): Statement {
+  const { sku, location, source, referenceType, referenceId, from, to } = filter;
+  const conditions: Statement[] = [sql`t.book = ${book.name}::text`];
+  if (sku !== undefined) conditions.push(sql`t.sku = ${sku}::text`);
+  if (location !== undefined) conditions.push(sql`t.location = ${location}::text`);
+  if (source !== undefined) conditions.push(sql`m.source = ${source}::text`);
+  if (referenceType !== undefined) conditions.push(sql`m.reference_type = ${referenceType}::text`);
+  if (referenceId !== undefined)
+    conditions.push(sql`m.reference_id = ${referenceId}::text AND m.external_id IN (
+  SELECT f.external_id FROM holdfast.stock_movement f WHERE f.reference_id = ${referenceId}::text AND f.line = 1)`);
+  if (from !== undefined) conditions.push(sql`m.at >= ${moment(from)}`);
+  if (to !== undefined) conditions.push(sql`m.at < ${moment(to)}`);
+  return sql.join(conditions, " AND ");
+}

@@ -1,0 +1,737 @@
+/** Stock that changes by movements only: `stock(hf).apply([{ sku: "CAP", quantity: -2 }], { source: "ORDER" })`. */
+import { hash, randomBytes } from "node:crypto";
+import type { Connection } from "../core/database.ts";
+import { UsageError } from "../core/errors.ts";
+import { checkNames, checkSignal } from "../core/options.ts";
+import { type Scope, type Transaction, scopeOf } from "../core/scope.ts";
+import type { About, Facts, MovementFilter, Order, OrderLine, OwnTable, Verdict } from "../core/stocks.ts";
+import type { Transactor } from "../core/transaction.ts";
+import { type Desk, deskOf, longMs } from "./desk.ts";
+import { type Finding, type Shortage, explain, shortage, splitOrder, sumLines } from "./domain.ts";
+import { InsufficientStockError, StockConflictError, StockError, UnknownSkuError } from "./errors.ts";
+
+/** Words of the caller's own: `stock<{ source: "POS" | "AMAZON"; reference: "order" | "count" }>(hf)`. */
+export interface StockWords {
+  readonly source?: string;
+  readonly reference?: string;
+}
+/** Where a change came from. The caller's own come on top of these. */
+export type SourceOf<W extends StockWords> =
+  | "ORDER"
+  | "MANUAL"
+  | "RETURN"
+  | "ML_SALE"
+  | (W extends { readonly source: infer S extends string } ? S : never);
+/** What a change is about; any text, unless the caller has named them. */
+export type ReferenceOf<W extends StockWords> = W extends { readonly reference: infer R extends string }
+  ? R | "TRANSFER"
+  : string;
+
+export interface StockOptions {
+  /** Levels and movements are kept under this name. Default "stock". */
+  readonly name?: string;
+  /** Of lines that do not say. Default "main". */
+  readonly location?: string;
+  /** What is on hand is a column of your own table, and stays there; movements and reservations are ours. */
+  readonly levels?: OwnLevels;
+}
+
+export interface OwnLevels {
+  /** `"product_variants"`, or `["shop", "product_variants"]` with its schema. */
+  readonly table: string | readonly string[];
+  readonly sku: string;
+  readonly onHand: string;
+  /** Without it all of them are at the default location. */
+  readonly location?: string;
+  /** Without it the minimum is what `setMinimum` says, or 0. */
+  readonly minLevel?: string;
+}
+
+/** `quantity`: below 0 is taken, above 0 is added. */
+export interface Line {
+  readonly sku: string;
+  readonly quantity: number;
+  readonly location?: string;
+}
+
+interface CallOptions {
+  /** Takes part in this transaction: rolled back with it. Others who want the same SKU wait for its end. */
+  readonly tx?: Transaction<unknown> | undefined;
+  readonly signal?: AbortSignal | undefined;
+}
+
+export interface MovementOptions<W extends StockWords = StockWords> extends CallOptions {
+  /** Default "MANUAL". */
+  readonly source?: SourceOf<W>;
+  readonly reference?: { readonly type: ReferenceOf<W>; readonly id: string };
+  /** Of the notification or request that this comes from: the same one counts once. */
+  readonly externalId?: string;
+  /** Who did it. */
+  readonly by?: string;
+  /** Why. */
+  readonly note?: string;
+}
+
+interface AtLocation {
+  readonly location?: string;
+}
+
+export interface ReserveOptions<W extends StockWords = StockWords> extends Omit<
+  MovementOptions<W>,
+  "externalId"
+> {
+  /** Of the cart or checkout: the same one is reserved once. Default: another one each time. */
+  readonly id?: string;
+  /** Milliseconds after which others may have it. Default 15 minutes. */
+  readonly ttl?: number;
+}
+
+export interface TransferOptions<W extends StockWords = StockWords> extends MovementOptions<W> {
+  readonly from: string;
+  readonly to: string;
+}
+
+export interface ReturnOptions<W extends StockWords = StockWords> extends MovementOptions<W> {
+  /** Which of them, above 0. Default: all that has not come back yet. */
+  readonly lines?: readonly Line[];
+}
+
+export interface AppliedLine {
+  readonly sku: string;
+  readonly location: string;
+  readonly quantity: number;
+  /** After it. */
+  readonly onHand: number;
+  readonly version: number;
+}
+
+export interface Applied {
+  /** The one that was given, or one of its own: what `return` refers to. */
+  readonly externalId: string;
+  /** It had been applied before: this is the answer of then. */
+  readonly replayed: boolean;
+  /** By the database's clock. */
+  readonly at: Date;
+  readonly lines: readonly AppliedLine[];
+}
+
+/** What is kept apart until it is taken (`commit`), given back (`release`), or over. */
+export interface Reservation<W extends StockWords = StockWords> {
+  readonly id: string;
+  readonly until: Date;
+  readonly state: "open" | "committed";
+  readonly replayed: boolean;
+  readonly lines: readonly { readonly sku: string; readonly location: string; readonly quantity: number }[];
+  commit(options?: Omit<MovementOptions<W>, "externalId">): Promise<Applied>;
+  release(options?: CallOptions): Promise<void>;
+}
+
+export interface CurrentLevel {
+  readonly sku: string;
+  readonly location: string;
+  readonly onHand: number;
+  /** Kept apart by reservations that are not over. */
+  readonly reserved: number;
+  /** What can be taken: on hand, without what is reserved and what has to stay. */
+  readonly available: number;
+  readonly min: number;
+  readonly version: number;
+}
+
+export interface Movement<W extends StockWords = StockWords> {
+  readonly sku: string;
+  readonly location: string;
+  readonly version: number;
+  readonly kind: "apply" | "adjust" | "transfer" | "commit" | "return" | "repair" | "opening";
+  readonly quantity: number;
+  /** On hand after it. */
+  readonly balance: number;
+  readonly at: Date;
+  readonly source: SourceOf<W>;
+  readonly reference: { readonly type: ReferenceOf<W>; readonly id: string } | undefined;
+  readonly externalId: string;
+  readonly by: string | undefined;
+  readonly note: string | undefined;
+  /** Of a return: what was sold under this id. */
+  readonly of: string | undefined;
+}
+
+interface Span {
+  readonly from?: Date;
+  /** Not included. */
+  readonly to?: Date;
+}
+
+export interface HistoryOptions<W extends StockWords = StockWords> extends Span, Pick<CallOptions, "tx"> {
+  readonly sku?: string;
+  readonly location?: string;
+  readonly source?: SourceOf<W>;
+  readonly reference?: { readonly type?: ReferenceOf<W>; readonly id?: string };
+  /** Of a page. Default 100. */
+  readonly limit?: number;
+  /** `next` of the page before. */
+  readonly after?: string | undefined;
+}
+
+export interface ChannelSum<W extends StockWords = StockWords> {
+  readonly source: SourceOf<W>;
+  readonly movements: number;
+  readonly increased: number;
+  readonly decreased: number;
+  /** What it came to. */
+  readonly net: number;
+}
+
+export interface ReconcileOptions {
+  readonly sku?: string;
+  readonly location?: string;
+  /** Writes a movement of what is missing, so that the movements come to what is on hand. */
+  readonly repair?: boolean;
+  readonly by?: string;
+  readonly note?: string;
+}
+
+export interface Reconciliation {
+  readonly ok: boolean;
+  /** How many were looked at. */
+  readonly levels: number;
+  readonly movements: number;
+  readonly findings: readonly Finding[];
+  readonly repaired: boolean;
+}
+
+const optionNames = new Set(["name", "location", "levels"]);
+const ownNames = new Set(["table", "sku", "onHand", "location", "minLevel"]);
+const callNames = ["tx", "signal"];
+const aboutNames = [...callNames, "source", "reference", "by", "note"];
+const movementNames = new Set([...aboutNames, "externalId"]);
+const atNames = new Set([...movementNames, "location"]);
+const reserveNames = new Set([...aboutNames, "id", "ttl"]);
+const transferNames = new Set([...movementNames, "from", "to"]);
+const returnNames = new Set([...movementNames, "lines"]);
+const commitNames = new Set(aboutNames);
+const historyNames = new Set([
+  "sku",
+  "location",
+  "source",
+  "reference",
+  "from",
+  "to",
+  "limit",
+  "after",
+  "tx",
+]);
+const channelNames = new Set(["sku", "location", "from", "to", "tx"]);
+
+// `any`: who names words of their own need not name their client's transaction too.
+export function stock<W extends StockWords = StockWords, Native = any>(
+  hf: Transactor<Native>,
+  options: StockOptions = {},
+): Stock<W> {
+  return new Stock<W>(hf, options);
+}
+
+export class Stock<W extends StockWords = StockWords> {
+  readonly name: string;
+  readonly #desk: Desk;
+  readonly #location: string;
+
+  constructor(hf: unknown, options: StockOptions = {}) {
+    checkNames("stock", options, optionNames);
+    const { name = "stock", location = "main", levels } = options;
+    checkText("name", name);
+    checkText("location", location);
+    this.name = name;
+    this.#location = location;
+    this.#desk = deskOf(hf, { name, table: levels && ownTable(levels, location) });
+  }
+
+  /** Takes and adds, all lines or none, in one round trip; or throws `InsufficientStockError`. */
+  apply(lines: readonly Line[], options: MovementOptions<W> = {}): Promise<Applied> {
+    checkNames("apply", options, movementNames);
+    return this.#move("apply", this.#lines("apply", lines, signedQuantity), options);
+  }
+
+  decrease(sku: string, quantity: number, options: MovementOptions<W> & AtLocation = {}): Promise<Applied> {
+    checkNames("decrease", options, atNames);
+    return this.#move("apply", [{ ...this.#spot(sku, options), quantity: -above(quantity) }], options);
+  }
+
+  /** Makes the level if it is the first of that SKU at that location. */
+  increase(sku: string, quantity: number, options: MovementOptions<W> & AtLocation = {}): Promise<Applied> {
+    checkNames("increase", options, atNames);
+    return this.#move("apply", [{ ...this.#spot(sku, options), quantity: above(quantity) }], options);
+  }
+
+  /** What was counted: a movement of the difference to what was on hand. */
+  adjustTo(sku: string, count: number, options: MovementOptions<W> & AtLocation = {}): Promise<Applied> {
+    checkNames("adjustTo", options, atNames);
+    return this.#move("adjust", [{ ...this.#spot(sku, options), quantity: whole(count) }], options);
+  }
+
+  /** From one location to another: two movements, of one reference. */
+  transfer(sku: string, quantity: number, options: TransferOptions<W>): Promise<Applied> {
+    checkNames("transfer", options, transferNames);
+    const { from, to } = options;
+    if (from === to) throw new UsageError("transfer: from and to are the same location");
+    const id = idOf(options.externalId);
+    const lines = sumLines([
+      { ...this.#spot(sku, { location: from }), quantity: -above(quantity) },
+      { ...this.#spot(sku, { location: to }), quantity: above(quantity) },
+    ]);
+    const reference = options.reference ?? { type: "TRANSFER" as ReferenceOf<W>, id };
+    return this.#move("transfer", lines, { ...options, reference }, id);
+  }
+
+  /** Keeps some apart for a while: nobody else can take or reserve it until then. */
+  async reserve(lines: readonly Line[], options: ReserveOptions<W> = {}): Promise<Reservation<W>> {
+    checkNames("reserve", options, reserveNames);
+    const { ttl = 900_000 } = options;
+    if (!Number.isSafeInteger(ttl) || ttl < 1)
+      throw new UsageError("reserve: ttl must be a whole number of milliseconds from 1");
+    const id = idOf(options.id);
+    const order: Order = {
+      kind: "reserve",
+      id,
+      lines: this.#lines("reserve", lines, above),
+      about: aboutOf(options, "ORDER"),
+      ttlMs: ttl,
+    };
+    checkSignal(options.signal);
+    const verdict = await this.#desk.order(
+      { ...order, named: options.id !== undefined },
+      scope(options),
+      options.signal,
+    );
+    this.#refuse(order, verdict);
+    return {
+      id,
+      until: new Date(verdict.until ?? Number.NaN),
+      state: verdict.state as "open" | "committed",
+      replayed: verdict.outcome === "before",
+      lines: order.lines,
+      commit: (more) => this.commit(id, more),
+      release: (more) => this.release(id, more),
+    };
+  }
+
+  /** Takes what was reserved, also in another process than the one that did. */
+  async commit(reservation: string, options: Omit<MovementOptions<W>, "externalId"> = {}): Promise<Applied> {
+    checkNames("commit", options, commitNames);
+    const of = idOf(reservation);
+    const id = bounded(`commit:${of}`);
+    const verdict = await this.#follow("commit", id, of, aboutOf(options, ""), undefined, options);
+    return applied(id, verdict);
+  }
+
+  async release(reservation: string, options: CallOptions = {}): Promise<void> {
+    checkNames("release", options, new Set(callNames));
+    const of = idOf(reservation);
+    await this.#follow("release", bounded(`release:${of}`), of, aboutOf({}, ""), undefined, options);
+  }
+
+  /** Of what was sold under this id (that of `apply` or `decrease`, or `commit:<reservation>`): never more than that. */
+  async return(sale: string, options: ReturnOptions<W> = {}): Promise<Applied> {
+    checkNames("return", options, returnNames);
+    const of = idOf(sale);
+    const lines = options.lines && this.#lines("return", options.lines, above);
+    const id =
+      options.externalId === undefined && !lines ? bounded(`return:${of}`) : idOf(options.externalId);
+    const verdict = await this.#follow("return", id, of, aboutOf(options, "RETURN"), lines, options);
+    return applied(id, verdict);
+  }
+
+  async level(sku: string, options: AtLocation & Pick<CallOptions, "tx"> = {}): Promise<CurrentLevel> {
+    checkNames("level", options, new Set(["location", "tx"]));
+    const spot = this.#spot(sku, options);
+    const [found] = await this.#levels([spot.sku], spot.location, options);
+    if (!found) throw new UnknownSkuError([spot]);
+    return found;
+  }
+
+  /** Of these SKUs, or of all, at one location or at all of them. SKUs that are not known are not among them. */
+  levels(
+    options: {
+      readonly skus?: readonly string[];
+      readonly location?: string;
+    } & Pick<CallOptions, "tx"> = {},
+  ): Promise<CurrentLevel[]> {
+    checkNames("levels", options, new Set(["skus", "location", "tx"]));
+    for (const sku of options.skus ?? []) checkText("sku", sku);
+    return this.#levels(options.skus, options.location, options);
+  }
+
+  /** Never below this. Negative: so many may be sold that are not there yet. */
+  async setMinimum(
+    sku: string,
+    min: number,
+    options: AtLocation & Pick<CallOptions, "tx"> = {},
+  ): Promise<void> {
+    checkNames("setMinimum", options, new Set(["location", "tx"]));
+    const spot = this.#spot(sku, options);
+    whole(min);
+    if (this.#desk.book.table?.minLevel !== undefined)
+      throw new UsageError(
+        `setMinimum: the minimum is kept in your column ${this.#desk.book.table.minLevel}: change it there`,
+      );
+    const { outcome, lines } = await this.#desk.alone(scope(options), (connection, store, book) =>
+      store.minimum(connection, book, spot, min),
+    );
+    if (outcome === "short") throw new InsufficientStockError([shortage(spot, min, lines[0]?.room ?? 0)]);
+  }
+
+  /** Spreads an order over locations, by what they have now: lines for `apply` or `reserve`, which decide. */
+  async split(
+    wanted: readonly { readonly sku: string; readonly quantity: number }[],
+    options: { readonly locations: readonly string[] } & Pick<CallOptions, "tx">,
+  ): Promise<{ readonly lines: readonly OrderLine[]; readonly short: readonly Shortage[] }> {
+    checkNames("split", options, new Set(["locations", "tx"]));
+    for (const { quantity } of wanted) above(quantity);
+    const levels = await this.#levels([...new Set(wanted.map(({ sku }) => sku))], undefined, options);
+    return splitOrder(wanted, levels, options.locations);
+  }
+
+  /** Movements, newest first: a page, and where the next one begins. */
+  async history(
+    options: HistoryOptions<W> = {},
+  ): Promise<{ readonly movements: readonly Movement<W>[]; readonly next: string | undefined }> {
+    checkNames("history", options, historyNames);
+    const { limit = 100, after, source, reference } = options;
+    if (!Number.isSafeInteger(limit) || limit < 1 || limit > 10_000)
+      throw new UsageError("history: limit must be a whole number from 1 to 10,000");
+    if (after !== undefined && !/^-?\d+\.\d+\.\d+$/.test(after))
+      throw new UsageError("history: after must be `next` of the page before");
+    const filter = {
+      ...filterOf(options),
+      source,
+      referenceType: reference?.type,
+      referenceId: reference?.id,
+    };
+    const found = await this.#desk.alone(scope(options), (connection, store, book) =>
+      store.history(connection, book, filter, after, limit),
+    );
+    return {
+      movements: found.map((each) => ({
+        sku: each.sku,
+        location: each.location,
+        version: each.version,
+        kind: each.kind as Movement["kind"],
+        quantity: each.quantity,
+        balance: each.balance,
+        at: new Date(each.at),
+        source: each.source as SourceOf<W>,
+        reference:
+          each.referenceId === undefined
+            ? undefined
+            : { type: (each.referenceType ?? "") as ReferenceOf<W>, id: each.referenceId },
+        externalId: each.id,
+        by: each.by,
+        note: each.note,
+        of: each.of,
+      })),
+      next: found.length === limit ? found.at(-1)?.cursor : undefined,
+    };
+  }
+
+  /** What was on hand at that time, as the movements say; 0 before the first one. */
+  async levelAt(
+    sku: string,
+    time: Date,
+    options: AtLocation & Pick<CallOptions, "tx"> = {},
+  ): Promise<number> {
+    checkNames("levelAt", options, new Set(["location", "tx"]));
+    const spot = this.#spot(sku, options);
+    const at = timeOf("time", time);
+    return (
+      (await this.#desk.alone(scope(options), (connection, store, book) =>
+        store.levelAt(connection, book, spot, at),
+      )) ?? 0
+    );
+  }
+
+  /** What came from where, to be compared with what a marketplace or a till says. */
+  async byChannel(
+    options: { readonly sku?: string; readonly location?: string } & Span & Pick<CallOptions, "tx"> = {},
+  ): Promise<ChannelSum<W>[]> {
+    checkNames("byChannel", options, channelNames);
+    const found = await this.#desk.alone(
+      scope(options),
+      (connection, store, book) => store.channels(connection, book, filterOf(options)),
+      longMs,
+    );
+    return found.map(({ source, movements, increased, decreased }) => ({
+      source: source as SourceOf<W>,
+      movements,
+      increased,
+      decreased,
+      net: increased - decreased,
+    }));
+  }
+
+  /** Whether movements add up to what is on hand, and open reservations to what is reserved. */
+  async reconcile(options: ReconcileOptions = {}): Promise<Reconciliation> {
+    checkNames("reconcile", options, new Set(["sku", "location", "repair", "by", "note"]));
+    const { sku, location, repair = false, by } = options;
+    const page = 500;
+    const findings: Finding[] = [];
+    let [levels, movements] = [0, 0];
+    for (let after: Facts | undefined; ;) {
+      const facts = await this.#desk.alone(
+        undefined,
+        (connection, store, book) => store.facts(connection, book, { sku, location, after, most: page }),
+        longMs,
+      );
+      for (const each of facts) {
+        const wrong = explain(each);
+        levels++;
+        movements += each.movements;
+        findings.push(...wrong);
+        if (!repair || wrong.length === 0) continue;
+        const note = options.note ?? wrong.map(({ text }) => text).join("; ");
+        const about = { ...aboutOf({}, "MANUAL"), by, note };
+        const id = ownId();
+        await this.#desk.alone(
+          undefined,
+          (connection, store, book) => store.repair(connection, book, each, id, about),
+          longMs,
+        );
+      }
+      after = facts.at(-1);
+      if (facts.length < page) break;
+    }
+    return {
+      ok: findings.length === 0,
+      levels,
+      movements,
+      findings,
+      repaired: repair && findings.length > 0,
+    };
+  }
+
+  /** Takes over what is in your own table (`levels`): a movement of what is there now, each. Resolves to how many. */
+  async adopt(): Promise<number> {
+    if (!this.#desk.book.table) throw new UsageError("adopt: there is no table of yours, see `levels`");
+    return this.#desk.alone(undefined, (connection, store, book) => store.adopt(connection, book), longMs);
+  }
+
+  /** SQL, for a migration of yours: a trigger that refuses changes of your column that are not movements. */
+  guardSql(): readonly string[] {
+    if (!this.#desk.book.table) throw new UsageError("guardSql: there is no table of yours, see `levels`");
+    return this.#desk.store.guard(this.#desk.book);
+  }
+
+  async #move(
+    kind: "apply" | "adjust" | "transfer",
+    lines: readonly OrderLine[],
+    options: MovementOptions<W>,
+    id = idOf(options.externalId),
+  ): Promise<Applied> {
+    checkSignal(options.signal);
+    const order: Order = { kind, id, lines, about: aboutOf(options, "MANUAL"), ttlMs: undefined };
+    const named = options.externalId !== undefined;
+    const verdict = await this.#desk.order({ ...order, named }, scope(options), options.signal);
+    this.#refuse(order, verdict);
+    return applied(id, verdict);
+  }
+
+  async #follow(
+    kind: "commit" | "release" | "return",
+    id: string,
+    of: string,
+    about: About,
+    lines: readonly OrderLine[] | undefined,
+    options: CallOptions,
+  ): Promise<Verdict> {
+    checkSignal(options.signal);
+    options.signal?.throwIfAborted();
+    const verdict = await this.#desk.alone(scope(options), (connection, store, book) =>
+      store.follow(connection, book, { kind, id, of, about, lines }),
+    );
+    const { outcome } = verdict;
+    if (outcome === "unknown")
+      throw new StockError(
+        "HF_STOCK_UNKNOWN",
+        of,
+        kind === "return"
+          ? `Nothing was sold under the id ${of}${lines ? ", or not these" : ""}: there is nothing to return.`
+          : `There is no reservation ${of}.`,
+      );
+    if (outcome === "too much") {
+      const left = verdict.lines
+        .filter(({ quantity, room = 0 }) => quantity > room || room === 0)
+        .map(({ sku, location, room = 0 }) => `${room} of ${sku} at ${location}`);
+      throw new StockError(
+        "HF_STOCK_TOO_MUCH",
+        of,
+        left.length > 0
+          ? `Of what was sold under the id ${of}, only ${left.join(" and ")} can still come back.`
+          : `All that was sold under the id ${of} has come back already.`,
+      );
+    }
+    this.#refuse({ kind, id, of, lines: verdict.lines }, verdict);
+    return verdict;
+  }
+
+  #refuse(
+    order: { kind: string; id: string; of?: string; lines: readonly OrderLine[] },
+    { outcome, lines, state }: Verdict,
+  ): void {
+    if (outcome === "unknown level")
+      throw new UnknownSkuError(
+        lines.filter(({ room }) => room === undefined).map(({ sku, location }) => ({ sku, location })),
+      );
+    if (outcome === "conflict") throw new StockConflictError(order.id);
+    if (outcome === "short")
+      throw new InsufficientStockError(
+        lines.flatMap((line) => {
+          const { quantity, room = 0 } = line;
+          return quantity < 0 && room + quantity < 0 ? [shortage(line, -quantity, room)] : [];
+        }),
+      );
+    if (outcome === "ended")
+      throw new StockError(
+        "HF_STOCK_RESERVATION_ENDED",
+        order.of ?? order.id,
+        state === "expired"
+          ? `The reservation ${order.of ?? order.id} ran out: others may have what it kept. Reserve again, or take it with apply.`
+          : `The reservation ${order.of ?? order.id} was ${state} already.`,
+      );
+  }
+
+  async #levels(
+    skus: readonly string[] | undefined,
+    location: string | undefined,
+    options: Pick<CallOptions, "tx">,
+  ): Promise<CurrentLevel[]> {
+    const found = await this.#desk.alone(scope(options), (connection, store, book) =>
+      store.levels(connection, book, { skus, location }),
+    );
+    return found.map((level) => ({ ...level, available: level.onHand - level.reserved - level.min }));
+  }
+
+  #spot(sku: string, { location = this.#location }: AtLocation) {
+    checkText("sku", sku);
+    checkText("location", location);
+    return { sku, location };
+  }
+
+  #lines(call: string, lines: readonly Line[], check: (quantity: number) => number): OrderLine[] {
+    if (!Array.isArray(lines) || lines.length === 0 || lines.length > 10_000)
+      throw new UsageError(`${call}: a list of at least one line, { sku, quantity }, and of up to 10,000`);
+    const summed = sumLines(
+      lines.map((line: Line) => ({ ...this.#spot(line.sku, line), quantity: check(line.quantity) })),
+    );
+    for (const { quantity } of summed) whole(quantity);
+    return summed;
+  }
+}
+
+function applied(externalId: string, { outcome, at, lines }: Verdict): Applied {
+  return {
+    externalId,
+    replayed: outcome === "before",
+    at: new Date(at),
+    lines: lines.map(({ sku, location, quantity, onHand, version }) => ({
+      sku,
+      location,
+      quantity,
+      onHand,
+      version,
+    })),
+  };
+}
+
+function scope(options: Pick<CallOptions, "tx">): Scope<unknown, Connection> | undefined {
+  return options.tx && scopeOf(options.tx, "stock");
+}
+
+function aboutOf(
+  options: {
+    readonly source?: string;
+    readonly reference?: { readonly type: string; readonly id: string };
+    readonly by?: string;
+    readonly note?: string;
+  },
+  otherwise: string,
+): About {
+  const { source = otherwise, reference, by, note } = options;
+  for (const [name, value] of Object.entries({ source, by, note, type: reference?.type, id: reference?.id }))
+    if (value !== undefined && (typeof value !== "string" || value.includes("\0")))
+      throw new UsageError(`stock: ${name} must be text, without NUL`);
+  if (reference && (!reference.id || !reference.type || Buffer.byteLength(reference.id) > longest))
+    throw new UsageError(`stock: a reference has a type and an id, of up to ${longest} bytes`);
+  return { source, referenceType: reference?.type, referenceId: reference?.id, by, note };
+}
+
+function filterOf(options: { readonly sku?: string; readonly location?: string } & Span): MovementFilter {
+  const { sku, location, from, to } = options;
+  return {
+    sku,
+    location,
+    source: undefined,
+    referenceType: undefined,
+    referenceId: undefined,
+    from: from && timeOf("from", from),
+    to: to && timeOf("to", to),
+  };
+}
+
+function timeOf(name: string, time: Date): number {
+  if (!(time instanceof Date) || Number.isNaN(time.getTime()))
+    throw new UsageError(`stock: ${name} must be a valid Date`);
+  return time.getTime();
+}
+
+function whole(quantity: number): number {
+  if (!Number.isSafeInteger(quantity))
+    throw new UsageError(`stock: a quantity must be a whole number, not ${String(quantity)}`);
+  return quantity;
+}
+
+function signedQuantity(quantity: number): number {
+  if (whole(quantity) === 0) throw new UsageError("stock: a quantity of 0 moves nothing");
+  return quantity;
+}
+
+function above(quantity: number): number {
+  if (whole(quantity) < 1)
+    throw new UsageError(`stock: a quantity must be a whole number from 1, not ${quantity}`);
+  return quantity;
+}
+
+/** Index entries have their limits. */
+const longest = 400;
+
+function checkText(name: string, value: string): void {
+  if (typeof value !== "string" || value === "")
+    throw new UsageError(`stock: ${name} must be text that is not empty`, "HF_BAD_KEY");
+  if (value.includes("\0") || Buffer.byteLength(value) > longest)
+    throw new UsageError(`stock: ${name} must be text of up to ${longest} bytes, without NUL`, "HF_BAD_KEY");
+}
+
+function bounded(id: string): string {
+  return Buffer.byteLength(id) <= longest ? id : `sha256:${hash("sha256", id, "hex")}`;
+}
+
+function idOf(id: string | undefined): string {
+  if (id === undefined) return ownId();
+  if (typeof id !== "string" || id === "") throw new UsageError("stock: an id is text that is not empty");
+  return bounded(/^"|\0/.test(id) ? JSON.stringify(id) : id);
+}
+
+/** In the order of time, so that the index on them grows at one end. */
+const ours = randomBytes(9).toString("base64url");
+let made = 0;
+function ownId(): string {
+  return `${Date.now().toString(36)}-${ours}-${(++made).toString(36)}`;
+}
+
+function ownTable(levels: OwnLevels, only: string): OwnTable {
+  checkNames("stock: levels", levels, ownNames);
+  const table = typeof levels.table === "string" ? [levels.table] : levels.table;
+  const { sku, onHand, location, minLevel } = levels;
+  for (const name of [...table, sku, onHand, location ?? "x", minLevel ?? "x"])
+    if (typeof name !== "string" || name === "" || name.includes("\0"))
+      throw new UsageError(`stock: ${JSON.stringify(name)} cannot be the name of a table or column`);
+  return { table, sku, onHand, location, only, minLevel };
+}
