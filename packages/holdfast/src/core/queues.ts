@@ -1,0 +1,176 @@
+/** What an engine keeps of queues: the contract behind `queue`. Moments are in milliseconds of the database's clock. */
+import type { Connection } from "./database.ts";
+
+export interface QueueSettings {
+  /** How often a job runs at the most. */
+  readonly attempts: number;
+  /** Jobs at the same time, in all processes together. */
+  readonly most: number | undefined;
+  /** Of one group: at the same time, and starts in a span of so many milliseconds. */
+  readonly groupMost: number | undefined;
+  readonly groupRate: number | undefined;
+  readonly groupPer: number | undefined;
+  /** A job that failed holds up its group until it runs again. */
+  readonly ordered: boolean;
+}
+
+export interface NewJob {
+  /** JSON. */
+  readonly payload: string;
+  readonly priority: number;
+  /** Not before. */
+  readonly runAt: number | undefined;
+  readonly group: string | undefined;
+  readonly key: string | undefined;
+  /** If another job that has this key waits: take its place, instead of leaving it there. */
+  readonly replace: boolean;
+}
+
+export interface Added {
+  readonly id: number;
+  /** False: the key was taken, and this is the id of the job that has it. */
+  readonly added: boolean;
+}
+
+/** A job as it was claimed. */
+export interface ClaimedJob {
+  readonly id: number;
+  /** How often it has failed. */
+  readonly failures: number;
+  readonly priority: number;
+  readonly at: number;
+  readonly key: string | undefined;
+  readonly group: string | undefined;
+  readonly payload: unknown;
+}
+
+export interface ClaimCall {
+  readonly queue: number;
+  readonly worker: number;
+  readonly most: number;
+  /** By priority: nothing is expected at or below this id. */
+  readonly floors: ReadonlyMap<number, number>;
+  /** Look everywhere. */
+  readonly whole: boolean;
+  /** There may be groups; the one that was served last. */
+  readonly grouped: boolean;
+  readonly onward: string | undefined;
+}
+
+export type Claim =
+  | { readonly lease: number; readonly jobs: readonly ClaimedJob[]; readonly onward: string | undefined }
+  /** `lost`: the worker has been given up for dead. `soon`: in how many milliseconds one is due. */
+  | {
+      readonly lease: undefined;
+      readonly why: "empty" | "paused" | "limit" | "lost";
+      readonly soon: number | undefined;
+    };
+
+export interface Ended {
+  readonly lease: number;
+  /** Its place in the lease. */
+  readonly place: number;
+  readonly job: ClaimedJob;
+  /** It was completed in a transaction of its handler. */
+  readonly marked?: boolean;
+  /** If it failed: why, and in how many milliseconds it runs again; undefined: never. */
+  readonly failure?: { readonly error: string; readonly again: number | undefined } | undefined;
+}
+
+export interface Finish {
+  readonly queue: number;
+  readonly worker: number;
+  /** Leases of which nothing is left. */
+  readonly whole: readonly number[];
+  readonly ended: readonly Ended[];
+  /** Whether groups are counted. */
+  readonly counted: boolean;
+}
+
+export interface QueueCounts {
+  /** Counted up to a hundred thousand. */
+  readonly waiting: number;
+  readonly delayed: number;
+  readonly running: number;
+  readonly failed: number;
+  readonly workers: number;
+  readonly paused: boolean;
+  /** Milliseconds for which the oldest has waited. */
+  readonly oldest: number | undefined;
+}
+
+export interface FailedJob {
+  readonly id: number;
+  readonly attempts: number;
+  readonly payload: unknown;
+  readonly error: string;
+  readonly key: string | undefined;
+  readonly group: string | undefined;
+  readonly at: number;
+  readonly failedAt: number;
+}
+
+export interface Queues<C extends Connection> {
+  /** The channel on which new jobs are told, for clients that can listen; the payload is the queue's name. */
+  readonly channel?: string;
+  ring?(connection: C, payload: string): Promise<void>;
+  open(connection: C, name: string, settings: QueueSettings | undefined): Promise<number>;
+  /** `tell`: ring with this, if the jobs are committed. `joined`: in a transaction of the caller's. */
+  add(
+    connection: C,
+    queue: number,
+    jobs: readonly NewJob[],
+    how: { readonly tell: string | undefined; readonly joined: boolean },
+  ): Promise<readonly Added[]>;
+  enlist(
+    connection: C,
+    queue: number,
+    what: { readonly ttlMs: number; readonly name: string },
+  ): Promise<number>;
+  /** From now on the worker is gone when this lock is free. */
+  locked(connection: C, worker: number, key: string | undefined): Promise<void>;
+  /** False: it has been given up for dead. */
+  beat(connection: C, worker: number): Promise<boolean>;
+  claim(connection: C, call: ClaimCall): Promise<Claim>;
+  /** The leases that are still this worker's; what belongs to others changes nothing. */
+  finish(connection: C, call: Finish): Promise<ReadonlySet<number>>;
+  /** In a transaction of the caller's. False: it is not this worker's any more. */
+  complete(connection: C, worker: number, lease: number, place: number): Promise<boolean>;
+  /** Whether these were completed in a transaction that was committed. */
+  completed(connection: C, of: readonly Pick<Ended, "lease" | "place">[]): Promise<readonly boolean[]>;
+  /** What has not been started goes back as it was, without counting as an attempt. */
+  giveBack(
+    connection: C,
+    worker: number,
+    unstarted: readonly Pick<Ended, "lease" | "place">[],
+  ): Promise<void>;
+  /** The worker is gone. If it has left something behind, others find it. */
+  retire(connection: C, worker: number): Promise<void>;
+  /** One job, inside the transaction of its handler, and a savepoint after it. */
+  take(connection: C, queue: number, savepoint: string): Promise<ClaimedJob | undefined>;
+  /** The same job, in the same transaction, after its handler failed and was rolled back. */
+  putBack(
+    connection: C,
+    queue: number,
+    job: ClaimedJob,
+    failure: NonNullable<Ended["failure"]>,
+  ): Promise<void>;
+  /** Gives what dead workers had to others; resolves to the names of queues that have jobs again. */
+  recover(connection: C): Promise<{ readonly jobs: number; readonly queues: readonly string[] }>;
+  pause(connection: C, queue: number, paused: boolean): Promise<void>;
+  counts(connection: C, queue: number): Promise<QueueCounts>;
+  failed(
+    connection: C,
+    queue: number,
+    after: number | undefined,
+    most: number,
+  ): Promise<readonly FailedJob[]>;
+  /** Failed jobs: those with these ids, or all; resolves to how many. */
+  revive(connection: C, queue: number, ids: readonly number[] | undefined): Promise<number>;
+  /** Failed jobs, and with ids those that wait too. `before`: that failed before. */
+  discard(
+    connection: C,
+    queue: number,
+    which: { readonly ids?: readonly number[]; readonly before?: number },
+  ): Promise<number>;
+}

@@ -1,0 +1,311 @@
+import type { SqlConnection } from "../../core/database.ts";
+import { SchemaMissingError } from "../../core/errors.ts";
+import { key } from "../../core/key.ts";
+import type { ClaimedJob, Ended, FailedJob, NewJob, Queues } from "../../core/queues.ts";
+import { type Statement, sql } from "../../core/sql.ts";
+import { argument } from "./keys.ts";
+import { failureOf } from "./locks.ts";
+import { isTrue } from "./probe.ts";
+import { list, texts } from "./values.ts";
+
+const channel = "holdfast_queue";
+
+type Row = Record<string, unknown>;
+
+async function ask(connection: SqlConnection, statement: Statement): Promise<Row[]> {
+  const asking = connection.prepared?.(statement) ?? connection.query(statement);
+  const { rows } = await asking.catch((error: unknown) => {
+    throw failureOf(connection, error) === "schema-missing"
+      ? new SchemaMissingError("A table or function of queues", error)
+      : error;
+  });
+  return rows as Row[];
+}
+
+const bound = (value: string | number | boolean | undefined | null, type: string) =>
+  sql`${value === undefined || value === null ? null : String(value)}::text::${sql.raw(type)}`;
+
+/** As it stands in a lease. */
+type Written = [
+  id: number,
+  failures: number,
+  priority: number,
+  at: number,
+  key: string | null,
+  group: string | null,
+  payload: unknown,
+];
+
+function jobOf([id, failures, priority, at, jobKey, group, payload]: Written): ClaimedJob {
+  return { id, failures, priority, at, key: jobKey ?? undefined, group: group ?? undefined, payload };
+}
+
+function numbersOf(value: unknown): number[] {
+  const text = String(value ?? "{}");
+  return text === "{}" ? [] : text.slice(1, -1).split(",").map(Number);
+}
+
+const msOf = (column: string) => sql.raw(`(extract(epoch FROM ${column}) * 1000)::float8`);
+
+export const queues: Queues<SqlConnection> = {
+  channel,
+
+  async ring(connection, payload) {
+    await ask(connection, sql`SELECT pg_notify(${channel}::text, ${payload}::text)::text AS sent`);
+  },
+
+  async open(connection, name, settings) {
+    const json =
+      settings &&
+      JSON.stringify({
+        attempts: settings.attempts,
+        most: settings.most,
+        group_most: settings.groupMost,
+        group_rate: settings.groupRate,
+        group_per: settings.groupPer,
+        ordered: settings.ordered,
+      });
+    const [row] = await ask(
+      connection,
+      sql`SELECT holdfast.queue_open(${name}::text, ${bound(json, "jsonb")}) AS id`,
+    );
+    return Number(row?.["id"]);
+  },
+
+  async add(connection, queue, jobs, { tell, joined }) {
+    const any = (has: (job: NewJob) => boolean) => jobs.some(has);
+    const numeric = (value: (job: NewJob) => number | undefined) =>
+      any((job) => value(job) !== undefined) ? list(jobs.map(value)) : null;
+    const [row] = await ask(
+      connection,
+      sql`SELECT ids::text AS ids, added::text AS added FROM holdfast.queue_add(${bound(queue, "int")},
+  ${texts(jobs, ({ payload }) => payload)}::text::text[],
+  ${any(({ priority }) => priority !== 0) ? list(jobs.map(({ priority }) => priority)) : null}::text::smallint[],
+  ${numeric(({ runAt }) => runAt)}::text::float8[],
+  ${any(({ group }) => group !== undefined) ? texts(jobs, ({ group }) => group) : null}::text::text[],
+  ${any((job) => job.key !== undefined) ? texts(jobs, (job) => job.key) : null}::text::text[],
+  ${any(({ replace }) => replace) ? `{${jobs.map(({ replace }) => replace).join(",")}}` : null}::text::boolean[],
+  ${bound(!joined, "boolean")}, ${tell ?? null}::text)`,
+    );
+    const ids = numbersOf(row?.["ids"]);
+    const added = row?.["added"] === null ? undefined : String(row?.["added"]).slice(1, -1).split(",");
+    return ids.map((id, i) => ({ id, added: added?.[i] !== "f" }));
+  },
+
+  async enlist(connection, queue, { ttlMs, name }) {
+    const [row] = await ask(
+      connection,
+      sql`INSERT INTO holdfast.queue_worker (queue, beat, ttl, name)
+  VALUES (${bound(queue, "int")}, clock_timestamp(), ${bound(ttlMs, "int")}, ${name}::text) RETURNING id`,
+    );
+    return Number(row?.["id"]);
+  },
+
+  async locked(connection, worker, name) {
+    const id = name === undefined ? "NULL" : argument(key(name));
+    await ask(
+      connection,
+      sql`UPDATE holdfast.queue_worker SET lock = ${sql.raw(id)} WHERE id = ${bound(worker, "bigint")}`,
+    );
+  },
+
+  async beat(connection, worker) {
+    const rows = await ask(
+      connection,
+      sql`UPDATE holdfast.queue_worker SET beat = clock_timestamp() WHERE id = ${bound(worker, "bigint")} RETURNING id`,
+    );
+    return rows.length > 0;
+  },
+
+  async claim(connection, { queue, worker, most, floors, whole, grouped, onward }) {
+    const priorities = [...floors.keys()].toSorted((a, b) => a - b);
+    const [row] = await ask(
+      connection,
+      sql`SELECT lease, jobs, last, idle, soon FROM holdfast.queue_claim(${bound(queue, "int")}, ${bound(worker, "bigint")},
+  ${bound(most, "int")}, ${list(priorities)}::text::smallint[],
+  ${list(priorities.map((priority) => floors.get(priority)))}::text::bigint[], ${bound(whole, "boolean")},
+  ${bound(grouped, "boolean")}, ${onward ?? null}::text)`,
+    );
+    const last = row?.["last"];
+    if (row?.["lease"] === null || row?.["lease"] === undefined)
+      return {
+        lease: undefined,
+        why: String(row?.["idle"]) as "empty",
+        soon: row?.["soon"] === null ? undefined : Number(row?.["soon"]),
+      };
+    const jobs = JSON.parse(String(row["jobs"])) as Written[];
+    return {
+      lease: Number(row["lease"]),
+      jobs: jobs.map(jobOf),
+      onward: typeof last === "string" ? last : undefined,
+    };
+  },
+
+  async finish(connection, { queue, worker, whole, ended, counted }) {
+    const gone = new Set(whole);
+    const failed = ended.filter(({ failure }) => failure);
+    const parts = ended.filter(({ lease }) => !gone.has(lease));
+    // The key of one that runs again stays with it.
+    const keyed = ended.filter(({ job, failure }) => job.key !== undefined && failure?.again === undefined);
+    const grouped = counted ? ended.filter(({ job }) => job.group !== undefined) : [];
+    if (failed.length + parts.length + keyed.length + grouped.length === 0 && !ended.some(marked)) {
+      const rows = await ask(
+        connection,
+        sql`DELETE FROM holdfast.queue_lease WHERE id = ANY(${list(whole)}::text::bigint[]) AND worker = ${bound(worker, "bigint")} RETURNING id`,
+      );
+      return new Set(rows.map(({ id }) => Number(id)));
+    }
+    const some = <T>(items: readonly T[], make: (items: readonly T[]) => string) =>
+      items.length > 0 ? make(items) : null;
+    const [row] = await ask(
+      connection,
+      sql`SELECT ours::text AS ours FROM holdfast.queue_finish(${bound(queue, "int")}, ${bound(worker, "bigint")},
+  ${some(whole, list)}::text::bigint[],
+  ${some(parts, (items) => list(items.map(({ lease }) => lease)))}::text::bigint[],
+  ${some(parts, (items) => list(items.map(({ place }) => place)))}::text::int[],
+  ${some(failed, (items) => list(items.map(({ lease }) => lease)))}::text::bigint[],
+  ${some(failed, (items) => list(items.map(({ place }) => place)))}::text::int[],
+  ${some(failed, (items) => list(items.map(({ failure }) => failure?.again)))}::text::float8[],
+  ${some(failed, (items) => texts(items, ({ failure }) => failure?.error))}::text::text[],
+  ${some(keyed, (items) => list(items.map(({ lease }) => lease)))}::text::bigint[],
+  ${some(keyed, (items) => texts(items, ({ job }) => job.key))}::text::text[],
+  ${some(keyed, (items) => list(items.map(({ job }) => job.id)))}::text::bigint[],
+  ${some(grouped, (items) => list(items.map(({ lease }) => lease)))}::text::bigint[],
+  ${some(grouped, (items) => list(items.map(({ place }) => place)))}::text::int[],
+  ${some(grouped, (items) => texts(items, ({ job }) => job.group))}::text::text[])`,
+    );
+    return new Set(numbersOf(row?.["ours"]));
+  },
+
+  async complete(connection, worker, lease, place) {
+    const [row] = await ask(
+      connection,
+      sql`SELECT holdfast.queue_complete(${bound(worker, "bigint")}, ${bound(lease, "bigint")}, ${bound(place, "int")}) AS ours`,
+    );
+    return isTrue(row?.["ours"]);
+  },
+
+  async completed(connection, of) {
+    const rows = await ask(
+      connection,
+      sql`SELECT m.lease, m.place FROM holdfast.queue_mark m WHERE (m.lease, m.place) IN (SELECT * FROM
+  unnest(${list(of.map(({ lease }) => lease))}::text::bigint[], ${list(of.map(({ place }) => place))}::text::int[]))`,
+    );
+    const marks = new Set(rows.map(({ lease, place }) => `${String(lease)}/${String(place)}`));
+    return of.map(({ lease, place }) => marks.has(`${lease}/${place}`));
+  },
+
+  async giveBack(connection, worker, unstarted) {
+    await ask(
+      connection,
+      sql`SELECT holdfast.queue_give_back(${bound(worker, "bigint")}, ${list(unstarted.map(({ lease }) => lease))}::text::bigint[],
+  ${list(unstarted.map(({ place }) => place))}::text::int[])::text AS done`,
+    );
+  },
+
+  async retire(connection, worker) {
+    await ask(
+      connection,
+      sql`WITH gone AS (DELETE FROM holdfast.queue_worker w WHERE w.id = ${bound(worker, "bigint")}
+    AND NOT EXISTS (SELECT FROM holdfast.queue_lease l WHERE l.worker = w.id) RETURNING w.id)
+  UPDATE holdfast.queue_worker w SET beat = '-infinity' WHERE w.id = ${bound(worker, "bigint")} AND NOT EXISTS (SELECT FROM gone)`,
+    );
+  },
+
+  async take(connection, queue, savepoint) {
+    const text = `SELECT holdfast.queue_take(${Math.trunc(queue)}) AS job`;
+    let row: Row | undefined;
+    if (connection.script) {
+      const [first] = await connection.script(`${text}; SAVEPOINT ${savepoint}`);
+      row = first?.rows[0];
+    } else {
+      [row] = (await connection.query(sql.raw(text))).rows as Row[];
+      await connection.query(sql.raw(`SAVEPOINT ${savepoint}`));
+    }
+    return typeof row?.["job"] === "string" ? jobOf(JSON.parse(row["job"]) as Written) : undefined;
+  },
+
+  async putBack(connection, queue, job, { error, again }) {
+    await ask(
+      connection,
+      sql`SELECT holdfast.queue_put_back(${bound(queue, "int")}, ${bound(job.id, "bigint")}, ${bound(job.failures + 1, "smallint")},
+  ${bound(job.priority, "smallint")}, ${bound(job.at, "float8")}, ${job.key ?? null}::text, ${job.group ?? null}::text,
+  ${JSON.stringify(job.payload)}::text, ${bound(again, "float8")}, ${error}::text)::text AS done`,
+    );
+  },
+
+  async recover(connection) {
+    const [row] = await ask(
+      connection,
+      sql`SELECT jobs, to_json(queues)::text AS queues FROM holdfast.queue_recover()`,
+    );
+    return { jobs: Number(row?.["jobs"]), queues: JSON.parse(String(row?.["queues"])) as string[] };
+  },
+
+  async pause(connection, queue, paused) {
+    await ask(
+      connection,
+      sql`UPDATE holdfast.queue SET paused = ${bound(paused, "boolean")} WHERE id = ${bound(queue, "int")}`,
+    );
+  },
+
+  async counts(connection, queue) {
+    const some = (table: string) =>
+      sql`(SELECT count(*) FROM (SELECT FROM ${sql.id("holdfast", table)} t WHERE t.queue = q.id LIMIT 100000) x)`;
+    const [row] = await ask(
+      connection,
+      sql`SELECT q.paused, ${some("queue_ready")} + ${some("queue_grouped")} AS waiting, ${some("queue_delayed")} AS delayed,
+  ${some("queue_failed")} AS failed, (SELECT count(*) FROM holdfast.queue_worker w WHERE w.queue = q.id) AS workers,
+  (SELECT coalesce(sum(l.size - coalesce(cardinality(l.done), 0)), 0) FROM holdfast.queue_lease l WHERE l.queue = q.id) AS running,
+  (SELECT ${msOf("clock_timestamp() - min(o.at)")} FROM ((SELECT r.at FROM holdfast.queue_ready r WHERE r.queue = q.id ORDER BY r.priority, r.id LIMIT 1)
+    UNION ALL (SELECT g.at FROM holdfast.queue_grouped g WHERE g.queue = q.id ORDER BY g.grp, g.priority, g.id LIMIT 1)) o) AS oldest
+  FROM holdfast.queue q WHERE q.id = ${bound(queue, "int")}`,
+    );
+    return {
+      waiting: Number(row?.["waiting"]),
+      delayed: Number(row?.["delayed"]),
+      running: Number(row?.["running"]),
+      failed: Number(row?.["failed"]),
+      workers: Number(row?.["workers"]),
+      paused: isTrue(row?.["paused"]),
+      oldest: row?.["oldest"] === null ? undefined : Number(row?.["oldest"]),
+    };
+  },
+
+  async failed(connection, queue, after, most) {
+    const rows = await ask(
+      connection,
+      sql`SELECT id, attempt, payload, error, key, grp, ${msOf("at")} AS at, ${msOf("failed_at")} AS failed_at FROM holdfast.queue_failed
+  WHERE queue = ${bound(queue, "int")} AND id > ${bound(after ?? 0, "bigint")} ORDER BY id LIMIT ${bound(most, "int")}`,
+    );
+    return rows.map((row): FailedJob => ({
+      id: Number(row["id"]),
+      attempts: Number(row["attempt"]),
+      payload: JSON.parse(String(row["payload"])),
+      error: String(row["error"]),
+      key: typeof row["key"] === "string" ? row["key"] : undefined,
+      group: typeof row["grp"] === "string" ? row["grp"] : undefined,
+      at: Number(row["at"]),
+      failedAt: Number(row["failed_at"]),
+    }));
+  },
+
+  async revive(connection, queue, ids) {
+    const [row] = await ask(
+      connection,
+      sql`SELECT holdfast.queue_revive(${bound(queue, "int")}, ${ids ? list(ids) : null}::text::bigint[]) AS n`,
+    );
+    return Number(row?.["n"]);
+  },
+
+  async discard(connection, queue, { ids, before }) {
+    const [row] = await ask(
+      connection,
+      sql`SELECT holdfast.queue_discard(${bound(queue, "int")}, ${ids ? list(ids) : null}::text::bigint[], ${bound(before, "float8")}) AS n`,
+    );
+    return Number(row?.["n"]);
+  },
+};
+
+/** It may have been completed in a transaction of its handler: then there is a mark to be deleted. */
+const marked = (ended: Ended) => ended.marked === true;

@@ -1,0 +1,184 @@
+/** What the queues of one instance share: who tells of new jobs, who looks for dead workers, and who is asked. */
+import { Bell } from "../core/bell.ts";
+import { Coalescer } from "../core/coalesce.ts";
+import type { Connection } from "../core/database.ts";
+import { withConnection } from "../core/errand.ts";
+import { NoConnectionError, UnsupportedError } from "../core/errors.ts";
+import { emit } from "../core/events.ts";
+import { classify } from "../core/failure.ts";
+import type { Lockable } from "../core/key.ts";
+import type { Added, NewJob, Queues } from "../core/queues.ts";
+import { pause, retryPolicy } from "../core/retry.ts";
+import { type Home, type Scope, homeOf } from "../core/scope.ts";
+import { sleep } from "../core/wait.ts";
+
+/** What is needed of an instance of Holdfast besides its database. */
+export interface Instance {
+  hold(lock: Lockable): Promise<AsyncDisposable>;
+  transaction<T>(options: { readonly retry?: false }, body: (tx: never) => Promise<T>): Promise<T>;
+}
+
+/** Others are told of new jobs at once, and then at most this often: each message makes every commit wait in line. */
+const tellMs = 20;
+
+const desks = new WeakMap<object, Desk>();
+
+export function deskOf(hf: unknown): Desk {
+  const home = homeOf(hf, "queue");
+  let desk = desks.get(home);
+  if (!desk) desks.set(home, (desk = new Desk(home, hf as Instance)));
+  return desk;
+}
+
+interface Line {
+  readonly coalescer: Coalescer<readonly NewJob[], readonly Added[]>;
+  toldAt: number;
+  timer: NodeJS.Timeout | undefined;
+}
+
+export class Desk {
+  readonly home: Home<unknown, Connection>;
+  readonly instance: Instance;
+  readonly bell: Bell<unknown, Connection>;
+  readonly hold: (lock: Lockable) => Promise<AsyncDisposable>;
+  readonly #numbers = new Map<string, Promise<number>>();
+  readonly #lines = new Map<string, Line>();
+  readonly #marks: Coalescer<{ readonly lease: number; readonly place: number }, boolean>;
+  #sweeping: Promise<void> | undefined;
+  #sweptAt = 0;
+
+  constructor(home: Home<unknown, Connection>, instance: Instance) {
+    this.home = home;
+    this.instance = instance;
+    this.hold = (lock) => instance.hold(lock);
+    this.bell = new Bell(home, "queues");
+    this.#marks = new Coalescer({
+      inFlight: 2,
+      most: 500,
+      run: (of) => this.ask((connection) => this.store.completed(connection, of)),
+    });
+  }
+
+  get store(): Queues<Connection> {
+    const { engine } = this.home.database;
+    if (!engine.queues) throw new UnsupportedError(`queue: ${engine.name} does not have queues yet`);
+    return engine.queues;
+  }
+
+  /** Every statement here may be sent again: it is told apart by its lease, or changes nothing the second time. */
+  async ask<T>(work: (connection: Connection) => Promise<T>): Promise<T> {
+    return withConnection(this.home, work);
+  }
+
+  completed(mark: { readonly lease: number; readonly place: number }): Promise<boolean> {
+    return this.#marks.add(mark);
+  }
+
+  /**
+   * Of a queue that somebody adds to: found once, and made if it is new. Beside the caller's transaction, or others who
+   * add to the same new queue would wait for its end; inside it, if there is no other connection.
+   */
+  async number(name: string, scope?: Scope<unknown, Connection>): Promise<number> {
+    const known = this.#numbers.get(name);
+    if (known) return known;
+    const inside = () =>
+      (scope as Scope<unknown, Connection>).work(({ connection }) =>
+        this.store.open(connection, name, undefined),
+      );
+    if (scope && this.home.database.traits.single) return inside();
+    const asking = this.ask((connection) => this.store.open(connection, name, undefined));
+    this.#numbers.set(name, asking);
+    try {
+      return await asking;
+    } catch (error) {
+      this.#numbers.delete(name);
+      if (scope && error instanceof NoConnectionError) return inside();
+      throw error;
+    }
+  }
+
+  async add(
+    name: string,
+    jobs: readonly NewJob[],
+    scope: Scope<unknown, Connection> | undefined,
+  ): Promise<readonly Added[]> {
+    if (scope) {
+      const number = await this.number(name, scope);
+      // It is told when the transaction is committed.
+      return scope.work(({ connection }) =>
+        this.store.add(connection, number, jobs, { tell: name, joined: true }),
+      );
+    }
+    return this.#line(name).coalescer.add(jobs);
+  }
+
+  #line(name: string): Line {
+    let line = this.#lines.get(name);
+    if (line) return line;
+    line = {
+      toldAt: 0,
+      timer: undefined,
+      coalescer: new Coalescer({
+        inFlight: 2,
+        most: 500,
+        together: 64,
+        run: (calls) => this.#addAll(name, calls),
+      }),
+    };
+    this.#lines.set(name, line);
+    return line;
+  }
+
+  async #addAll(name: string, calls: readonly (readonly NewJob[])[]): Promise<(readonly Added[])[]> {
+    const number = await this.number(name);
+    const added = await this.ask((connection) =>
+      this.store.add(connection, number, calls.flat(), { tell: this.#tells(name), joined: false }),
+    );
+    this.bell.ring(name);
+    let next = 0;
+    return calls.map((jobs) => added.slice(next, (next += jobs.length)));
+  }
+
+  #tells(name: string): string | undefined {
+    const line = this.#line(name);
+    const now = performance.now();
+    if (now - line.toldAt >= tellMs) {
+      line.toldAt = now;
+      return name;
+    }
+    line.timer ??= setTimeout(() => {
+      line.timer = undefined;
+      line.toldAt = performance.now();
+      void this.ask(async (connection) => this.store.ring?.(connection, name)).catch(() => {});
+    }, tellMs);
+    return undefined;
+  }
+
+  /** One sweep at a time for all workers of the process. */
+  sweep(): Promise<void> {
+    if (this.#sweeping) return this.#sweeping;
+    if (performance.now() - this.#sweptAt < 500) return Promise.resolve();
+    this.#sweptAt = performance.now();
+    const run = async () => {
+      const { jobs, queues } = await this.ask((connection) => this.store.recover(connection));
+      if (queues.length === 0) return;
+      emit("holdfast:queue:recovered", () => ({ jobs, queues }));
+      for (const queue of queues) {
+        this.bell.ring(queue);
+        await this.ask(async (connection) => this.store.ring?.(connection, queue));
+      }
+    };
+    this.#sweeping = run().finally(() => (this.#sweeping = undefined));
+    return this.#sweeping;
+  }
+
+  /** Whether an error means that the same may well succeed now. */
+  passing(error: unknown): boolean {
+    const failure = classify(this.home.database, error);
+    return failure !== undefined && retryPolicy(undefined).on.has(failure);
+  }
+
+  rest(attempt: number): Promise<void> {
+    return sleep(pause(retryPolicy(undefined), attempt));
+  }
+}

@@ -1,0 +1,15 @@
+export type { FailedJob, QueueCounts } from "../core/queues.ts";
+export { JobLostError, PayloadError } from "./errors.ts";
+export type { Job } from "./job.ts";
+export {
+  type Backoff,
+  type EnqueueOptions,
+  type Enqueued,
+  type Groups,
+  type Queue,
+  type QueueOptions,
+  type StandardSchema,
+  queue,
+} from "./queue.ts";
+export type { TransactionalJob } from "./transactional.ts";
+export type { WorkOptions, Worker } from "./worker.ts";

@@ -1,0 +1,119 @@
+import type { Connection } from "../core/database.ts";
+import type { ClaimedJob } from "../core/queues.ts";
+import { scopeOf } from "../core/scope.ts";
+import { JobLostError } from "./errors.ts";
+
+/** What a worker has claimed together. Its number is the fence of each of its jobs. */
+export interface Batch {
+  readonly lease: number;
+  readonly size: number;
+  /** How many were asked for, and when they came. */
+  readonly asked: number;
+  readonly began: number;
+  /** How many have not ended. */
+  left: number;
+  /** Why its jobs are not ours any more. */
+  lost: Error | undefined;
+  readonly running: Set<JobOf<unknown>>;
+}
+
+/** Who a job asks about itself. */
+export interface Keeper {
+  readonly queue: string;
+  complete(connection: Connection, lease: number, place: number): Promise<boolean>;
+}
+
+/** A job in the hands of its handler. */
+export interface Job<P> {
+  readonly id: number;
+  readonly payload: P;
+  /** 1 on the first run, 2 on the first retry, … */
+  readonly attempt: number;
+  readonly priority: number;
+  readonly key: string | undefined;
+  readonly group: string | undefined;
+  /** When it was enqueued. */
+  readonly at: Date;
+  /** Grows from claim to claim: whatever you write outside of the database can refuse an older one. */
+  readonly fence: number;
+  /** Aborts when the job is not this worker's any more, or the worker is told to stop and has no more patience. */
+  readonly signal: AbortSignal;
+  /**
+   * Completes the job in your own transaction: what it writes and the end of the job are committed together, or not at
+   * all. Throws `JobLostError` if the job is not this worker's any more.
+   */
+  complete(tx: unknown): Promise<void>;
+}
+
+export class JobOf<P> implements Job<P> {
+  readonly payload: P;
+  readonly #claimed: ClaimedJob;
+  readonly #batch: Batch;
+  readonly #place: number;
+  readonly #keeper: Keeper;
+  /** It was completed in a transaction, whose end is not known here. */
+  marked = false;
+  /** Made when somebody asks for it: most handlers do not. */
+  #abort: AbortController | undefined;
+  #aborted: Error | undefined;
+
+  constructor(payload: P, claimed: ClaimedJob, batch: Batch, place: number, keeper: Keeper) {
+    this.payload = payload;
+    this.#claimed = claimed;
+    this.#batch = batch;
+    this.#place = place;
+    this.#keeper = keeper;
+  }
+
+  get id(): number {
+    return this.#claimed.id;
+  }
+  get attempt(): number {
+    return this.#claimed.failures + 1;
+  }
+  get priority(): number {
+    return this.#claimed.priority;
+  }
+  get key(): string | undefined {
+    return this.#claimed.key;
+  }
+  get group(): string | undefined {
+    return this.#claimed.group;
+  }
+  get at(): Date {
+    return new Date(this.#claimed.at);
+  }
+  get fence(): number {
+    return this.#batch.lease;
+  }
+
+  get signal(): AbortSignal {
+    if (!this.#abort) {
+      this.#abort = new AbortController();
+      if (this.#aborted) this.#abort.abort(this.#aborted);
+    }
+    return this.#abort.signal;
+  }
+
+  /** @internal */
+  abort(reason: Error): void {
+    this.#aborted ??= reason;
+    this.#abort?.abort(reason);
+  }
+
+  async complete(tx: unknown): Promise<void> {
+    const scope = scopeOf(tx, "job.complete");
+    const { lost } = this.#batch;
+    if (lost) throw new JobLostError(this.#keeper.queue, this.id, lost);
+    const ours = await scope.work(({ connection }) =>
+      this.#keeper.complete(connection, this.#batch.lease, this.#place),
+    );
+    if (ours) {
+      this.marked = true;
+      return;
+    }
+    const error = new JobLostError(this.#keeper.queue, this.id);
+    this.abort(error);
+    throw error;
+  }
+}

@@ -1,0 +1,412 @@
+import type { Connection } from "../core/database.ts";
+import { UsageError, message } from "../core/errors.ts";
+import { emit } from "../core/events.ts";
+import { checkNames, checkSignal } from "../core/options.ts";
+import type { FailedJob, NewJob, QueueCounts, QueueSettings } from "../core/queues.ts";
+import { type Scope, type Transaction, scopeOf } from "../core/scope.ts";
+import { milliseconds, sleep } from "../core/wait.ts";
+import { type Desk, deskOf } from "./desk.ts";
+import { PayloadError } from "./errors.ts";
+import type { Job } from "./job.ts";
+import { type TransactionalJob, TransactionalWorker } from "./transactional.ts";
+import { QueueWorker, type WorkOptions, type Worker, type WorkerSettings } from "./worker.ts";
+
+/** Any library that speaks Standard Schema (Zod, Valibot, ArkType, …): https://standardschema.dev */
+export interface StandardSchema<Input, Output = Input> {
+  readonly "~standard": {
+    readonly version: 1;
+    readonly vendor: string;
+    readonly validate: (value: unknown) => SchemaResult<Output> | Promise<SchemaResult<Output>>;
+    readonly types?: { readonly input: Input; readonly output: Output } | undefined;
+  };
+}
+
+type SchemaResult<Output> =
+  | { readonly value: Output; readonly issues?: undefined }
+  | {
+      readonly issues: readonly {
+        readonly message: string;
+        readonly path?: readonly unknown[] | undefined;
+      }[];
+    };
+
+export interface Backoff {
+  /** After the first failure. Default 1,000 ms. */
+  readonly baseMs?: number;
+  /** Default one hour. */
+  readonly maxMs?: number;
+  /** Default 2: twice as long after each failure. */
+  readonly factor?: number;
+  /** A random part, so that jobs that failed together do not come again together. Default 0.1. */
+  readonly jitter?: number;
+}
+
+export interface Groups {
+  /** Jobs of one group at the same time, in all processes together. */
+  readonly concurrency?: number;
+  /** Starts of one group in any window of so many milliseconds. */
+  readonly rate?: { readonly limit: number; readonly perMs: number };
+  /** One at a time, in the order in which they came: one that fails holds up its group until it runs again. */
+  readonly serial?: boolean;
+}
+
+export interface QueueOptions<Input, Output> {
+  /** Payloads are checked when they are enqueued, and again when they are worked on. */
+  readonly schema?: StandardSchema<Input, Output>;
+  /** How often a job that failed runs again. Default 10. */
+  readonly retries?: number;
+  /** How long it waits before. A function of the number of failures and the error; or undefined from it: not again. */
+  readonly backoff?: Backoff | ((failures: number, error: unknown) => number | undefined);
+  /** Jobs at the same time, in all processes together. Default: as many as the workers have room for. */
+  readonly concurrency?: number;
+  readonly groups?: Groups;
+}
+
+export interface EnqueueOptions {
+  /** In your own transaction: it is there if that is committed. */
+  readonly tx?: unknown;
+  /** At most one job of a key waits or runs: see `onDuplicate`. */
+  readonly key?: string;
+  /** If there is one: leave it (`"ignore"`, default), or put this in the place of one that waits (`"replace"`). */
+  readonly onDuplicate?: "ignore" | "replace";
+  /** Not before. */
+  readonly runAt?: Date;
+  /** Not before so many milliseconds have passed. */
+  readonly delayMs?: number;
+  /** Smaller numbers first; from -32,768 to 32,767. Default 0. */
+  readonly priority?: number;
+  readonly group?: string;
+}
+
+export interface Enqueued {
+  readonly id: number;
+  /** False: there is a job with this key already, and this is its id. */
+  readonly added: boolean;
+}
+
+const queueOptions = new Set(["schema", "retries", "backoff", "concurrency", "groups"]);
+const enqueueOptions = new Set(["tx", "key", "onDuplicate", "runAt", "delayMs", "priority", "group"]);
+const workOptions = new Set([
+  "concurrency",
+  "batch",
+  "signal",
+  "pollMs",
+  "ttlMs",
+  "onTrouble",
+  "transactional",
+]);
+
+/** A queue of jobs in the database of this instance. Define it once, in a module that both sides import. */
+export function queue<Input, Output = Input>(
+  hf: object,
+  name: string,
+  options: QueueOptions<Input, Output> = {},
+): Queue<Input, Output> {
+  return new Queue(deskOf(hf), name, options);
+}
+
+export class Queue<Input, Output = Input> {
+  readonly name: string;
+  readonly #desk: Desk;
+  readonly #options: QueueOptions<Input, Output>;
+  readonly #settings: QueueSettings;
+
+  constructor(desk: Desk, name: string, options: QueueOptions<Input, Output>) {
+    if (typeof name !== "string" || name === "" || name.includes("\0") || Buffer.byteLength(name) > 200)
+      throw new UsageError("queue: the name must be text of up to 200 bytes");
+    checkNames("queue", options, queueOptions);
+    const { retries = 10, groups = {}, concurrency } = options;
+    checkNames("queue: groups", groups, new Set(["concurrency", "rate", "serial"]));
+    const { rate, serial = false } = groups;
+    if (!Number.isSafeInteger(retries) || retries < 0 || retries > 30_000)
+      throw new UsageError("queue: retries must be a whole number from 0 to 30,000");
+    const groupMost = serial ? 1 : groups.concurrency;
+    for (const [what, value] of [
+      ["concurrency", concurrency],
+      ["groups.concurrency", groups.concurrency],
+      ["groups.rate.limit", rate?.limit],
+    ] as const)
+      if (value !== undefined && (!Number.isSafeInteger(value) || value < 1))
+        throw new UsageError(`queue: ${what} must be a whole number from 1`);
+    if (serial && groups.concurrency !== undefined && groups.concurrency !== 1)
+      throw new UsageError("queue: groups that are serial run one at a time: leave groups.concurrency out");
+    this.name = name;
+    this.#desk = desk;
+    this.#options = options;
+    this.#settings = {
+      attempts: retries + 1,
+      most: concurrency,
+      groupMost,
+      groupRate: rate?.limit,
+      groupPer: rate && milliseconds(rate.perMs, "queue: groups.rate.perMs", 1),
+      ordered: serial,
+    };
+  }
+
+  async enqueue(payload: Input, options: EnqueueOptions = {}): Promise<Enqueued> {
+    checkNames("enqueue", options, enqueueOptions);
+    const [added] = await this.#add([await this.#job(payload, options)], options);
+    return added as Enqueued;
+  }
+
+  /** Several at once: each a payload, or with options of its own. All of them are added, or none. */
+  async enqueueMany(
+    jobs: readonly (Omit<EnqueueOptions, "tx"> & { readonly payload: Input })[],
+    options: Pick<EnqueueOptions, "tx"> = {},
+  ): Promise<readonly Enqueued[]> {
+    checkNames("enqueueMany", options, new Set(["tx"]));
+    const made: NewJob[] = [];
+    for (const { payload, ...each } of jobs) {
+      checkNames("enqueueMany", each, enqueueOptions);
+      made.push(await this.#job(payload, each));
+    }
+    return made.length === 0 ? [] : this.#add(made, options);
+  }
+
+  #add(jobs: readonly NewJob[], { tx }: Pick<EnqueueOptions, "tx">): Promise<readonly Enqueued[]> {
+    const scope: Scope<unknown, Connection> | undefined =
+      tx === undefined ? undefined : scopeOf(tx, "enqueue");
+    return this.#desk.add(this.name, jobs, scope);
+  }
+
+  async #job(payload: Input, options: Omit<EnqueueOptions, "tx">): Promise<NewJob> {
+    const { key, group, priority = 0, runAt, delayMs, onDuplicate = "ignore" } = options;
+    if (onDuplicate !== "ignore" && onDuplicate !== "replace")
+      throw new UsageError('enqueue: onDuplicate must be "ignore" or "replace"');
+    if (!Number.isSafeInteger(priority) || Math.abs(priority) > 32_767)
+      throw new UsageError("enqueue: priority must be a whole number from -32,767 to 32,767");
+    if (runAt !== undefined && (!(runAt instanceof Date) || Number.isNaN(runAt.getTime())))
+      throw new UsageError("enqueue: runAt must be a Date");
+    if (runAt !== undefined && delayMs !== undefined)
+      throw new UsageError("enqueue: either runAt or delayMs");
+    for (const [what, text] of [
+      ["key", key],
+      ["group", group],
+    ] as const)
+      if (text !== undefined && (typeof text !== "string" || text === "" || text.includes("\0")))
+        throw new UsageError(`enqueue: ${what} must be text that is not empty`);
+    if (this.#options.schema) await this.#validate(payload);
+    const json = JSON.stringify(payload) as string | undefined;
+    if (json === undefined)
+      throw new UsageError("enqueue: the payload must be something that JSON can hold; for none, pass null");
+    if (json.includes("\\u0000"))
+      throw new UsageError("enqueue: the payload has a NUL character in it, which a database cannot hold");
+    return {
+      payload: json,
+      priority,
+      group,
+      key,
+      replace: onDuplicate === "replace",
+      runAt: runAt?.getTime() ?? (delayMs === undefined ? undefined : Date.now() + delayMs),
+    };
+  }
+
+  async #validate(payload: unknown): Promise<Output> {
+    const result = await this.#options.schema?.["~standard"].validate(payload);
+    if (result?.issues) throw this.#unfit(result.issues);
+    return result?.value as Output;
+  }
+
+  #unfit(issues: Extract<SchemaResult<Output>, { issues: readonly unknown[] }>["issues"]): PayloadError {
+    return new PayloadError(
+      this.name,
+      issues.map(({ message, path }) => ({
+        message,
+        ...(path && {
+          path: path.map((part) =>
+            typeof part === "object" && part !== null && "key" in part ? part.key : part,
+          ),
+        }),
+      })),
+    );
+  }
+
+  /** Works on jobs until it is stopped. A handler that throws has failed: the job runs again later. */
+  work(
+    handler: (job: Job<Output>) => unknown,
+    options?: WorkOptions & { readonly transactional?: false },
+  ): Worker;
+  /**
+   * With `transactional: true`, for short jobs that write to this database: the handler runs in a transaction that the
+   * claim is a part of. What it writes with `tx` and the end of the job are one.
+   */
+  work<Native = unknown>(
+    handler: (job: TransactionalJob<Output>, tx: Transaction<Native>) => unknown,
+    options: WorkOptions & { readonly transactional: true },
+  ): Worker;
+  work(
+    handler: (job: never, tx: never) => unknown,
+    options: WorkOptions & { readonly transactional?: boolean } = {},
+  ): Worker {
+    checkNames("work", options, workOptions);
+    // Throws here, and not later, where nobody listens, if the engine has none.
+    void this.#desk.store;
+    const { concurrency = 10, batch = 500, signal, pollMs = 1000, ttlMs = 30_000, transactional } = options;
+    checkSignal(signal);
+    for (const [what, value] of [
+      ["concurrency", concurrency],
+      ["batch", batch],
+    ] as const)
+      if (!Number.isSafeInteger(value) || value < 1)
+        throw new UsageError(`work: ${what} must be a whole number from 1`);
+    const { attempts, groupMost, groupRate } = this.#settings;
+    const counted = groupMost !== undefined || groupRate !== undefined;
+    if (transactional && (counted || this.#settings.most !== undefined))
+      throw new UsageError("work: limits are not counted for transactional jobs; leave one or the other out");
+    const { name } = this;
+    const settings: Omit<WorkerSettings<Output>, "handler" | "number"> = {
+      queue: name,
+      concurrency,
+      most: batch,
+      pollMs: milliseconds(pollMs, "work: pollMs", 1),
+      ttlMs: milliseconds(ttlMs, "work: ttlMs", 100),
+      counted,
+      attempts,
+      read: (payload) => this.#read(payload),
+      again: backoffOf(this.#options.backoff),
+      trouble: options.onTrouble ?? warner(name),
+    };
+    return new Starting(this.#desk, name, this.#settings, settings.trouble, signal, (number, stop) =>
+      transactional
+        ? new TransactionalWorker(this.#desk, { ...settings, number }, handler as never, stop)
+        : new QueueWorker(this.#desk, { ...settings, number, handler: handler as never }, stop),
+    );
+  }
+
+  /** What a schema that answers at once makes of it. */
+  #read(payload: unknown): Output {
+    const { schema } = this.#options;
+    if (!schema) return payload as Output;
+    const result = schema["~standard"].validate(payload);
+    if (result instanceof Promise)
+      throw new UsageError(`queue ${this.name}: a schema that answers later cannot be used by a worker`);
+    if (result.issues) throw this.#unfit(result.issues);
+    return result.value;
+  }
+
+  /** Nothing more is claimed, by any worker; what runs goes on. */
+  async pause(): Promise<void> {
+    const number = await this.#desk.number(this.name);
+    await this.#desk.ask((connection) => this.#desk.store.pause(connection, number, true));
+  }
+
+  async resume(): Promise<void> {
+    const number = await this.#desk.number(this.name);
+    await this.#desk.ask((connection) => this.#desk.store.pause(connection, number, false));
+    await this.#wake();
+  }
+
+  async #wake(): Promise<void> {
+    this.#desk.bell.ring(this.name);
+    await this.#desk.ask(async (connection) => this.#desk.store.ring?.(connection, this.name));
+  }
+
+  async counts(): Promise<QueueCounts> {
+    const number = await this.#desk.number(this.name);
+    return this.#desk.ask((connection) => this.#desk.store.counts(connection, number));
+  }
+
+  /** Jobs that have failed for good, by their ids. */
+  async failed(
+    options: { readonly after?: number; readonly limit?: number } = {},
+  ): Promise<readonly FailedJob[]> {
+    checkNames("failed", options, new Set(["after", "limit"]));
+    const number = await this.#desk.number(this.name);
+    return this.#desk.ask((connection) =>
+      this.#desk.store.failed(connection, number, options.after, options.limit ?? 100),
+    );
+  }
+
+  /** Failed jobs begin anew: those with these ids, or all of them. Resolves to how many. */
+  async retry(ids?: number | readonly number[]): Promise<number> {
+    const number = await this.#desk.number(this.name);
+    const some = ids === undefined ? undefined : [ids].flat();
+    const n = await this.#desk.ask((connection) => this.#desk.store.revive(connection, number, some));
+    if (n > 0) await this.#wake();
+    return n;
+  }
+
+  /** Failed jobs, and those that wait: gone. What runs goes on. Resolves to how many. */
+  async discard(ids: number | readonly number[]): Promise<number> {
+    const number = await this.#desk.number(this.name);
+    return this.#desk.ask((connection) =>
+      this.#desk.store.discard(connection, number, { ids: [ids].flat() }),
+    );
+  }
+
+  /** Forgets jobs that failed before. Resolves to how many. */
+  async prune(options: { readonly before: Date }): Promise<number> {
+    checkNames("prune", options, new Set(["before"]));
+    const number = await this.#desk.number(this.name);
+    return this.#desk.ask((connection) =>
+      this.#desk.store.discard(connection, number, { before: options.before.getTime() }),
+    );
+  }
+}
+
+/** A worker, from the moment at which it is wanted: its queue has to be found first. */
+class Starting implements Worker {
+  readonly done: Promise<void>;
+  readonly #stop = new AbortController();
+  readonly #worker: Promise<Worker | undefined>;
+
+  constructor(
+    desk: Desk,
+    name: string,
+    settings: QueueSettings,
+    trouble: (error: unknown) => void,
+    signal: AbortSignal | undefined,
+    start: (number: number, stop: AbortSignal | undefined) => Worker,
+  ) {
+    const stops = signal ? AbortSignal.any([signal, this.#stop.signal]) : this.#stop.signal;
+    const begin = async () => {
+      for (let pause = 100; !stops.aborted; pause = Math.min(pause * 2, 5000)) {
+        try {
+          const number = await desk.ask((connection) => desk.store.open(connection, name, settings));
+          return stops.aborted ? undefined : start(number, signal);
+        } catch (error) {
+          trouble(error);
+          await sleep(pause, stops).catch(() => {});
+        }
+      }
+      return undefined;
+    };
+    this.#worker = begin();
+    this.done = this.#worker.then((worker) => worker?.done);
+  }
+
+  async stop(options?: { readonly patienceMs?: number }): Promise<void> {
+    this.#stop.abort();
+    await (await this.#worker)?.stop(options);
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.stop();
+  }
+}
+
+/** What goes wrong in a worker has nobody to be thrown to. The same is said once a minute. */
+function warner(queue: string): (error: unknown) => void {
+  let said = "";
+  let at = 0;
+  return (error) => {
+    emit("holdfast:queue:trouble", () => ({ queue, error }));
+    const text = `The worker of queue ${JSON.stringify(queue)} goes on after: ${message(error)}`;
+    if (text === said && performance.now() - at < 60_000) return;
+    said = text;
+    at = performance.now();
+    process.emitWarning(text, "HoldfastWarning");
+  };
+}
+
+function backoffOf(
+  backoff: QueueOptions<never, never>["backoff"] = {},
+): (failures: number, error: unknown) => number | undefined {
+  if (typeof backoff === "function") return backoff;
+  checkNames("queue: backoff", backoff, new Set(["baseMs", "maxMs", "factor", "jitter"]));
+  const { baseMs = 1000, maxMs = 3_600_000, factor = 2, jitter = 0.1 } = backoff;
+  return (failures) => {
+    const ms = Math.min(maxMs, baseMs * factor ** Math.min(failures - 1, 60));
+    return ms * (1 + jitter * Math.random());
+  };
+}

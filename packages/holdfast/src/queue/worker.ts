@@ -1,0 +1,510 @@
+/** Claims jobs, runs their handler, and says how they ended. */
+import { hostname } from "node:os";
+import { isSupported } from "../core/capabilities.ts";
+import type { Ear } from "../core/bell.ts";
+import type { Connection } from "../core/database.ts";
+import { message } from "../core/errors.ts";
+import { emit } from "../core/events.ts";
+import { key } from "../core/key.ts";
+import type { ClaimedJob, Ended } from "../core/queues.ts";
+import { sleep } from "../core/wait.ts";
+import type { Desk } from "./desk.ts";
+import { JobLostError } from "./errors.ts";
+import { type Batch, type Job, JobOf, type Keeper } from "./job.ts";
+
+export interface WorkOptions {
+  /** Handlers at the same time, in this process. Default 10. */
+  readonly concurrency?: number;
+  /**
+   * Jobs that are claimed at a time, at the most. Default 500. It begins with `concurrency`, and grows only while jobs
+   * are so short that a batch is done in an instant: slow jobs are left to others.
+   */
+  readonly batch?: number;
+  /** Ends the worker, as `stop()` does. */
+  readonly signal?: AbortSignal;
+  /** How often it looks for jobs when nobody tells it of any. Default 1,000 ms. */
+  readonly pollMs?: number;
+  /**
+   * A worker that has given no sign of life for so long has its jobs taken away. Default 30,000 ms; a process that died
+   * is found within about two seconds, where sessions can be kept.
+   */
+  readonly ttlMs?: number;
+  /** What went wrong in the worker itself, not in a handler: it goes on. Default: a warning on stderr. */
+  readonly onTrouble?: (error: unknown) => void;
+}
+
+export interface Worker extends AsyncDisposable {
+  /** Resolves when the worker has ended. */
+  readonly done: Promise<void>;
+  /** Lets running handlers finish (their signals abort after `patienceMs`, 30 s), gives back the rest, and ends. */
+  stop(options?: { readonly patienceMs?: number }): Promise<void>;
+}
+
+/** A batch that takes less is too small, one that takes more too large. */
+const shortMs = 50;
+const longMs = 200;
+/** What has ended is written down at once if its batch is done, and else after so long. */
+const partMs = 20;
+/** How far below the last one that was found the next are looked for: transactions that began earlier may end later. */
+const margin = 2000;
+/** Everything is looked at this often: what was committed very late, and other priorities. */
+const wholeMs = 500;
+const sweepMs = 1000;
+const limitMs = 50;
+
+interface Item {
+  readonly batch: Batch;
+  readonly place: number;
+  readonly job: ClaimedJob;
+}
+
+export interface WorkerSettings<P> {
+  readonly queue: string;
+  readonly number: number;
+  readonly concurrency: number;
+  readonly most: number;
+  readonly pollMs: number;
+  readonly ttlMs: number;
+  /** Groups are counted, since they are limited. */
+  readonly counted: boolean;
+  readonly attempts: number;
+  readonly read: (payload: unknown) => P;
+  readonly again: (failures: number, error: unknown) => number | undefined;
+  readonly handler: (job: Job<P>) => unknown;
+  readonly trouble: (error: unknown) => void;
+}
+
+export class QueueWorker<P> implements Worker, Keeper {
+  readonly #desk: Desk;
+  readonly #settings: WorkerSettings<P>;
+  readonly done: Promise<void>;
+  readonly #ended = Promise.withResolvers<void>();
+  readonly #ear: Ear;
+  #id = 0;
+  #buffer: Item[] = [];
+  #next = 0;
+  #running = 0;
+  #size: number;
+  #batches = new Set<Batch>();
+  #results: Ended[] = [];
+  #whole: number[] = [];
+  #flushing: Promise<void> | undefined;
+  #partTimer: NodeJS.Timeout | undefined;
+  #soonCalled = false;
+  #stopping: { readonly patienceMs: number } | undefined;
+  readonly #stop = new AbortController();
+  #wake: (() => void) | undefined;
+  readonly #floors = new Map<number, number>();
+  #wholeAt = 0;
+  #onward: string | undefined;
+  #timers: NodeJS.Timeout[] = [];
+  #session: AsyncDisposable | undefined;
+  #losing: Promise<void> | undefined;
+
+  constructor(desk: Desk, settings: WorkerSettings<P>, signal: AbortSignal | undefined) {
+    this.#desk = desk;
+    this.#settings = settings;
+    this.#size = Math.min(settings.concurrency, settings.most);
+    this.done = this.#ended.promise;
+    this.#ear = desk.bell.ear(settings.queue);
+    const onAbort = () => void this.stop();
+    signal?.addEventListener("abort", onAbort, { once: true });
+    void this.#run()
+      .then(this.#ended.resolve, this.#ended.reject)
+      .finally(() => signal?.removeEventListener("abort", onAbort));
+    if (signal?.aborted) onAbort();
+  }
+
+  get queue(): string {
+    return this.#settings.queue;
+  }
+
+  complete(connection: Connection, lease: number, place: number): Promise<boolean> {
+    return this.#desk.store.complete(connection, this.#id, lease, place);
+  }
+
+  async stop({ patienceMs = 30_000 }: { readonly patienceMs?: number } = {}): Promise<void> {
+    if (!this.#stopping) {
+      this.#stopping = { patienceMs };
+      this.#stop.abort();
+      this.#wake?.();
+    }
+    await this.done;
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.stop();
+  }
+
+  async #run(): Promise<void> {
+    const silence = this.#desk.bell.listen();
+    try {
+      await this.#enlist();
+      this.#timers = [
+        setInterval(() => void this.#beat(), this.#settings.ttlMs / 3),
+        setInterval(() => void this.#desk.sweep().catch(this.#settings.trouble), sweepMs),
+      ];
+      await this.#work();
+    } finally {
+      for (const timer of this.#timers) clearInterval(timer);
+      clearTimeout(this.#partTimer);
+      silence();
+      this.#desk.bell.forget(this.#settings.queue, this.#ear);
+      await this.#retire().catch(this.#settings.trouble);
+    }
+  }
+
+  async #work(): Promise<void> {
+    const { signal } = this.#stop;
+    let pause = 100;
+    while (!signal.aborted) {
+      if (this.#room <= 0) {
+        await this.#until();
+        continue;
+      }
+      try {
+        const idleMs = await this.#claim();
+        pause = 100;
+        if (idleMs !== undefined && !signal.aborted) await this.#rest(idleMs);
+      } catch (error) {
+        this.#settings.trouble(error);
+        await sleep(pause, signal).catch(() => {});
+        pause = Math.min(pause * 2, 5000);
+      }
+    }
+  }
+
+  get #waiting(): number {
+    return this.#buffer.length - this.#next;
+  }
+
+  /** Until there is less to do. */
+  #until(): Promise<void> {
+    return new Promise((resolve) => {
+      this.#wake = () => {
+        this.#wake = undefined;
+        resolve();
+      };
+    });
+  }
+
+  async #rest(ms: number): Promise<void> {
+    await this.#ear.sleep(ms, this.#stop.signal).catch(() => {});
+    this.#ear.rung = false;
+  }
+
+  /** How long to rest, if there was nothing. */
+  async #claim(): Promise<number | undefined> {
+    const { store, bell } = this.#desk;
+    const { number, pollMs } = this.#settings;
+    const whole = performance.now() - this.#wholeAt > wholeMs;
+    if (whole) this.#wholeAt = performance.now();
+    this.#ear.rung = false;
+    const worker = this.#id;
+    const asked = this.#room;
+    const claimed = await this.#desk.ask((connection) =>
+      store.claim(connection, {
+        queue: number,
+        worker,
+        most: asked,
+        floors: this.#floors,
+        whole,
+        grouped: true,
+        onward: this.#onward,
+      }),
+    );
+    if (claimed.lease === undefined) {
+      if (claimed.why === "lost") {
+        await this.#lose();
+        return undefined;
+      }
+      if (claimed.why === "limit") return limitMs;
+      const poll = claimed.why === "empty" && bell.hears() ? Math.max(pollMs, 5000) : pollMs;
+      return Math.max(1, Math.min(poll, claimed.soon ?? Infinity));
+    }
+    this.#onward = claimed.onward;
+    const { lease, jobs } = claimed;
+    const batch: Batch = {
+      lease,
+      asked,
+      size: jobs.length,
+      left: jobs.length,
+      began: performance.now(),
+      lost: undefined,
+      running: new Set(),
+    };
+    this.#batches.add(batch);
+    for (const [place, job] of jobs.entries()) {
+      this.#buffer.push({ batch, place, job });
+      if (job.group === undefined)
+        this.#floors.set(job.priority, Math.max(this.#floors.get(job.priority) ?? 0, job.id - margin));
+    }
+    this.#fill();
+    return undefined;
+  }
+
+  /** Larger batches of what is quickly done, smaller ones of what is not. */
+  #learn({ began, asked, size }: Batch): void {
+    const { concurrency, most } = this.#settings;
+    const took = performance.now() - began;
+    if (took < shortMs && size === asked) this.#size = Math.min(most, this.#size * 2);
+    else if (took > longMs) this.#size = Math.max(Math.min(concurrency, most), Math.floor(this.#size / 2));
+  }
+
+  /** How many to claim now. While jobs are slow, none that could not begin at once: another worker may have room. */
+  get #room(): number {
+    const { concurrency, most } = this.#settings;
+    if (this.#size > concurrency) return this.#waiting > this.#size / 2 ? 0 : this.#size;
+    return Math.min(most, concurrency - this.#running - this.#waiting);
+  }
+
+  #fill(): void {
+    const { concurrency } = this.#settings;
+    while (this.#running < concurrency && this.#next < this.#buffer.length && !this.#stop.signal.aborted)
+      this.#start(this.#buffer[this.#next++] as Item);
+    if (this.#next > 1000 && this.#next * 2 > this.#buffer.length) {
+      this.#buffer = this.#buffer.slice(this.#next);
+      this.#next = 0;
+    }
+    if (this.#wake && this.#room > 0) this.#wake();
+  }
+
+  #start(item: Item): void {
+    const { batch, job, place } = item;
+    if (batch.lost) {
+      batch.left--;
+      return;
+    }
+    this.#running++;
+    let mine: JobOf<P> | undefined;
+    const end = (error?: unknown, failed = false) => {
+      if (mine) batch.running.delete(mine);
+      if (mine?.marked && !batch.lost) void this.#confirm(item, failed, error);
+      else {
+        if (!batch.lost) this.#settle(item, failed ? this.#failure(job, error) : undefined);
+        this.#release();
+      }
+    };
+    try {
+      mine = new JobOf(this.#settings.read(job.payload), job, batch, place, this);
+      batch.running.add(mine);
+      const answer = this.#settings.handler(mine);
+      if (isPromise(answer))
+        answer.then(
+          () => end(),
+          (error: unknown) => end(error, true),
+        );
+      else queueMicrotask(end);
+    } catch (error) {
+      queueMicrotask(() => end(error, true));
+    }
+  }
+
+  #release(): void {
+    this.#running--;
+    this.#fill();
+  }
+
+  /** Of a job that was completed in a transaction: only the database knows whether that was committed. */
+  async #confirm(item: Item, failed: boolean, error: unknown): Promise<void> {
+    const { batch, place, job } = item;
+    try {
+      const committed = await this.#desk.completed({ lease: batch.lease, place });
+      const rolledBack = () =>
+        this.#failure(
+          job,
+          failed ? error : new Error("it was completed in a transaction that was rolled back"),
+        );
+      if (!batch.lost) this.#settle(item, committed ? undefined : rolledBack(), true);
+    } catch (trouble) {
+      // The sweeper will find out, when this worker is gone.
+      this.#settings.trouble(trouble);
+    } finally {
+      this.#release();
+    }
+  }
+
+  #settle({ batch, job, place }: Item, failure: Ended["failure"], marked = false): void {
+    this.#results.push({ lease: batch.lease, place, job, failure, marked });
+    batch.left--;
+    if (batch.left === 0) {
+      this.#learn(batch);
+      this.#whole.push(batch.lease);
+      this.#batches.delete(batch);
+      this.#soon();
+    } else this.#partTimer ??= setTimeout(() => void this.#flush(), partMs);
+  }
+
+  #failure(job: ClaimedJob, error: unknown): NonNullable<Ended["failure"]> {
+    const failures = job.failures + 1;
+    const again = failures >= this.#settings.attempts ? undefined : this.#settings.again(failures, error);
+    emit("holdfast:queue:failed", () => ({
+      queue: this.#settings.queue,
+      job: job.id,
+      attempt: failures,
+      again,
+      error,
+    }));
+    return { error: words(error), again };
+  }
+
+  /** Those that end in the same turn are written down together. */
+  #soon(): void {
+    if (this.#soonCalled || this.#flushing) return;
+    this.#soonCalled = true;
+    setImmediate(() => {
+      this.#soonCalled = false;
+      void this.#flush();
+    });
+  }
+
+  #flush(): Promise<void> {
+    clearTimeout(this.#partTimer);
+    this.#partTimer = undefined;
+    if (this.#flushing || this.#results.length === 0) return this.#flushing ?? Promise.resolve();
+    const ended = this.#results;
+    const whole = this.#whole;
+    this.#results = [];
+    this.#whole = [];
+    const { number, counted } = this.#settings;
+    const worker = this.#id;
+    const write = async () => {
+      for (let pause = 50; ; pause = Math.min(pause * 2, 5000)) {
+        try {
+          const ours = await this.#desk.ask((connection) =>
+            this.#desk.store.finish(connection, { queue: number, worker, whole, ended, counted }),
+          );
+          const gone = new Set(ended.map(({ lease }) => lease).filter((lease) => !ours.has(lease)));
+          for (const batch of this.#batches) if (gone.has(batch.lease)) this.#drop(batch);
+          return;
+        } catch (error) {
+          this.#settings.trouble(error);
+          // Written or not: a second time it changes nothing that is not ours, and finds what is gone gone.
+          await sleep(pause);
+        }
+      }
+    };
+    this.#flushing = write().finally(() => {
+      this.#flushing = undefined;
+      if (this.#whole.length > 0) this.#soon();
+      else if (this.#results.length > 0) this.#partTimer ??= setTimeout(() => void this.#flush(), partMs);
+    });
+    return this.#flushing;
+  }
+
+  #drop(batch: Batch): void {
+    batch.lost = new JobLostError(this.#settings.queue, 0);
+    this.#batches.delete(batch);
+    for (const job of batch.running) job.abort(new JobLostError(this.#settings.queue, job.id));
+  }
+
+  async #enlist(): Promise<void> {
+    const { number, ttlMs, trouble } = this.#settings;
+    const { store, hold, home } = this.#desk;
+    for (let pause = 100; !this.#stop.signal.aborted; pause = Math.min(pause * 2, 5000)) {
+      try {
+        this.#id = await this.#desk.ask((connection) =>
+          store.enlist(connection, number, { ttlMs, name: `${hostname()} ${process.pid}` }),
+        );
+        break;
+      } catch (error) {
+        trouble(error);
+        await sleep(pause, this.#stop.signal).catch(() => {});
+      }
+    }
+    // Without it, the sweeper goes by signs of life alone.
+    try {
+      if (!isSupported(await home.sessionSupport())) return;
+      const name = `holdfast:queue:worker:${this.#id}`;
+      this.#session = await hold(key(name));
+      await this.#desk.ask((connection) => store.locked(connection, this.#id, name));
+    } catch (error) {
+      trouble(error);
+    }
+  }
+
+  async #beat(): Promise<void> {
+    try {
+      const worker = this.#id;
+      const alive = await this.#desk.ask((connection) => this.#desk.store.beat(connection, worker));
+      if (!alive && worker === this.#id) await this.#lose();
+    } catch (error) {
+      this.#settings.trouble(error);
+    }
+  }
+
+  /** Others have what was ours. */
+  async #lose(): Promise<void> {
+    // Two may find out at the same time.
+    this.#losing ??= this.#beginAnew().finally(() => (this.#losing = undefined));
+    await this.#losing;
+  }
+
+  async #beginAnew(): Promise<void> {
+    for (const batch of this.#batches) this.#drop(batch);
+    emit("holdfast:queue:lost", () => ({ queue: this.#settings.queue, worker: this.#id }));
+    const session = this.#session;
+    this.#session = undefined;
+    await this.#let(session);
+    await this.#enlist();
+  }
+
+  async #let(session: AsyncDisposable | undefined): Promise<void> {
+    try {
+      await session?.[Symbol.asyncDispose]();
+    } catch {
+      // It was lost before.
+    }
+  }
+
+  async #retire(): Promise<void> {
+    const rest = this.#buffer.slice(this.#next);
+    this.#buffer = [];
+    this.#next = 0;
+    // What has not been started does not have to wait for what runs.
+    const unstarted = rest.filter(({ batch }) => !batch.lost);
+    for (const { batch } of unstarted) batch.left--;
+    const patience = this.#stopping?.patienceMs ?? 30_000;
+    const impatient = setTimeout(() => {
+      for (const batch of this.#batches)
+        for (const job of batch.running)
+          job.abort(new Error(`The worker of queue ${JSON.stringify(this.#settings.queue)} stops`));
+    }, patience);
+    const beat = setInterval(() => void this.#beat(), this.#settings.ttlMs / 3);
+    try {
+      if (unstarted.length > 0)
+        await this.#desk
+          .ask((connection) =>
+            this.#desk.store.giveBack(
+              connection,
+              this.#id,
+              unstarted.map(({ batch, place }) => ({ lease: batch.lease, place })),
+            ),
+          )
+          .catch(this.#settings.trouble);
+      if (unstarted.length > 0) this.#desk.bell.ring(this.#settings.queue);
+      while (this.#running > 0) await sleep(5);
+      for (const batch of this.#batches)
+        if (batch.left === 0) {
+          this.#whole.push(batch.lease);
+          this.#batches.delete(batch);
+        }
+      while (this.#results.length > 0 || this.#flushing) await this.#flush();
+      await this.#desk.ask((connection) => this.#desk.store.retire(connection, this.#id));
+    } finally {
+      clearTimeout(impatient);
+      clearInterval(beat);
+      await this.#let(this.#session);
+    }
+  }
+}
+
+function isPromise(value: unknown): value is PromiseLike<unknown> {
+  return typeof (value as { then?: unknown } | null | undefined)?.then === "function";
+}
+
+/** As `failed()` shows it: the message, and where it came from. */
+function words(error: unknown): string {
+  const text = error instanceof Error ? (error.stack ?? message(error)) : String(error);
+  return text.replaceAll("\0", "").slice(0, 4000);
+}
