@@ -87,6 +87,9 @@ const mongoEngine = {
       versions: unsupported("not sketched"),
       once: unsupported("not sketched"),
       quotas: unsupported("not sketched"),
+      stock: unsupported("not sketched"),
+      queues: unsupported("not sketched"),
+      schedules: unsupported("not sketched"),
       savepoints: unsupported("not sketched"),
       granularity: "key",
       // Whatever is asked for, transactions here read a snapshot, which is stricter than the first.

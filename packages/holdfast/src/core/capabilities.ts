@@ -63,6 +63,12 @@ export interface Capabilities {
   readonly once: Support;
   /** Limits, credits and their ledger (`quota`). */
   readonly quotas: Support;
+  /** Levels and movements of stock (`stock`). */
+  readonly stock: Support;
+  /** Jobs (`queue`). */
+  readonly queues: Support;
+  /** Ticks that run once (`schedule`). */
+  readonly schedules: Support;
   /** A nested transaction that fails is undone alone, and the outer one can go on. */
   readonly savepoints: Support;
   /** Isolation levels under which a transaction may take locks. */
@@ -105,6 +111,9 @@ export const capabilityMeanings: Readonly<Record<keyof Capabilities, string>> = 
   versions: "compare-and-set by a version column (`versioned`)",
   once: "effects that happen once (`once`)",
   quotas: "limits, credits and their ledger (`quota`)",
+  stock: "levels and movements of stock (`stock`)",
+  queues: "jobs (`queue`)",
+  schedules: "ticks that run once, whatever the number of instances (`schedule`)",
   savepoints: "whether a nested transaction that fails is undone alone, and the outer one can go on",
   granularity: "`key`: different keys do not wait for each other; `database`: they do",
   lockIsolation: "isolation levels under which a transaction may take locks",

@@ -69,6 +69,11 @@ export async function probe(
     versions: true,
     once: true,
     quotas: unsupported("they are kept on PostgreSQL only, for now; take a lock and add up your own rows"),
+    stock: unsupported("it is kept on PostgreSQL only, for now"),
+    queues: unsupported("they are kept on PostgreSQL only, for now"),
+    schedules: unsupported(
+      "they are kept on PostgreSQL only, for now; hf.tryLock runs a job in one instance at a time",
+    ),
     savepoints: true,
     granularity: "key",
     lockIsolation: isolation,

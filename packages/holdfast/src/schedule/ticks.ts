@@ -1,0 +1,169 @@
+/** When a schedule is due. */
+import { createRequire } from "node:module";
+import { setImmediate as breathe } from "node:timers/promises";
+import { UsageError } from "../core/errors.ts";
+import { ScheduleError } from "./errors.ts";
+import { checkZone, dayNumber, dayStart } from "./zone.ts";
+
+export type Unit = "second" | "minute" | "hour" | "day" | "week";
+/** "minute", "15 minutes", "1 day", or a number of milliseconds. */
+export type Every = Unit | `${number} ${Unit}` | `${number} ${Unit}s` | number;
+
+/** Any parser of cron patterns that can tell the next time, e.g. `new Cron("0 3 * * *", { timezone })` of croner. */
+export interface CronLike {
+  nextRun(after: Date): Date | null | undefined;
+}
+
+export type When = (
+  | {
+      /** A pattern of 5 fields, or 6 with seconds first. Needs the package croner. Or what another parser makes of one. */
+      readonly cron: string | CronLike;
+      readonly every?: never;
+    }
+  | {
+      /**
+       * Seconds, minutes, hours and milliseconds are counted from 1970 in UTC; days and weeks (from Monday) begin when
+       * they begin in `timeZone`.
+       */
+      readonly every: Every;
+      readonly cron?: never;
+    }
+) & {
+  /** Default "UTC". */
+  readonly timeZone?: string;
+};
+
+/** Moments in milliseconds. */
+export interface Rhythm {
+  /** The first tick after that; undefined: there is none. */
+  after(moment: number): number | undefined;
+  /** The least that there is between two ticks. */
+  readonly leastMs: number;
+}
+
+const lengths: Readonly<Record<Unit, number>> = {
+  second: 1000,
+  minute: 60_000,
+  hour: 3_600_000,
+  day: 86_400_000,
+  week: 604_800_000,
+};
+
+/** What is wrong with it is told at once, except of a pattern: that takes its parser. */
+export function checkWhen({ cron, every, timeZone }: When): void {
+  if ((cron === undefined) === (every === undefined))
+    throw new UsageError('schedule: say either `cron` ("0 3 * * *") or `every` ("15 minutes")');
+  if (timeZone !== undefined) checkZone(timeZone);
+  if (every !== undefined) everyOf(every, timeZone);
+  else if (typeof cron === "object" && cron !== null) {
+    if (typeof cron.nextRun !== "function")
+      throw new UsageError("schedule: cron must be a pattern, or have a method nextRun(after)");
+    if (timeZone !== undefined)
+      throw new UsageError("schedule: give the time zone to the parser of your own, not to schedule");
+  } else if (typeof cron !== "string" || cron.trim() === "")
+    throw new UsageError(`schedule: cron must be a pattern such as "0 3 * * *", not ${JSON.stringify(cron)}`);
+}
+
+export function rhythmOf({ cron, every, timeZone }: When): Rhythm {
+  if (every !== undefined) return everyOf(every, timeZone);
+  return cronOf(typeof cron === "object" ? cron : parse(cron, timeZone ?? "UTC"));
+}
+
+function everyOf(every: unknown, timeZone = "UTC"): Rhythm {
+  const [, count = "1", unit = ""] =
+    typeof every === "string" ? (/^(?:(\d{1,9}) )?(second|minute|hour|day|week)s?$/.exec(every) ?? []) : [];
+  const ms = typeof every === "number" ? every : Number(count) * (lengths[unit as Unit] ?? Number.NaN);
+  if (!Number.isSafeInteger(ms) || ms < 1)
+    throw new UsageError(
+      `schedule: every must be e.g. "15 minutes", "1 day" or a whole number of milliseconds from 1, not ${JSON.stringify(every)}`,
+    );
+  if (unit !== "day" && unit !== "week")
+    return { after: (moment) => (Math.floor(moment / ms) + 1) * ms, leastMs: ms };
+  const days = ms / lengths.day;
+  // 1970-01-01 was a Thursday.
+  const monday = unit === "week" ? -3 : 0;
+  return {
+    after(moment) {
+      const own = Math.floor((dayNumber(timeZone, moment) - monday) / days);
+      // A day that was left out, where a zone went over the date line, has the same beginning as one of its neighbours.
+      const starts = [-1, 0, 1, 2].map((more) => dayStart(timeZone, (own + more) * days + monday));
+      return Math.min(...starts.filter((start) => start > moment));
+    },
+    // The longest that clocks were ever put forward at once, but for that line, is less than half a day.
+    leastMs: ms - lengths.day / 2,
+  };
+}
+
+function cronOf(cron: CronLike): Rhythm {
+  return {
+    after(moment) {
+      // Patterns know whole seconds.
+      const from = Math.floor(moment / 1000) * 1000;
+      for (let more = 0; more <= 3; more++) {
+        const next = cron.nextRun(new Date(from + more * 1000))?.getTime();
+        if (next === undefined || next > moment) return next;
+      }
+      throw new ScheduleError(
+        "HF_SCHEDULE_CRON",
+        `The parser of the pattern says that a time before ${new Date(moment).toISOString()} comes after it.`,
+      );
+    },
+    leastMs: 1000,
+  };
+}
+
+interface Croner {
+  readonly Cron: new (pattern: string, options: { timezone: string; paused: boolean }) => CronLike;
+}
+
+/** Required when it is first needed, and only then: whoever uses `every` need not have it. */
+function parse(pattern: string, timezone: string): CronLike {
+  let croner: Croner;
+  try {
+    croner = createRequire(import.meta.url)("croner") as Croner;
+  } catch (error) {
+    throw new ScheduleError(
+      "HF_CRONER_MISSING",
+      "schedule: `cron` needs the package croner, which is not installed: npm install croner. " +
+        "(Or use `every`; or pass a parser's own object, if your program is bundled: `cron: new Cron(pattern, { timezone })`.)",
+      error,
+    );
+  }
+  try {
+    return new croner.Cron(pattern, { timezone, paused: true });
+  } catch (error) {
+    throw new UsageError(
+      `schedule: ${JSON.stringify(pattern)} is no cron pattern: ${(error as Error).message}`,
+      "HF_USAGE",
+      error,
+    );
+  }
+}
+
+/** The newest ticks, up to `limit` of them, after one moment and until another, in order. */
+export async function due(rhythm: Rhythm, after: number, until: number, limit: number): Promise<number[]> {
+  // From the end backwards, in steps that grow: years may have passed, and a parser takes half a millisecond per tick.
+  for (let span = limit * rhythm.leastMs; ; span *= 4) {
+    const from = Math.max(after, until - span);
+    const ticks: number[] = [];
+    for (let tick = rhythm.after(from); tick !== undefined && tick <= until; tick = rhythm.after(tick)) {
+      if (ticks.push(tick) % 64 === 0) await breathe();
+    }
+    if (from === after || ticks.length >= limit) return ticks.slice(-limit);
+  }
+}
+
+/** The next times of a schedule, without a database: `await nextRuns({ cron: "0 3 * * *", timeZone }, 5)`. */
+export async function nextRuns(when: When, count = 1, from: Date = new Date()): Promise<Date[]> {
+  checkWhen(when);
+  return following(rhythmOf(when), count, from.getTime());
+}
+
+export function following(rhythm: Rhythm, count: number, from: number): Date[] {
+  if (!Number.isSafeInteger(count) || count < 0 || count > 10_000)
+    throw new UsageError(`nextRuns: the count must be a whole number up to 10,000, not ${count}`);
+  const found: Date[] = [];
+  for (let tick = rhythm.after(from); tick !== undefined && found.length < count; tick = rhythm.after(tick))
+    found.push(new Date(tick));
+  return found;
+}
