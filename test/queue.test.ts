@@ -383,6 +383,27 @@ describe("transactional jobs", () => {
   });
 });
 
+describe("transactional jobs, several in one transaction", () => {
+  test("one that cannot be committed fails alone", async () => {
+    await pool.query(
+      "CREATE TABLE one (n int, CONSTRAINT one_n UNIQUE (n) DEFERRABLE INITIALLY DEFERRED); INSERT INTO one VALUES (5)",
+    );
+    const q = queue<number>(hf, named(), { retries: 0 });
+    await q.enqueueMany(Array.from({ length: 12 }, (_, payload) => ({ payload })));
+    const worker = q.work<PoolClient>(
+      async ({ payload }, tx) => {
+        await tx.client.query("INSERT INTO one VALUES ($1)", [payload]);
+      },
+      { transactional: true, concurrency: 2, pollMs: 20, onTrouble: () => {} },
+    );
+    workers.push(worker);
+    await eventually(async () => (await empty(q)) && (await q.failed()).length === 1);
+    expect(await q.failed()).toMatchObject([{ payload: 5, error: expect.stringContaining("one_n") }]);
+    const { rows } = await pool.query("SELECT count(*)::int AS n FROM one");
+    expect(rows).toEqual([{ n: 12 }]);
+  });
+});
+
 describe("limits", () => {
   /** How many ran at once, of each group and in all. */
   function watch() {

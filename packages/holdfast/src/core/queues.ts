@@ -146,8 +146,15 @@ export interface Queues<C extends Connection> {
   ): Promise<void>;
   /** The worker is gone. If it has left something behind, others find it. */
   retire(connection: C, worker: number): Promise<void>;
-  /** One job, inside the transaction of its handler, and a savepoint after it. */
-  take(connection: C, queue: number, savepoint: string): Promise<ClaimedJob | undefined>;
+  /**
+   * The next job, or the one with this id, inside the transaction of its handler, and a savepoint after it. `next`: there
+   * is one of an earlier job, which is not needed any more.
+   */
+  take(
+    connection: C,
+    queue: number,
+    how: { readonly savepoint: string; readonly next: boolean; readonly id?: number | undefined },
+  ): Promise<ClaimedJob | undefined>;
   /** The same job, in the same transaction, after its handler failed and was rolled back. */
   putBack(
     connection: C,

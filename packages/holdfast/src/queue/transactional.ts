@@ -19,6 +19,8 @@ export interface TransactionalJob<P> {
 }
 
 const savepoint = "holdfast_job";
+/** One transaction has several jobs while they take no longer than this together: a BEGIN and a COMMIT less for each. */
+const togetherMs = 20;
 
 export class TransactionalWorker<P> implements Worker {
   readonly #desk: Desk;
@@ -66,30 +68,48 @@ export class TransactionalWorker<P> implements Worker {
 
   async #loop(ear: Ear): Promise<void> {
     const { signal } = this.#stop;
-    const { pollMs, trouble } = this.#settings;
+    const { pollMs, most, trouble } = this.#settings;
     let pause = 100;
+    /** So many more alone, after a batch that could not be committed: it may be the fault of one of them. */
+    let alone = 0;
     while (!signal.aborted) {
       ear.rung = false;
+      const batch = alone > 0 ? 1 : most;
+      alone = Math.max(0, alone - 1);
+      let last: ClaimedJob | undefined;
       try {
-        const found = await this.#desk.instance.transaction({}, (tx) => this.#one(tx));
+        const done = await this.#desk.instance.transaction({}, async (tx) => {
+          const scope = scopeOf(tx, "queue");
+          const until = performance.now() + togetherMs;
+          let count = 0;
+          for (; count < batch && !signal.aborted && (count === 0 || performance.now() < until); count++) {
+            const job = await this.#take(scope, count > 0);
+            if (!job) break;
+            last = job;
+            await this.#one(scope, tx, job);
+          }
+          return count;
+        });
         pause = 100;
-        if (found) continue;
-        await ear.sleep(pollMs, signal).catch(() => {});
+        if (done === 0) await ear.sleep(pollMs, signal).catch(() => {});
       } catch (error) {
         trouble(error);
+        if (last && !this.#desk.passing(error)) {
+          if (batch > 1) alone = batch;
+          else await this.#failAlone(last, error).catch(trouble);
+        }
         await sleep(pause, signal).catch(() => {});
         pause = Math.min(pause * 2, 5000);
       }
     }
   }
 
-  /** Whether there was one. */
-  async #one(tx: unknown): Promise<boolean> {
-    const scope = scopeOf(tx, "queue");
+  #take(scope: Scope<unknown, Connection>, next: boolean, id?: number): Promise<ClaimedJob | undefined> {
     const { number } = this.#settings;
-    const { store } = this.#desk;
-    const job = await scope.work(({ connection }) => store.take(connection, number, savepoint));
-    if (!job) return false;
+    return scope.work(({ connection }) => this.#desk.store.take(connection, number, { savepoint, next, id }));
+  }
+
+  async #one(scope: Scope<unknown, Connection>, tx: unknown, job: ClaimedJob): Promise<void> {
     try {
       const { id, failures, priority, key, group, at } = job;
       const payload = this.#settings.read(job.payload);
@@ -100,7 +120,15 @@ export class TransactionalWorker<P> implements Worker {
       if (this.#desk.passing(error)) throw error;
       await this.#putBack(scope, job, error);
     }
-    return true;
+  }
+
+  /** Its handler did not fail, but its transaction did, for example by a constraint that is checked at COMMIT. */
+  async #failAlone({ id }: ClaimedJob, error: unknown): Promise<void> {
+    await this.#desk.instance.transaction({}, async (tx) => {
+      const scope = scopeOf(tx, "queue");
+      const job = await this.#take(scope, false, id);
+      if (job) await this.#putBack(scope, job, error);
+    });
   }
 
   async #putBack(scope: Scope<unknown, Connection>, job: ClaimedJob, error: unknown): Promise<void> {

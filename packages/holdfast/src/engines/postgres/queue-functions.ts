@@ -1,9 +1,12 @@
 /** The functions of queues. Each is one round trip. */
 import { type Statement, sql } from "../../core/sql.ts";
 
-/** The planner takes lists for short and new tables for small: what is wanted here is always found by an index. */
+/**
+ * The planner takes lists for short and new tables for small: what is wanted here is always found by an index, in its order.
+ * With bitmaps it read and sorted all of 5,000 jobs to find the first (2.4 ms in place of 0.3).
+ */
 const plans = sql.raw(
-  "SET plan_cache_mode = force_generic_plan SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off",
+  "SET plan_cache_mode = force_generic_plan SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off",
 );
 
 /** The number of a queue. settings: what a worker wants of it; NULL: only the number. */
@@ -444,20 +447,29 @@ END
 $function$`;
 
 /** One job, for the transaction that this runs in: if that is rolled back, it is still there. */
-const take = sql`CREATE OR REPLACE FUNCTION holdfast.queue_take(q integer) RETURNS text
+const take = sql`CREATE OR REPLACE FUNCTION holdfast.queue_take(q integer, job bigint) RETURNS text
 LANGUAGE plpgsql ${plans} AS $function$
 DECLARE
   r record;
 BEGIN
   IF (SELECT t.paused FROM holdfast.queue t WHERE t.id = q) THEN RETURN NULL; END IF;
   PERFORM holdfast.queue_due(q, 100);
-  DELETE FROM holdfast.queue_ready t WHERE t.ctid = (SELECT x.ctid FROM holdfast.queue_ready x WHERE x.queue = q
-    ORDER BY x.priority, x.id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING t.*, NULL::text AS grp INTO r;
-  IF r IS NULL THEN
-    DELETE FROM holdfast.queue_grouped t WHERE t.ctid = (SELECT x.ctid FROM holdfast.queue_grouped x WHERE x.queue = q
-      ORDER BY x.grp, x.priority, x.id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING t.* INTO r;
-    IF r IS NULL THEN RETURN NULL; END IF;
+  IF job IS NULL THEN
+    DELETE FROM holdfast.queue_ready t WHERE t.ctid = (SELECT x.ctid FROM holdfast.queue_ready x WHERE x.queue = q
+      ORDER BY x.priority, x.id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING t.*, NULL::text AS grp INTO r;
+    IF r IS NULL THEN
+      DELETE FROM holdfast.queue_grouped t WHERE t.ctid = (SELECT x.ctid FROM holdfast.queue_grouped x WHERE x.queue = q
+        ORDER BY x.grp, x.priority, x.id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING t.* INTO r;
+    END IF;
+  ELSE
+    DELETE FROM holdfast.queue_ready t WHERE t.ctid = (SELECT x.ctid FROM holdfast.queue_ready x WHERE x.queue = q AND x.id = job
+      FOR UPDATE SKIP LOCKED) RETURNING t.*, NULL::text AS grp INTO r;
+    IF r IS NULL THEN
+      DELETE FROM holdfast.queue_grouped t WHERE t.ctid = (SELECT x.ctid FROM holdfast.queue_grouped x WHERE x.queue = q AND x.id = job
+        FOR UPDATE SKIP LOCKED) RETURNING t.* INTO r;
+    END IF;
   END IF;
+  IF r IS NULL THEN RETURN NULL; END IF;
   IF r.key IS NOT NULL THEN
     DELETE FROM holdfast.queue_key k WHERE k.queue = q AND k.key = r.key AND k.job = r.id;
   END IF;

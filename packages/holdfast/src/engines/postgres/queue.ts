@@ -1,4 +1,4 @@
-import type { SqlConnection } from "../../core/database.ts";
+import type { Result, SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError } from "../../core/errors.ts";
 import { key } from "../../core/key.ts";
 import type { ClaimedJob, Ended, FailedJob, NewJob, Queues } from "../../core/queues.ts";
@@ -212,16 +212,16 @@ export const queues: Queues<SqlConnection> = {
     );
   },
 
-  async take(connection, queue, savepoint) {
-    const text = `SELECT holdfast.queue_take(${Math.trunc(queue)}) AS job`;
-    let row: Row | undefined;
-    if (connection.script) {
-      const [first] = await connection.script(`${text}; SAVEPOINT ${savepoint}`);
-      row = first?.rows[0];
-    } else {
-      [row] = (await connection.query(sql.raw(text))).rows as Row[];
-      await connection.query(sql.raw(`SAVEPOINT ${savepoint}`));
-    }
+  async take(connection, queue, { savepoint, next, id }) {
+    const statements = [
+      ...(next ? [`RELEASE SAVEPOINT ${savepoint}`] : []),
+      `SELECT holdfast.queue_take(${Math.trunc(queue)}, ${id === undefined ? "NULL" : Math.trunc(id)}) AS job`,
+      `SAVEPOINT ${savepoint}`,
+    ];
+    const results = connection.script
+      ? await connection.script(statements.join("; "))
+      : await inTurn(connection, statements);
+    const row = results[next ? 1 : 0]?.rows[0] as Row | undefined;
     return typeof row?.["job"] === "string" ? jobOf(JSON.parse(row["job"]) as Written) : undefined;
   },
 
@@ -306,6 +306,12 @@ export const queues: Queues<SqlConnection> = {
     return Number(row?.["n"]);
   },
 };
+
+async function inTurn(connection: SqlConnection, statements: readonly string[]): Promise<Result[]> {
+  const results: Result[] = [];
+  for (const text of statements) results.push(await connection.query(sql.raw(text)));
+  return results;
+}
 
 /** It may have been completed in a transaction of its handler: then there is a mark to be deleted. */
 const marked = (ended: Ended) => ended.marked === true;
