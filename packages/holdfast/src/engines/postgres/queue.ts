@@ -221,7 +221,7 @@ export const queues: Queues<SqlConnection> = {
     const results = connection.script
       ? await connection.script(statements.join("; "))
       : await inTurn(connection, statements);
-    const row = results[next ? 1 : 0]?.rows[0] as Row | undefined;
+    const row = results[next ? 1 : 0]?.rows[0];
     return typeof row?.["job"] === "string" ? jobOf(JSON.parse(row["job"]) as Written) : undefined;
   },
 
