@@ -42,7 +42,8 @@ export default defineConfig({
     globalSetup: ["test/harness/servers.ts"],
     sequence: { sequencer: LongestFirst },
     pool: "forks",
-    maxWorkers: 2,
+    // On two cores: many tests wait more than they work.
+    maxWorkers: 3,
     // Of tests that say that they may run side by side: more than this, and two cores are late for what they time.
     maxConcurrency: 2,
     execArgv: [`--conditions=${source}`],

@@ -96,7 +96,7 @@ function print({ machine, rows, ratios, notes }: Report): void {
   console.log(
     table(
       [...Object.values(columns), ...details],
-      rows.map((row) => [...Object.keys(columns), ...details].map((key) => row[key])),
+      rows.map((row) => [...Object.keys(columns), ...details].map((key) => row[key] ?? "")),
     ),
   );
   for (const text of notes ?? []) console.log(text);
