@@ -314,6 +314,35 @@ describe("a worker that is given up for dead", () => {
   });
 });
 
+test("a worker whose session is lost lets go at once, and begins anew", async () => {
+  const q = queue<string>(hf, named(), { backoff: { baseMs: 1 } });
+  const attempts: number[] = [];
+  const begun = Promise.withResolvers<Job<string>>();
+  work(
+    q,
+    (job) => {
+      attempts.push(job.attempt);
+      if (job.attempt > 1) return undefined;
+      begun.resolve(job);
+      return new Promise((_, reject) => {
+        job.signal.addEventListener("abort", () => reject(job.signal.reason as Error));
+      });
+    },
+    { onTrouble: () => {} },
+  );
+  await q.enqueue("x");
+  const { signal } = await begun.promise;
+  await pool.query(
+    `SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN holdfast.queue_worker w ON l.locktype = 'advisory'
+      AND ((l.classid::bigint << 32) | l.objid::bigint) = w.lock AND l.objsubid = 1
+      JOIN holdfast.queue q ON q.id = w.queue WHERE q.name = $1`,
+    [q.name],
+  );
+  await eventually(() => signal.aborted);
+  await eventually(() => empty(q));
+  expect(attempts).toEqual([1, 2]);
+});
+
 describe("stopping", () => {
   test("what runs is finished, what has not begun is given back without an attempt", async () => {
     const q = queue<number>(hf, named());
@@ -504,6 +533,30 @@ describe("limits", () => {
     await eventually(() => empty(q));
     expect(order.length).toBe(3003);
     expect(order.lastIndexOf("small")).toBeLessThan(200);
+  });
+});
+
+test("groups and jobs of no group have their turns, also one at a time", async () => {
+  const q = queue<number>(hf, named());
+  await q.enqueueMany(Array.from({ length: 300 }, (_, payload) => ({ payload, group: `g${payload % 7}` })));
+  await q.enqueueMany(Array.from({ length: 5 }, (_, payload) => ({ payload })));
+  const order: (string | undefined)[] = [];
+  work(q, ({ group }) => void order.push(group), { concurrency: 1, batch: 1 });
+  await eventually(() => empty(q));
+  expect(order.length).toBe(305);
+  expect(order.lastIndexOf(undefined)).toBeLessThan(150);
+});
+
+test("groups that have no jobs leave nothing behind", async () => {
+  const q = queue<number>(hf, named(), { groups: { rate: { limit: 50, perMs: 50 } } });
+  await q.enqueueMany(Array.from({ length: 300 }, (_, payload) => ({ payload, group: `g${payload % 100}` })));
+  work(q, () => {}, { pollMs: 20 });
+  await eventually(async () => {
+    const { rows } = await pool.query(
+      "SELECT count(*)::int AS n FROM holdfast.queue_group g JOIN holdfast.queue q ON q.id = g.queue WHERE q.name = $1",
+      [q.name],
+    );
+    return rows[0].n === 0 && (await empty(q));
   });
 });
 

@@ -6,20 +6,28 @@ import { withConnection } from "../core/errand.ts";
 import { NoConnectionError, UnsupportedError } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
 import { classify } from "../core/failure.ts";
+import { Silence, within } from "../core/interrupt.ts";
 import type { Lockable } from "../core/key.ts";
 import type { Added, NewJob, Queues } from "../core/queues.ts";
 import { pause, retryPolicy } from "../core/retry.ts";
 import { type Home, type Scope, homeOf } from "../core/scope.ts";
 import { sleep } from "../core/wait.ts";
 
+/** A lock of a session. Its signal aborts when the session is lost. */
+export interface Session extends AsyncDisposable {
+  readonly signal: AbortSignal;
+}
+
 /** What is needed of an instance of Holdfast besides its database. */
 export interface Instance {
-  hold(lock: Lockable): Promise<AsyncDisposable>;
+  hold(lock: Lockable): Promise<Session>;
   transaction<T>(options: { readonly retry?: false }, body: (tx: never) => Promise<T>): Promise<T>;
 }
 
 /** Others are told of new jobs at once, and then at most this often: each message makes every commit wait in line. */
 const tellMs = 20;
+/** How long a transaction waits for what is done beside it. */
+const besideMs = 300;
 
 const desks = new WeakMap<object, Desk>();
 
@@ -40,7 +48,7 @@ export class Desk {
   readonly home: Home<unknown, Connection>;
   readonly instance: Instance;
   readonly bell: Bell<unknown, Connection>;
-  readonly hold: (lock: Lockable) => Promise<AsyncDisposable>;
+  readonly hold: (lock: Lockable) => Promise<Session>;
   readonly #numbers = new Map<string, Promise<number>>();
   readonly #lines = new Map<string, Line>();
   readonly #marks: Coalescer<{ readonly lease: number; readonly place: number }, boolean>;
@@ -79,20 +87,23 @@ export class Desk {
    * add to the same new queue would wait for its end; inside it, if there is no other connection.
    */
   async number(name: string, scope?: Scope<unknown, Connection>): Promise<number> {
-    const known = this.#numbers.get(name);
-    if (known) return known;
     const inside = () =>
       (scope as Scope<unknown, Connection>).work(({ connection }) =>
         this.store.open(connection, name, undefined),
       );
     if (scope && this.home.database.traits.single) return inside();
-    const asking = this.ask((connection) => this.store.open(connection, name, undefined));
-    this.#numbers.set(name, asking);
+    let asking = this.#numbers.get(name);
+    if (!asking) {
+      asking = this.ask((connection) => this.store.open(connection, name, undefined));
+      this.#numbers.set(name, asking);
+      asking.catch(() => this.#numbers.delete(name));
+    }
+    if (!scope) return asking;
     try {
-      return await asking;
+      return await within(besideMs, asking);
     } catch (error) {
-      this.#numbers.delete(name);
-      if (scope && error instanceof NoConnectionError) return inside();
+      // Everybody who holds a connection may be waiting for one more.
+      if (error instanceof Silence || error instanceof NoConnectionError) return inside();
       throw error;
     }
   }

@@ -44,7 +44,7 @@ export interface Backoff {
 export interface Groups {
   /** Jobs of one group at the same time, in all processes together. */
   readonly concurrency?: number;
-  /** Starts of one group in any window of so many milliseconds. */
+  /** Starts of one group in a window of so many milliseconds, which begins with the first of them. */
   readonly rate?: { readonly limit: number; readonly perMs: number };
   /** One at a time, in the order in which they came: one that fails holds up its group until it runs again. */
   readonly serial?: boolean;
@@ -73,7 +73,7 @@ export interface EnqueueOptions {
   readonly runAt?: Date;
   /** Not before so many milliseconds have passed. */
   readonly delayMs?: number;
-  /** Smaller numbers first; from -32,768 to 32,767. Default 0. */
+  /** Smaller numbers first; from -32,767 to 32,767. Default 0. */
   readonly priority?: number;
   readonly group?: string;
 }

@@ -8,7 +8,7 @@ import { emit } from "../core/events.ts";
 import { key } from "../core/key.ts";
 import type { ClaimedJob, Ended } from "../core/queues.ts";
 import { sleep } from "../core/wait.ts";
-import type { Desk } from "./desk.ts";
+import type { Desk, Session } from "./desk.ts";
 import { JobLostError } from "./errors.ts";
 import { type Batch, type Job, JobOf, type Keeper } from "./job.ts";
 
@@ -96,10 +96,15 @@ export class QueueWorker<P> implements Worker, Keeper {
   readonly #stop = new AbortController();
   #wake: (() => void) | undefined;
   readonly #floors = new Map<number, number>();
+  /** When to look at everything again. */
   #wholeAt = 0;
+  /** Jobs that claims under way have asked for. */
+  #asking = 0;
+  /** The last claim brought all that it asked for, and jobs are short. */
+  #plenty = false;
   #onward: string | undefined;
   #timers: NodeJS.Timeout[] = [];
-  #session: AsyncDisposable | undefined;
+  #session: Session | undefined;
   #losing: Promise<void> | undefined;
 
   constructor(desk: Desk, settings: WorkerSettings<P>, signal: AbortSignal | undefined) {
@@ -163,6 +168,14 @@ export class QueueWorker<P> implements Worker, Keeper {
         await this.#until();
         continue;
       }
+      // While there is plenty, the next batch is fetched before this one has come.
+      if (this.#plenty) {
+        void this.#claim().catch((error: unknown) => {
+          this.#plenty = false;
+          this.#settings.trouble(error);
+        });
+        continue;
+      }
       try {
         const idleMs = await this.#claim();
         pause = 100;
@@ -196,27 +209,49 @@ export class QueueWorker<P> implements Worker, Keeper {
 
   /** How long to rest, if there was nothing. */
   async #claim(): Promise<number | undefined> {
+    const asked = this.#room;
+    this.#asking += asked;
+    try {
+      return await this.#claimSome(asked);
+    } finally {
+      this.#asking -= asked;
+      if (this.#room > 0) this.#wake?.();
+    }
+  }
+
+  async #claimSome(asked: number): Promise<number | undefined> {
     const { store, bell } = this.#desk;
-    const { number, pollMs } = this.#settings;
-    const whole = performance.now() - this.#wholeAt > wholeMs;
-    if (whole) this.#wholeAt = performance.now();
+    const { number, pollMs, concurrency } = this.#settings;
+    const whole = performance.now() >= this.#wholeAt;
+    // One at a time: with many dead rows it may take long, and then it is done less often.
+    const began = performance.now();
+    if (whole) this.#wholeAt = Infinity;
     this.#ear.rung = false;
     const worker = this.#id;
-    const asked = this.#room;
-    const claimed = await this.#desk.ask((connection) =>
-      store.claim(connection, {
-        queue: number,
-        worker,
-        most: asked,
-        floors: this.#floors,
-        whole,
-        grouped: true,
-        onward: this.#onward,
-      }),
-    );
+    const claimed = await this.#desk
+      .ask((connection) =>
+        store.claim(connection, {
+          queue: number,
+          worker,
+          most: asked,
+          floors: this.#floors,
+          whole,
+          grouped: true,
+          onward: this.#onward,
+        }),
+      )
+      .finally(() => {
+        if (whole) this.#wholeAt = performance.now() + Math.max(wholeMs, 10 * (performance.now() - began));
+      });
+    // Two claims at once may overtake each other, which one handler at a time would see.
+    this.#plenty =
+      claimed.lease !== undefined &&
+      claimed.jobs.length === asked &&
+      this.#size > concurrency &&
+      concurrency > 1;
     if (claimed.lease === undefined) {
       if (claimed.why === "lost") {
-        await this.#lose();
+        if (worker === this.#id) await this.#lose();
         return undefined;
       }
       if (claimed.why === "limit") return limitMs;
@@ -231,7 +266,7 @@ export class QueueWorker<P> implements Worker, Keeper {
       size: jobs.length,
       left: jobs.length,
       began: performance.now(),
-      lost: undefined,
+      lost: worker === this.#id ? undefined : new JobLostError(this.#settings.queue, 0),
       running: new Set(),
     };
     this.#batches.add(batch);
@@ -248,15 +283,20 @@ export class QueueWorker<P> implements Worker, Keeper {
   #learn({ began, asked, size }: Batch): void {
     const { concurrency, most } = this.#settings;
     const took = performance.now() - began;
-    if (took < shortMs && size === asked) this.#size = Math.min(most, this.#size * 2);
+    if (took < shortMs && size * 2 >= asked)
+      this.#size = Math.min(most, this.#size * (took < shortMs / 5 ? 4 : 2));
     else if (took > longMs) this.#size = Math.max(Math.min(concurrency, most), Math.floor(this.#size / 2));
   }
 
-  /** How many to claim now. While jobs are slow, none that could not begin at once: another worker may have room. */
+  /**
+   * How many to claim now. While jobs are slow, none that could not begin at once: another worker may have room. While
+   * they are short, up to one batch and a half is on its way or waits.
+   */
   get #room(): number {
     const { concurrency, most } = this.#settings;
-    if (this.#size > concurrency) return this.#waiting > this.#size / 2 ? 0 : this.#size;
-    return Math.min(most, concurrency - this.#running - this.#waiting);
+    const coming = this.#waiting + this.#asking;
+    if (this.#size > concurrency) return coming >= this.#size * 1.5 ? 0 : this.#size;
+    return Math.min(most, concurrency - this.#running - coming);
   }
 
   #fill(): void {
@@ -417,7 +457,12 @@ export class QueueWorker<P> implements Worker, Keeper {
     try {
       if (!isSupported(await home.sessionSupport())) return;
       const name = `holdfast:queue:worker:${this.#id}`;
-      this.#session = await hold(key(name));
+      const session = await hold(key(name));
+      this.#session = session;
+      // Whoever sweeps finds the lock free, and gives our jobs to others: at any moment from now on.
+      session.signal.addEventListener("abort", () => {
+        if (this.#session === session && !this.#stop.signal.aborted) void this.#lose().catch(trouble);
+      });
       await this.#desk.ask((connection) => store.locked(connection, this.#id, name));
     } catch (error) {
       trouble(error);
@@ -450,7 +495,7 @@ export class QueueWorker<P> implements Worker, Keeper {
     await this.#enlist();
   }
 
-  async #let(session: AsyncDisposable | undefined): Promise<void> {
+  async #let(session: Session | undefined): Promise<void> {
     try {
       await session?.[Symbol.asyncDispose]();
     } catch {

@@ -165,24 +165,25 @@ BEGIN
     END IF;
   END IF;
   PERFORM holdfast.queue_due(q, n);
-  IF grouped THEN
-    IF whole THEN PERFORM holdfast.queue_regroup(q); END IF;
-    SELECT p.places, p.last INTO chosen, last FROM holdfast.queue_pick(s, (n + 1) / 2, onward) p;
-  END IF;
   IF NOT whole THEN
     FOR i IN 1..cardinality(priorities) LOOP
       places := places || ARRAY(SELECT t.ctid FROM holdfast.queue_ready t
         WHERE t.queue = q AND t.priority = priorities[i] AND t.id > floors[i]
-        ORDER BY t.id LIMIT n - cardinality(chosen) - cardinality(places) FOR UPDATE SKIP LOCKED);
-      EXIT WHEN cardinality(places) + cardinality(chosen) >= n;
+        ORDER BY t.id LIMIT n - cardinality(places) FOR UPDATE SKIP LOCKED);
+      EXIT WHEN cardinality(places) >= n;
     END LOOP;
   END IF;
   IF whole OR cardinality(places) = 0 THEN
     places := ARRAY(SELECT t.ctid FROM holdfast.queue_ready t WHERE t.queue = q
-      ORDER BY t.priority, t.id LIMIT n - cardinality(chosen) FOR UPDATE SKIP LOCKED);
+      ORDER BY t.priority, t.id LIMIT n FOR UPDATE SKIP LOCKED);
   END IF;
-  IF grouped AND cardinality(places) + cardinality(chosen) = 0 AND NOT whole AND holdfast.queue_regroup(q) > 0 THEN
-    SELECT p.places, p.last INTO chosen, last FROM holdfast.queue_pick(s, n, onward) p;
+  IF grouped THEN
+    IF whole OR cardinality(places) = 0 THEN PERFORM holdfast.queue_regroup(q); END IF;
+    -- Half of it is for jobs of groups, and all that is left.
+    SELECT p.places, p.last INTO chosen, last FROM holdfast.queue_pick(s, greatest(n - cardinality(places),
+      CASE WHEN n = 1 THEN (random() < 0.5)::int ELSE n / 2 END), onward) p;
+    last := coalesce(last, onward);
+    places := places[1:n - cardinality(chosen)];
   END IF;
   IF cardinality(places) + cardinality(chosen) = 0 THEN
     idle := 'empty';
@@ -246,8 +247,11 @@ DECLARE
   found tid[];
   turn int;
   seen int := 0;
+  -- Its window has passed, or there is none.
+  over boolean := true;
 BEGIN
   places := '{}';
+  IF n <= 0 THEN RETURN; END IF;
   -- As many groups as make a fair share of ten each worth while; fewer jobs of each if there are more groups than that.
   share := greatest(1, least(10, n));
   FOR turn IN 1..2 LOOP
@@ -259,7 +263,8 @@ BEGIN
       room := least(share, n - cardinality(places));
       IF s.group_most IS NOT NULL THEN room := least(room, s.group_most - g.running); END IF;
       IF s.group_rate IS NOT NULL THEN
-        IF g.since IS NULL OR moment >= g.since + s.group_per * interval '1 millisecond' THEN
+        over := g.since IS NULL OR moment >= g.since + s.group_per * interval '1 millisecond';
+        IF over THEN
           g.since := moment;
           g.started := 0;
         END IF;
@@ -275,7 +280,7 @@ BEGIN
             UPDATE holdfast.queue_group t SET running = g.running + cardinality(found), since = g.since,
               started = g.started + cardinality(found), next = NULL WHERE t.queue = s.id AND t.grp = g.grp;
           END IF;
-        ELSIF g.running = 0 AND g.since IS NULL OR moment >= g.since + s.group_per * interval '1 millisecond' THEN
+        ELSIF g.running = 0 AND over THEN
           -- A job that is added at this moment may lose its group by this: a later claim gives it a new one.
           DELETE FROM holdfast.queue_group t WHERE t.queue = s.id AND t.grp = g.grp;
         END IF;
