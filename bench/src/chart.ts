@@ -13,6 +13,8 @@ export function chart({ suite, rows, machine }: Report): Promise<string> {
     ours: ours.test(contestant),
     label: `${figure(opsPerSecond)}/s · p99 ${figure(p99Ms)} ms`,
   }));
+  // As the suite has them, ours last.
+  const names = [...new Set(values.map(({ contestant }) => contestant))];
   const spec: TopLevelSpec = {
     data: { values },
     background: "#fff",
@@ -31,7 +33,7 @@ export function chart({ suite, rows, machine }: Report): Promise<string> {
         header: {
           title: null,
           labelAngle: 0,
-          labelAlign: "left",
+          labelAnchor: "start",
           labelOrient: "top",
           labelFontWeight: "bold",
         },
@@ -46,8 +48,8 @@ export function chart({ suite, rows, machine }: Report): Promise<string> {
         y: {
           field: "contestant",
           type: "nominal",
-          sort: "-x",
-          axis: { title: null, labelLimit: 340, ticks: false, domain: false, labelPadding: 8 },
+          sort: names,
+          axis: { title: null, labelLimit: 400, ticks: false, domain: false, labelPadding: 8 },
         },
         x: { field: "opsPerSecond", type: "quantitative", axis: null },
       },
@@ -69,7 +71,7 @@ export function chart({ suite, rows, machine }: Report): Promise<string> {
         },
       ],
     },
-    config: { view: { stroke: null }, font: "system-ui, sans-serif" },
+    config: { view: { stroke: null }, font: "system-ui, sans-serif", axis: { labelLimit: 400 } },
   };
   // Room for the labels of the longest bars, which stand outside of their panel.
   const compiled: Spec = compile(spec).spec;
