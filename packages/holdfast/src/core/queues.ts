@@ -110,6 +110,25 @@ export interface FailedJob {
   readonly failedAt: number;
 }
 
+/** Where a job is. */
+export interface JobView {
+  readonly id: number;
+  readonly state: "waiting" | "delayed" | "running" | "failed";
+  /** How often it has failed. */
+  readonly failures: number;
+  readonly priority: number;
+  readonly payload: unknown;
+  readonly key: string | undefined;
+  readonly group: string | undefined;
+  readonly at: number;
+  /** Of one that is delayed: when it is due. */
+  readonly runAt: number | undefined;
+  /** Of one that runs, or was claimed to: the worker that has it. */
+  readonly worker: string | undefined;
+  /** Of one that has failed for good. */
+  readonly error: string | undefined;
+}
+
 export interface Queues<C extends Connection> {
   /** The channel on which new jobs are told, for clients that can listen; the payload is the queue's name. */
   readonly channel?: string;
@@ -172,6 +191,8 @@ export interface Queues<C extends Connection> {
     after: number | undefined,
     most: number,
   ): Promise<readonly FailedJob[]>;
+  /** Undefined: it has ended, or there never was one. */
+  find(connection: C, queue: number, id: number): Promise<JobView | undefined>;
   /** Failed jobs: those with these ids, or all; resolves to how many. */
   revive(connection: C, queue: number, ids: readonly number[] | undefined): Promise<number>;
   /** Failed jobs, and with ids those that wait too. `before`: that failed before. */

@@ -1,4 +1,4 @@
-export type { FailedJob, QueueCounts } from "../core/queues.ts";
+export type { FailedJob, JobView, QueueCounts } from "../core/queues.ts";
 export { JobLostError, PayloadError } from "./errors.ts";
 export type { Job } from "./job.ts";
 export {

@@ -2,7 +2,7 @@ import type { Connection } from "../core/database.ts";
 import { UsageError, message } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
-import type { FailedJob, NewJob, QueueCounts, QueueSettings } from "../core/queues.ts";
+import type { FailedJob, JobView, NewJob, QueueCounts, QueueSettings } from "../core/queues.ts";
 import { type Scope, type Transaction, scopeOf } from "../core/scope.ts";
 import { milliseconds, sleep } from "../core/wait.ts";
 import { type Desk, deskOf } from "./desk.ts";
@@ -316,6 +316,12 @@ export class Queue<Input, Output = Input> {
     return this.#desk.ask((connection) =>
       this.#desk.store.failed(connection, number, options.after, options.limit ?? 100),
     );
+  }
+
+  /** Where a job is, and how it stands; undefined if it has ended. Looks into what runs, so it is for people to ask. */
+  async inspect(id: number): Promise<JobView | undefined> {
+    const number = await this.#desk.number(this.name);
+    return this.#desk.ask((connection) => this.#desk.store.find(connection, number, id));
   }
 
   /** Failed jobs begin anew: those with these ids, or all of them. Resolves to how many. */

@@ -82,11 +82,12 @@ export class TransactionalWorker<P> implements Worker {
           const scope = scopeOf(tx, "queue");
           const until = performance.now() + togetherMs;
           let count = 0;
+          let saved = false;
           for (; count < batch && !signal.aborted && (count === 0 || performance.now() < until); count++) {
-            const job = await this.#take(scope, count > 0);
+            const job = await this.#take(scope, saved);
             if (!job) break;
             last = job;
-            await this.#one(scope, tx, job);
+            saved = await this.#one(scope, tx, job);
           }
           return count;
         });
@@ -109,16 +110,19 @@ export class TransactionalWorker<P> implements Worker {
     return scope.work(({ connection }) => this.#desk.store.take(connection, number, { savepoint, next, id }));
   }
 
-  async #one(scope: Scope<unknown, Connection>, tx: unknown, job: ClaimedJob): Promise<void> {
+  /** Whether its savepoint is still there: a rollback takes it away. */
+  async #one(scope: Scope<unknown, Connection>, tx: unknown, job: ClaimedJob): Promise<boolean> {
     try {
       const { id, failures, priority, key, group, at } = job;
       const payload = this.#settings.read(job.payload);
       const attempt = failures + 1;
       await this.#handler({ id, payload, attempt, priority, key, group, at: new Date(at) }, tx as never);
+      return true;
     } catch (error) {
       // The whole transaction may be run again: then the job is claimed again, too.
       if (this.#desk.passing(error)) throw error;
       await this.#putBack(scope, job, error);
+      return false;
     }
   }
 

@@ -290,6 +290,39 @@ export const queues: Queues<SqlConnection> = {
     }));
   },
 
+  async find(connection, queue, id) {
+    const common = sql.raw("t.attempt, t.priority, t.payload, t.key");
+    const which = sql`t.queue = ${bound(queue, "int")} AND t.id = ${bound(id, "bigint")}`;
+    const [row] = await ask(
+      connection,
+      sql`SELECT 'waiting' AS state, ${common}, NULL AS grp, ${msOf("t.at")} AS at, NULL::float8 AS run_at, NULL AS worker, NULL AS error
+    FROM holdfast.queue_ready t WHERE ${which}
+  UNION ALL SELECT 'waiting', ${common}, t.grp, ${msOf("t.at")}, NULL, NULL, NULL FROM holdfast.queue_grouped t WHERE ${which}
+  UNION ALL SELECT 'delayed', ${common}, t.grp, ${msOf("t.at")}, ${msOf("t.run_at")}, NULL, NULL FROM holdfast.queue_delayed t WHERE ${which}
+  UNION ALL SELECT 'failed', ${common}, t.grp, ${msOf("t.at")}, NULL, NULL, t.error FROM holdfast.queue_failed t WHERE ${which}
+  UNION ALL SELECT 'running', (j->>1)::smallint, (j->>2)::smallint, (j->6)::text, j->>4, j->>5, (j->>3)::float8, NULL, w.name, NULL
+    FROM holdfast.queue_lease l LEFT JOIN holdfast.queue_worker w ON w.id = l.worker,
+      json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o)
+    WHERE l.queue = ${bound(queue, "int")} AND (j->>0)::bigint = ${bound(id, "bigint")} AND NOT coalesce((o - 1)::int = ANY(l.done), false)
+  LIMIT 1`,
+    );
+    if (!row) return undefined;
+    const text = (name: string) => (typeof row[name] === "string" ? row[name] : undefined);
+    return {
+      id,
+      state: String(row["state"]) as "waiting",
+      failures: Number(row["attempt"]),
+      priority: Number(row["priority"]),
+      payload: JSON.parse(String(row["payload"])),
+      key: text("key"),
+      group: text("grp"),
+      at: Number(row["at"]),
+      runAt: row["run_at"] === null ? undefined : Number(row["run_at"]),
+      worker: text("worker"),
+      error: text("error"),
+    };
+  },
+
   async revive(connection, queue, ids) {
     const [row] = await ask(
       connection,
