@@ -8,6 +8,10 @@ import type { ConsumeArg, ConsumeResult } from "./workers/consume.ts";
 
 const worker = new URL("./workers/consume.ts", import.meta.url);
 const limit = 100;
+const long = process.env["HOLDFAST_LONG"] === "1";
+/** One client of each server in full; the others differ by what they send, not by what the server makes of it. */
+const inFull = ["pg", "mysql2 on MariaDB", "mysql2 on MySQL", "better-sqlite3"];
+const callsOf = ({ name }: Backend) => (long || inFull.includes(name) ? 200 : 40);
 
 async function hammer(
   backend: Backend,
@@ -20,7 +24,14 @@ async function hammer(
     try {
       await hf.migrate();
       await execute(site, sql`CREATE TABLE upload (user_id varchar(40) NOT NULL, bytes integer NOT NULL)`);
-      const arg: ConsumeArg = { backend: backend.name, url: place.url, calls: 200, callers: 4, limit, naive };
+      const arg: ConsumeArg = {
+        backend: backend.name,
+        url: place.url,
+        calls: callsOf(backend),
+        callers: 4,
+        limit,
+        naive,
+      };
       const results = await runWorkers<ConsumeResult>(worker, 8, arg);
       const [row] = await hf.transaction((tx) => tx.query(sql`SELECT count(*) AS n FROM upload`));
       const sum = (of: (r: ConsumeResult) => number) => results.reduce((total, r) => total + of(r), 0);
@@ -42,10 +53,11 @@ const shared = backends.filter(
   ({ manyProcesses, name, orm }) => manyProcesses && !orm && !name.includes(", one"),
 );
 
-describe("8 processes × 200 check-then-write calls on one user, limit 100", () => {
+describe("8 processes × 200 (of some clients 40) check-then-write calls on one user, limit 100", () => {
   test.for(shared)("exactly 100 through $name", { timeout: 300_000 }, async (backend, { skip }) => {
     skip(missing(backend) !== undefined, missing(backend));
-    expect(await hammer(backend, false)).toEqual({ rows: limit, granted: limit, refused: 1500, errors: [] });
+    const refused = 8 * callsOf(backend) - limit;
+    expect(await hammer(backend, false)).toEqual({ rows: limit, granted: limit, refused, errors: [] });
   });
 
   // The same test without the lock must show the bug, or it would prove nothing.
