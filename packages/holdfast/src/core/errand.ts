@@ -1,7 +1,10 @@
 import type { Beside } from "./beside.ts";
 import type { Connection, Database, Purpose } from "./database.ts";
 import { NoConnectionError } from "./errors.ts";
+import { classify } from "./failure.ts";
 import { Silence, within } from "./interrupt.ts";
+import { pause, retryPolicy } from "./retry.ts";
+import { sleep } from "./wait.ts";
 
 const errandMs = 10_000;
 
@@ -13,6 +16,28 @@ export function withConnection<Native, C extends Connection, T>(
 ): Promise<T> {
   const run = () => onConnection(database, errand, ms);
   return beside ? beside.ours(run) : run();
+}
+
+/**
+ * Runs an errand again after a failure that may pass. What it did before its answer was lost must be found by the next
+ * run, not done twice: ids make it so.
+ */
+export async function again<T>(database: Database<unknown, Connection>, work: () => Promise<T>): Promise<T> {
+  const policy = retryPolicy(undefined);
+  for (let attempt = 1; ; attempt++) {
+    try {
+      return await work();
+    } catch (error) {
+      if (!passes(database, error) || attempt === policy.attempts) throw error;
+      await sleep(pause(policy, attempt));
+    }
+  }
+}
+
+/** Whether an error means that the same may well succeed now. */
+export function passes(database: Database<unknown, Connection>, error: unknown): boolean {
+  const failure = classify(database, error);
+  return failure !== undefined && retryPolicy(undefined).on.has(failure);
 }
 
 async function onConnection<Native, C extends Connection, T>(

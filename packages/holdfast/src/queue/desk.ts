@@ -5,13 +5,10 @@ import type { Connection } from "../core/database.ts";
 import { withConnection } from "../core/errand.ts";
 import { NoConnectionError, UnsupportedError } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
-import { classify } from "../core/failure.ts";
 import { Silence, within } from "../core/interrupt.ts";
 import type { Lockable } from "../core/key.ts";
 import type { Added, NewJob, Queues } from "../core/queues.ts";
-import { pause, retryPolicy } from "../core/retry.ts";
 import { type Home, type Scope, homeOf } from "../core/scope.ts";
-import { sleep } from "../core/wait.ts";
 
 /** A lock of a session. Its signal aborts when the session is lost. */
 export interface Session extends AsyncDisposable {
@@ -181,15 +178,5 @@ export class Desk {
     };
     this.#sweeping = run().finally(() => (this.#sweeping = undefined));
     return this.#sweeping;
-  }
-
-  /** Whether an error means that the same may well succeed now. */
-  passing(error: unknown): boolean {
-    const failure = classify(this.home.database, error);
-    return failure !== undefined && retryPolicy(undefined).on.has(failure);
-  }
-
-  rest(attempt: number): Promise<void> {
-    return sleep(pause(retryPolicy(undefined), attempt));
   }
 }

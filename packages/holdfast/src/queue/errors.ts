@@ -1,4 +1,4 @@
-import { HoldfastError } from "../core/errors.ts";
+import { HoldfastError, message } from "../core/errors.ts";
 
 /** The job is not this worker's any more: it was given up for dead, and the job to another. Nothing was written. */
 export class JobLostError extends HoldfastError {
@@ -30,4 +30,10 @@ export class PayloadError extends HoldfastError {
     );
     this.issues = issues;
   }
+}
+
+/** As `failed()` shows it: the message, and where it came from. */
+export function words(error: unknown): string {
+  const text = error instanceof Error ? (error.stack ?? message(error)) : String(error);
+  return text.replaceAll("\0", "").slice(0, 4000);
 }

@@ -1,11 +1,13 @@
 /** Short jobs, each in a transaction that its claim is a part of: a crash rolls both back, and there is no lease. */
 import type { Ear } from "../core/bell.ts";
 import type { Connection } from "../core/database.ts";
+import { passes } from "../core/errand.ts";
 import { emit } from "../core/events.ts";
 import type { ClaimedJob } from "../core/queues.ts";
 import { type Scope, scopeOf } from "../core/scope.ts";
 import { sleep } from "../core/wait.ts";
 import type { Desk } from "./desk.ts";
+import { words } from "./errors.ts";
 import type { Worker, WorkerSettings } from "./worker.ts";
 
 export interface TransactionalJob<P> {
@@ -95,7 +97,7 @@ export class TransactionalWorker<P> implements Worker {
         if (done === 0) await ear.sleep(pollMs, signal).catch(() => {});
       } catch (error) {
         trouble(error);
-        if (last && !this.#desk.passing(error)) {
+        if (last && !passes(this.#desk.home.database, error)) {
           if (batch > 1) alone = batch;
           else await this.#failAlone(last, error).catch(trouble);
         }
@@ -120,7 +122,7 @@ export class TransactionalWorker<P> implements Worker {
       return true;
     } catch (error) {
       // The whole transaction may be run again: then the job is claimed again, too.
-      if (this.#desk.passing(error)) throw error;
+      if (passes(this.#desk.home.database, error)) throw error;
       await this.#putBack(scope, job, error);
       return false;
     }
@@ -141,11 +143,7 @@ export class TransactionalWorker<P> implements Worker {
     const again = failures >= attempts ? undefined : backoff(failures, error);
     await scope.work(async ({ connection }) => {
       await this.#desk.home.database.engine.savepoint(connection, savepoint, "rollback");
-      const text = error instanceof Error ? (error.stack ?? error.message) : String(error);
-      await this.#desk.store.putBack(connection, number, job, {
-        error: text.replaceAll("\0", "").slice(0, 4000),
-        again,
-      });
+      await this.#desk.store.putBack(connection, number, job, { error: words(error), again });
     });
     emit("holdfast:queue:failed", () => ({ queue, job: job.id, attempt: failures, again, error }));
   }

@@ -3,13 +3,12 @@ import { hostname } from "node:os";
 import { isSupported } from "../core/capabilities.ts";
 import type { Ear } from "../core/bell.ts";
 import type { Connection } from "../core/database.ts";
-import { message } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
 import { key } from "../core/key.ts";
 import type { ClaimedJob, Ended } from "../core/queues.ts";
 import { sleep } from "../core/wait.ts";
 import type { Desk, Session } from "./desk.ts";
-import { JobLostError } from "./errors.ts";
+import { JobLostError, words } from "./errors.ts";
 import { type Batch, type Job, JobOf, type Keeper } from "./job.ts";
 
 export interface WorkOptions {
@@ -547,10 +546,4 @@ export class QueueWorker<P> implements Worker, Keeper {
 
 function isPromise(value: unknown): value is PromiseLike<unknown> {
   return typeof (value as { then?: unknown } | null | undefined)?.then === "function";
-}
-
-/** As `failed()` shows it: the message, and where it came from. */
-function words(error: unknown): string {
-  const text = error instanceof Error ? (error.stack ?? message(error)) : String(error);
-  return text.replaceAll("\0", "").slice(0, 4000);
 }

@@ -1,12 +1,9 @@
 /** Where calls of one instance come together, are sent as one statement, and get their own answers. */
 import { Coalescer, Failed } from "../core/coalesce.ts";
 import type { Connection } from "../core/database.ts";
-import { withConnection } from "../core/errand.ts";
+import { again, withConnection } from "../core/errand.ts";
 import { UnsupportedError } from "../core/errors.ts";
-import { classify } from "../core/failure.ts";
-import { pause, retryPolicy } from "../core/retry.ts";
 import { type Home, type Scope, homeOf } from "../core/scope.ts";
-import { sleep } from "../core/wait.ts";
 import type { Bucket, Definition, Late, Quotas, Use, Verdict } from "../core/quotas.ts";
 
 /** One limit of one call. */
@@ -89,33 +86,19 @@ export class Desk {
       }
     };
     if (scope) return scope.work(({ connection }) => attempt(connection));
-    return this.#again(() => withConnection(this.home, attempt));
+    return again(this.home.database, () => withConnection(this.home, attempt));
   }
 
   async #together(calls: readonly (readonly Part[])[]): Promise<readonly (readonly Verdict[] | Failed)[]> {
     let attempt = 0;
     try {
-      return await this.#again(() =>
+      return await again(this.home.database, () =>
         withConnection(this.home, (connection) => this.#decide(connection, calls, attempt++ > 0)),
       );
     } catch (error) {
       if (calls.length === 1) return [new Failed(error)];
       // It may be the fault of one of them.
       return Promise.all(calls.map(async (call) => (await this.#together([call]))[0] as readonly Verdict[]));
-    }
-  }
-
-  /** Ids make it safe: what was applied before the answer was lost is found, not applied again. */
-  async #again<T>(work: () => Promise<T>): Promise<T> {
-    const policy = retryPolicy(undefined);
-    for (let attempt = 1; ; attempt++) {
-      try {
-        return await work();
-      } catch (error) {
-        const failure = classify(this.home.database, error);
-        if (!failure || !policy.on.has(failure) || attempt === policy.attempts) throw error;
-        await sleep(pause(policy, attempt));
-      }
     }
   }
 

@@ -1,13 +1,10 @@
 /** Where orders of one instance come together, are sent as one statement, and get their own answers. */
 import { Coalescer, Failed } from "../core/coalesce.ts";
 import type { Connection } from "../core/database.ts";
-import { withConnection } from "../core/errand.ts";
+import { again, withConnection } from "../core/errand.ts";
 import { UnsupportedError } from "../core/errors.ts";
-import { classify } from "../core/failure.ts";
-import { pause, retryPolicy } from "../core/retry.ts";
 import { type Home, type Scope, homeOf } from "../core/scope.ts";
 import type { Book, Order, Stocks, Verdict } from "../core/stocks.ts";
-import { sleep } from "../core/wait.ts";
 import { sameLines, spotName } from "./domain.ts";
 
 export interface Call extends Order {
@@ -76,7 +73,7 @@ export class Desk {
   ): Promise<T> {
     const run = (connection: Connection) => work(connection, this.store, this.book);
     if (scope) return scope.work(({ connection }) => run(connection));
-    return this.#again(() => withConnection(this.home, run, ms));
+    return again(this.home.database, () => withConnection(this.home, run, ms));
   }
 
   /** The same id twice in a batch: the same content has the same answer, and other content comes after it. */
@@ -114,27 +111,13 @@ export class Desk {
   async #send(calls: readonly Call[]): Promise<readonly (Verdict | Failed)[]> {
     let attempt = 0;
     try {
-      return await this.#again(() =>
+      return await again(this.home.database, () =>
         withConnection(this.home, (connection) => this.#decide(connection, calls, attempt++ > 0)),
       );
     } catch (error) {
       if (calls.length === 1) return [new Failed(error)];
       // It may be the fault of one of them.
       return Promise.all(calls.map(async (call) => (await this.#send([call]))[0] as Verdict | Failed));
-    }
-  }
-
-  /** Ids make it safe: what was applied before the answer was lost is found, not applied again. */
-  async #again<T>(work: () => Promise<T>): Promise<T> {
-    const policy = retryPolicy(undefined);
-    for (let attempt = 1; ; attempt++) {
-      try {
-        return await work();
-      } catch (error) {
-        const failure = classify(this.home.database, error);
-        if (!failure || !policy.on.has(failure) || attempt === policy.attempts) throw error;
-        await sleep(pause(policy, attempt));
-      }
     }
   }
 

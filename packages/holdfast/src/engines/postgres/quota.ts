@@ -17,22 +17,13 @@ import type {
 } from "../../core/quotas.ts";
 import { failureOf } from "./locks.ts";
 import { isTrue } from "./probe.ts";
-import { list, texts } from "./values.ts";
+import { list, numbers, texts } from "./values.ts";
 
 function definitionJson({ rule, plans, over }: Definition): object {
   return { ...rule, plans, over };
 }
 
 const verdictKinds = ["refused", "granted", "before", "conflict"] as const;
-
-function numbers(value: unknown): (number | undefined)[] {
-  const text = String(value);
-  if (text === "{}" || value === null) return [];
-  return text
-    .slice(1, -1)
-    .split(",")
-    .map((each) => (each === "NULL" ? undefined : Number(each)));
-}
 
 async function ask(connection: SqlConnection, statement: Statement): Promise<Record<string, unknown>[]> {
   const asking = connection.prepared?.(statement) ?? connection.query(statement);

@@ -17,25 +17,7 @@ import type {
 } from "../../core/stocks.ts";
 import { dialect } from "./dialect.ts";
 import { failureOf } from "./locks.ts";
-
-type Value = string | number | boolean | undefined;
-
-/** As text, which every client sends the same way. */
-function list(values: readonly Value[]): string {
-  return `{${values.map((value) => (value === undefined ? "NULL" : typeof value === "string" ? quoted(value) : value)).join(",")}}`;
-}
-
-const quoted = (text: string) => `"${text.replace(/["\\]/g, "\\$&")}"`;
-
-/** Numbers, or NULL. */
-function numbers(value: unknown): (number | undefined)[] {
-  const text = String(value);
-  if (text === "{}" || value === null) return [];
-  return text
-    .slice(1, -1)
-    .split(",")
-    .map((each) => (each === "NULL" ? undefined : Number(each)));
-}
+import { list, numbers } from "./values.ts";
 
 const outcomes: readonly Outcome[] = [
   "short",

@@ -46,8 +46,18 @@ export function arrayText(values: readonly unknown[], type = ""): string {
 }
 
 /** A list as text, which every client sends the same way. */
-export function list(values: readonly (number | undefined)[]): string {
-  return `{${values.map((value) => value ?? "NULL").join(",")}}`;
+export function list(values: readonly (string | number | boolean | undefined)[]): string {
+  return `{${values.map((value) => (typeof value === "string" ? quoted(value) : (value ?? "NULL"))).join(",")}}`;
+}
+
+/** Of a list of numbers that came as text. */
+export function numbers(value: unknown): (number | undefined)[] {
+  const text = String(value);
+  if (text === "{}" || value === null) return [];
+  return text
+    .slice(1, -1)
+    .split(",")
+    .map((each) => (each === "NULL" ? undefined : Number(each)));
 }
 
 export function texts<T>(items: readonly T[], text: (item: T) => string | undefined): string {
