@@ -627,6 +627,56 @@ describe.each(["postgres", "pgbouncer"] as const)("on %s", (server) => {
     await q.discard(later.id);
   });
 
+  test("everybody at once, with the same keys and groups: the server finds no deadlock", async () => {
+    const seed = inject("seed");
+    const next = random(seed);
+    const pick = <T>(items: readonly T[]) => items[Math.floor(next() * items.length)] as T;
+    const name = named();
+    const names = Array.from({ length: 12 }, (_, i) => `n${i}`);
+    // By the server's own count: a call that is run again would hide it.
+    const deadlocks = async () => {
+      const { rows } = await pool.query(
+        "SELECT deadlocks::int AS n FROM pg_stat_database WHERE datname = current_database()",
+      );
+      return (rows[0] as { n: number }).n;
+    };
+    const before = await deadlocks();
+    // Each with an instance of its own, as in processes of their own: calls of one instance go together.
+    const instances = Array.from({ length: 4 }, () => holdfast(fromPg(pool)));
+    const queues = instances.map((each) =>
+      queue<number>(each, name, { retries: 2, backoff: { baseMs: 1 }, groups: { concurrency: 3 } }),
+    );
+    for (const q of queues)
+      work(
+        q,
+        async ({ payload }) => {
+          if (payload % 4 === 0) throw new Error("not this time");
+        },
+        { concurrency: 6, batch: 20 },
+      );
+    await Promise.all(
+      queues.map(async (q) => {
+        for (let round = 0; round < 60; round++) {
+          const jobs = Array.from({ length: 1 + Math.floor(next() * 12) }, () => ({
+            payload: Math.floor(next() * 1000),
+            ...(next() < 0.7 && { key: pick(names), onDuplicate: pick(["replace", "ignore"] as const) }),
+            ...(next() < 0.7 && { group: pick(names) }),
+            ...(next() < 0.3 && { delayMs: next() * 20 }),
+          }));
+          const added = await q.enqueueMany(jobs);
+          if (next() < 0.2) await q.discard(added.map(({ id }) => id).toReversed());
+          if (next() < 0.2) await q.retry();
+        }
+      }),
+    );
+    await eventually(() => empty(queues[0] as Queue<number>));
+    await Promise.all(workers.splice(0).map((worker) => worker.stop()));
+    await Promise.all(instances.map((each) => each.close()));
+    // Counters of a session are written when it is idle, at most once a second.
+    await new Promise((resolve) => setTimeout(resolve, 1500));
+    expect(await deadlocks(), `HOLDFAST_SEED=${seed}`).toBe(before);
+  });
+
   test("random jobs, with keys, groups, priorities, delays and failures: each key at most once, each job to its end", async () => {
     const seed = inject("seed");
     const next = random(seed);

@@ -20,18 +20,28 @@ export function withConnection<Native, C extends Connection, T>(
 
 /**
  * Runs an errand again after a failure that may pass. What it did before its answer was lost must be found by the next
- * run, not done twice: ids make it so.
+ * run, not done twice: ids make it so. Without them: only `undone`, what the server has rolled back.
  */
-export async function again<T>(database: Database<unknown, Connection>, work: () => Promise<T>): Promise<T> {
+export async function again<T>(
+  database: Database<unknown, Connection>,
+  work: () => Promise<T>,
+  on: typeof passes = passes,
+): Promise<T> {
   const policy = retryPolicy(undefined);
   for (let attempt = 1; ; attempt++) {
     try {
       return await work();
     } catch (error) {
-      if (!passes(database, error) || attempt === policy.attempts) throw error;
+      if (!on(database, error) || attempt === policy.attempts) throw error;
       await sleep(pause(policy, attempt));
     }
   }
+}
+
+/** Whether the server has rolled it back for the sake of others: nothing of it was done. */
+export function undone(database: Database<unknown, Connection>, error: unknown): boolean {
+  const failure = classify(database, error);
+  return failure === "deadlock" || failure === "serialization";
 }
 
 /** Whether an error means that the same may well succeed now. */

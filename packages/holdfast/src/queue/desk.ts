@@ -2,7 +2,7 @@
 import { Bell } from "../core/bell.ts";
 import { Coalescer } from "../core/coalesce.ts";
 import type { Connection } from "../core/database.ts";
-import { withConnection } from "../core/errand.ts";
+import { again, undone, withConnection } from "../core/errand.ts";
 import { NoConnectionError, UnsupportedError } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
 import { Silence, within } from "../core/interrupt.ts";
@@ -70,9 +70,8 @@ export class Desk {
     return engine.queues;
   }
 
-  /** Every statement here may be sent again: it is told apart by its lease, or changes nothing the second time. */
   async ask<T>(work: (connection: Connection) => Promise<T>): Promise<T> {
-    return withConnection(this.home, work);
+    return again(this.home.database, () => withConnection(this.home, work), undone);
   }
 
   completed(mark: { readonly lease: number; readonly place: number }): Promise<boolean> {

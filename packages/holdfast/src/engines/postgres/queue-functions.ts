@@ -1,4 +1,8 @@
-/** The functions of queues. Each is one round trip. */
+/**
+ * The functions of queues. Each is one round trip. Whoever waits for rows that others may hold takes them in this order,
+ * so that no two wait for each other: leases, then keys by name, then groups by name, each kind once. Jobs and workers
+ * are passed over if somebody has them.
+ */
 import { type Statement, sql } from "../../core/sql.ts";
 
 /**
@@ -61,7 +65,8 @@ BEGIN
         CONTINUE WHEN taken = ids[i];
       END IF;
       IF coalesce(swaps[i], false) THEN
-        DELETE FROM holdfast.queue_delayed t WHERE t.id = taken;
+        DELETE FROM holdfast.queue_delayed t WHERE t.ctid = (SELECT x.ctid FROM holdfast.queue_delayed x
+          WHERE x.id = taken FOR UPDATE SKIP LOCKED);
         IF NOT FOUND THEN
           DELETE FROM holdfast.queue_ready t WHERE t.ctid = (SELECT x.ctid FROM holdfast.queue_ready x
             WHERE x.queue = q AND x.key = keys[i] AND x.id = taken LIMIT 1 FOR UPDATE SKIP LOCKED);
@@ -97,22 +102,35 @@ BEGIN
         FROM unnest(ids, priorities, payloads, runs, grps, keys, added) u (i, p, b, r, g, k, a)
         WHERE u.a IS NOT false AND u.g IS NOT NULL AND NOT coalesce(to_timestamp(u.r / 1000) > moment, false);
       -- In a transaction of the caller's, others who add to the same new group would wait for its end: the next claim does it.
-      IF alone THEN
-        INSERT INTO holdfast.queue_group (queue, grp)
-          SELECT DISTINCT q, u.g FROM unnest(grps) u (g) WHERE u.g IS NOT NULL ORDER BY u.g ON CONFLICT DO NOTHING;
-      END IF;
+      IF alone THEN PERFORM holdfast.queue_know(q, grps); END IF;
     END IF;
   END IF;
   IF tell IS NOT NULL THEN PERFORM pg_notify('holdfast_queue', tell); END IF;
 END
 $function$`;
 
-/** What is due goes where it can be claimed. */
-const due = sql`CREATE OR REPLACE FUNCTION holdfast.queue_due(q integer, n integer) RETURNS void
+/**
+ * Rows for groups that have none. A conflict with a row that is being changed would wait for its end, which is needless:
+ * only those that are new to us are inserted.
+ */
+const know = sql`CREATE OR REPLACE FUNCTION holdfast.queue_know(q integer, grps text[]) RETURNS void
 LANGUAGE plpgsql ${plans} AS $function$
 BEGIN
+  INSERT INTO holdfast.queue_group (queue, grp)
+    SELECT q, u.g FROM (SELECT DISTINCT x.g COLLATE "C" AS g FROM unnest(grps) x (g) WHERE x.g IS NOT NULL) u
+    WHERE NOT EXISTS (SELECT FROM holdfast.queue_group t WHERE t.queue = q AND t.grp = u.g)
+    ORDER BY u.g ON CONFLICT DO NOTHING;
+END
+$function$`;
+
+/** What is due goes where it can be claimed. Returns its groups. */
+const due = sql`CREATE OR REPLACE FUNCTION holdfast.queue_due(q integer, n integer) RETURNS text[]
+LANGUAGE plpgsql ${plans} AS $function$
+DECLARE
+  grps text[] := '{}';
+BEGIN
   IF NOT EXISTS (SELECT FROM holdfast.queue_delayed t WHERE t.queue = q AND t.run_at <= clock_timestamp()) THEN
-    RETURN;
+    RETURN grps;
   END IF;
   WITH due AS (
     DELETE FROM holdfast.queue_delayed t WHERE t.ctid = ANY(ARRAY(SELECT x.ctid FROM holdfast.queue_delayed x
@@ -121,8 +139,8 @@ BEGIN
     SELECT q, d.priority, d.attempt, d.id, d.at, d.key, d.payload FROM due d WHERE d.grp IS NULL),
   grouped AS (INSERT INTO holdfast.queue_grouped (queue, priority, attempt, id, at, grp, key, payload)
     SELECT q, d.priority, d.attempt, d.id, d.at, d.grp, d.key, d.payload FROM due d WHERE d.grp IS NOT NULL)
-  INSERT INTO holdfast.queue_group (queue, grp)
-    SELECT DISTINCT q, d.grp FROM due d WHERE d.grp IS NOT NULL ORDER BY d.grp ON CONFLICT DO NOTHING;
+  SELECT coalesce(array_agg(DISTINCT d.grp) FILTER (WHERE d.grp IS NOT NULL), '{}') INTO grps FROM due d;
+  RETURN grps;
 END
 $function$`;
 
@@ -141,6 +159,7 @@ DECLARE
   s holdfast.queue;
   places tid[] := '{}';
   chosen tid[] := '{}';
+  grps text[];
   i int;
   running bigint;
 BEGIN
@@ -164,7 +183,7 @@ BEGIN
       RETURN;
     END IF;
   END IF;
-  PERFORM holdfast.queue_due(q, n);
+  grps := holdfast.queue_due(q, n);
   IF NOT whole THEN
     FOR i IN 1..cardinality(priorities) LOOP
       places := places || ARRAY(SELECT t.ctid FROM holdfast.queue_ready t
@@ -177,8 +196,9 @@ BEGIN
     places := ARRAY(SELECT t.ctid FROM holdfast.queue_ready t WHERE t.queue = q
       ORDER BY t.priority, t.id LIMIT n FOR UPDATE SKIP LOCKED);
   END IF;
-  IF grouped THEN
-    IF whole OR cardinality(places) = 0 THEN PERFORM holdfast.queue_regroup(q); END IF;
+  IF whole OR cardinality(places) = 0 THEN grps := grps || holdfast.queue_unknown(q); END IF;
+  IF cardinality(grps) > 0 THEN PERFORM holdfast.queue_know(q, grps); END IF;
+  IF grouped OR cardinality(grps) > 0 THEN
     -- Half of it is for jobs of groups, and all that is left.
     SELECT p.places, p.last INTO chosen, last FROM holdfast.queue_pick(s, greatest(n - cardinality(places),
       CASE WHEN n = 1 THEN (random() < 0.5)::int ELSE n / 2 END), onward) p;
@@ -213,22 +233,17 @@ BEGIN
 END
 $function$`;
 
-/** Rows for groups that have jobs and no row: added in a transaction, or while the group was taken for empty. */
-const regroup = sql`CREATE OR REPLACE FUNCTION holdfast.queue_regroup(q integer) RETURNS bigint
+/** Groups that have jobs and no row: added in a transaction, or while the group was taken for empty. */
+const unknown = sql`CREATE OR REPLACE FUNCTION holdfast.queue_unknown(q integer) RETURNS text[]
 LANGUAGE plpgsql ${plans} AS $function$
-DECLARE
-  n bigint;
 BEGIN
   -- From group to group by the index, whatever the number of their jobs.
-  WITH RECURSIVE g AS (
+  RETURN ARRAY(WITH RECURSIVE g AS (
     (SELECT t.grp FROM holdfast.queue_grouped t WHERE t.queue = q ORDER BY t.grp LIMIT 1)
     UNION ALL SELECT (SELECT t.grp FROM holdfast.queue_grouped t WHERE t.queue = q AND t.grp > g.grp ORDER BY t.grp LIMIT 1)
     FROM g WHERE g.grp IS NOT NULL)
-  INSERT INTO holdfast.queue_group (queue, grp) SELECT q, g.grp FROM g
-    WHERE g.grp IS NOT NULL AND NOT EXISTS (SELECT FROM holdfast.queue_group t WHERE t.queue = q AND t.grp = g.grp)
-    ON CONFLICT DO NOTHING;
-  GET DIAGNOSTICS n = ROW_COUNT;
-  RETURN n;
+  SELECT g.grp FROM g
+    WHERE g.grp IS NOT NULL AND NOT EXISTS (SELECT FROM holdfast.queue_group t WHERE t.queue = q AND t.grp = g.grp));
 END
 $function$`;
 
@@ -308,6 +323,14 @@ DECLARE
 BEGIN
   ours := ARRAY(SELECT t.id FROM holdfast.queue_lease t
     WHERE t.id = ANY(leases || parts || failed || key_leases || group_leases) AND t.worker = w ORDER BY t.id FOR NO KEY UPDATE);
+  IF keys IS NOT NULL THEN
+    PERFORM FROM holdfast.queue_key t WHERE t.queue = q AND t.key = ANY(keys) ORDER BY t.key FOR UPDATE;
+    DELETE FROM holdfast.queue_key t USING unnest(key_leases, keys, key_jobs) u (lease, key, job)
+      WHERE t.queue = q AND t.key = u.key AND t.job = u.job AND u.lease = ANY(ours);
+  END IF;
+  IF grps IS NOT NULL THEN
+    PERFORM FROM holdfast.queue_group t WHERE t.queue = q AND t.grp = ANY(grps) ORDER BY t.grp FOR NO KEY UPDATE;
+  END IF;
   IF failed IS NOT NULL THEN
     SELECT t.ordered INTO in_order FROM holdfast.queue t WHERE t.id = q;
     WITH jobs AS (SELECT f.again, f.error, l.jobs::json->f.place AS job FROM unnest(failed, failed_places, again, errors) f (lease, place, again, error)
@@ -329,7 +352,6 @@ BEGIN
   END IF;
   -- What is marked as done already was written by the same call, whose answer was lost.
   IF grps IS NOT NULL THEN
-    PERFORM FROM holdfast.queue_group t WHERE t.queue = q AND t.grp = ANY(grps) ORDER BY t.grp FOR NO KEY UPDATE;
     UPDATE holdfast.queue_group t SET running = greatest(0, t.running - u.n)
       FROM (SELECT x.grp, count(*)::int AS n FROM unnest(group_leases, group_places, grps) x (lease, place, grp)
         JOIN holdfast.queue_lease l ON l.id = x.lease
@@ -345,10 +367,6 @@ BEGIN
     DELETE FROM holdfast.queue_mark t WHERE t.lease = ANY(leases) AND t.lease = ANY(ours);
     DELETE FROM holdfast.queue_lease t WHERE t.id = ANY(leases) AND t.worker = w;
   END IF;
-  IF keys IS NOT NULL THEN
-    DELETE FROM holdfast.queue_key t USING unnest(key_leases, keys, key_jobs) u (lease, key, job)
-      WHERE t.queue = q AND t.key = u.key AND t.job = u.job AND u.lease = ANY(ours);
-  END IF;
 END
 $function$`;
 
@@ -360,6 +378,16 @@ BEGIN
   IF NOT FOUND THEN RETURN false; END IF;
   INSERT INTO holdfast.queue_mark (lease, place) VALUES (of_lease, at_place) ON CONFLICT DO NOTHING;
   RETURN true;
+END
+$function$`;
+
+/** One less at work in each of these groups, as often as it is named. */
+const free = sql`CREATE OR REPLACE FUNCTION holdfast.queue_free(queues integer[], grps text[]) RETURNS void
+LANGUAGE plpgsql AS $function$
+BEGIN
+  INSERT INTO holdfast.queue_group (queue, grp) SELECT u.q, u.g FROM unnest(queues, grps) u (q, g)
+    GROUP BY u.q, u.g ORDER BY u.q, u.g COLLATE "C" ON CONFLICT (queue, grp) DO UPDATE SET running = greatest(0, queue_group.running - (
+      SELECT count(*)::int FROM unnest(queues, grps) x (q, g) WHERE x.q = queue_group.queue AND x.g = queue_group.grp));
 END
 $function$`;
 
@@ -380,6 +408,11 @@ DECLARE
   freed_queues int[] := '{}';
   freed text[] := '{}';
   names text[];
+  ended_queues int[] := '{}';
+  ended_keys text[] := '{}';
+  ended_ids bigint[] := '{}';
+  keys text[];
+  ids bigint[];
 BEGIN
   workers := 0;
   jobs := 0;
@@ -402,10 +435,14 @@ BEGIN
         SELECT l.queue, r.priority, r.attempt, r.id, r.at, r.key, r.payload FROM rest r WHERE r.attempt < l.attempts AND r.grp IS NULL),
       grouped AS (INSERT INTO holdfast.queue_grouped (queue, priority, attempt, id, at, grp, key, payload)
         SELECT l.queue, r.priority, r.attempt, r.id, r.at, r.grp, r.key, r.payload FROM rest r WHERE r.attempt < l.attempts AND r.grp IS NOT NULL),
-      keys AS (DELETE FROM holdfast.queue_key k USING (SELECT m.key, m.id FROM marked m UNION ALL
-        SELECT r.key, r.id FROM rest r WHERE r.attempt >= l.attempts) e WHERE k.queue = l.queue AND k.key = e.key AND k.job = e.id),
-      counts AS (SELECT count(*) AS n FROM rest)
-      SELECT c.n, ARRAY(SELECT r.grp FROM read r WHERE r.grp IS NOT NULL) INTO count, names FROM counts c;
+      ended AS (SELECT m.key, m.id FROM marked m WHERE m.key IS NOT NULL UNION ALL
+        SELECT r.key, r.id FROM rest r WHERE r.attempt >= l.attempts AND r.key IS NOT NULL)
+      SELECT (SELECT count(*) FROM rest), ARRAY(SELECT r.grp FROM read r WHERE r.grp IS NOT NULL),
+        ARRAY(SELECT e.key FROM ended e ORDER BY e.id), ARRAY(SELECT e.id FROM ended e ORDER BY e.id)
+        INTO count, names, keys, ids;
+      ended_queues := ended_queues || array_fill(l.queue, ARRAY[cardinality(keys)]);
+      ended_keys := ended_keys || keys;
+      ended_ids := ended_ids || ids;
       freed := freed || names;
       freed_queues := freed_queues || array_fill(l.queue, ARRAY[cardinality(names)]);
       DELETE FROM holdfast.queue_mark t WHERE t.lease = l.id;
@@ -420,10 +457,14 @@ BEGIN
       workers := workers + 1;
     END IF;
   END LOOP;
-  -- All of them at the end, in one order: two who each waited for the other's groups would be a deadlock.
-  INSERT INTO holdfast.queue_group (queue, grp) SELECT u.q, u.g FROM unnest(freed_queues, freed) u (q, g)
-    GROUP BY u.q, u.g ORDER BY u.q, u.g ON CONFLICT (queue, grp) DO UPDATE SET running = greatest(0, queue_group.running - (
-      SELECT count(*)::int FROM unnest(freed_queues, freed) x (q, g) WHERE x.q = queue_group.queue AND x.g = queue_group.grp));
+  -- All of them at the end, in one order: two who each waited for the other's would be a deadlock.
+  IF cardinality(ended_keys) > 0 THEN
+    PERFORM FROM holdfast.queue_key t JOIN unnest(ended_queues, ended_keys, ended_ids) u (q, k, i)
+      ON t.queue = u.q AND t.key = u.k AND t.job = u.i ORDER BY t.queue, t.key FOR UPDATE OF t;
+    DELETE FROM holdfast.queue_key t USING unnest(ended_queues, ended_keys, ended_ids) u (q, k, i)
+      WHERE t.queue = u.q AND t.key = u.k AND t.job = u.i;
+  END IF;
+  PERFORM holdfast.queue_free(freed_queues, freed);
 END
 $function$`;
 
@@ -432,6 +473,9 @@ const giveBack = sql`CREATE OR REPLACE FUNCTION holdfast.queue_give_back(w bigin
 LANGUAGE plpgsql AS $function$
 DECLARE
   l record;
+  names text[];
+  freed_queues int[] := '{}';
+  freed text[] := '{}';
 BEGIN
   FOR l IN SELECT t.*, u.places FROM (SELECT x.lease, array_agg(x.place) AS places FROM unnest(leases, places) x (lease, place) GROUP BY x.lease) u
     JOIN holdfast.queue_lease t ON t.id = u.lease WHERE t.worker = w ORDER BY t.id FOR UPDATE OF t LOOP
@@ -442,12 +486,13 @@ BEGIN
       SELECT l.queue, r.priority, r.attempt, r.id, r.at, r.key, r.payload FROM read r WHERE r.grp IS NULL),
     grouped AS (INSERT INTO holdfast.queue_grouped (queue, priority, attempt, id, at, grp, key, payload)
       SELECT l.queue, r.priority, r.attempt, r.id, r.at, r.grp, r.key, r.payload FROM read r WHERE r.grp IS NOT NULL)
-    INSERT INTO holdfast.queue_group (queue, grp) SELECT l.queue, r.grp FROM read r WHERE r.grp IS NOT NULL
-      GROUP BY r.grp ORDER BY r.grp ON CONFLICT (queue, grp) DO UPDATE SET running = greatest(0, queue_group.running - (
-        SELECT count(*)::int FROM read x WHERE x.grp = queue_group.grp));
+    SELECT ARRAY(SELECT r.grp FROM read r WHERE r.grp IS NOT NULL) INTO names;
+    freed := freed || names;
+    freed_queues := freed_queues || array_fill(l.queue, ARRAY[cardinality(names)]);
     UPDATE holdfast.queue_lease t SET done = coalesce(t.done, '{}') || l.places WHERE t.id = l.id;
     DELETE FROM holdfast.queue_lease t WHERE t.id = l.id AND cardinality(t.done) >= t.size;
   END LOOP;
+  PERFORM holdfast.queue_free(freed_queues, freed);
 END
 $function$`;
 
@@ -458,6 +503,7 @@ DECLARE
   r record;
 BEGIN
   IF (SELECT t.paused FROM holdfast.queue t WHERE t.id = q) THEN RETURN NULL; END IF;
+  -- Their groups have no rows then until a claim makes them: here, they would be held until the caller's transaction ends.
   PERFORM holdfast.queue_due(q, 100);
   IF job IS NULL THEN
     DELETE FROM holdfast.queue_ready t WHERE t.ctid = (SELECT x.ctid FROM holdfast.queue_ready x WHERE x.queue = q
@@ -504,17 +550,25 @@ $function$`;
 
 /** Failed jobs begin anew. A key that another job has meanwhile stays with that. */
 const revive = sql`CREATE OR REPLACE FUNCTION holdfast.queue_revive(q integer, ids bigint[]) RETURNS bigint
-LANGUAGE sql AS $function$
+LANGUAGE plpgsql AS $function$
+DECLARE
+  n bigint;
+  grps text[];
+  keys text[];
+  jobs bigint[];
+BEGIN
   WITH gone AS (DELETE FROM holdfast.queue_failed t WHERE t.queue = q AND (ids IS NULL OR t.id = ANY(ids)) RETURNING t.*),
   alone AS (INSERT INTO holdfast.queue_ready (queue, priority, attempt, id, at, key, payload)
     SELECT q, g.priority, 0, g.id, g.at, g.key, g.payload FROM gone g WHERE g.grp IS NULL),
   grouped AS (INSERT INTO holdfast.queue_grouped (queue, priority, attempt, id, at, grp, key, payload)
-    SELECT q, g.priority, 0, g.id, g.at, g.grp, g.key, g.payload FROM gone g WHERE g.grp IS NOT NULL),
-  groups AS (INSERT INTO holdfast.queue_group (queue, grp)
-    SELECT DISTINCT q, g.grp FROM gone g WHERE g.grp IS NOT NULL ORDER BY g.grp ON CONFLICT DO NOTHING),
-  keys AS (INSERT INTO holdfast.queue_key (queue, key, job)
-    SELECT q, g.key, g.id FROM gone g WHERE g.key IS NOT NULL ORDER BY g.key ON CONFLICT DO NOTHING)
-  SELECT count(*) FROM gone
+    SELECT q, g.priority, 0, g.id, g.at, g.grp, g.key, g.payload FROM gone g WHERE g.grp IS NOT NULL)
+  SELECT count(*), array_agg(DISTINCT g.grp), array_agg(g.key ORDER BY g.id) FILTER (WHERE g.key IS NOT NULL),
+    array_agg(g.id ORDER BY g.id) FILTER (WHERE g.key IS NOT NULL) INTO n, grps, keys, jobs FROM gone g;
+  INSERT INTO holdfast.queue_key (queue, key, job) SELECT q, u.k, u.i FROM unnest(keys, jobs) u (k, i)
+    ORDER BY u.k COLLATE "C", u.i ON CONFLICT DO NOTHING;
+  PERFORM holdfast.queue_know(q, grps);
+  RETURN n;
+END
 $function$`;
 
 /** Failed jobs, and with ids those that wait. */
@@ -526,19 +580,23 @@ LANGUAGE sql AS $function$
   ready AS (DELETE FROM holdfast.queue_ready t WHERE t.queue = q AND t.id = ANY(ids) RETURNING t.id, t.key),
   grouped AS (DELETE FROM holdfast.queue_grouped t WHERE t.queue = q AND t.id = ANY(ids) RETURNING t.id, t.key),
   gone AS (SELECT * FROM failed UNION ALL SELECT * FROM delayed UNION ALL SELECT * FROM ready UNION ALL SELECT * FROM grouped),
-  keys AS (DELETE FROM holdfast.queue_key k USING gone g WHERE k.queue = q AND k.key = g.key AND k.job = g.id)
+  held AS (SELECT k.ctid FROM holdfast.queue_key k JOIN gone g ON k.key = g.key AND k.job = g.id WHERE k.queue = q
+    ORDER BY k.key FOR UPDATE OF k),
+  keys AS (DELETE FROM holdfast.queue_key k WHERE k.ctid = ANY(ARRAY(SELECT h.ctid FROM held h)))
   SELECT count(*) FROM gone
 $function$`;
 
 export const queueFunctions: readonly Statement[] = [
   open,
+  know,
   add,
   due,
-  regroup,
+  unknown,
   pick,
   claim,
   finish,
   complete,
+  free,
   recover,
   giveBack,
   take,
