@@ -1,5 +1,6 @@
 /** The database that scenarios are made on. */
 import { type EmbeddedPostgres, startPostgres } from "../embedded.ts";
+import { type Given, given, withoutSecrets } from "../url.ts";
 
 export interface PlaceOptions {
   readonly url?: string | undefined;
@@ -8,7 +9,7 @@ export interface PlaceOptions {
 
 /** One that was named, or a server of our own with a new database for each scenario; it starts when it is needed. */
 export class Place implements AsyncDisposable {
-  readonly #given: { readonly url: string; readonly by: string } | undefined;
+  readonly #given: Given | undefined;
   readonly #say: (note: string) => void;
   #server: Promise<EmbeddedPostgres> | undefined;
   #said = false;
@@ -44,20 +45,4 @@ export class Place implements AsyncDisposable {
     const server = await this.#server?.catch(() => undefined);
     await server?.stop();
   }
-}
-
-function given(url: string | undefined): { url: string; by: string } | undefined {
-  if (url !== undefined) return { url, by: "--url" };
-  for (const by of ["HOLDFAST_URL", "DATABASE_URL"]) {
-    const found = process.env[by];
-    if (found) return { url: found, by };
-  }
-  return undefined;
-}
-
-/** Whoever has the wrong variable set should see it, but not the password in the log. */
-function withoutSecrets(url: string): string {
-  if (!URL.canParse(url)) return "the database";
-  const { protocol, host, pathname } = new URL(url);
-  return `${protocol}//${host}${pathname}`;
 }

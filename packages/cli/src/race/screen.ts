@@ -1,15 +1,9 @@
 /** What `holdfast race` prints: results to stdout, all else to stderr. */
 import { stripVTControlCharacters } from "node:util";
-import picocolors from "picocolors";
 import type { Progress } from "holdfast/testing";
 import { describe } from "../describe.ts";
+import { type Colors, colorsOf } from "../terminal.ts";
 import { type Outcome, asJson, replayCommand, summary } from "./outcome.ts";
-
-type Colors = ReturnType<typeof picocolors.createColors>;
-
-/** Continuous integration counts as a terminal for picocolors; here it does not. */
-const colorsOf = (stream: NodeJS.WriteStream) =>
-  picocolors.createColors((stream.isTTY ?? false) && picocolors.isColorSupported);
 
 const often = 100;
 

@@ -1,0 +1,16 @@
+import { Failure } from "./failure.ts";
+
+/** Asks, unless the answer was given on the command line. Nobody there to be asked: it must have been. */
+export async function confirmed(question: string, yes: boolean | undefined): Promise<boolean> {
+  if (yes) return true;
+  if (!process.stdin.isTTY || !process.stderr.isTTY)
+    throw new Failure(`${question} There is no terminal to answer on: add --yes to say so.`);
+  const { default: confirm } = await import("@inquirer/confirm");
+  try {
+    return await confirm({ message: question, default: false }, { output: process.stderr });
+  } catch (error) {
+    // Ctrl-C at the question.
+    if (error instanceof Error && error.name === "ExitPromptError") return false;
+    throw error;
+  }
+}

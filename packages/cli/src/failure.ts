@@ -1,0 +1,51 @@
+/** How a verb that could not do its work ends: one line for people, and a code for scripts. */
+import { describe } from "./describe.ts";
+
+/**
+ * 0: it did what it was asked, and all is well. 1: it did, and the answer is no (something was found, the lock was busy).
+ * 2: it could not. 130: it was stopped.
+ */
+export const exitCodes = { ok: 0, no: 1, failed: 2, stopped: 130 } as const;
+
+/** Something that people can mend: said in one line, without a stack. */
+export class Failure extends Error {
+  readonly exitCode: number;
+
+  constructor(
+    message: string,
+    { exitCode = exitCodes.failed, cause }: { exitCode?: number; cause?: unknown } = {},
+  ) {
+    super(message, { cause });
+    this.exitCode = exitCode;
+  }
+}
+
+/** Ctrl-C. */
+export class Interrupted extends Error {}
+
+export function complain(error: unknown): void {
+  if (error instanceof Interrupted) {
+    process.exitCode = exitCodes.stopped;
+    return;
+  }
+  console.error(`holdfast: ${describe(error)}`);
+  process.exitCode = error instanceof Failure ? error.exitCode : exitCodes.failed;
+}
+
+/** Aborts with Ctrl-C or SIGTERM; the second time, the process ends at once. */
+export function interruptible(): { readonly signal: AbortSignal } & Disposable {
+  const stop = new AbortController();
+  const onSignal = (): void => {
+    if (stop.signal.aborted) process.exit(exitCodes.stopped);
+    stop.abort(new Interrupted());
+  };
+  process.on("SIGINT", onSignal);
+  process.on("SIGTERM", onSignal);
+  return {
+    signal: stop.signal,
+    [Symbol.dispose]() {
+      process.off("SIGINT", onSignal);
+      process.off("SIGTERM", onSignal);
+    },
+  };
+}

@@ -1,0 +1,269 @@
+/** A connection to the database that a verb is about, whichever kind it is of. */
+import { statSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+import type { Holdfast, HoldfastOptions } from "holdfast";
+import { describe } from "./describe.ts";
+import { startPostgres } from "./embedded.ts";
+import { Failure } from "./failure.ts";
+import { note } from "./terminal.ts";
+import { given, withoutSecrets } from "./url.ts";
+
+export type Kind = "postgres" | "mysql" | "mariadb" | "sqlite";
+
+export type Row = Record<string, unknown>;
+
+/** One session of the server's, kept. */
+export interface Session extends AsyncDisposable {
+  query(text: string, values?: readonly unknown[]): Promise<Row[]>;
+}
+
+export interface Server extends AsyncDisposable {
+  readonly kind: Kind;
+  /** As it may be shown. */
+  readonly shown: string;
+  readonly url: string;
+  readonly hf: Holdfast<unknown>;
+  /** On any connection. Values are bound: $1 on PostgreSQL, ? elsewhere. */
+  query(text: string, values?: readonly unknown[]): Promise<Row[]>;
+  /** A session of its own, for what has to be seen from two of them. */
+  session(): Promise<Session>;
+}
+
+export interface ConnectOptions {
+  readonly url?: string | undefined;
+  /** A PostgreSQL of its own if none is named. */
+  readonly embedded?: boolean;
+  /** Kinds that the verb knows; default: all. */
+  readonly kinds?: readonly Kind[];
+  readonly application?: string;
+  readonly holdfast?: HoldfastOptions;
+  /** Connections at the most. Default 4. */
+  readonly most?: number;
+}
+
+const names: Record<Kind, string> = {
+  postgres: "PostgreSQL",
+  mysql: "MySQL",
+  mariadb: "MariaDB",
+  sqlite: "SQLite",
+};
+
+const forms =
+  "postgres://user@host/database, mysql://user@host/database, mariadb://user@host/database or file:app.db";
+
+/** The kind that a URL names. */
+export function kindOf(url: string): Kind {
+  const scheme = /^([a-z][a-z0-9+.-]*):/i.exec(url)?.[1]?.toLowerCase();
+  if (scheme === "postgres" || scheme === "postgresql") return "postgres";
+  if (scheme === "mysql" || scheme === "mariadb") return scheme;
+  if (scheme === "file" || scheme === "sqlite") return "sqlite";
+  throw new Failure(`${withoutSecrets(url)} is not the address of a database. It looks like ${forms}.`);
+}
+
+/** Throws a `Failure` that says in one line what is wrong. */
+export async function connect(options: ConnectOptions): Promise<Server> {
+  const found = given(options.url);
+  if (!found && !options.embedded)
+    throw new Failure(`Which database? Name it with --url, HOLDFAST_URL or DATABASE_URL: ${forms}.`);
+  if (!found) {
+    note("No --url, HOLDFAST_URL or DATABASE_URL: on a PostgreSQL of its own, which is gone afterwards.");
+    const own = await startPostgres();
+    const server = await open(own.url(), "postgres", options).catch(async (error: unknown) => {
+      await own.stop();
+      throw error;
+    });
+    return {
+      ...server,
+      async [Symbol.asyncDispose]() {
+        await server[Symbol.asyncDispose]();
+        await own.stop();
+      },
+    };
+  }
+  const { url, by } = found;
+  const kind = kindOf(url);
+  if (options.kinds && !options.kinds.includes(kind))
+    throw new Failure(
+      `${withoutSecrets(url)} (${by}) is ${names[kind]}; this works on ${options.kinds.map((each) => names[each]).join(", ")}.`,
+    );
+  try {
+    return await open(url, kind, options);
+  } catch (error) {
+    throw unreachable(error, url, by);
+  }
+}
+
+function unreachable(error: unknown, url: string, by: string): Failure {
+  if (error instanceof Failure) return error;
+  const where = `${withoutSecrets(url)} (${by})`;
+  return new Failure(`Could not connect to ${where}: ${describe(error)}.${remedy(error)}`, { cause: error });
+}
+
+/** What people can do about it, by the code that the driver or the server gave. */
+function remedy(error: unknown): string {
+  const { code } = (error instanceof AggregateError ? (error.errors[0] as object) : (error as object)) as {
+    code?: unknown;
+  };
+  switch (code) {
+    case "ECONNREFUSED":
+      return " Nothing listens there: is the server running, and is it that port?";
+    case "ENOTFOUND":
+    case "EAI_AGAIN":
+      return " There is no host of that name.";
+    case "ETIMEDOUT":
+    case "HF_CLI_TIMEOUT":
+      return " A firewall may be in the way.";
+    case "28P01":
+    case "28000":
+    case "ER_ACCESS_DENIED_ERROR":
+      return " Check the user and the password.";
+    case "3D000":
+    case "ER_BAD_DB_ERROR":
+    case "ER_DBACCESS_DENIED_ERROR":
+      return " Check the name of the database.";
+    default:
+      return "";
+  }
+}
+
+async function open(url: string, kind: Kind, options: ConnectOptions): Promise<Server> {
+  if (kind === "postgres") return openPostgres(url, options);
+  if (kind === "sqlite") return openSqlite(url, options);
+  return openMysql(url, options);
+}
+
+const connectMs = 10_000;
+
+async function openPostgres(
+  url: string,
+  { application = "holdfast", holdfast: settings, most = 4 }: ConnectOptions,
+): Promise<Server> {
+  const [{ Client, Pool }, { holdfast }, { fromPg }] = await Promise.all([
+    import("pg"),
+    import("holdfast"),
+    import("holdfast/pg"),
+  ]);
+  const config = { connectionString: url, application_name: application, connectionTimeoutMillis: connectMs };
+  const pool = new Pool({ ...config, max: most });
+  // A lost connection is reported by the next query.
+  pool.on("error", () => {});
+  try {
+    await pool.query("SELECT 1");
+  } catch (error) {
+    await pool.end();
+    throw error;
+  }
+  const hf = holdfast(fromPg(pool), settings);
+  return {
+    kind: "postgres",
+    shown: withoutSecrets(url),
+    url,
+    hf,
+    query: async (text, values = []) => (await pool.query<Row>(text, [...values])).rows,
+    async session() {
+      const client = new Client(config);
+      client.on("error", () => {});
+      await client.connect();
+      return {
+        query: async (text, values = []) => (await client.query<Row>(text, [...values])).rows,
+        [Symbol.asyncDispose]: () => client.end(),
+      };
+    },
+    async [Symbol.asyncDispose]() {
+      await hf.close();
+      await pool.end();
+    },
+  };
+}
+
+async function openMysql(url: string, { holdfast: settings, most = 4 }: ConnectOptions): Promise<Server> {
+  const [mysql, { holdfast }, { fromMysql2 }] = await Promise.all([
+    import("mysql2/promise"),
+    import("holdfast"),
+    import("holdfast/mysql2"),
+  ]);
+  // It knows one name of the protocol.
+  const uri = url.replace(/^mariadb:/i, "mysql:");
+  const config = { uri, connectTimeout: connectMs, supportBigNumbers: true };
+  const pool = mysql.createPool({ ...config, connectionLimit: most });
+  let version: string;
+  try {
+    const [rows] = await pool.query("SELECT VERSION() AS version");
+    version = String((rows as Row[])[0]?.["version"]);
+  } catch (error) {
+    await pool.end();
+    throw error;
+  }
+  const hf = holdfast(fromMysql2(pool), settings);
+  return {
+    kind: /mariadb/i.test(version) ? "mariadb" : "mysql",
+    shown: withoutSecrets(url),
+    url,
+    hf,
+    query: async (text, values = []) => (await pool.query(text, [...values]))[0] as Row[],
+    async session() {
+      const connection = await mysql.createConnection(config);
+      connection.on("error", () => {});
+      return {
+        query: async (text, values = []) => (await connection.query(text, [...values]))[0] as Row[],
+        [Symbol.asyncDispose]: () => connection.end(),
+      };
+    },
+    async [Symbol.asyncDispose]() {
+      await hf.close();
+      await pool.end();
+    },
+  };
+}
+
+async function openSqlite(url: string, { holdfast: settings }: ConnectOptions): Promise<Server> {
+  const path = fileOf(url);
+  // A verb that looks must not make the file that is not there.
+  if (!statSync(path, { throwIfNoEntry: false })?.isFile()) throw new Failure(`There is no file ${path}.`);
+  const [{ DatabaseSync }, { holdfast }, { fromNodeSqlite }] = await Promise.all([
+    import("node:sqlite"),
+    import("holdfast"),
+    import("holdfast/node-sqlite"),
+  ]);
+  const handle = () => new DatabaseSync(path);
+  const all = (db: InstanceType<typeof DatabaseSync>, text: string, values: readonly unknown[]): Row[] =>
+    db
+      .prepare(text)
+      .all(...(values as never[]))
+      .map((row) => ({ ...row }));
+  const db = handle();
+  try {
+    all(db, "SELECT count(*) FROM sqlite_schema", []);
+  } catch (error) {
+    db.close();
+    throw error;
+  }
+  const hf = holdfast(fromNodeSqlite(handle), settings);
+  return {
+    kind: "sqlite",
+    shown: url,
+    url,
+    hf,
+    query: (text, values = []) => Promise.resolve(all(db, text, values)),
+    session() {
+      const own = handle();
+      return Promise.resolve({
+        query: (text: string, values: readonly unknown[] = []) => Promise.resolve(all(own, text, values)),
+        [Symbol.asyncDispose]() {
+          own.close();
+          return Promise.resolve();
+        },
+      });
+    },
+    async [Symbol.asyncDispose]() {
+      await hf.close();
+      db.close();
+    },
+  };
+}
+
+/** `file:app.db` is beside, as with Prisma and libSQL; `file:///app.db` is a URL. */
+export function fileOf(url: string): string {
+  const rest = url.replace(/^(?:file|sqlite):/i, "").replace(/\?.*$/, "");
+  return rest.startsWith("//") ? fileURLToPath(`file:${rest}`) : decodeURIComponent(rest);
+}
