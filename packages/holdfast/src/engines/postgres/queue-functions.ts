@@ -161,6 +161,7 @@ DECLARE
   chosen tid[] := '{}';
   grps text[];
   i int;
+  room int;
   running bigint;
 BEGIN
   SELECT t.* INTO s FROM holdfast.queue t WHERE t.id = q;
@@ -196,14 +197,23 @@ BEGIN
     places := ARRAY(SELECT t.ctid FROM holdfast.queue_ready t WHERE t.queue = q
       ORDER BY t.priority, t.id LIMIT n FOR UPDATE SKIP LOCKED);
   END IF;
-  IF whole OR cardinality(places) = 0 THEN grps := grps || holdfast.queue_unknown(q); END IF;
+  IF whole THEN grps := grps || holdfast.queue_unknown(q); END IF;
   IF cardinality(grps) > 0 THEN PERFORM holdfast.queue_know(q, grps); END IF;
   IF grouped OR cardinality(grps) > 0 THEN
     -- Half of it is for jobs of groups, and all that is left.
-    SELECT p.places, p.last INTO chosen, last FROM holdfast.queue_pick(s, greatest(n - cardinality(places),
-      CASE WHEN n = 1 THEN (random() < 0.5)::int ELSE n / 2 END), onward) p;
+    room := greatest(n - cardinality(places), CASE WHEN n = 1 THEN (random() < 0.5)::int ELSE n / 2 END);
+    SELECT p.places, p.last INTO chosen, last FROM holdfast.queue_pick(s, room, onward) p;
     last := coalesce(last, onward);
     places := places[1:n - cardinality(chosen)];
+  END IF;
+  -- Walks from group to group, 16 ms for 1,000 that are being emptied: only if there is nothing else.
+  IF cardinality(places) + cardinality(chosen) + cardinality(grps) = 0 THEN
+    grps := holdfast.queue_unknown(q);
+    IF cardinality(grps) > 0 THEN
+      PERFORM holdfast.queue_know(q, grps);
+      SELECT p.places, p.last INTO chosen, last FROM holdfast.queue_pick(s, n, onward) p;
+      last := coalesce(last, onward);
+    END IF;
   END IF;
   IF cardinality(places) + cardinality(chosen) = 0 THEN
     idle := 'empty';
@@ -249,60 +259,67 @@ $function$`;
 
 /**
  * Jobs of groups: those after the group that was served last, in turn, each with an equal share. The groups' rows are
- * locked, or passed over if somebody else is choosing from them.
+ * locked, or passed over if somebody else is choosing from them. First the groups, then their jobs, in statements of
+ * their own: what a group had put back before it was locked must be seen. By the chunk, as a statement for each group
+ * took 8.5 ms for 500 jobs of 100 groups.
  */
 const pick = sql`CREATE OR REPLACE FUNCTION holdfast.queue_pick(s holdfast.queue, n integer, onward text, OUT places tid[], OUT last text)
 LANGUAGE plpgsql ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
-  g holdfast.queue_group;
   moment timestamptz := clock_timestamp();
+  -- What began before it is over.
+  window_start timestamptz := moment - s.group_per * interval '1 millisecond';
+  limited boolean := s.group_most IS NOT NULL OR s.group_rate IS NOT NULL;
   share int;
-  room int;
-  found tid[];
   turn int;
+  after text;
   seen int := 0;
-  -- Its window has passed, or there is none.
-  over boolean := true;
+  names text[];
+  rooms int[];
+  used int[];
+  counts int[];
+  sinces timestamptz[];
+  found tid[];
 BEGIN
   places := '{}';
   IF n <= 0 THEN RETURN; END IF;
-  -- As many groups as make a fair share of ten each worth while; fewer jobs of each if there are more groups than that.
-  share := greatest(1, least(10, n));
+  share := greatest(1, least(10, n, s.group_most));
   FOR turn IN 1..2 LOOP
-    FOR g IN SELECT t.* FROM holdfast.queue_group t WHERE t.queue = s.id
-      AND CASE WHEN turn = 1 THEN onward IS NULL OR t.grp > onward COLLATE "C" ELSE t.grp <= onward COLLATE "C" END
-      AND (s.group_most IS NULL OR t.running < s.group_most) AND (t.next IS NULL OR t.next <= moment)
-      ORDER BY t.grp FOR NO KEY UPDATE SKIP LOCKED LOOP
-      seen := seen + 1;
-      room := least(share, n - cardinality(places));
-      IF s.group_most IS NOT NULL THEN room := least(room, s.group_most - g.running); END IF;
-      IF s.group_rate IS NOT NULL THEN
-        over := g.since IS NULL OR moment >= g.since + s.group_per * interval '1 millisecond';
-        IF over THEN
-          g.since := moment;
-          g.started := 0;
-        END IF;
-        room := least(room, s.group_rate - g.started);
+    after := CASE WHEN turn = 1 THEN onward END;
+    LOOP
+      SELECT array_agg(g.grp), array_agg(least(share, n - cardinality(places) - (g.o - 1) * share, s.group_most - g.running, s.group_rate - g.used)),
+        array_agg(g.used), array_agg(g.since) INTO names, rooms, used, sinces
+        FROM (SELECT x.grp, x.running, row_number() OVER () AS o,
+            CASE WHEN x.since > window_start THEN x.started ELSE 0 END AS used,
+            CASE WHEN x.since > window_start THEN x.since ELSE moment END AS since
+          FROM (SELECT t.grp, t.running, t.since, t.started FROM holdfast.queue_group t WHERE t.queue = s.id
+            AND (after IS NULL OR t.grp > after COLLATE "C") AND (turn = 1 OR t.grp <= onward COLLATE "C")
+            AND (s.group_most IS NULL OR t.running < s.group_most) AND (t.next IS NULL OR t.next <= moment)
+            ORDER BY t.grp LIMIT ceil((n - cardinality(places)) / share::float8)::int FOR NO KEY UPDATE SKIP LOCKED) x) g;
+      EXIT WHEN names IS NULL;
+      seen := seen + cardinality(names);
+      after := names[cardinality(names)];
+      last := after;
+      WITH f AS MATERIALIZED (SELECT u.o, ARRAY(SELECT t.ctid FROM holdfast.queue_grouped t WHERE t.queue = s.id AND t.grp = u.grp
+          ORDER BY t.priority, t.id LIMIT greatest(0, u.room) FOR UPDATE SKIP LOCKED) AS found
+        FROM unnest(names, rooms) WITH ORDINALITY u (grp, room, o))
+      SELECT ARRAY(SELECT cardinality(f.found) FROM f ORDER BY f.o), ARRAY(SELECT j.place FROM f, unnest(f.found) j (place))
+        INTO counts, found;
+      places := places || found;
+      IF limited AND cardinality(found) > 0 THEN
+        UPDATE holdfast.queue_group t SET running = t.running + u.n, since = u.since, started = u.used + u.n, next = NULL
+          FROM unnest(names, counts, sinces, used) u (grp, n, since, used) WHERE t.queue = s.id AND t.grp = u.grp AND u.n > 0;
       END IF;
-      IF room > 0 THEN
-        found := ARRAY(SELECT t.ctid FROM holdfast.queue_grouped t WHERE t.queue = s.id AND t.grp = g.grp
-          ORDER BY t.priority, t.id LIMIT room FOR UPDATE SKIP LOCKED);
-        last := g.grp;
-        IF cardinality(found) > 0 THEN
-          places := places || found;
-          IF s.group_most IS NOT NULL OR s.group_rate IS NOT NULL THEN
-            UPDATE holdfast.queue_group t SET running = g.running + cardinality(found), since = g.since,
-              started = g.started + cardinality(found), next = NULL WHERE t.queue = s.id AND t.grp = g.grp;
-          END IF;
-        ELSIF g.running = 0 AND over THEN
-          -- A job that is added at this moment may lose its group by this: a later claim gives it a new one.
-          DELETE FROM holdfast.queue_group t WHERE t.queue = s.id AND t.grp = g.grp;
-        END IF;
+      -- A job that is added at this moment may lose its group by this: a later claim gives it a new one.
+      IF 0 = ANY(counts) THEN
+        DELETE FROM holdfast.queue_group t USING unnest(names, rooms, counts) u (grp, room, n)
+          WHERE t.queue = s.id AND t.grp = u.grp AND u.n = 0 AND u.room > 0 AND t.running = 0
+            AND (s.group_rate IS NULL OR t.since IS NULL OR t.since <= window_start);
       END IF;
       EXIT WHEN cardinality(places) >= n OR seen >= 2000;
     END LOOP;
-    EXIT WHEN cardinality(places) >= n OR onward IS NULL;
+    EXIT WHEN cardinality(places) >= n OR onward IS NULL OR seen >= 2000;
   END LOOP;
 END
 $function$`;
