@@ -677,56 +677,116 @@ describe.each(["postgres", "pgbouncer"] as const)("on %s", (server) => {
     expect(await deadlocks(), `HOLDFAST_SEED=${seed}`).toBe(before);
   });
 
-  test("random jobs, with keys, groups, priorities, delays and failures: each key at most once, each job to its end", async () => {
-    const seed = inject("seed");
-    const next = random(seed);
-    const pick = <T>(items: readonly T[]) => items[Math.floor(next() * items.length)] as T;
-    const q = queue<number>(hf, named(), {
-      retries: 3,
-      backoff: { baseMs: 1 },
-      groups: { concurrency: 3 },
-    });
-    const running = new Set<string>();
-    const clashes: string[] = [];
-    const ended = new Map<number, number>();
-    const failing = new Set<number>();
-    for (let i = 0; i < 3; i++)
-      work(
-        q,
-        async (job) => {
-          const { key } = job;
-          if (key !== undefined) {
-            if (running.has(key)) clashes.push(key);
-            running.add(key);
-          }
+  describe("random settings and jobs, three instances, paused now and then", () => {
+    test.for(["limits", "serial"] as const)(
+      "%s hold, each key at most once, each job to its end",
+      async (kind) => {
+        const seed = inject("seed");
+        const next = random(seed);
+        const from = (least: number, most: number) => least + Math.floor(next() * (most - least + 1));
+        const pick = <T>(items: readonly T[]) => items[Math.floor(next() * items.length)] as T;
+        const serial = kind === "serial";
+        const most = next() < 0.5 ? from(3, 8) : undefined;
+        const groupMost = serial ? 1 : from(1, 3);
+        const againMs = from(1, 40);
+        const retries = from(1, 3);
+        const name = named();
+        const settings = {
+          retries,
+          backoff: { baseMs: againMs, factor: 1, jitter: 0 },
+          groups: serial ? { serial } : { concurrency: groupMost },
+          ...(most !== undefined && { concurrency: most }),
+        };
+        const say = `HOLDFAST_SEED=${seed} ${JSON.stringify(settings)}`;
+        const instances = Array.from({ length: 3 }, () => holdfast(fromPg(pool)));
+        const queues = instances.map((each) => queue<number>(each, name, settings));
+        const [q] = queues as [Queue<number>];
+
+        const wrong: string[] = [];
+        const running = new Map<string, number>();
+        const count = (what: string, limit: number, by: number) => {
+          const n = (running.get(what) ?? 0) + by;
+          running.set(what, n);
+          if (n > limit) wrong.push(`${n} of ${what} at once, ${limit} at the most`);
+        };
+        const failedAt = new Map<number, number>();
+        const attempts = new Map<number, number>();
+        const ended = new Set<number>();
+        /** In the order in which they ended, for good or ill. */
+        const byGroup = new Map<string, number[]>();
+        const failing = new Map<number, number>();
+        const handler = async (job: Job<number>) => {
+          const limits: [what: string, limit: number][] = [["the queue", most ?? Infinity]];
+          if (job.key !== undefined) limits.push([`key ${job.key}`, 1]);
+          if (job.group !== undefined) limits.push([`group ${job.group}`, groupMost]);
+          for (const [what, limit] of limits) count(what, limit, 1);
+          const tried = (attempts.get(job.payload) ?? 0) + 1;
+          attempts.set(job.payload, tried);
+          if (tried !== job.attempt)
+            wrong.push(`${job.payload} runs for the ${tried}. time as attempt ${job.attempt}`);
+          const waited = performance.now() - (failedAt.get(job.payload) ?? -Infinity);
+          // Of two clocks: timers may be a millisecond early.
+          if (waited < againMs - 2)
+            wrong.push(`${job.payload} runs again after ${waited} ms, not ${againMs}`);
           await new Promise((resolve) => setTimeout(resolve, next() * 4));
-          if (key !== undefined) running.delete(key);
-          if (failing.has(job.payload) && job.attempt <= 2) throw new Error("not yet");
-          ended.set(job.payload, (ended.get(job.payload) ?? 0) + 1);
-        },
-        { concurrency: 6, batch: 30 },
-      );
-    const added = new Set<number>();
-    for (let payload = 0; payload < 600; payload++) {
-      if (next() < 0.1) failing.add(payload);
-      const options = {
-        ...(next() < 0.3 && { key: pick(["k1", "k2", "k3", "k4"]) }),
-        ...(next() < 0.4 && { group: pick(["a", "b", "c"]) }),
-        ...(next() < 0.2 && { delayMs: next() * 50 }),
-        ...(next() < 0.3 && { priority: pick([-1, 1, 2]) }),
-      };
-      const { added: there } = await q.enqueue(payload, options);
-      if (there) added.add(payload);
-    }
-    await eventually(() => empty(q));
-    expect(clashes, `HOLDFAST_SEED=${seed}`).toEqual([]);
-    expect(
-      [...ended.keys()].toSorted((a, b) => a - b),
-      `HOLDFAST_SEED=${seed}`,
-    ).toEqual([...added].toSorted((a, b) => a - b));
-    expect(
-      [...ended.values()].every((times) => times === 1),
-      `HOLDFAST_SEED=${seed}`,
-    ).toBe(true);
+          for (const [what, limit] of limits) count(what, limit, -1);
+          const fails = job.attempt <= (failing.get(job.payload) ?? 0);
+          if (fails) failedAt.set(job.payload, performance.now());
+          if (!fails || job.attempt > retries) {
+            if (ended.has(job.payload)) wrong.push(`${job.payload} has ended twice`);
+            ended.add(job.payload);
+            if (job.group !== undefined)
+              byGroup.set(job.group, [...(byGroup.get(job.group) ?? []), job.payload]);
+          }
+          if (fails) throw new Error("not yet");
+        };
+        for (const each of queues)
+          work(each, handler, { concurrency: from(2, 8), batch: pick([5, 30, 200]) });
+
+        const added = new Set<number>();
+        let pauses = 0;
+        for (let payload = 0; payload < 300; payload++) {
+          if (next() < 0.15) failing.set(payload, from(1, retries + 1));
+          const options = {
+            ...(next() < 0.3 && { key: pick(["k1", "k2", "k3", "k4"]) }),
+            ...(next() < 0.6 && { group: pick(["a", "b", "c"]) }),
+            // What comes later, or first, has no place in an order.
+            ...(!serial && next() < 0.2 && { delayMs: next() * 50 }),
+            ...(!serial && next() < 0.3 && { priority: pick([-1, 1, 2]) }),
+          };
+          const { added: there } = await pick(queues).enqueue(payload, options);
+          if (there) added.add(payload);
+          if (next() < 0.01) {
+            pauses++;
+            await q.pause();
+            // What was claimed before has ended: from then on nothing begins.
+            await eventually(async () => (await q.counts()).running === 0);
+            const before = [...attempts.values()].reduce((sum, n) => sum + n, 0);
+            await q.enqueue(1000 + payload);
+            added.add(1000 + payload);
+            await new Promise((resolve) => setTimeout(resolve, 100));
+            const after = [...attempts.values()].reduce((sum, n) => sum + n, 0);
+            if (after !== before) wrong.push(`${after - before} began while it was paused`);
+            await q.resume();
+          }
+        }
+        await eventually(() => empty(q));
+        await Promise.all(workers.splice(0).map((worker) => worker.stop()));
+        expect(wrong, say).toEqual([]);
+        const sorted = (numbers: Iterable<number>) => [...numbers].toSorted((a, b) => a - b);
+        expect(sorted(ended), say).toEqual(sorted(added));
+        if (serial) for (const order of byGroup.values()) expect(order, say).toEqual(sorted(order));
+        const failed = await q.failed({ limit: 1000 });
+        expect(sorted(failed.map(({ payload }) => payload as number)), say).toEqual(
+          sorted(
+            [...failing].flatMap(([payload, times]) =>
+              times > retries && added.has(payload) ? [payload] : [],
+            ),
+          ),
+        );
+        expect(pauses, say).toBeLessThan(20);
+        await Promise.all(instances.map((each) => each.close()));
+      },
+    );
   });
 });

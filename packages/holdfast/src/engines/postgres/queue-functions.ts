@@ -164,6 +164,7 @@ DECLARE
   room int;
   running bigint;
 BEGIN
+  PERFORM pg_advisory_xact_lock_shared(hashtextextended('holdfast_queue_pause ' || q, 0));
   SELECT t.* INTO s FROM holdfast.queue t WHERE t.id = q;
   IF s.paused THEN
     idle := 'paused';
@@ -240,6 +241,15 @@ BEGIN
         || coalesce(to_json(g.grp)::text, 'null') || ',' || g.payload || ']', ',' ORDER BY g.priority, g.id) || ']' FROM every g
       RETURNING queue_lease.id, queue_lease.jobs INTO lease, jobs;
   END IF;
+END
+$function$`;
+
+/** Waits for claims that are under way, so that nothing is claimed after it. */
+const pause = sql`CREATE OR REPLACE FUNCTION holdfast.queue_pause(q integer, is_paused boolean) RETURNS void
+LANGUAGE plpgsql AS $function$
+BEGIN
+  PERFORM pg_advisory_xact_lock(hashtextextended('holdfast_queue_pause ' || q, 0));
+  UPDATE holdfast.queue t SET paused = is_paused WHERE t.id = q;
 END
 $function$`;
 
@@ -611,6 +621,7 @@ export const queueFunctions: readonly Statement[] = [
   unknown,
   pick,
   claim,
+  pause,
   finish,
   complete,
   free,

@@ -245,7 +245,7 @@ export const queues: Queues<SqlConnection> = {
   async pause(connection, queue, paused) {
     await ask(
       connection,
-      sql`UPDATE holdfast.queue SET paused = ${bound(paused, "boolean")} WHERE id = ${bound(queue, "int")}`,
+      sql`SELECT holdfast.queue_pause(${bound(queue, "int")}, ${bound(paused, "boolean")})::text AS done`,
     );
   },
 
