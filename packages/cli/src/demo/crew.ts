@@ -1,7 +1,9 @@
 import { type ChildProcess, fork } from "node:child_process";
 import { extname } from "node:path";
 import { fileURLToPath } from "node:url";
-import type { Contestant, FromWorker, Setting, Tally, ToWorker } from "./protocol.ts";
+import { Failure } from "../failure.ts";
+import type { FromWorker, Setting, Tally, ToWorker } from "./protocol.ts";
+import type { Race, WayName } from "./race.ts";
 
 // Beside this file in the sources and in what is built from them.
 const workerFile = fileURLToPath(new URL(`./worker${extname(import.meta.url)}`, import.meta.url));
@@ -25,39 +27,40 @@ export class Crew {
 
   constructor(size: number, signal: AbortSignal) {
     this.#signal = signal;
-    this.#workers = Array.from({ length: size }, () =>
-      fork(workerFile, { stdio: ["ignore", "inherit", "inherit", "ipc"] }),
-    );
+    this.#workers = Array.from({ length: size }, () => {
+      // To stderr, whatever it is: stdout is for results.
+      const worker = fork(workerFile, { stdio: ["ignore", 2, 2, "ipc"] });
+      // An order that did not arrive: its end says why.
+      worker.on("error", () => {});
+      return worker;
+    });
   }
 
-  async setUp(setting: Setting): Promise<void> {
+  async setUp(setting: Omit<Setting, "index">): Promise<void> {
     await Promise.all(
-      this.#workers.map((worker) => this.#order(worker, { kind: "set-up", setting }, "ready")),
+      this.#workers.map((worker, index) =>
+        this.#order(worker, { kind: "set-up", setting: { ...setting, index } }, "ready"),
+      ),
     );
   }
 
-  async run(
-    contestant: Contestant,
-    calls: number,
-    onProgress: (finished: number) => void,
-  ): Promise<CrewResult> {
+  async run(race: Race, way: WayName, onProgress: (finished: number) => void): Promise<CrewResult> {
     const finished = this.#workers.map(() => 0);
     const since = performance.now();
-    const size = this.#workers.length;
     const results = await Promise.all(
-      this.#workers.map((worker, i) => {
-        const share = Math.floor(calls / size) + (i < calls % size ? 1 : 0);
-        return this.#order(worker, { kind: "run", contestant, calls: share }, "done", (count) => {
+      this.#workers.map((worker, i) =>
+        this.#order(worker, { kind: "run", race: race.name, way }, "done", (count) => {
           finished[i] = count;
-          onProgress(finished.reduce((sum, n) => sum + n, 0));
-        });
-      }),
+          onProgress(race.shared ? Math.max(...finished) : finished.reduce((sum, n) => sum + n, 0));
+        }),
+      ),
     );
     const seconds = (performance.now() - since) / 1000;
-    const tally: Tally = { granted: 0, refused: 0, failed: {} };
+    const tally: Tally = { granted: 0, refused: 0, failed: {}, retried: 0 };
     for (const { tally: part } of results) {
       tally.granted += part.granted;
       tally.refused += part.refused;
+      tally.retried += part.retried;
       for (const [code, n] of Object.entries(part.failed)) tally.failed[code] = (tally.failed[code] ?? 0) + n;
     }
     return { tally, seconds, latenciesMs: results.flatMap(({ latenciesMs }) => latenciesMs) };
@@ -72,11 +75,11 @@ export class Crew {
     const { promise, resolve, reject } = Promise.withResolvers<Answer<Kind>>();
     const onMessage = (message: FromWorker): void => {
       if (message.kind === "progress") onProgress?.(message.finished);
-      else if (message.kind === "error") reject(new Error(message.message));
+      else if (message.kind === "error") reject(new Failure(message.message));
       else if (isOf(message, answer)) resolve(message);
     };
     const onExit = (code: number | null, signal: string | null): void => {
-      reject(new Error(`a process of the demo ended with ${signal ?? `exit code ${code}`}`));
+      reject(new Failure(`a process of the demo ended with ${signal ?? `exit code ${code}`}`));
     };
     const onAbort = (): void => reject(this.#signal.reason);
     worker.on("message", onMessage);

@@ -1,19 +1,21 @@
-export const contestants = ["naive", "serializable", "holdfast"] as const;
-export type Contestant = (typeof contestants)[number];
+/** What the demo and its processes tell each other. */
+import type { RaceName, WayName } from "./race.ts";
 
-/** What a worker needs to know before it can take orders. */
+/** What a process needs to know before it can take orders. */
 export interface Setting {
   readonly url: string;
-  /** The table, qualified and quoted. */
-  readonly table: string;
-  readonly user: number;
-  readonly limit: number;
+  readonly processes: number;
   readonly callers: number;
+  /** Which of the processes it is, from 0. */
+  readonly index: number;
 }
+
+/** Of a process beyond one per caller: queues and schedules keep some. */
+export const spareConnections = 3;
 
 export type ToWorker =
   | { readonly kind: "set-up"; readonly setting: Setting }
-  | { readonly kind: "run"; readonly contestant: Contestant; readonly calls: number };
+  | { readonly kind: "run"; readonly race: RaceName; readonly way: WayName };
 
 /** How calls ended, as the callers saw it. */
 export interface Tally {
@@ -21,6 +23,8 @@ export interface Tally {
   refused: number;
   /** By SQLSTATE, or the error's own code or name. */
   failed: Record<string, number>;
+  /** Transactions that Holdfast began again. */
+  retried: number;
 }
 
 export type FromWorker =

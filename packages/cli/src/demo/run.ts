@@ -1,129 +1,229 @@
+/** `holdfast demo`: a database of its own, processes that call at once, and what the tables say afterwards. */
 import { randomBytes } from "node:crypto";
+import { existsSync } from "node:fs";
+import { mkdir, open, rm, writeFile } from "node:fs/promises";
+import { dirname, resolve } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
-import { Client } from "pg";
+import { holdfast } from "holdfast";
+import { fromPg } from "holdfast/pg";
+import { Pool } from "pg";
 import type { DemoOptions } from "../commands/demo.ts";
+import { describe } from "../describe.ts";
 import { startPostgres } from "../embedded.ts";
+import { Failure, Interrupted, exitCodes, interruptible } from "../failure.ts";
+import { connect } from "../server.ts";
+import { note } from "../terminal.ts";
 import { unless } from "../unless.ts";
-import { Crew } from "./crew.ts";
-import { type Contestant, contestants } from "./protocol.ts";
-import { type Row, Screen } from "./screen.ts";
+import { Crew, type CrewResult } from "./crew.ts";
+import { page } from "./page.ts";
+import { spareConnections } from "./protocol.ts";
+import { type Place, type Race, type Way, one } from "./race.ts";
+import { races } from "./races.ts";
+import { type DemoResult, type RaceResult, type WayResult, verdictOf, whatNext } from "./result.ts";
+import { Screen } from "./screen.ts";
 
-const user = 42;
-/** Connections of the server beyond those of the callers: ours, and those it keeps for its superuser. */
-const spareConnections = 20;
+/** Of the server beyond those of the processes: ours, and those that it keeps for its superuser. */
+const spareOfServer = 10;
 
-class Interrupted extends Error {}
-
-/** Returns the exit code: 0 if Holdfast's row is exact. */
+/** Returns the exit code: 0 if all is exact with Holdfast. */
 export async function runDemo(options: DemoOptions): Promise<number> {
+  using interrupt = interruptible();
+  // Whoever read it has gone, as `head` does: clean up and end.
+  const unread = new AbortController();
+  const onError = (): void => unread.abort(new Interrupted());
+  process.stdout.on("error", onError);
+  const signal = AbortSignal.any([interrupt.signal, unread.signal]);
   const screen = new Screen(options);
-  const stop = new AbortController();
-  const onSignal = (): void => {
-    // Asked twice: whoever waits has lost patience, and the server ends with this process anyway.
-    if (stop.signal.aborted) process.exit(130);
-    stop.abort(new Interrupted());
-  };
-  process.on("SIGINT", onSignal);
-  process.on("SIGTERM", onSignal);
   try {
-    const rows = await play(options, screen, stop.signal);
-    screen.result(rows);
-    return rows.find(({ contestant }) => contestant === "holdfast")?.exact ? 0 : 1;
+    await checkWritable(options.html);
+    const result = await play(options, screen, signal);
+    screen.result(result, next(result));
+    if (options.html !== undefined) {
+      await writeFile(resolve(options.html), page(result, next(result)));
+      note(`Page: ${options.html}`);
+    }
+    return result.exact ? exitCodes.ok : exitCodes.no;
   } catch (error) {
     screen.clear();
     if (!(error instanceof Interrupted)) throw error;
-    screen.say("Stopped.");
-    return 130;
+    note("Stopped.");
+    return exitCodes.stopped;
   } finally {
-    process.off("SIGINT", onSignal);
-    process.off("SIGTERM", onSignal);
+    process.stdout.off("error", onError);
   }
 }
 
-async function play(options: DemoOptions, screen: Screen, signal: AbortSignal): Promise<Row[]> {
+/** Before half a minute is spent on what cannot be kept. */
+async function checkWritable(file: string | undefined): Promise<void> {
+  if (file === undefined) return;
+  try {
+    const path = resolve(file);
+    await mkdir(dirname(path), { recursive: true });
+    const isNew = !existsSync(path);
+    await (await open(path, "a")).close();
+    // Nothing empty is left if it comes to nothing.
+    if (isNew) await rm(path);
+  } catch (error) {
+    throw new Failure(`Could not write ${file}: ${describe(error)}`, { cause: error });
+  }
+}
+
+function next({ races: shown }: DemoResult): ReturnType<typeof whatNext> {
+  const inCheckout = existsSync(new URL("../../../../docs/choose.md", import.meta.url));
+  return whatNext(
+    inCheckout,
+    shown.map(({ race }) => race),
+  );
+}
+
+async function play(options: DemoOptions, screen: Screen, signal: AbortSignal): Promise<DemoResult> {
+  const since = performance.now();
   await using cleanup = new AsyncDisposableStack();
-  const { processes, callers, calls, limit } = options;
-  let { url } = options;
+  const { processes, callers, only } = options;
+  const connections = processes * (callers + spareConnections) + spareOfServer;
+  const server = await database(options.url, connections, screen, signal, cleanup);
+
+  const pool = new Pool({ connectionString: server.url, application_name: "holdfast demo", max: 2 });
+  // A lost connection is reported by the next query.
+  pool.on("error", () => {});
+  cleanup.defer(() => pool.end());
+  const place: Place = { pool, hf: holdfast(fromPg(pool)) };
+  const { version } = await unless(
+    signal,
+    one<{ version: string }>(pool, "SELECT current_setting('server_version') AS version"),
+  );
+  const chosen = races.filter(({ name }) => !only || only.includes(name));
+  await unless(signal, place.hf.migrate());
+  for (const race of chosen) await unless(signal, pool.query(race.tables));
+
+  const crew = new Crew(processes, signal);
+  cleanup.defer(() => crew.close());
+  await crew.setUp({ url: server.url, processes, callers });
+
+  const head = {
+    postgres: version,
+    ...(server.shown !== undefined && { server: server.shown }),
+    processes,
+    callers,
+  };
+  screen.introduce(head, chosen.length);
+  const results: RaceResult[] = [];
+  for (const [i, race] of chosen.entries()) {
+    const { name, title, counts } = race;
+    const what = race.what(options);
+    screen.begin(i + 1, race, what);
+    const ways: WayResult[] = [];
+    for (const way of race.ways) {
+      screen.start(way, race.total(options), race.does);
+      await unless(signal, race.reset(place, way.name, options));
+      const ran = await crew.run(race, way.name, (finished) => screen.progress(finished));
+      const result = await unless(signal, resultOf(place, race, way, ran, options));
+      ways.push(result);
+      screen.finish(result);
+      // Long enough for what the server and the callers did last not to count for the next one.
+      await sleep(100, undefined, { signal }).catch(() => signal.throwIfAborted());
+    }
+    results.push({ race: name, title, what, counts, ways });
+  }
+  const ours = results.flatMap(({ ways }) => ways).filter(({ way }) => way === "Holdfast");
+  return {
+    exact: ours.every(({ verdict }) => verdict === "exact"),
+    ...head,
+    seconds: (performance.now() - since) / 1000,
+    races: results,
+  };
+}
+
+interface OwnDatabase {
+  readonly url: string;
+  /** The server, as it may be shown; undefined: it is ours. */
+  readonly shown?: string;
+}
+
+/**
+ * A new database, and not a schema in one that is there: the tables of Holdfast have a schema of a fixed name, which
+ * somebody may use in theirs.
+ */
+async function database(
+  url: string | undefined,
+  connections: number,
+  screen: Screen,
+  signal: AbortSignal,
+  cleanup: AsyncDisposableStack,
+): Promise<OwnDatabase> {
   if (url === undefined) {
     screen.working("Starting a PostgreSQL of its own …");
     // fsync stays on: each COMMIT waits for the disk, as it does in production.
     const starting = startPostgres({
-      settings: { max_connections: String(Math.max(100, processes * callers + spareConnections)) },
+      settings: { max_connections: String(Math.max(100, connections)) },
     });
     cleanup.defer(async () => (await starting.catch(() => undefined))?.stop());
-    const server = await unless(signal, starting);
-    url = server.url();
+    return { url: (await unless(signal, starting)).url() };
   }
-  const admin = new Client({ connectionString: url, application_name: "holdfast demo" });
-  // A lost connection is reported by the next query.
-  admin.on("error", () => {});
-  await unless(signal, admin.connect());
-  cleanup.defer(() => admin.end());
-
-  const schema = `holdfast_demo_${randomBytes(4).toString("hex")}`;
-  const table = `${schema}.upload`;
-  await admin.query(`CREATE SCHEMA ${schema}`);
-  cleanup.defer(async () => {
-    // After Ctrl-C the sessions of the callers may take a moment to notice that nobody is there.
-    await admin.query("SET lock_timeout = '10s'");
-    await admin.query(`DROP SCHEMA ${schema} CASCADE`);
-  });
-  await admin.query(
-    `CREATE TABLE ${table} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, user_id bigint NOT NULL)`,
+  screen.working("Connecting …");
+  const connecting = connect({ url, kinds: ["postgres"], application: "holdfast demo", most: 1 });
+  cleanup.defer(async () => (await connecting.catch(() => undefined))?.[Symbol.asyncDispose]());
+  const server = await unless(signal, connecting);
+  const [limits] = await server.query(
+    `SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+       - (SELECT count(*)::int FROM pg_stat_activity WHERE backend_type = 'client backend') AS free`,
   );
-  await admin.query(`CREATE INDEX ON ${table} (user_id)`);
-  const { rows: versions } = await admin.query<{ version: string }>(
-    "SELECT current_setting('server_version') AS version",
-  );
-  screen.introduce(versions[0]?.version ?? "");
-
-  const crew = new Crew(processes, signal);
-  cleanup.defer(() => crew.close());
-  await crew.setUp({ url, table, user, limit, callers });
-
-  const rows: Row[] = [];
-  for (const contestant of contestants) {
-    await admin.query(`TRUNCATE ${table}`);
-    screen.progress(contestant, 0);
-    const result = await crew.run(contestant, calls, (finished) => screen.progress(contestant, finished));
-    // What counts is what the table says, not what the callers believe.
-    const { rows: counted } = await admin.query<{ n: number }>(
-      `SELECT count(*)::int AS n FROM ${table} WHERE user_id = $1`,
-      [user],
+  const free = Number(limits?.["free"]);
+  const needed = connections - spareOfServer + 2;
+  if (free < needed)
+    throw new Failure(
+      `${server.shown} has ${free} connections left, and the demo takes ${needed}: use fewer --processes or --callers.`,
     );
-    const row = rowOf(contestant, options, counted[0]?.n ?? 0, result);
-    rows.push(row);
-    screen.finished(row);
-    // Long enough for the servers' and the callers' last deeds not to count for the next one.
-    await sleep(100);
-    signal.throwIfAborted();
+  const name = `holdfast_demo_${randomBytes(4).toString("hex")}`;
+  try {
+    // template1 may be in use by somebody, which would be an error.
+    await server.query(`CREATE DATABASE ${name} TEMPLATE template0`);
+  } catch (error) {
+    const may = (error as { code?: unknown }).code !== "42501";
+    throw new Failure(
+      may
+        ? `Could not create a database on ${server.shown}: ${describe(error)}.`
+        : `${server.shown}: this user may not create a database. The demo makes one of its own, ${name}, and drops it again: give the user that right (ALTER ROLE … CREATEDB), or leave --url out, and the demo starts a server of its own.`,
+      { cause: error },
+    );
   }
-  return rows;
+  cleanup.defer(async () => {
+    try {
+      // After Ctrl-C the sessions of the callers may take a moment to notice that nobody is there.
+      await server.query(`DROP DATABASE IF EXISTS ${name} WITH (FORCE)`);
+    } catch (error) {
+      note(`Could not drop the database ${name} on ${server.shown}: ${describe(error)}. Drop it by hand.`);
+    }
+  });
+  const own = new URL(url);
+  own.pathname = `/${name}`;
+  return { url: own.href, shown: server.shown };
 }
 
-function rowOf(
-  contestant: Contestant,
-  { calls, limit }: DemoOptions,
-  granted: number,
-  { tally, latenciesMs, seconds }: Awaited<ReturnType<Crew["run"]>>,
-): Row {
+async function resultOf(
+  place: Place,
+  race: Race,
+  way: Way,
+  { tally, latenciesMs, seconds }: CrewResult,
+  options: DemoOptions,
+): Promise<WayResult> {
   const sorted = latenciesMs.toSorted((a, b) => a - b);
   const at = (share: number): number =>
     sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] ?? 0;
-  const failed = Object.values(tally.failed).reduce((sum, n) => sum + n, 0);
-  const [mainCode] = Object.entries(tally.failed).toSorted(([, a], [, b]) => b - a)[0] ?? [];
-  const due = Math.min(limit, calls);
+  const found = await race.find(place, way.name, tally, options);
   return {
-    contestant,
-    granted,
-    leaked: Math.max(0, granted - limit),
+    way: way.name,
+    verdict: verdictOf(way.name, found),
+    code: way.code,
+    why: way.why,
+    // A timer is one of a process, whatever its callers.
+    alone: options.processes * (race.name === "cron" ? 1 : options.callers) === 1,
+    ...found,
+    granted: tally.granted,
     refused: tally.refused,
-    failed,
-    ...(mainCode !== undefined && { mainCode }),
-    opsPerSecond: calls / seconds,
-    p50Ms: at(0.5),
-    p99Ms: at(0.99),
-    // Too few is wrong as well: a caller within the quota got an error.
-    exact: granted === due && tally.granted === due && tally.refused === calls - due,
+    failed: tally.failed,
+    seconds,
+    ...(race.timed && { opsPerSecond: race.total(options) / seconds }),
+    ...(sorted.length > 0 && { p50Ms: at(0.5), p99Ms: at(0.99) }),
   };
 }

@@ -1,191 +1,159 @@
-import { existsSync } from "node:fs";
-import { stripVTControlCharacters } from "node:util";
-import Table from "cli-table3";
-import picocolors from "picocolors";
+/** All that the demo prints. With `--json`, stdout gets the result only. Bars move on stderr, where somebody watches. */
+import { SingleBar } from "cli-progress";
 import type { DemoOptions } from "../commands/demo.ts";
-import { type Contestant, contestants } from "./protocol.ts";
+import { colorsOf, note, print, printJson, table } from "../terminal.ts";
+import { type Race, type Way, workMs } from "./race.ts";
+import {
+  type DemoResult,
+  type Verdict,
+  type WayResult,
+  conclusion,
+  marks,
+  reasonOf,
+  saidOf,
+} from "./result.ts";
 
-export interface Row {
-  readonly contestant: Contestant;
-  /** Rows in the table. */
-  readonly granted: number;
-  readonly leaked: number;
-  readonly refused: number;
-  readonly failed: number;
-  readonly mainCode?: string;
-  readonly opsPerSecond: number;
-  readonly p50Ms: number;
-  readonly p99Ms: number;
-  readonly exact: boolean;
-}
+const indent = "   ";
+/** Where code and results begin. */
+const column = indent.length + "SERIALIZABLE".length + 2;
+const mostColumns = 100;
 
-const names: Record<Contestant, string> = {
-  naive: "naive",
-  serializable: "SERIALIZABLE",
-  holdfast: "Holdfast",
-};
-const explanations: Record<Contestant, string> = {
-  naive: "BEGIN, check, write, COMMIT, in READ COMMITTED",
-  serializable: "the same in SERIALIZABLE, without retries",
-  holdfast: 'the same in hf.transaction({ lock: key("upload", user) }, …)',
-};
-const barWidth = 24;
-const frameless: Partial<Record<Table.CharName, string>> = { mid: "─", "mid-mid": "──", middle: "  " };
-for (const part of [
-  ...([
-    "top",
-    "top-mid",
-    "top-left",
-    "top-right",
-    "bottom",
-    "bottom-mid",
-    "bottom-left",
-    "bottom-right",
-  ] as const),
-  ...(["left", "left-mid", "right", "right-mid"] as const),
-]) {
-  frameless[part] = "";
-}
-
-/** All that the demo prints. With `--json` it is the result only. */
 export class Screen {
-  readonly #options: DemoOptions;
-  readonly #out = process.stdout;
-  /** A line that is written over: for people who watch, not for logs. */
-  readonly #live: boolean;
-  readonly #colors: ReturnType<typeof picocolors.createColors>;
+  readonly #json: boolean;
+  readonly #colors = colorsOf(process.stdout);
+  #bar: SingleBar | undefined;
 
-  constructor(options: DemoOptions) {
-    this.#options = options;
-    // Undefined if it is none, whatever its type says; and for picocolors that would mean "find out".
-    const terminal: boolean = this.#out.isTTY ?? false;
-    this.#live = terminal && options.json !== true;
-    // Continuous integration counts as a terminal for picocolors; here it does not.
-    this.#colors = picocolors.createColors(terminal && picocolors.isColorSupported);
+  constructor({ json }: Pick<DemoOptions, "json">) {
+    this.#json = json === true;
   }
 
-  say(text = ""): void {
-    if (this.#options.json) return;
-    this.clear();
-    this.#out.write(`${text}\n`);
+  #say(text = ""): void {
+    if (!this.#json) print(text);
   }
 
+  /** Broken where the terminal ends, and at 100 columns in any case: longer lines are hard to read. */
+  #tell(text: string, start = ""): void {
+    // Undefined if it is no terminal, whatever its type says.
+    const columns: number | undefined = process.stdout.columns;
+    const width = Math.min(mostColumns, columns ?? mostColumns) - 1;
+    const lines: string[] = [];
+    for (const word of text.split(" ")) {
+      const last = lines.at(-1);
+      if (last !== undefined && start.length + last.length + 1 + word.length <= width)
+        lines[lines.length - 1] = `${last} ${word}`;
+      else lines.push(word);
+    }
+    for (const line of lines) this.#say(start + line);
+  }
+
+  /** Ends what moves. */
   clear(): void {
-    if (this.#live) this.#out.write("\r\x1b[2K");
+    this.#bar?.stop();
+    this.#bar = undefined;
+  }
+
+  #start(format: string, total: number): void {
+    this.clear();
+    this.#bar = new SingleBar({
+      format,
+      stream: process.stderr,
+      barsize: 24,
+      barCompleteChar: "█",
+      barIncompleteChar: "░",
+      clearOnComplete: true,
+      hideCursor: true,
+    });
+    this.#bar.start(total, 0);
   }
 
   working(text: string): void {
-    if (this.#live) this.#line(this.#colors.dim(text));
-    else this.say(text);
+    if (process.stderr.isTTY) this.#start(text, 1);
+    else note(text);
   }
 
-  introduce(version: string): void {
-    const { processes, callers, calls, limit } = this.#options;
-    const { bold, dim } = this.#colors;
-    this.say(`${bold(`A quota of ${limit} uploads per user`)}, on PostgreSQL ${version}.`);
-    this.say(
-      `${calls} calls for one user, by ${processes * callers} callers in ${processes} processes, each:`,
-    );
-    this.say(dim("  SELECT count(*) …; if it is below the quota, INSERT …"));
-    this.say();
-    const width = Math.max(...contestants.map((contestant) => names[contestant].length));
-    for (const contestant of contestants) {
-      this.say(`  ${names[contestant].padEnd(width)}  ${dim(explanations[contestant])}`);
-    }
-    this.say();
-  }
-
-  progress(contestant: Contestant, finished: number): void {
-    if (!this.#live) return;
-    const { calls } = this.#options;
-    const done = Math.round((barWidth * finished) / calls);
-    const { cyan, dim } = this.#colors;
-    const bar = cyan("█".repeat(done)) + dim("░".repeat(barWidth - done));
-    this.#line(`  ${names[contestant].padEnd(12)}  ${bar}  ${finished}/${calls} calls`);
-  }
-
-  #line(text: string): void {
-    // A line that wraps could not be written over. Without colours it is safe to cut.
-    const tooLong = stripVTControlCharacters(text).length >= this.#out.columns;
-    this.#out.write(
-      `\r\x1b[2K${tooLong ? stripVTControlCharacters(text).slice(0, this.#out.columns - 1) : text}`,
+  introduce(
+    { postgres, server, processes, callers }: Omit<DemoResult, "exact" | "seconds" | "races">,
+    races: number,
+  ): void {
+    this.clear();
+    const where =
+      server === undefined
+        ? `on a PostgreSQL ${postgres} of its own`
+        : `on ${server} (PostgreSQL ${postgres}), in a database that is dropped again`;
+    const what = races === 1 ? "A race" : `${races} races`;
+    this.#say(this.#colors.bold(`${what}: code as it is often written, and the same with Holdfast`));
+    this.#tell(
+      `${processes} processes with ${callers} callers each, like ${processes} instances of a service, ${where}. Between a check and its write there is ${workMs} ms of other work. What counts is what the tables hold afterwards.`,
     );
   }
 
-  finished(row: Row): void {
-    if (this.#live) return;
-    const { granted, leaked, refused, opsPerSecond } = row;
-    this.say(
-      `${names[row.contestant]}: ${granted} granted, ${leaked} leaked, ${refused} refused, ${failures(row)} failed, ` +
-        `${Math.round(opsPerSecond)} op/s`,
-    );
+  begin(nth: number, { title }: Race, what: string): void {
+    this.#say();
+    this.#say(this.#colors.bold(`${nth}. ${title}`));
+    this.#tell(what, indent);
   }
 
-  result(rows: readonly Row[]): void {
-    if (this.#options.json) {
-      const { processes, callers, calls, limit } = this.#options;
-      this.#out.write(`${JSON.stringify({ processes, callers, calls, limit, rows })}\n`);
+  start({ name, code }: Way, total: number, does: string): void {
+    this.#say();
+    for (const [i, line] of code.entries())
+      this.#say(`${(indent + (i === 0 ? name : "")).padEnd(column)}${this.#colors.dim(line)}`);
+    this.#start(`${" ".repeat(column)}{bar}  {value}/{total} ${does}`, total);
+  }
+
+  progress(finished: number): void {
+    this.#bar?.update(finished);
+  }
+
+  finish(result: WayResult): void {
+    this.clear();
+    const start = " ".repeat(column);
+    this.#say(`${start}${this.#paint(result.verdict, `${marks[result.verdict]} ${saidOf(result)}`)}`);
+    const reason = reasonOf(result);
+    if (reason !== "") this.#tell(reason, start);
+  }
+
+  #paint(verdict: Verdict, text: string): string {
+    const { green, red, yellow } = this.#colors;
+    return { exact: green, wrong: red, failed: yellow, lucky: yellow }[verdict](text);
+  }
+
+  result(result: DemoResult, next: readonly (readonly [string, string])[]): void {
+    if (this.#json) {
+      printJson(result);
       return;
     }
-    if (!this.#live) this.say();
-    this.say(this.#table(rows));
-    this.say();
-    for (const row of rows) this.say(this.#verdict(row));
-    this.say();
-    for (const line of whatNext()) this.say(line);
-  }
-
-  #table(rows: readonly Row[]): string {
-    const { green, red, yellow, bold } = this.#colors;
-    const table = new Table({
-      head: ["", "granted", "leaked", "refused", "failed", "op/s", "p50 ms", "p99 ms"].map((title) =>
-        bold(title),
+    this.#say();
+    this.#say(
+      table(
+        ["race", "written", "", "what the tables say", "op/s"],
+        rowsOf(result, this.#paint.bind(this)),
+        this.#colors,
       ),
-      colAligns: ["left", ...Array.from({ length: 7 }, () => "right" as const)],
-      // Without a frame it fits into 80 columns. Its own colours know nothing of NO_COLOR.
-      chars: frameless,
-      style: { head: [], border: [], compact: true, "padding-left": 0, "padding-right": 0 },
-    });
-    for (const row of rows) {
-      table.push([
-        row.exact ? green(names[row.contestant]) : names[row.contestant],
-        row.exact ? green(row.granted) : String(row.granted),
-        row.leaked > 0 ? red(row.leaked) : green(row.leaked),
-        String(row.refused),
-        row.failed > 0 ? yellow(failures(row)) : green(row.failed),
-        String(Math.round(row.opsPerSecond)),
-        row.p50Ms.toFixed(1),
-        row.p99Ms.toFixed(1),
-      ]);
-    }
-    return table.toString();
-  }
-
-  #verdict(row: Row): string {
-    const { calls, limit } = this.#options;
-    const { green, red, yellow } = this.#colors;
-    const name = names[row.contestant];
-    const due = Math.min(limit, calls);
-    if (row.exact) return `${green("✓")} ${name}: exactly ${due} granted, nobody failed.`;
-    if (row.leaked > 0)
-      return `${red("✗")} ${name}: ${row.leaked} over the quota. Their checks were true when they ran.`;
-    const missing = row.granted < due ? `, ${due - row.granted} uploads of ${due} missing` : "";
-    return `${yellow("!")} ${name}: nothing leaked, but ${row.failed} calls failed${missing}.`;
+    );
+    this.#say();
+    this.#tell(conclusion(result));
+    this.#say();
+    this.#say("Next:");
+    const width = Math.max(...next.map(([what]) => what.length));
+    for (const [what, why] of next) this.#say(`  ${what.padEnd(width)}  ${why}`);
   }
 }
 
-function failures({ failed, mainCode }: Row): string {
-  return mainCode === undefined ? String(failed) : `${failed} (${mainCode})`;
+type Paint = (verdict: Verdict, text: string) => string;
+
+function rowsOf({ races }: DemoResult, paint: Paint): string[][] {
+  const speeds = races.flatMap(({ ways }) => ways.map(speedOf));
+  const width = Math.max("op/s".length, ...speeds.map(({ length }) => length));
+  return races.flatMap(({ race, ways }) =>
+    ways.map((way, i) => [
+      i === 0 ? race : "",
+      way.way,
+      paint(way.verdict, marks[way.verdict]),
+      saidOf(way),
+      speedOf(way).padStart(width),
+    ]),
+  );
 }
 
-function whatNext(): string[] {
-  const inCheckout = existsSync(new URL("../../../../examples/quota/index.ts", import.meta.url));
-  if (!inCheckout) return ["Next: npm install holdfast, and its README."];
-  return [
-    "Next:",
-    "  README.md                 how to put it into your code",
-    "  docs/choose.md            a lock, a constraint, SERIALIZABLE: which one when",
-    "  examples/quota            this quota, as code to copy",
-    "  npm run bench -- locks    what it costs, next to the textbook",
-  ];
-}
+const speedOf = ({ opsPerSecond }: WayResult): string =>
+  opsPerSecond === undefined ? "" : String(Math.round(opsPerSecond));

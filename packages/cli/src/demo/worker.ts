@@ -1,73 +1,88 @@
-import { setTimeout as sleep } from "node:timers/promises";
-import { holdfast, key } from "holdfast";
+/** One of the demo's processes, as a replica of a service is: it has connections of its own, and takes orders. */
+import { subscribe } from "node:diagnostics_channel";
+import { holdfast } from "holdfast";
 import { fromPg } from "holdfast/pg";
-import { type ClientBase, Pool } from "pg";
-import type { Contestant, FromWorker, Setting, Tally, ToWorker } from "./protocol.ts";
+import { InsufficientStockError } from "holdfast/stock";
+import { Pool } from "pg";
+import { describe } from "../describe.ts";
+import { type FromWorker, type Setting, type Tally, type ToWorker, spareConnections } from "./protocol.ts";
+import { Refused, type Way } from "./race.ts";
+import { races } from "./races.ts";
 
-class QuotaFull extends Error {}
+/** Everybody wants the same lock, so the wait is as long as the queue: longer than a service would want it. */
+const wait = 30_000;
 
-/**
- * The body, the same for all contestants: check, then write. The pause stands for what real code does in between
- * (look at the file, ask another table); it makes the race show on a machine of any speed, but does not make it.
- */
-async function upload(client: ClientBase, { table, user, limit }: Setting): Promise<void> {
-  const { rows } = await client.query<{ n: number }>(
-    `SELECT count(*)::int AS n FROM ${table} WHERE user_id = $1`,
-    [user],
-  );
-  if ((rows[0]?.n ?? 0) >= limit) throw new QuotaFull();
-  await sleep(1);
-  await client.query(`INSERT INTO ${table} (user_id) VALUES ($1)`, [user]);
-}
+const newTally = (): Tally => ({ granted: 0, refused: 0, failed: {}, retried: 0 });
 
-function contestantsOn(pool: Pool, setting: Setting): Record<Contestant, () => Promise<void>> {
-  const hf = holdfast(fromPg(pool));
-  const byHand = async (begin: string): Promise<void> => {
-    const client = await pool.connect();
+class Replica {
+  readonly #setting: Setting;
+  readonly #pool: Pool;
+  readonly #hf;
+  #tally = newTally();
+
+  constructor(setting: Setting) {
+    this.#setting = setting;
+    this.#pool = new Pool({
+      connectionString: setting.url,
+      max: setting.callers + spareConnections,
+      idleTimeoutMillis: 0,
+    });
+    // A lost connection is reported by the next query, whether somebody has it or not.
+    this.#pool.on("error", () => {});
+    this.#pool.on("connect", (client) => client.on("error", () => {}));
+    this.#hf = holdfast(fromPg(this.#pool), { wait });
+    subscribe("holdfast:transaction:retry", () => void this.#tally.retried++);
+  }
+
+  /** Opens all connections, and asks the server what it can, so that no way pays for it. */
+  async warm(): Promise<void> {
+    const { callers } = this.#setting;
+    const clients = await Promise.all(Array.from({ length: callers }, () => this.#pool.connect()));
+    for (const client of clients) client.release();
+    await this.#hf.capabilities();
+  }
+
+  async run(way: Way, shared: boolean): Promise<void> {
+    const tally = (this.#tally = newTally());
+    const latenciesMs: number[] = [];
+    let reached = 0;
+    const told = (): number => (shared ? reached : latenciesMs.length);
+    const progress = setInterval(() => tell({ kind: "progress", finished: told() }), 50);
     try {
-      await client.query(begin);
-      await upload(client, setting);
-      await client.query("COMMIT");
-    } catch (error) {
-      await client.query("ROLLBACK");
-      throw error;
+      await way.run({
+        pool: this.#pool,
+        hf: this.#hf,
+        setting: this.#setting,
+        progress: (finished) => (reached = Math.max(reached, finished)),
+        async call(work) {
+          const since = performance.now();
+          const well = await work().then(
+            () => {
+              tally.granted++;
+              return true;
+            },
+            (error: unknown) => count(tally, error),
+          );
+          latenciesMs.push(performance.now() - since);
+          return well;
+        },
+      });
     } finally {
-      client.release();
+      clearInterval(progress);
     }
-  };
-  return {
-    naive: () => byHand("BEGIN ISOLATION LEVEL READ COMMITTED"),
-    serializable: () => byHand("BEGIN ISOLATION LEVEL SERIALIZABLE"),
-    // Everybody wants the one lock, so the wait is as long as the queue: longer than a service would want it.
-    holdfast: () =>
-      hf.transaction({ lock: key("upload", setting.user), wait: 30_000 }, (tx) => upload(tx.client, setting)),
-  };
+    tell({ kind: "done", tally, latenciesMs });
+  }
 }
 
-async function run(attempt: () => Promise<void>, calls: number, callers: number): Promise<void> {
-  const tally: Tally = { granted: 0, refused: 0, failed: {} };
-  const latenciesMs: number[] = [];
-  let started = 0;
-  const progress = setInterval(() => tell({ kind: "progress", finished: latenciesMs.length }), 50);
-  const caller = async (): Promise<void> => {
-    while (started++ < calls) {
-      const since = performance.now();
-      try {
-        await attempt();
-        tally.granted++;
-      } catch (error) {
-        if (error instanceof QuotaFull) tally.refused++;
-        else {
-          const code = codeOf(error);
-          tally.failed[code] = (tally.failed[code] ?? 0) + 1;
-        }
-      }
-      latenciesMs.push(performance.now() - since);
-    }
-  };
-  await Promise.all(Array.from({ length: callers }, caller));
-  clearInterval(progress);
-  tell({ kind: "done", tally, latenciesMs });
+/** Whether it is no failure. */
+function count(tally: Tally, error: unknown): boolean {
+  if (error instanceof Refused || error instanceof InsufficientStockError) {
+    tally.refused++;
+    return true;
+  }
+  const code = codeOf(error);
+  tally.failed[code] = (tally.failed[code] ?? 0) + 1;
+  return false;
 }
 
 function codeOf(error: unknown): string {
@@ -75,33 +90,25 @@ function codeOf(error: unknown): string {
   return "code" in error && typeof error.code === "string" ? error.code : error.name;
 }
 
-/** Opens all connections, so that no contestant pays for it. */
-async function warm(pool: Pool, size: number): Promise<void> {
-  const clients = await Promise.all(Array.from({ length: size }, () => pool.connect()));
-  for (const client of clients) client.release();
-}
-
 function tell(message: FromWorker): void {
-  // The parent may be gone, and then so are we.
-  if (process.connected) process.send?.(message);
+  // The parent may be gone, also while this is on its way, and then so are we. Without somebody to tell it to, the
+  // failure would be thrown.
+  if (process.connected) process.send?.(message, undefined, undefined, () => {});
 }
 
-let pool: Pool | undefined;
-let attempts: Record<Contestant, () => Promise<void>> | undefined;
-let callers = 1;
+let replica: Replica | undefined;
 
 async function handle(message: ToWorker): Promise<void> {
   if (message.kind === "set-up") {
-    const { setting } = message;
-    callers = setting.callers;
-    pool = new Pool({ connectionString: setting.url, max: callers, idleTimeoutMillis: 0 });
-    pool.on("error", () => {});
-    await warm(pool, callers);
-    attempts = contestantsOn(pool, setting);
+    replica = new Replica(message.setting);
+    await replica.warm();
     tell({ kind: "ready" });
-  } else if (attempts) {
-    await run(attempts[message.contestant], message.calls, callers);
+    return;
   }
+  const race = races.find(({ name }) => name === message.race);
+  const way = race?.ways.find(({ name }) => name === message.way);
+  if (!race || !way || !replica) throw new Error(`no ${message.way} of ${message.race}`);
+  await replica.run(way, race.shared);
 }
 
 // Ctrl-C reaches the whole process group; the parent decides, and its end is ours.
@@ -109,5 +116,5 @@ process.on("SIGINT", () => {});
 process.on("SIGTERM", () => {});
 process.on("disconnect", () => process.exit());
 process.on("message", (message: ToWorker) => {
-  handle(message).catch((error: unknown) => tell({ kind: "error", message: String(error) }));
+  handle(message).catch((error: unknown) => tell({ kind: "error", message: describe(error) }));
 });
