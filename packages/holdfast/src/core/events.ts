@@ -1,4 +1,4 @@
-import { channel } from "node:diagnostics_channel";
+import { type TracingChannel, channel, tracingChannel } from "node:diagnostics_channel";
 
 /**
  * What happens inside, for whoever subscribes through `node:diagnostics_channel`. Payloads carry names of keys
@@ -11,6 +11,8 @@ export interface Events {
     locks: readonly string[];
     outcome: "commit" | "rollback";
     durationMs: number;
+    /** Since its locks were granted, if they were. */
+    heldMs?: number;
     error?: unknown;
   };
   "holdfast:transaction:retry": {
@@ -22,20 +24,26 @@ export interface Events {
   "holdfast:lock:granted": { locks: readonly string[]; waitedMs: number };
   "holdfast:lock:refused": { locks: readonly string[]; waitedMs: number; reason: "busy" | "timeout" };
   "holdfast:commit:resolved": { outcome: string };
-  "holdfast:session:held": { locks: readonly string[]; waitedMs: number };
-  "holdfast:session:released": { locks: readonly string[] };
-  "holdfast:session:lost": { locks: readonly string[]; error: unknown };
+  /** `hold`: a number of this process, the same in what is told later of these locks. */
+  "holdfast:session:held": { hold: number; locks: readonly string[]; waitedMs: number };
+  "holdfast:session:refused": { locks: readonly string[]; waitedMs: number; reason: "busy" | "timeout" };
+  "holdfast:session:released": { hold: number; locks: readonly string[]; heldMs: number };
+  "holdfast:session:lost": { hold: number; locks: readonly string[]; heldMs: number; error: unknown };
   "holdfast:rows:locked": { table: string; rows: number; waitedMs: number };
   "holdfast:rows:refused": { table: string; waitedMs: number; reason: "busy" | "timeout" };
   "holdfast:table:locked": { table: string; mode: string; waitedMs: number };
-  "holdfast:lease:granted": { lease: string; fence: number; waitedMs: number };
+  "holdfast:table:refused": { table: string; mode: string; waitedMs: number; reason: "busy" | "timeout" };
+  "holdfast:lease:granted": { hold: number; lease: string; fence: number; waitedMs: number };
   "holdfast:lease:refused": { lease: string; waitedMs: number; reason: "busy" | "timeout" };
-  "holdfast:lease:renewed": { lease: string; fence: number };
-  "holdfast:lease:released": { lease: string; fence: number };
-  "holdfast:lease:lost": { lease: string; fence: number; error: unknown };
+  "holdfast:lease:renewed": { hold: number; lease: string; fence: number };
+  /** Without `heldMs`, if it had been lost before: that was told then. */
+  "holdfast:lease:released": { hold: number; lease: string; fence: number; heldMs?: number };
+  "holdfast:lease:lost": { hold: number; lease: string; fence: number; heldMs: number; error: unknown };
   "holdfast:version:stale": { table: string; attempt: number };
   "holdfast:once:replayed": { id: string };
   "holdfast:connection:wrong": { query: string | undefined; transaction: string | undefined };
+  /** Of several quotas asked at once: each that granted, or the one that refused. */
+  "holdfast:quota:decided": { quota: string; granted: boolean; amount: number; replayed: boolean };
   "holdfast:quota:failed": { quotas: readonly string[]; failed: "closed" | "open"; error: unknown };
   "holdfast:leader:gained": { leader: string; fence: number };
   "holdfast:leader:lost": { leader: string; fence: number; error?: unknown };
@@ -52,16 +60,29 @@ export interface Events {
     tick: Date;
     attempt: number;
     retryInMs: number | undefined;
+    /** If it ran here. */
+    durationMs?: number;
     error: unknown;
   };
   "holdfast:schedule:skipped": { schedule: string; tick: Date };
   "holdfast:schedule:missed": { schedule: string; first: Date; before: Date };
   "holdfast:schedule:lost": { schedule: string; tick: Date; fence: number; error: unknown };
+  /** `waitedMs`: from when it was enqueued until it ran, by the clocks of the database and of this process. */
+  "holdfast:queue:done": {
+    queue: string;
+    job: number;
+    attempt: number;
+    waitedMs: number;
+    durationMs: number;
+  };
   /** `again`: milliseconds until it runs again; undefined: it has failed for good. */
   "holdfast:queue:failed": {
     queue: string;
     job: number;
     attempt: number;
+    /** Without, if it is not known: nobody was listening when it began. */
+    waitedMs?: number;
+    durationMs?: number;
     again: number | undefined;
     error: unknown;
   };
@@ -72,11 +93,106 @@ export interface Events {
   "holdfast:migrated": { id: number; name: string };
 }
 
-const channels = new Map<string, ReturnType<typeof channel>>();
+/** What each message of a trace has besides. */
+export interface Traced {
+  /**
+   * For subscribers of `start`: what is traced is run by this, e.g. in a context of theirs. It calls `run` once and
+   * returns its answer. (Stores that are bound to `start` are entered, too.)
+   */
+  wrap(around: <T>(run: () => T) => T): void;
+  /** Once it has failed. */
+  error?: unknown;
+}
 
-export function emit<K extends keyof Events>(name: K, payload: () => Events[K]): void {
+/**
+ * What takes time, for whoever subscribes through `tracingChannel(name)`: `start` runs before it, in its context, and
+ * `asyncEnd` after it, with the same message. There is no `result`: it may be anything.
+ */
+export interface Traces {
+  /** A call, with all its attempts. */
+  "holdfast:transaction": { locks: readonly string[]; isolation: string; attempts: number };
+  /** An attempt that is not the first. */
+  "holdfast:retry": {
+    attempt: number;
+    locks: readonly string[];
+    failure: string;
+    delayMs: number;
+  };
+  /** A wait for locks, whether it was long or not. Of rows and tables, `locks` is the name of the table. */
+  "holdfast:lock": {
+    kind: "transaction" | "session" | "lease" | "rows" | "table";
+    locks: readonly string[];
+    /** When it has ended, unless by an error of another kind. */
+    outcome?: "granted" | "busy" | "timeout";
+  };
+  /** A handler of a queue. */
+  "holdfast:job": { queue: string; job: number; attempt: number; transactional: boolean };
+  /** A handler of a schedule. */
+  "holdfast:schedule": {
+    schedule: string;
+    tick: Date;
+    fence: number;
+    attempt: number;
+    manual: boolean;
+  };
+}
+
+const channels = new Map<string, ReturnType<typeof channel>>();
+const tracings = new Map<string, TracingChannel>();
+
+function channelOf(name: keyof Events): ReturnType<typeof channel> {
   let found = channels.get(name);
   if (!found) channels.set(name, (found = channel(name)));
+  return found;
+}
+
+export function emit<K extends keyof Events>(name: K, payload: () => Events[K]): void {
+  const found = channelOf(name);
   // The payload is built only for somebody.
   if (found.hasSubscribers) found.publish(payload());
+}
+
+/** For what must be measured before it can be told. */
+export function heard(name: keyof Events): boolean {
+  return channelOf(name).hasSubscribers;
+}
+
+let holds = 0;
+
+/** Another number for each lock of a session and each lease. */
+export function nextHold(): number {
+  return ++holds;
+}
+
+/** Runs the work as it is if nobody has subscribed, and that costs a look at five channels. */
+export function traced<K extends keyof Traces, T>(
+  name: K,
+  message: () => Traces[K],
+  work: (told?: Traces[K]) => Promise<T>,
+): Promise<T> {
+  let found = tracings.get(name);
+  if (!found) tracings.set(name, (found = tracingChannel(name)));
+  return found.hasSubscribers ? told(found, message, work) : work();
+}
+
+async function told<K extends keyof Traces, T>(
+  channels: TracingChannel,
+  message: () => Traces[K],
+  work: (told: Traces[K]) => Promise<T>,
+): Promise<T> {
+  const arounds: (<R>(run: () => R) => R)[] = [];
+  const whole: Traces[K] & Traced = Object.assign(message(), {
+    wrap: (around: <R>(run: () => R) => R) => void arounds.push(around),
+  });
+  let value!: T;
+  await channels.tracePromise(async () => {
+    let run = () => work(whole);
+    for (const around of arounds) {
+      const inner = run;
+      run = () => around(inner);
+    }
+    // Not as the result of what is traced: that would be told to everybody.
+    value = await run();
+  }, whole);
+  return value;
 }

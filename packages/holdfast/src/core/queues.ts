@@ -99,6 +99,10 @@ export interface QueueCounts {
   readonly oldest: number | undefined;
 }
 
+export interface QueueInfo extends QueueCounts {
+  readonly name: string;
+}
+
 export interface FailedJob {
   readonly id: number;
   readonly attempts: number;
@@ -165,26 +169,32 @@ export interface Queues<C extends Connection> {
   ): Promise<void>;
   /** The worker is gone. If it has left something behind, others find it. */
   retire(connection: C, worker: number): Promise<void>;
+  /** What is due can be claimed. Resolves to the milliseconds until more is due; 0: some was; undefined: nothing waits. */
+  due(connection: C, queue: number): Promise<number | undefined>;
   /**
-   * The next job, or the one with this id, inside the transaction of its handler, and a savepoint after it. `next`: there
-   * is one of an earlier job, which is not needed any more.
+   * The next jobs, or the one with this id, for the transaction of their handlers, and a savepoint. Nobody else gets them
+   * before its end; those that are not settled in it are as they were.
    */
   take(
     connection: C,
     queue: number,
-    how: { readonly savepoint: string; readonly next: boolean; readonly id?: number | undefined },
-  ): Promise<ClaimedJob | undefined>;
-  /** The same job, in the same transaction, after its handler failed and was rolled back. */
-  putBack(
+    how: { readonly savepoint: string; readonly most: number; readonly id?: number | undefined },
+  ): Promise<readonly ClaimedJob[]>;
+  /** A savepoint for the next one. `saved`: that of the one before is there, and not needed any more. */
+  another(connection: C, savepoint: string, saved: boolean): Promise<void>;
+  /** In the same transaction: they are done, or have failed and were rolled back. */
+  settle(
     connection: C,
     queue: number,
-    job: ClaimedJob,
-    failure: NonNullable<Ended["failure"]>,
+    jobs: readonly ClaimedJob[],
+    failure?: NonNullable<Ended["failure"]>,
   ): Promise<void>;
   /** Gives what dead workers had to others; resolves to the names of queues that have jobs again. */
   recover(connection: C): Promise<{ readonly jobs: number; readonly queues: readonly string[] }>;
   pause(connection: C, queue: number, paused: boolean): Promise<void>;
   counts(connection: C, queue: number): Promise<QueueCounts>;
+  /** All of them, or those of these names that are there, by name. Makes none. */
+  list(connection: C, names: readonly string[] | undefined): Promise<readonly QueueInfo[]>;
   failed(
     connection: C,
     queue: number,

@@ -1,7 +1,7 @@
 import type { AsyncLocalStorage } from "node:async_hooks";
 import { type Capabilities, type Strategy, type Support, require } from "./capabilities.ts";
 import type { Connection, Database, Isolation, Row, Wait } from "./database.ts";
-import { emit } from "./events.ts";
+import { emit, traced } from "./events.ts";
 import {
   LockNotAvailableError,
   LockTimeoutError,
@@ -359,16 +359,24 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
       this.#home.guard?.(missing);
       checkSupport(missing, capabilities, joined);
       const started = performance.now();
-      const grant = await this.#home.database.engine.lock(connection, {
-        locks: missing,
-        wait,
-        names: this.#home.shown(missing),
-        joined,
-        capabilities,
-        signal: abort,
-      });
-      const waitedMs = performance.now() - started;
       const names = () => this.#home.names(missing);
+      const grant = await traced(
+        "holdfast:lock",
+        () => ({ kind: "transaction", locks: names() }),
+        async (told) => {
+          const grant = await this.#home.database.engine.lock(connection, {
+            locks: missing,
+            wait,
+            names: this.#home.shown(missing),
+            joined,
+            capabilities,
+            signal: abort,
+          });
+          if (told) told.outcome = grant.granted ? "granted" : grant.reason;
+          return grant;
+        },
+      );
+      const waitedMs = performance.now() - started;
       if (!grant.granted) {
         emit("holdfast:lock:refused", () => ({ locks: names(), waitedMs, reason: grant.reason }));
         return { ...grant, waitedMs: Math.round(waitedMs) };

@@ -2,7 +2,7 @@ import { require } from "./capabilities.ts";
 import { Deadline } from "./deadline.ts";
 import { withConnection } from "./errand.ts";
 import type { Begun, Connection, Isolation, Open, Wait } from "./database.ts";
-import { emit } from "./events.ts";
+import { type Traces, emit, traced } from "./events.ts";
 import {
   CommitUnknownError,
   ConnectionLostError,
@@ -70,17 +70,38 @@ const resolveMs = 15_000;
 type Body<Native, T> = (tx: Transaction<Native>) => Promise<T>;
 
 /** Runs a plan until it is committed, fails for good, or is out of attempts or time. */
-export async function runTransaction<Native, C extends Connection, T>(
+export function runTransaction<Native, C extends Connection, T>(
   home: Home<Native, C>,
   plan: Plan,
   body: Body<Native, T>,
 ): Promise<T> {
+  return traced(
+    "holdfast:transaction",
+    () => ({ locks: home.names(plan.locks), isolation: plan.isolation, attempts: 1 }),
+    (told) => runAttempts(home, plan, body, told),
+  );
+}
+
+async function runAttempts<Native, C extends Connection, T>(
+  home: Home<Native, C>,
+  plan: Plan,
+  body: Body<Native, T>,
+  told: Traces["holdfast:transaction"] | undefined,
+): Promise<T> {
   const deadline = new Deadline(plan.deadlineMs, plan.signal);
+  let before: { failure: string; delayMs: number } | undefined;
   try {
     for (let attempt = 1; ; attempt++) {
       const run = new Attempt(home, plan, deadline, attempt);
       try {
-        return await run.execute(body);
+        if (!before) return await run.execute(body);
+        if (told) told.attempts = attempt;
+        const why = before;
+        return await traced(
+          "holdfast:retry",
+          () => ({ attempt, locks: home.names(plan.locks), ...why }),
+          () => run.execute(body),
+        );
       } catch (error) {
         const failure =
           error instanceof Refused
@@ -103,6 +124,7 @@ export async function runTransaction<Native, C extends Connection, T>(
           failure: failure as string,
           delayMs,
         }));
+        before = { failure, delayMs };
         await sleep(delayMs, deadline.signal);
       }
     }
@@ -126,6 +148,8 @@ class Attempt<Native, C extends Connection> {
   #connection: C | undefined;
   /** BEGIN has been sent, or was about to be. */
   #opening = false;
+  /** When its locks were granted. */
+  #lockedAt: number | undefined;
   /** Locks were to be taken on the session, before BEGIN. */
   #lockFirst = false;
   /** What the body threw. */
@@ -162,6 +186,7 @@ class Attempt<Native, C extends Connection> {
         locks: names(),
         outcome: "commit",
         durationMs: performance.now() - started,
+        ...this.#held(),
       }));
       return value;
     } catch (error) {
@@ -170,11 +195,16 @@ class Attempt<Native, C extends Connection> {
         locks: names(),
         outcome: "rollback",
         durationMs: performance.now() - started,
+        ...this.#held(),
         // Already told as holdfast:lock:refused.
         ...(!(error instanceof Refused) && { error }),
       }));
       throw error;
     }
+  }
+
+  #held(): { heldMs?: number } {
+    return this.#lockedAt === undefined ? {} : { heldMs: performance.now() - this.#lockedAt };
   }
 
   /** Before a connection is ours: the experiment needs two, and a small pool might not have three. */
@@ -335,12 +365,20 @@ class Attempt<Native, C extends Connection> {
     };
     this.#opening = true;
     const started = performance.now();
-    const grant = await interruptible(
-      connection,
-      this.#deadline.signal,
-      () => engine.begin(connection, open),
-      silent,
-    );
+    const begin = () =>
+      interruptible(connection, this.#deadline.signal, () => engine.begin(connection, open), silent);
+    const grant =
+      locks.length === 0
+        ? await begin()
+        : await traced(
+            "holdfast:lock",
+            () => ({ kind: "transaction", locks: this.#home.names(locks) }),
+            async (told) => {
+              const grant = await begin();
+              if (told) told.outcome = grant.granted ? "granted" : grant.reason;
+              return grant;
+            },
+          );
     const waitedMs = performance.now() - started;
     this.#begun = grant.begun;
     if (!grant.granted) {
@@ -351,7 +389,10 @@ class Attempt<Native, C extends Connection> {
       }));
       throw new Refused(grant.reason, Math.round(waitedMs), grant.cause);
     }
-    if (locks.length > 0) emit("holdfast:lock:granted", () => ({ locks: this.#home.names(locks), waitedMs }));
+    if (locks.length > 0) {
+      this.#lockedAt = started + waitedMs;
+      emit("holdfast:lock:granted", () => ({ locks: this.#home.names(locks), waitedMs }));
+    }
     return this.#watch(connection, native(), body);
   }
 

@@ -15,7 +15,7 @@ import {
   UnsupportedError,
   message,
 } from "../core/errors.ts";
-import { emit } from "../core/events.ts";
+import { type Traces, emit, nextHold, traced } from "../core/events.ts";
 import { Silence, interruptible, within } from "../core/interrupt.ts";
 import type { LockRequest } from "../core/key.ts";
 import { Queue } from "../core/queue.ts";
@@ -67,13 +67,24 @@ export class Sessions<Native, C extends Connection> {
     checkSupport(requests, await this.#home.capabilities(), false);
     require(await this.support(), "Session locks");
     const locks = this.#home.database.engine.session as SessionLocks<C>;
-    const member =
-      (await this.#onShared(locks, requests, signal)) ?? (await this.#onOwn(locks, requests, wait, signal));
+    const member = await traced(
+      "holdfast:lock",
+      () => ({ kind: "session", locks: this.#home.names(requests) }),
+      async (told) => {
+        const found =
+          (await this.#onShared(locks, requests, signal)) ??
+          (await this.#onOwn(locks, requests, wait, signal, told));
+        if (told) told.outcome = "granted";
+        return found;
+      },
+    );
+    const hold = nextHold();
     emit("holdfast:session:held", () => ({
+      hold,
       locks: this.#home.names(requests),
       waitedMs: performance.now() - started,
     }));
-    return this.#held(member, locks, requests);
+    return this.#held(member, locks, requests, hold);
   }
 
   /** Found out once, by experiment: poolers that lend sessions out look like servers. */
@@ -175,6 +186,7 @@ export class Sessions<Native, C extends Connection> {
     requests: readonly LockRequest[],
     wait: Wait,
     signal?: AbortSignal,
+    told?: Traces["holdfast:lock"],
   ): Promise<Member<Native, C>> {
     const capabilities = await this.#home.capabilities();
     const names = this.#home.shown(requests);
@@ -198,9 +210,12 @@ export class Sessions<Native, C extends Connection> {
         !silent && !connection.lost.aborted && (await succeeds(locks.clear(connection, requests)));
       await pinned.release(!clean);
       if (!(error instanceof Refused)) throw error;
+      const { reason, waitedMs } = error;
+      if (told) told.outcome = reason;
+      emit("holdfast:session:refused", () => ({ locks: this.#home.names(requests), waitedMs, reason }));
       const blocked = { keys: this.#home.names(requests), holders: await this.#home.holders(requests) };
-      if (error.reason === "busy") throw new LockNotAvailableError(blocked);
-      throw new LockTimeoutError({ ...blocked, waitedMs: error.waitedMs }, error.cause);
+      if (reason === "busy") throw new LockNotAvailableError(blocked);
+      throw new LockTimeoutError({ ...blocked, waitedMs }, error.cause);
     }
     return this.#join(pinned, locks, requests);
   }
@@ -253,7 +268,20 @@ export class Sessions<Native, C extends Connection> {
     await pinned.release(broken);
   }
 
-  #held(member: Member<Native, C>, locks: SessionLocks<C>, requests: readonly LockRequest[]): Held {
+  #held(
+    member: Member<Native, C>,
+    locks: SessionLocks<C>,
+    requests: readonly LockRequest[],
+    hold: number,
+  ): Held {
+    const since = performance.now();
+    const tellLost = (error: unknown) =>
+      emit("holdfast:session:lost", () => ({
+        hold,
+        locks: keys,
+        heldMs: performance.now() - since,
+        error,
+      }));
     const { connection } = member.pinned;
     const keys = this.#home.names(requests);
     const controller = new AbortController();
@@ -261,7 +289,7 @@ export class Sessions<Native, C extends Connection> {
     const lose = (cause: unknown) => {
       if (over || controller.signal.aborted) return;
       controller.abort(new LockLostError(keys, `its connection is gone (${message(cause)})`, cause));
-      emit("holdfast:session:lost", () => ({ locks: keys, error: cause }));
+      tellLost(cause);
     };
     member.losers.add(lose);
     if (connection.lost.aborted) lose(connection.lost.reason);
@@ -273,14 +301,19 @@ export class Sessions<Native, C extends Connection> {
       const given = await member.queue
         .run(() => locks.give(connection, requests))
         .catch(async (error: unknown) => {
+          tellLost(error);
           await this.#lose(member, error);
           throw error;
         });
       // A session that has lost one lock behind our back may have lost all: those who share it must know.
       if (given) this.#forget(member, requests);
       else await this.#lose(member, new Error("its session had lost another lock"));
-      if (!given) throw new LockLostError(keys, "the server says that this session did not hold it any more");
-      emit("holdfast:session:released", () => ({ locks: keys }));
+      if (!given) {
+        const lost = new LockLostError(keys, "the server says that this session did not hold it any more");
+        tellLost(lost);
+        throw lost;
+      }
+      emit("holdfast:session:released", () => ({ hold, locks: keys, heldMs: performance.now() - since }));
     };
     return {
       keys,

@@ -17,7 +17,7 @@ import {
   UsageError,
   message,
 } from "../core/errors.ts";
-import { emit } from "../core/events.ts";
+import { type Traces, emit, nextHold, traced } from "../core/events.ts";
 import { within } from "../core/interrupt.ts";
 import { classify } from "../core/failure.ts";
 import { type Key, type LockRequest, type Lockable, canonical } from "../core/key.ts";
@@ -159,6 +159,9 @@ class Granted implements Lease {
   readonly name: string;
   readonly fence: number;
   readonly since: Date;
+  /** In events. */
+  readonly hold = nextHold();
+  readonly #began = performance.now();
   readonly #counter: Counter;
   readonly #grip: Grip;
   readonly #terms: Terms;
@@ -229,7 +232,16 @@ class Granted implements Lease {
     this.#counter.forget(this);
     const error = (this.#lost = new LeaseLostError(this.name, this.fence, detail, cause));
     this.#controller.abort(error);
-    emit("holdfast:lease:lost", () => ({ lease: this.name, fence: this.fence, error }));
+    this.#tellLost(error);
+  }
+
+  get #heldMs(): number {
+    return performance.now() - this.#began;
+  }
+
+  #tellLost(error: unknown): void {
+    const { hold, name: lease, fence } = this;
+    emit("holdfast:lease:lost", () => ({ hold, lease, fence, heldMs: this.#heldMs, error }));
   }
 
   #stop(): void {
@@ -305,7 +317,7 @@ class Granted implements Lease {
         this.#failures = 0;
         this.#arm();
         if (this.#terms.renew) this.#schedule(sentAt + ttlMs / 3 - performance.now());
-        emit("holdfast:lease:renewed", () => ({ lease: this.name, fence: this.fence }));
+        emit("holdfast:lease:renewed", () => ({ hold: this.hold, lease: this.name, fence: this.fence }));
       } catch (error) {
         this.#trouble = error;
         this.#failures++;
@@ -327,12 +339,25 @@ class Granted implements Lease {
   async #giveBack(): Promise<void> {
     const ours = await this.#counter
       .release(this.#grip, this.#terms.atLeastMs)
+      .catch((error: unknown) => {
+        // Whether it is held still, nobody knows.
+        if (!this.#lost) this.#tellLost(error);
+        throw error;
+      })
       .finally(() => this.#counter.forget(this));
     if (ours === "not ours" || (ours === "perhaps" && this.#lost)) {
+      if (this.#lost) throw this.#lost;
       const detail = "the server says that it was no longer ours when it was released";
-      throw this.#lost ?? new LeaseLostError(this.name, this.fence, detail);
+      const error = new LeaseLostError(this.name, this.fence, detail);
+      this.#tellLost(error);
+      throw error;
     }
-    emit("holdfast:lease:released", () => ({ lease: this.name, fence: this.fence }));
+    emit("holdfast:lease:released", () => ({
+      hold: this.hold,
+      lease: this.name,
+      fence: this.fence,
+      ...(!this.#lost && { heldMs: this.#heldMs }),
+    }));
   }
 
   /** The instance is closed: its leases are for others to take at once. */
@@ -411,7 +436,20 @@ export class LeaseDesk<Native, C extends Connection> {
     this.#home.guard?.([requestOf(wish)]);
     await this.#ready();
     this.#refuseInside("Take the lease first, then begin the transaction");
-    return this.#track(this.#wait(wish, terms, patience, signal));
+    const started = performance.now();
+    const lease = await traced(
+      "holdfast:lock",
+      () => ({ kind: "lease", locks: [this.#name(wish)] }),
+      (told) => this.#track(this.#wait(wish, terms, patience, signal, told)),
+    );
+    if (lease)
+      emit("holdfast:lease:granted", () => ({
+        hold: lease.hold,
+        lease: lease.name,
+        fence: lease.fence,
+        waitedMs: performance.now() - started,
+      }));
+    return lease;
   }
 
   /** Where a transaction has the only connection, or is the only writer, a lease would wait for it, and it for the lease. */
@@ -441,7 +479,8 @@ export class LeaseDesk<Native, C extends Connection> {
     terms: Terms,
     patience: Wait | "skip",
     signal: AbortSignal | undefined,
-  ): Promise<Lease | undefined> {
+    told: Traces["holdfast:lock"] | undefined,
+  ): Promise<Granted | undefined> {
     const { key, mode, weight, capacity } = wish;
     const started = performance.now();
     const waitMs = typeof patience === "number" ? patience : 0;
@@ -484,7 +523,8 @@ export class LeaseDesk<Native, C extends Connection> {
             );
           }
           traces = false;
-          return this.#grant(wish, claim, terms, result, sentAt, started);
+          if (told) told.outcome = "granted";
+          return this.#grant(wish, claim, terms, result, sentAt);
         }
         traces = result.inLine;
         const leftMs = endsAt - performance.now();
@@ -500,6 +540,7 @@ export class LeaseDesk<Native, C extends Connection> {
     }
     const waitedMs = Math.round(performance.now() - started);
     const reason = waitMs > 0 ? "timeout" : "busy";
+    if (told) told.outcome = reason;
     emit("holdfast:lease:refused", () => ({ lease: this.#name(wish), waitedMs, reason }));
     if (patience === "skip") return undefined;
     const blocked = { keys: [this.#name(wish)], holders: await this.#holders(claim.resource) };
@@ -544,8 +585,7 @@ export class LeaseDesk<Native, C extends Connection> {
     terms: Terms,
     grant: ClaimResult & { granted: true },
     sentAt: number,
-    started: number,
-  ): Lease {
+  ): Granted {
     const { resource, token, mode } = claim;
     const { fence, origin } = grant;
     const name = this.#name(wish);
@@ -558,7 +598,6 @@ export class LeaseDesk<Native, C extends Connection> {
       sentAt,
     );
     this.#held.add(lease);
-    emit("holdfast:lease:granted", () => ({ lease: name, fence, waitedMs: performance.now() - started }));
     return lease;
   }
 

@@ -10,7 +10,7 @@ import {
   UsageError,
   shownKey,
 } from "../core/errors.ts";
-import { emit } from "../core/events.ts";
+import { emit, traced } from "../core/events.ts";
 import { interruptible } from "../core/interrupt.ts";
 import type { Lockable } from "../core/key.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
@@ -52,6 +52,20 @@ const waitNames = new Set(["wait", "signal"]);
 const shapeMs = 60_000;
 /** The server's own timeout comes first where it can; ours is for what it does not count. */
 const slackMs = 100;
+
+type Answer = { readonly granted: true } | { readonly granted: false; readonly reason: "busy" | "timeout" };
+
+function waited<A extends Answer>(kind: "rows" | "table", table: string, ask: () => Promise<A>): Promise<A> {
+  return traced(
+    "holdfast:lock",
+    () => ({ kind, locks: [table] }),
+    async (told) => {
+      const answer = await ask();
+      if (told) told.outcome = answer.granted ? "granted" : answer.reason;
+      return answer;
+    },
+  );
+}
 
 /** What a call asks for, before the table is known. */
 interface Wish {
@@ -102,6 +116,7 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     const strength = checkStrength("tx.rows", options.for);
     const { database } = this.#home();
     const started = performance.now();
+    const table = "a query";
     const found = await scope.work(async ({ connection, capabilities, joined }) => {
       this.#assertStrength(capabilities, strength);
       const run = database.locking?.(scope.client, query, {
@@ -119,10 +134,9 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
         throw new UnsupportedError(
           `tx.rows(query): its waits cannot be bounded on ${database.engine.name}. Name a table: tx.rows("account", [1, 2]).`,
         );
-      return around(connection, { wait, joined, capabilities }, run);
+      return waited("rows", table, () => around(connection, { wait, joined, capabilities }, run));
     }, options.signal);
     const waitedMs = Math.round(performance.now() - started);
-    const table = "a query";
     if (found.granted) {
       const rows = Array.isArray(found.value) ? found.value.length : 0;
       emit("holdfast:rows:locked", () => ({ table, rows, waitedMs }));
@@ -225,13 +239,17 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
       const modes = require(capabilities.tableLocks, "Table locks");
       if (!modes.includes(mode))
         throw new UnsupportedError(`A table lock "${mode}": here there are ${modes.join(", ")}`);
-      return this.#tables.lock(connection, { table, mode, wait, joined, capabilities, signal });
+      return waited("table", table.path.join("."), () =>
+        this.#tables.lock(connection, { table, mode, wait, joined, capabilities, signal }),
+      );
     }, options.signal);
     const waitedMs = Math.round(performance.now() - started);
     if (grant.granted) {
       emit("holdfast:table:locked", () => ({ table: table.path.join("."), mode, waitedMs }));
       return skip ? true : undefined;
     }
+    const { reason } = grant;
+    emit("holdfast:table:refused", () => ({ table: table.path.join("."), mode, waitedMs, reason }));
     if (skip) return false;
     const blocked = { keys: [`${shown} (${mode})`], holders: [] };
     if (grant.reason === "busy") throw new LockNotAvailableError(blocked);
@@ -333,7 +351,8 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     if ("keys" in chosen && chosen.keys.length === 0) return [];
     const home = this.#home();
     const started = performance.now();
-    const found = await this.#bounded(connection, call).catch((error: unknown) => {
+    const asked = waited("rows", shape.name, () => this.#bounded(connection, call));
+    const found = await asked.catch((error: unknown) => {
       // The table may have changed since the catalog was asked.
       this.#shapes.delete(JSON.stringify(call.table.path));
       throw error;

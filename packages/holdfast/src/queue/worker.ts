@@ -3,7 +3,7 @@ import { hostname } from "node:os";
 import { isSupported } from "../core/capabilities.ts";
 import type { Ear } from "../core/bell.ts";
 import type { Connection } from "../core/database.ts";
-import { emit } from "../core/events.ts";
+import { emit, heard, traced } from "../core/events.ts";
 import { key } from "../core/key.ts";
 import type { ClaimedJob, Ended } from "../core/queues.ts";
 import { sleep } from "../core/wait.ts";
@@ -56,6 +56,23 @@ interface Item {
   readonly batch: Batch;
   readonly place: number;
   readonly job: ClaimedJob;
+  /** When its handler was called, if somebody wants to know. */
+  began?: Began;
+}
+
+/** By the clock of the day, and by the one that never jumps. */
+export interface Began {
+  readonly date: number;
+  readonly ms: number;
+}
+
+export function beginning(): Began | undefined {
+  if (!heard("holdfast:queue:done") && !heard("holdfast:queue:failed")) return undefined;
+  return { date: Date.now(), ms: performance.now() };
+}
+
+export function timesOf(job: ClaimedJob, began: Began): { waitedMs: number; durationMs: number } {
+  return { waitedMs: Math.max(0, began.date - job.at), durationMs: performance.now() - began.ms };
 }
 
 export interface WorkerSettings<P> {
@@ -321,14 +338,14 @@ export class QueueWorker<P> implements Worker, Keeper {
       if (mine) batch.running.delete(mine);
       if (mine?.marked && !batch.lost) void this.#confirm(item, failed, error);
       else {
-        if (!batch.lost) this.#settle(item, failed ? this.#failure(job, error) : undefined);
+        if (!batch.lost) this.#settle(item, failed ? this.#failure(item, error) : undefined);
         this.#release();
       }
     };
     try {
       mine = new JobOf(this.#settings.read(job.payload), job, batch, place, this);
       batch.running.add(mine);
-      const answer = this.#settings.handler(mine);
+      const answer = this.#handle(mine, item);
       if (isPromise(answer))
         answer.then(
           () => end(),
@@ -340,6 +357,18 @@ export class QueueWorker<P> implements Worker, Keeper {
     }
   }
 
+  #handle(mine: JobOf<P>, item: Item): unknown {
+    const { handler, queue } = this.#settings;
+    const began = beginning();
+    if (began) item.began = began;
+    return traced(
+      "holdfast:job",
+      () => ({ queue, job: mine.id, attempt: mine.attempt, transactional: false }),
+      // Without anybody who traces, it is called as it is.
+      () => handler(mine) as Promise<unknown>,
+    );
+  }
+
   #release(): void {
     this.#running--;
     this.#fill();
@@ -347,12 +376,12 @@ export class QueueWorker<P> implements Worker, Keeper {
 
   /** Of a job that was completed in a transaction: only the database knows whether that was committed. */
   async #confirm(item: Item, failed: boolean, error: unknown): Promise<void> {
-    const { batch, place, job } = item;
+    const { batch, place } = item;
     try {
       const committed = await this.#desk.completed({ lease: batch.lease, place });
       const rolledBack = () =>
         this.#failure(
-          job,
+          item,
           failed ? error : new Error("it was completed in a transaction that was rolled back"),
         );
       if (!batch.lost) this.#settle(item, committed ? undefined : rolledBack(), true);
@@ -364,7 +393,14 @@ export class QueueWorker<P> implements Worker, Keeper {
     }
   }
 
-  #settle({ batch, job, place }: Item, failure: Ended["failure"], marked = false): void {
+  #settle({ batch, job, place, began }: Item, failure: Ended["failure"], marked = false): void {
+    if (!failure && began)
+      emit("holdfast:queue:done", () => ({
+        queue: this.#settings.queue,
+        job: job.id,
+        attempt: job.failures + 1,
+        ...timesOf(job, began),
+      }));
     this.#results.push({ lease: batch.lease, place, job, failure, marked });
     batch.left--;
     if (batch.left === 0) {
@@ -375,13 +411,14 @@ export class QueueWorker<P> implements Worker, Keeper {
     } else this.#partTimer ??= setTimeout(() => void this.#flush(), partMs);
   }
 
-  #failure(job: ClaimedJob, error: unknown): NonNullable<Ended["failure"]> {
+  #failure({ job, began }: Item, error: unknown): NonNullable<Ended["failure"]> {
     const failures = job.failures + 1;
     const again = failures >= this.#settings.attempts ? undefined : this.#settings.again(failures, error);
     emit("holdfast:queue:failed", () => ({
       queue: this.#settings.queue,
       job: job.id,
       attempt: failures,
+      ...(began && timesOf(job, began)),
       again,
       error,
     }));

@@ -144,6 +144,19 @@ BEGIN
 END
 $function$`;
 
+/** The same, with rows for their groups, as a transaction of its own. Returns the milliseconds until more is due; 0: some was. */
+const dueNow = sql`CREATE OR REPLACE FUNCTION holdfast.queue_due_now(q integer) RETURNS float8
+LANGUAGE plpgsql ${plans} AS $function$
+BEGIN
+  IF EXISTS (SELECT FROM holdfast.queue_delayed t WHERE t.queue = q AND t.run_at <= clock_timestamp()) THEN
+    PERFORM holdfast.queue_know(q, holdfast.queue_due(q, 1000));
+    RETURN 0;
+  END IF;
+  RETURN (SELECT greatest(0, extract(epoch FROM d.run_at - clock_timestamp())) * 1000 FROM (
+    SELECT t.run_at FROM holdfast.queue_delayed t WHERE t.queue = q ORDER BY t.run_at LIMIT 1) d);
+END
+$function$`;
+
 /**
  * A batch for a worker. Of each priority that the worker knows it looks only above the floor that the worker gives, where
  * it found the last ones: what was deleted below it would be walked over again and again for as long as an old snapshot
@@ -523,55 +536,57 @@ BEGIN
 END
 $function$`;
 
-/** One job, for the transaction that this runs in: if that is rolled back, it is still there. */
-const take = sql`CREATE OR REPLACE FUNCTION holdfast.queue_take(q integer, job bigint) RETURNS text
+/**
+ * Jobs for the transaction that this runs in, which has their rows locked: if it is rolled back, or leaves some of them
+ * alone, they are still there. With a job: only that one.
+ */
+const take = sql`CREATE OR REPLACE FUNCTION holdfast.queue_take(q integer, n integer, job bigint) RETURNS text
 LANGUAGE plpgsql ${plans} AS $function$
 DECLARE
-  r record;
+  taken text[];
 BEGIN
   IF (SELECT t.paused FROM holdfast.queue t WHERE t.id = q) THEN RETURN NULL; END IF;
-  -- Their groups have no rows then until a claim makes them: here, they would be held until the caller's transaction ends.
-  PERFORM holdfast.queue_due(q, 100);
-  IF job IS NULL THEN
-    DELETE FROM holdfast.queue_ready t WHERE t.ctid = (SELECT x.ctid FROM holdfast.queue_ready x WHERE x.queue = q
-      ORDER BY x.priority, x.id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING t.*, NULL::text AS grp INTO r;
-    IF r IS NULL THEN
-      DELETE FROM holdfast.queue_grouped t WHERE t.ctid = (SELECT x.ctid FROM holdfast.queue_grouped x WHERE x.queue = q
-        ORDER BY x.grp, x.priority, x.id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING t.* INTO r;
-    END IF;
-  ELSE
-    DELETE FROM holdfast.queue_ready t WHERE t.ctid = (SELECT x.ctid FROM holdfast.queue_ready x WHERE x.queue = q AND x.id = job
-      FOR UPDATE SKIP LOCKED) RETURNING t.*, NULL::text AS grp INTO r;
-    IF r IS NULL THEN
-      DELETE FROM holdfast.queue_grouped t WHERE t.ctid = (SELECT x.ctid FROM holdfast.queue_grouped x WHERE x.queue = q AND x.id = job
-        FOR UPDATE SKIP LOCKED) RETURNING t.* INTO r;
-    END IF;
+  taken := ARRAY(SELECT '[' || r.id || ',' || r.attempt || ',' || r.priority || ',' || (extract(epoch FROM r.at) * 1000)::bigint || ','
+      || coalesce(to_json(r.key)::text, 'null') || ',null,' || r.payload || ']' FROM (
+    SELECT x.* FROM holdfast.queue_ready x WHERE x.queue = q AND (job IS NULL OR x.id = job)
+      ORDER BY x.priority, x.id LIMIT n FOR UPDATE SKIP LOCKED) r);
+  IF cardinality(taken) < n THEN
+    taken := taken || ARRAY(SELECT '[' || r.id || ',' || r.attempt || ',' || r.priority || ',' || (extract(epoch FROM r.at) * 1000)::bigint || ','
+        || coalesce(to_json(r.key)::text, 'null') || ',' || to_json(r.grp)::text || ',' || r.payload || ']' FROM (
+      SELECT x.* FROM holdfast.queue_grouped x WHERE x.queue = q AND (job IS NULL OR x.id = job)
+        ORDER BY x.grp, x.priority, x.id LIMIT n - cardinality(taken) FOR UPDATE SKIP LOCKED) r);
   END IF;
-  IF r IS NULL THEN RETURN NULL; END IF;
-  IF r.key IS NOT NULL THEN
-    DELETE FROM holdfast.queue_key k WHERE k.queue = q AND k.key = r.key AND k.job = r.id;
-  END IF;
-  RETURN '[' || r.id || ',' || r.attempt || ',' || r.priority || ',' || (extract(epoch FROM r.at) * 1000)::bigint || ','
-    || coalesce(to_json(r.key)::text, 'null') || ',' || coalesce(to_json(r.grp)::text, 'null') || ',' || r.payload || ']';
+  RETURN '[' || array_to_string(taken, ',') || ']';
 END
 $function$`;
 
-const putBack = sql`CREATE OR REPLACE FUNCTION holdfast.queue_put_back(q integer, i bigint, tries smallint, p smallint, since float8,
-  k text, g text, body text, again float8, why text) RETURNS void
-LANGUAGE plpgsql AS $function$
+/**
+ * The end of jobs that were taken. again: milliseconds until what failed runs again; NULL: it is
+ * done or, if there is an error, has failed for good.
+ */
+const settle = sql`CREATE OR REPLACE FUNCTION holdfast.queue_settle(q integer, ids bigint[], priorities smallint[], grps text[],
+  keys text[], again float8, why text) RETURNS void
+LANGUAGE plpgsql ${plans} AS $function$
 DECLARE
   moment timestamptz := clock_timestamp();
 BEGIN
-  IF again IS NULL THEN
-    INSERT INTO holdfast.queue_failed (queue, id, priority, attempt, at, failed_at, key, grp, payload, error)
-      VALUES (q, i, p, tries, to_timestamp(since / 1000), moment, k, g, body, why) ON CONFLICT DO NOTHING;
-    RETURN;
+  IF again IS NULL AND keys IS NOT NULL THEN
+    PERFORM FROM holdfast.queue_key t WHERE t.queue = q AND t.key = ANY(keys) ORDER BY t.key FOR UPDATE;
+    DELETE FROM holdfast.queue_key t USING unnest(keys, ids) u (key, id) WHERE t.queue = q AND t.key = u.key AND t.job = u.id;
   END IF;
-  INSERT INTO holdfast.queue_delayed (queue, priority, attempt, id, at, run_at, key, grp, payload)
-    VALUES (q, p, tries, i, to_timestamp(since / 1000), moment + again * interval '1 millisecond', k, g, body);
-  IF k IS NOT NULL THEN
-    INSERT INTO holdfast.queue_key (queue, key, job) VALUES (q, k, i) ON CONFLICT DO NOTHING;
-  END IF;
+  WITH alone AS (DELETE FROM holdfast.queue_ready t USING unnest(ids, priorities, grps) u (id, priority, grp)
+      WHERE t.queue = q AND t.priority = u.priority AND t.id = u.id AND u.grp IS NULL
+      RETURNING t.id, t.priority, t.attempt + 1 AS attempt, t.at, t.key, NULL::text AS grp, t.payload),
+  grouped AS (DELETE FROM holdfast.queue_grouped t USING unnest(ids, priorities, grps) u (id, priority, grp)
+      WHERE t.queue = q AND t.grp = u.grp AND t.priority = u.priority AND t.id = u.id
+      RETURNING t.id, t.priority, t.attempt + 1 AS attempt, t.at, t.key, t.grp, t.payload),
+  gone AS (SELECT * FROM alone UNION ALL SELECT * FROM grouped),
+  later AS (INSERT INTO holdfast.queue_delayed (queue, priority, attempt, id, at, run_at, key, grp, payload)
+    SELECT q, g.priority, g.attempt, g.id, g.at, moment + again * interval '1 millisecond', g.key, g.grp, g.payload
+    FROM gone g WHERE again IS NOT NULL)
+  INSERT INTO holdfast.queue_failed (queue, id, priority, attempt, at, failed_at, key, grp, payload, error)
+    SELECT q, g.id, g.priority, g.attempt, g.at, moment, g.key, g.grp, g.payload, why
+    FROM gone g WHERE again IS NULL AND why IS NOT NULL ON CONFLICT DO NOTHING;
 END
 $function$`;
 
@@ -618,6 +633,7 @@ export const queueFunctions: readonly Statement[] = [
   know,
   add,
   due,
+  dueNow,
   unknown,
   pick,
   claim,
@@ -628,7 +644,7 @@ export const queueFunctions: readonly Statement[] = [
   recover,
   giveBack,
   take,
-  putBack,
+  settle,
   revive,
   discard,
 ];

@@ -1,7 +1,7 @@
 import type { Result, SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError } from "../../core/errors.ts";
 import { key } from "../../core/key.ts";
-import type { ClaimedJob, Ended, FailedJob, NewJob, Queues } from "../../core/queues.ts";
+import type { ClaimedJob, Ended, FailedJob, NewJob, QueueCounts, Queues } from "../../core/queues.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import { argument } from "./keys.ts";
 import { failureOf } from "./locks.ts";
@@ -46,6 +46,30 @@ function numbersOf(value: unknown): number[] {
 }
 
 const msOf = (column: string) => sql.raw(`(extract(epoch FROM ${column}) * 1000)::float8`);
+
+/** Of some queues: what is many is counted up to a limit. */
+function counting(which: Statement): Statement {
+  const some = (table: string) =>
+    sql`(SELECT count(*) FROM (SELECT FROM ${sql.id("holdfast", table)} t WHERE t.queue = q.id LIMIT 100000) x)`;
+  return sql`SELECT q.name, q.paused, ${some("queue_ready")} + ${some("queue_grouped")} AS waiting, ${some("queue_delayed")} AS delayed,
+  ${some("queue_failed")} AS failed, (SELECT count(*) FROM holdfast.queue_worker w WHERE w.queue = q.id) AS workers,
+  (SELECT coalesce(sum(l.size - coalesce(cardinality(l.done), 0)), 0) FROM holdfast.queue_lease l WHERE l.queue = q.id) AS running,
+  (SELECT ${msOf("clock_timestamp() - min(o.at)")} FROM ((SELECT r.at FROM holdfast.queue_ready r WHERE r.queue = q.id ORDER BY r.priority, r.id LIMIT 1)
+    UNION ALL (SELECT g.at FROM holdfast.queue_grouped g WHERE g.queue = q.id ORDER BY g.grp, g.priority, g.id LIMIT 1)) o) AS oldest
+  FROM holdfast.queue q WHERE ${which} ORDER BY q.name`;
+}
+
+function countsOf(row: Row | undefined): QueueCounts {
+  return {
+    waiting: Number(row?.["waiting"]),
+    delayed: Number(row?.["delayed"]),
+    running: Number(row?.["running"]),
+    failed: Number(row?.["failed"]),
+    workers: Number(row?.["workers"]),
+    paused: isTrue(row?.["paused"]),
+    oldest: row?.["oldest"] === null ? undefined : Number(row?.["oldest"]),
+  };
+}
 
 export const queues: Queues<SqlConnection> = {
   channel,
@@ -212,25 +236,33 @@ export const queues: Queues<SqlConnection> = {
     );
   },
 
-  async take(connection, queue, { savepoint, next, id }) {
-    const statements = [
-      ...(next ? [`RELEASE SAVEPOINT ${savepoint}`] : []),
-      `SELECT holdfast.queue_take(${Math.trunc(queue)}, ${id === undefined ? "NULL" : Math.trunc(id)}) AS job`,
-      `SAVEPOINT ${savepoint}`,
-    ];
-    const results = connection.script
-      ? await connection.script(statements.join("; "))
-      : await inTurn(connection, statements);
-    const row = results[next ? 1 : 0]?.rows[0];
-    return typeof row?.["job"] === "string" ? jobOf(JSON.parse(row["job"]) as Written) : undefined;
+  async due(connection, queue) {
+    const [row] = await ask(connection, sql`SELECT holdfast.queue_due_now(${bound(queue, "int")}) AS soon`);
+    return row?.["soon"] === null ? undefined : Number(row?.["soon"]);
   },
 
-  async putBack(connection, queue, job, { error, again }) {
+  async take(connection, queue, { savepoint, most, id }) {
+    const [taken] = await inOne(connection, [
+      `SELECT holdfast.queue_take(${Math.trunc(queue)}, ${Math.trunc(most)}, ${id === undefined ? "NULL" : Math.trunc(id)}) AS jobs`,
+      `SAVEPOINT ${savepoint}`,
+    ]);
+    const jobs = taken?.rows[0]?.["jobs"];
+    return typeof jobs === "string" ? (JSON.parse(jobs) as Written[]).map(jobOf) : [];
+  },
+
+  async another(connection, savepoint, saved) {
+    await inOne(connection, [...(saved ? [`RELEASE SAVEPOINT ${savepoint}`] : []), `SAVEPOINT ${savepoint}`]);
+  },
+
+  async settle(connection, queue, jobs, failure) {
+    const any = (has: (job: ClaimedJob) => boolean) => jobs.some(has);
     await ask(
       connection,
-      sql`SELECT holdfast.queue_put_back(${bound(queue, "int")}, ${bound(job.id, "bigint")}, ${bound(job.failures + 1, "smallint")},
-  ${bound(job.priority, "smallint")}, ${bound(job.at, "float8")}, ${job.key ?? null}::text, ${job.group ?? null}::text,
-  ${JSON.stringify(job.payload)}::text, ${bound(again, "float8")}, ${error}::text)::text AS done`,
+      sql`SELECT holdfast.queue_settle(${bound(queue, "int")}, ${list(jobs.map(({ id }) => id))}::text::bigint[],
+  ${list(jobs.map(({ priority }) => priority))}::text::smallint[],
+  ${any(({ group }) => group !== undefined) ? texts(jobs, ({ group }) => group) : null}::text::text[],
+  ${any((job) => job.key !== undefined) ? texts(jobs, (job) => job.key) : null}::text::text[],
+  ${bound(failure?.again, "float8")}, ${failure?.error ?? null}::text)::text AS done`,
     );
   },
 
@@ -250,26 +282,14 @@ export const queues: Queues<SqlConnection> = {
   },
 
   async counts(connection, queue) {
-    const some = (table: string) =>
-      sql`(SELECT count(*) FROM (SELECT FROM ${sql.id("holdfast", table)} t WHERE t.queue = q.id LIMIT 100000) x)`;
-    const [row] = await ask(
-      connection,
-      sql`SELECT q.paused, ${some("queue_ready")} + ${some("queue_grouped")} AS waiting, ${some("queue_delayed")} AS delayed,
-  ${some("queue_failed")} AS failed, (SELECT count(*) FROM holdfast.queue_worker w WHERE w.queue = q.id) AS workers,
-  (SELECT coalesce(sum(l.size - coalesce(cardinality(l.done), 0)), 0) FROM holdfast.queue_lease l WHERE l.queue = q.id) AS running,
-  (SELECT ${msOf("clock_timestamp() - min(o.at)")} FROM ((SELECT r.at FROM holdfast.queue_ready r WHERE r.queue = q.id ORDER BY r.priority, r.id LIMIT 1)
-    UNION ALL (SELECT g.at FROM holdfast.queue_grouped g WHERE g.queue = q.id ORDER BY g.grp, g.priority, g.id LIMIT 1)) o) AS oldest
-  FROM holdfast.queue q WHERE q.id = ${bound(queue, "int")}`,
-    );
-    return {
-      waiting: Number(row?.["waiting"]),
-      delayed: Number(row?.["delayed"]),
-      running: Number(row?.["running"]),
-      failed: Number(row?.["failed"]),
-      workers: Number(row?.["workers"]),
-      paused: isTrue(row?.["paused"]),
-      oldest: row?.["oldest"] === null ? undefined : Number(row?.["oldest"]),
-    };
+    const [row] = await ask(connection, counting(sql`q.id = ${bound(queue, "int")}`));
+    return countsOf(row);
+  },
+
+  async list(connection, names) {
+    const which = names ? sql`q.name = ANY (${texts(names, (name) => name)}::text::text[])` : sql`true`;
+    const rows = await ask(connection, counting(which));
+    return rows.map((row) => ({ name: String(row["name"]), ...countsOf(row) }));
   },
 
   async failed(connection, queue, after, most) {
@@ -340,7 +360,9 @@ export const queues: Queues<SqlConnection> = {
   },
 };
 
-async function inTurn(connection: SqlConnection, statements: readonly string[]): Promise<Result[]> {
+/** In one message, where the client can. */
+async function inOne(connection: SqlConnection, statements: readonly string[]): Promise<readonly Result[]> {
+  if (connection.script) return connection.script(statements.join("; "));
   const results: Result[] = [];
   for (const text of statements) results.push(await connection.query(sql.raw(text)));
   return results;

@@ -1,3 +1,5 @@
+import { AsyncLocalStorage } from "node:async_hooks";
+import { tracingChannel } from "node:diagnostics_channel";
 import { DeadlineExceededError, UsageError } from "../../core/errors.ts";
 import { isUniqueViolation } from "../../core/failure.ts";
 import { key } from "../../core/key.ts";
@@ -20,6 +22,28 @@ export const transactionCases = suite("transaction", {
     });
     assert.equal(value, 42);
     assert.equal(await count(ground, name), 1);
+  },
+
+  "has in its body what is bound to its trace, each its own, while several wait": async ({ hf }) => {
+    const store = new AsyncLocalStorage<object>();
+    const { start } = tracingChannel("holdfast:transaction");
+    start.bindStore(store, (message) => message);
+    try {
+      const seen = await Promise.all(
+        Array.from({ length: 5 }, () =>
+          hf.transaction(async (tx) => {
+            const before = store.getStore();
+            await tx.query(sql`SELECT 1 AS n`);
+            assert.equal(store.getStore(), before);
+            return before;
+          }),
+        ),
+      );
+      assert.ok(seen.every((each) => each !== undefined));
+      assert.equal(new Set(seen).size, seen.length);
+    } finally {
+      start.unbindStore(store);
+    }
   },
 
   "undoes everything when the body throws, and passes its error on": async (ground) => {

@@ -1,0 +1,17 @@
+import { UsageError } from "../core/errors.ts";
+import { checkNames } from "../core/options.ts";
+import type { QueueInfo } from "../core/queues.ts";
+import { deskOf } from "./desk.ts";
+
+/** All queues of this database, or those of these names that are there, by name. Nothing is made by asking. */
+export async function queues(
+  hf: object,
+  options: { readonly names?: readonly string[] } = {},
+): Promise<readonly QueueInfo[]> {
+  checkNames("queues", options, new Set(["names"]));
+  const { names } = options;
+  if (names?.some((name) => typeof name !== "string" || name.includes("\0")))
+    throw new UsageError("queues: names must be texts, without NUL");
+  const desk = deskOf(hf);
+  return desk.ask((connection) => desk.store.list(connection, names));
+}
