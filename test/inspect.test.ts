@@ -1,7 +1,8 @@
 /** Who holds what on PostgreSQL: names, chains, and nothing that is a secret. */
 import { type Holdfast, holdfast, key } from "holdfast";
 import { fromPg } from "holdfast/pg";
-import { Pool, type PoolClient } from "pg";
+import { queue } from "holdfast/queue";
+import { Client, Pool, type PoolClient } from "pg";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { type TestDatabase, createDatabase } from "./harness/databases.ts";
 import { eventually } from "./harness/wait.ts";
@@ -63,4 +64,72 @@ test("a chain of three, by key and by row", async () => {
   }
   await eventually(async () => (await hf.inspect()).holders.length === 0);
   expect(await hf.inspect()).toEqual({ holders: [], waiters: [], chains: [] });
+});
+
+const hashOf = (...parts: [string, ...string[]]) => {
+  const { form } = key(...parts);
+  return `bigint ${form.kind === "name" && form.hash}`;
+};
+
+/** Names of the advisory locks of the session whose application begins with this, while it is inside. */
+async function namesIn(application: string, statements: readonly string[]): Promise<[string[], string]> {
+  const client = new Client({ connectionString: database.url, application_name: application });
+  await client.connect();
+  try {
+    for (const statement of statements) await client.query(statement);
+    const { holders } = await hf.inspect();
+    const mine = holders.filter(({ session }) =>
+      session.application.startsWith(application.split(" ")[0] ?? ""),
+    );
+    return [mine.map(({ name }) => name).toSorted(), mine[0]?.session.application ?? ""];
+  } finally {
+    await client.end();
+  }
+}
+
+test("a label names the lock that it hashes to, and no other", async () => {
+  const take = (id: string) => `SELECT pg_advisory_lock(${id.replace("bigint ", "")})`;
+  const upload = hashOf("upload", "42");
+  // Among others; of three keys; and shared.
+  for (const label of ["api [hf:upload:42]", "api [hf:upload:42 +2]", "api [hf:upload:42 (shared)]"])
+    expect(await namesIn(label, [take(upload), take("5"), "SELECT pg_advisory_lock(1, 2)"])).toEqual([
+      ["bigint 5", "int 1,2", `upload:42 (${upload})`],
+      "api",
+    ]);
+  // A part that has a colon in it.
+  const colon = hashOf("a:b", "c");
+  expect(await namesIn("api [hf:a:b:c]", [take(colon), take("5")])).toEqual([
+    [`a:b:c (${colon})`, "bigint 5"],
+    "api",
+  ]);
+  // A label of something else is left where it was.
+  expect(await namesIn("api [hf:upload:42]", [take("5")])).toEqual([["bigint 5"], "api [hf:upload:42]"]);
+  // One that was cut is right if there is one lock; of two nobody knows.
+  const long = `api [hf:${"x".repeat(80)}`;
+  const cut = long.slice(8, 63);
+  expect(await namesIn(long, [take("5")])).toEqual([[`${cut} (bigint 5)`], "api"]);
+  expect((await namesIn(long, [take("5"), take("6")]))[0]).toEqual(["bigint 5", "bigint 6"]);
+  // So is one that has lost characters, and none that has not.
+  expect(await namesIn("api [hf:gr??e]", [take("5")])).toEqual([["gr??e (bigint 5)"], "api"]);
+});
+
+test("who waits without a label has the holder's name; a worker has its queue's", async () => {
+  await hf.migrate();
+  const emails = queue(hf, "emails");
+  await using worker = emails.work(async () => {});
+  const held = await hf.hold(key("nightly"));
+  const waiting = hf.hold(key("nightly"), { wait: 60_000 });
+  try {
+    await eventually(async () => {
+      const { holders, waiters } = await hf.inspect();
+      expect(waiters.map(({ name }) => name)).toEqual([`nightly (${hashOf("nightly")})`]);
+      expect(holders.map(({ name }) => name)).toContainEqual(
+        expect.stringMatching(/^queue emails: worker \d+ \(bigint /),
+      );
+    });
+  } finally {
+    await held.release();
+    await (await waiting).release();
+  }
+  await worker.stop();
 });

@@ -48,9 +48,18 @@ export function table(
     .join("\n");
 }
 
+/** What a terminal may take for an order, or shows nothing of, and JSON does not escape by itself. */
+const unseen = /[\x7f-\x9f\p{Cf}\p{Zl}\p{Zp}\p{Co}]/gu;
+const escaped = (text: string): string =>
+  text
+    .split("")
+    .map((unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`)
+    .join("");
+
 /** One JSON document. */
 export function printJson(value: unknown): void {
-  process.stdout.write(`${JSON.stringify(value, undefined, process.stdout.isTTY ? 2 : undefined)}\n`);
+  const text = JSON.stringify(value, undefined, process.stdout.isTTY ? 2 : undefined);
+  process.stdout.write(`${text.replace(unseen, escaped)}\n`);
 }
 
 export function print(text = ""): void {

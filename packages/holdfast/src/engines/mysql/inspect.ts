@@ -3,6 +3,8 @@ import type { Row, SqlConnection } from "../../core/database.ts";
 import type { LockView } from "../../core/inspect.ts";
 import { sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
+import { lockName } from "./locks.ts";
+import { heldBySessions, heldByTransactions, keysOf, ofHoldfast } from "./held.ts";
 import { type SessionRow, sessions } from "./sessions.ts";
 
 export async function inspect(connection: SqlConnection, capabilities: Capabilities): Promise<LockView[]> {
@@ -20,14 +22,16 @@ interface Sighting {
   readonly since: Date | undefined;
   readonly waitingMs: number | undefined;
   readonly blockedBy: readonly string[];
+  /** The id of the key that it is a lock of. */
+  readonly key?: string;
 }
 
 async function withSessions(connection: SqlConnection, found: readonly Sighting[]): Promise<LockView[]> {
   const known = await sessions(connection, [...new Set(found.map(({ id }) => id))]);
   const unknown: SessionRow = { application: "", state: "unknown" };
-  return found.map(({ id, since, ...lock }) => {
+  return found.map(({ id, since, kind, name, mode, granted, waitingMs, blockedBy }) => {
     const { application, state } = known.get(id) ?? unknown;
-    return { ...lock, session: { id, application, state, since } };
+    return { kind, name, mode, granted, session: { id, application, state, since }, waitingMs, blockedBy };
   });
 }
 
@@ -44,8 +48,7 @@ const ownerOf = (transaction: string) => `(SELECT o.thread_id FROM performance_s
       WHERE o.engine_transaction_id = ${transaction} AND o.lock_type = 'TABLE' LIMIT 1)`;
 const rowLocks =
   sql.raw(`SELECT t.processlist_id AS id, l.object_name AS tablename, l.index_name AS indexname, l.lock_mode AS mode,
-    l.lock_status AS status, l.lock_data AS data, (SELECT k.name FROM holdfast_lock k WHERE l.object_name = 'holdfast_lock'
-      AND k.id = UNHEX(SUBSTRING(l.lock_data, 3))) AS keyname,
+    l.lock_status AS status, l.lock_data AS data,
     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', CONVERT_TZ(x.trx_started, @@session.time_zone, '+00:00')) / 1000 AS since,
     TIMESTAMPDIFF(MICROSECOND, x.trx_wait_started, SYSDATE(6)) / 1000 AS waiting,
     (SELECT GROUP_CONCAT(DISTINCT b.processlist_id) FROM performance_schema.data_lock_waits w
@@ -58,47 +61,85 @@ const rowLocks =
       OR l.engine_lock_id IN (SELECT w.blocking_engine_lock_id FROM performance_schema.data_lock_waits w))`);
 
 const namedLocks = sql.raw(`SELECT t.processlist_id AS id, m.object_name AS name, m.lock_status AS status,
-    t.processlist_time AS seconds,
+    t.processlist_time AS seconds, t.processlist_db <=> DATABASE() AS here,
     (SELECT GROUP_CONCAT(DISTINCT b.processlist_id) FROM performance_schema.metadata_locks h
       JOIN performance_schema.threads b ON b.thread_id = h.owner_thread_id
       WHERE m.lock_status = 'PENDING' AND h.object_type = m.object_type AND h.object_name = m.object_name AND h.lock_status = 'GRANTED') AS blockers
   FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.thread_id = m.owner_thread_id
   WHERE m.object_type = 'USER LEVEL LOCK' AND t.processlist_id <> CONNECTION_ID()`);
 
-/** A row that was locked for the first time ever is not committed yet, and its name can be read all the same. */
 const dirty = sql.raw("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED");
 
 async function fromPerformanceSchema(connection: SqlConnection): Promise<LockView[]> {
-  await connection.query(dirty);
-  const rows = (await connection.query(rowLocks)).rows.map((row): Sighting => {
+  const found = (await connection.query(rowLocks)).rows;
+  const keys = await keyNames(
+    connection,
+    found.filter(({ tablename }) => tablename === "holdfast_lock").map(({ data }) => String(data)),
+  );
+  const rows = found.map((row): Sighting => {
     const granted = row.status === "GRANTED";
     const lockRow = row.tablename === "holdfast_lock";
-    const data = `${String(row.tablename)}[${String(row.data)}]`;
+    const data = String(row.data);
     return {
       id: String(row.id),
       kind: lockRow ? "lock row" : "row",
-      name: lockRow && row.keyname ? String(row.keyname) : data,
+      name: (lockRow && keys.get(data)) || `${String(row.tablename)}[${data}]`,
       mode: String(row.mode),
       granted,
       since: time(row.since),
       waitingMs: granted || row.waiting === null ? undefined : Number(row.waiting),
       blockedBy: list(row.blockers),
+      ...(lockRow && { key: idOf(data) }),
     };
   });
-  const named = (await connection.query(namedLocks)).rows.map((row): Sighting => {
-    const granted = row.status === "GRANTED";
-    return {
-      id: String(row.id),
-      kind: "advisory",
-      name: String(row.name),
-      mode: "GET_LOCK",
-      granted,
-      since: undefined,
-      waitingMs: granted ? undefined : Number(row.seconds) * 1000,
-      blockedBy: list(row.blockers),
-    };
+  const named = (await connection.query(namedLocks)).rows
+    .filter(({ name, here }) => Number(here) === 1 || !ofHoldfast.test(String(name)))
+    .map((row): Sighting => {
+      const granted = row.status === "GRANTED";
+      return {
+        id: String(row.id),
+        kind: "advisory",
+        name: String(row.name),
+        mode: "GET_LOCK",
+        granted,
+        since: undefined,
+        waitingMs: granted ? undefined : Number(row.seconds) * 1000,
+        blockedBy: list(row.blockers),
+      };
+    });
+  return withSessions(connection, behindSessions([...rows, ...(await byKeys(connection, named))]));
+}
+
+/** Of the two locks of a key one is shown, for whoever has both: who has only the first waits for the row, as is told there. */
+async function byKeys(connection: SqlConnection, named: readonly Sighting[]): Promise<Sighting[]> {
+  const baseOf = ({ name }: Sighting) => ofHoldfast.exec(name)?.[1];
+  const bases = [...new Set(named.map(baseOf).filter((base) => base !== undefined))];
+  const keys = await keysOf(connection, bases);
+  const held = new Set(
+    named.filter(({ name }) => name.endsWith(":held")).map(({ id, name }) => `${id} ${name}`),
+  );
+  return named.flatMap((lock) => {
+    const base = baseOf(lock);
+    if (base === undefined) return [lock];
+    const { id: key, name } = keys.get(base) ?? { id: "", name: base };
+    const isOwners = held.has(`${lock.id} ${base}:held`);
+    if (lock.granted && (lock.name !== base || !isOwners) && key !== "") return [];
+    return [{ ...lock, name, key }];
   });
-  return withSessions(connection, [...rows, ...named]);
+}
+
+/** Whoever has locked the row of a key that a session has waits for that session, looking again and again. */
+function behindSessions(locks: readonly Sighting[]): Sighting[] {
+  const owners = new Map(
+    locks
+      .filter(({ kind, granted, key }) => kind === "advisory" && granted && key)
+      .map(({ key, id }) => [key, id]),
+  );
+  return locks.map((lock) => {
+    const owner = lock.kind === "lock row" && lock.granted ? owners.get(lock.key) : undefined;
+    if (owner === undefined || owner === lock.id) return lock;
+    return { ...lock, granted: false, blockedBy: [owner] };
+  });
 }
 
 function list(value: unknown): string[] {
@@ -135,7 +176,10 @@ async function fromInnodb(connection: SqlConnection): Promise<LockView[]> {
   const [{ db } = { db: "" }] = (await connection.query(sql`SELECT DATABASE() AS db`)).rows;
   const prefix = `\`${String(db)}\`.`;
   const here = rows.filter((row) => String(row.tablename).startsWith(prefix) && seen.has(String(row.id)));
-  const keys = await keyNames(connection, here);
+  const keys = await keyNames(
+    connection,
+    here.filter((row) => String(row.tablename).endsWith("`holdfast_lock`")).map(({ data }) => String(data)),
+  );
   const found: Sighting[] = [];
   for (const [id, group] of Map.groupBy(here, (row) => String(row.id))) {
     const row = group[0] as Row;
@@ -175,6 +219,19 @@ async function fromInnodb(connection: SqlConnection): Promise<LockView[]> {
         waitingMs: lock.waitingMs,
         blockedBy: [],
       });
+  for (const { id: key, name, holder: id, since } of await heldByTransactions(connection))
+    if (!found.some((f) => f.granted && f.id === id && f.name === name))
+      found.push({
+        id,
+        kind: "lock row",
+        name,
+        mode: "X",
+        granted: true,
+        since,
+        waitingMs: undefined,
+        blockedBy: [],
+        key,
+      });
   return withSessions(connection, [...found, ...(await userLocks(connection))]);
 }
 
@@ -189,14 +246,11 @@ function target(
   return { kind: "lock row", name: keys.get(data) ?? `${table}[${data}]` };
 }
 
-/** Names of lock rows, by what the server writes of their ids. */
+/** Names of lock rows, by what the server writes of their ids. One that was locked for the first time ever is not committed yet. */
 async function keyNames(
   connection: SqlConnection,
-  rows: readonly Row[],
+  written: readonly string[],
 ): Promise<ReadonlyMap<string, string>> {
-  const written = rows
-    .filter((row) => String(row.tablename).endsWith("`holdfast_lock`"))
-    .map((row) => String(row.data));
   if (written.length === 0) return new Map();
   const ids = new Map(written.map((data) => [idOf(data), data]));
   await connection.query(dirty);
@@ -245,19 +299,52 @@ async function waitingNow(connection: SqlConnection): Promise<Map<string, Wait>>
   return found;
 }
 
-/** Those who wait for a lock of GET_LOCK; the server does not say for which, nor who has it. */
+/** A name that is written out, and a key of ours. */
+const written = /\bGET_LOCK\s*\(\s*'([^'\\]*)'\s*,/i;
+const ofKey = /\bGET_LOCK\s*\(.*\bSHA2\s*\(\s*CONCAT\s*\(\s*DATABASE\(\),\s*':',\s*'([^'\\]*)'/i;
+
+/** The server does not say who has a lock of GET_LOCK, nor who waits for which: of our keys, and of a name, it can be asked. */
 async function userLocks(connection: SqlConnection): Promise<Sighting[]> {
+  const held = (await heldBySessions(connection)).map(({ id: key, name, holder: id }): Sighting => ({
+    id,
+    kind: "advisory",
+    name,
+    mode: "GET_LOCK",
+    granted: true,
+    since: undefined,
+    waitingMs: undefined,
+    blockedBy: [],
+    key,
+  }));
   const { rows } = await connection.query(
     sql`SELECT id AS id, time_ms AS waited, info AS info FROM information_schema.processlist WHERE state = 'User lock' AND db = DATABASE()`,
   );
-  return rows.map((row) => ({
-    id: String(row.id),
-    kind: "advisory",
-    name: /GET_LOCK\((.*)/i.exec(String(row.info))?.[1]?.slice(0, 100) ?? "GET_LOCK",
-    mode: "GET_LOCK",
-    granted: false,
-    since: undefined,
-    waitingMs: Number(row.waited),
-    blockedBy: [],
-  }));
+  for (const row of rows) {
+    const info = String(row.info);
+    const key = ofKey.exec(info)?.[1];
+    const name = written.exec(info)?.[1];
+    const asked = key === undefined ? name : lockName(key);
+    const [found] =
+      asked === undefined ? [] : (await connection.query(sql`SELECT IS_USED_LOCK(${asked}) AS holder`)).rows;
+    const holder = found?.holder === null || found === undefined ? undefined : String(found.holder);
+    const known = key === undefined ? undefined : await nameOfKey(connection, key);
+    held.push({
+      id: String(row.id),
+      kind: "advisory",
+      name: known ?? name ?? /GET_LOCK\((.*)/i.exec(info)?.[1]?.slice(0, 100) ?? "GET_LOCK",
+      mode: "GET_LOCK",
+      granted: false,
+      since: undefined,
+      waitingMs: Number(row.waited),
+      blockedBy: holder === undefined ? [] : [holder],
+      ...(key !== undefined && { key }),
+    });
+  }
+  return held;
+}
+
+async function nameOfKey(connection: SqlConnection, id: string): Promise<string> {
+  await connection.query(dirty);
+  const [row] = (await connection.query(sql`SELECT name AS name FROM holdfast_lock WHERE id = ${id}`)).rows;
+  return String(row?.name || id);
 }

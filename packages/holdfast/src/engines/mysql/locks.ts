@@ -125,7 +125,7 @@ async function assertFresh(connection: SqlConnection, id: string, name: string):
 }
 
 /** Hashed: at most 64 characters are allowed, case is ignored, and names are shared by all databases of the server. */
-function lockName(id: string | Statement): Statement {
+export function lockName(id: string | Statement): Statement {
   return sql`CONCAT('holdfast:', LEFT(SHA2(CONCAT(DATABASE(), ':', ${id}), 256), 40))`;
 }
 

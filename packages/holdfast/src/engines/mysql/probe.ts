@@ -74,6 +74,7 @@ export async function probe(
     schedules: unsupported(
       "they are kept on PostgreSQL only, for now; hf.tryLock runs a job in one instance at a time",
     ),
+    audit: unsupported("it is kept on PostgreSQL only, for now"),
     savepoints: true,
     granularity: "key",
     lockIsolation: isolation,

@@ -60,6 +60,11 @@ async function restoreProcedures(connection: SqlConnection): Promise<void> {
   }
 }
 
+async function read(connection: SqlConnection): Promise<Pick<Migration, "id" | "name">[]> {
+  const { rows } = await connection.query(sql`SELECT id, name FROM holdfast_migration ORDER BY id`);
+  return rows.map((row) => ({ id: Number(row.id), name: String(row.name) }));
+}
+
 function unlessThere(error: unknown): void {
   if ((error as { errno?: unknown }).errno !== there) throw error;
 }
@@ -67,6 +72,14 @@ function unlessThere(error: unknown): void {
 export const migrations: Migrations<SqlConnection> = {
   all,
   print: (statement) => printed(render(statement).text),
+  record: ({ id, name: named }) =>
+    sql.raw(`INSERT IGNORE INTO holdfast_migration (id, name) VALUES (${id}, '${named}')`),
+  async applied(connection) {
+    const { rows: tables } = await connection.query(
+      sql`SELECT 1 AS there FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'holdfast_migration'`,
+    );
+    return tables.length === 0 ? [] : read(connection);
+  },
   async apply(connection, begun) {
     if (begun)
       throw new UnsupportedError("hf.migrate: DDL would commit the transaction that this client has opened");
@@ -75,14 +88,11 @@ export const migrations: Migrations<SqlConnection> = {
       throw new UnsupportedError("hf.migrate: another process has been migrating for more than a minute");
     try {
       await connection.query(migrationTable);
-      const { rows } = await connection.query(sql`SELECT id FROM holdfast_migration`);
-      const applied = new Set(rows.map(({ id }) => Number(id)));
+      const applied = new Set((await read(connection)).map(({ id }) => id));
       const missing = all.filter(({ id }) => !applied.has(id));
       for (const migration of missing) {
         for (const statement of migration.statements) await connection.query(statement).catch(unlessThere);
-        await connection.query(
-          sql`INSERT INTO holdfast_migration (id, name) VALUES (${migration.id}, ${migration.name})`,
-        );
+        await connection.query(migrations.record(migration));
       }
       await restoreProcedures(connection);
       return missing;

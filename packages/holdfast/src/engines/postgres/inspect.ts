@@ -1,6 +1,7 @@
 import type { Capabilities } from "../../core/capabilities.ts";
 import type { Row, SqlConnection } from "../../core/database.ts";
 import type { LockView } from "../../core/inspect.ts";
+import { key } from "../../core/key.ts";
 import { sql } from "../../core/sql.ts";
 import { isTrue } from "./probe.ts";
 
@@ -30,31 +31,110 @@ const kinds: Readonly<Record<string, LockView["kind"]>> = {
   transactionid: "row",
 };
 
-/** "api [hf:image-upload:42]" says which key the session's lock is, if it has no more than one. */
-const label = / \[hf:(.*?)(?: \+\d+)?\]?$/;
+/** "api [hf:image-upload:42 +2]": the first of three keys. Without the bracket at its end the server has cut it. */
+const label = / \[hf:(.*?)(?: \(shared\))?(?: \+\d+)?(\])?$/;
+
+/** Names of locks: a session's own word for one of its locks, else what is known of the lock from anybody. */
+interface Names {
+  readonly own: ReadonlyMap<string, { readonly lock: string; readonly text: string }>;
+  readonly all: ReadonlyMap<string, string>;
+}
 
 export async function inspect(connection: SqlConnection, _capabilities: Capabilities): Promise<LockView[]> {
   const { rows } = await connection.query(question);
-  const advisory = Map.groupBy(
-    rows.filter(({ kind }) => kind === "advisory"),
-    ({ pid }) => String(pid),
-  );
-  return rows.map((row) => view(row, advisory.get(String(row.pid))?.length === 1));
+  const advisory = rows.filter(({ kind }) => kind === "advisory");
+  const ofHoldfast = new Map(advisory.length > 0 ? await ofQueues(connection) : []);
+  const own = new Map<string, { lock: string; text: string }>();
+  const guessed = new Map<string, string>();
+  const sure = new Map<string, string>();
+  for (const [pid, locks] of Map.groupBy(advisory, (row) => String(row.pid))) {
+    const found = label.exec(String(locks[0]?.application));
+    if (!found) continue;
+    const [, text = "", end] = found;
+    const ids = locks.map(({ name }) => String(name));
+    const certain = end === undefined ? undefined : ids.find((lock) => isOf(text, lock));
+    // What was cut or changed hashes to nothing: then it is the lock's if there is no other.
+    const lock = certain ?? (ids.length === 1 && (end === undefined || isVague(text)) ? ids[0] : undefined);
+    if (lock === undefined) continue;
+    own.set(pid, { lock, text });
+    (certain === undefined ? guessed : sure).set(lock, text);
+  }
+  const names = { own, all: new Map([...guessed, ...sure, ...ofHoldfast]) };
+  return rows.map((row) => view(row, names, ofHoldfast));
 }
 
-/** `only`: its session has no other advisory lock, nor waits for one. */
-function view(row: Row, only: boolean): LockView {
+/** Everything that could be read as a name was tried; these were never names of a hash, or have lost characters. */
+function isVague(text: string): boolean {
+  return (
+    text.includes("?") || text.endsWith("...") || text.startsWith("hashtext") || colons(text) > mostColons
+  );
+}
+
+const mostColons = 8;
+
+function colons(text: string): number {
+  return text.split(":").length - 1;
+}
+
+/**
+ * Whether the label's text is the name of this lock. Parts are joined by colons and may hold some: each way to read it
+ * is tried, 256 hashes at the most.
+ */
+function isOf(text: string, name: string): boolean {
+  if (text === name) return true;
+  const count = colons(text);
+  if (count > mostColons) return false;
+  const pieces = text.split(":");
+  for (let joints = 0; joints < 2 ** count; joints++) {
+    const parts = [pieces[0] ?? ""];
+    for (const [i, piece] of pieces.slice(1).entries()) {
+      if ((joints >> i) & 1) parts.push(`${parts.pop()}:${piece}`);
+      else parts.push(piece);
+    }
+    if (parts.includes("")) continue;
+    const { form } = key(...(parts as [string, ...string[]]));
+    if (form.kind === "name" && name === `bigint ${form.hash}`) return true;
+  }
+  return false;
+}
+
+const queuesThere = sql.raw(`SELECT CASE WHEN has_schema_privilege(oid, 'USAGE') THEN
+      coalesce(has_table_privilege(to_regclass('holdfast.queue'), 'SELECT')
+        AND has_table_privilege(to_regclass('holdfast.queue_worker'), 'SELECT'), false) END AS there
+  FROM pg_namespace WHERE nspname = 'holdfast'`);
+
+/** A worker's session says that it lives; a queue with a limit counts its jobs under a lock. */
+const queueLocks =
+  sql.raw(`SELECT 'bigint ' || w.lock::text AS lock, 'queue ' || q.name || ': worker ' || w.id::text AS name
+    FROM holdfast.queue_worker w JOIN holdfast.queue q ON q.id = w.queue WHERE w.lock IS NOT NULL
+  UNION ALL SELECT 'bigint ' || hashtextextended('holdfast_queue ' || q.id, 0)::text, 'queue ' || q.name || ': claims'
+    FROM holdfast.queue q WHERE q.most IS NOT NULL`);
+
+async function ofQueues(connection: SqlConnection): Promise<[string, string][]> {
+  const [row] = (await connection.query(queuesThere)).rows;
+  if (!isTrue(row?.there)) return [];
+  const { rows } = await connection.query(queueLocks);
+  return rows.map(({ lock, name }) => [String(lock), String(name)]);
+}
+
+function view(row: Row, { own, all }: Names, ofHoldfast: ReadonlyMap<string, string>): LockView {
   const application = String(row.application);
   const kind = kinds[String(row.kind)] ?? "row";
-  const named = kind === "advisory" && only ? label.exec(application)?.[1] : undefined;
+  const name = String(row.name);
+  const mine = own.get(String(row.pid));
+  const named =
+    kind === "advisory"
+      ? (ofHoldfast.get(name) ?? (mine?.lock === name ? mine.text : all.get(name)))
+      : undefined;
   return {
     kind,
-    name: named === undefined ? String(row.name) : `${named} (${String(row.name)})`,
+    name: named === undefined || named === name ? name : `${named} (${name})`,
     mode: String(row.mode),
     granted: isTrue(row.granted),
     session: {
       id: String(row.pid),
-      application: application.replace(label, ""),
+      // A label that is on none of the session's locks is still worth reading.
+      application: mine ? application.replace(label, "") : application,
       state: String(row.state),
       since: row.since === null ? undefined : new Date(Number(row.since)),
     },

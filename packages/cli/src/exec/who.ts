@@ -1,0 +1,28 @@
+/** Who has a key, in one phrase. */
+import type { Key } from "holdfast";
+import { type Entry, look } from "../locks/look.ts";
+import { shown } from "../locks/text.ts";
+import type { Server } from "../server.ts";
+import { age } from "../terminal.ts";
+
+/** Whether it is a lock, or a lease, of this key. */
+export function isOf({ name }: Entry, { name: of, form }: Key): boolean {
+  if (form.kind === "name" && name.endsWith(`bigint ${form.hash})`)) return true;
+  return name === of || (form.kind === "name" && name === `bigint ${form.hash}`);
+}
+
+/** "held by 4711 (api, idle in transaction, for 12 s)"; never throws: it is said besides something else. */
+export async function holderOf(server: Server, keys: readonly Key[]): Promise<string> {
+  try {
+    const { entries, at } = await look(server);
+    const holder = entries.find((entry) => entry.granted && keys.some((key) => isOf(entry, key)));
+    if (!holder) return "held by somebody who cannot be seen";
+    const { id, application, state, since } = holder.session;
+    const about = [application, state, since ? `for ${age(at.getTime() - since.getTime())}` : ""].filter(
+      (word) => word !== "",
+    );
+    return `held by ${shown(id)} (${shown(about.join(", "))})`;
+  } catch {
+    return "held by somebody who cannot be seen";
+  }
+}

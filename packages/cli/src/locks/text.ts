@@ -1,0 +1,11 @@
+/** Names come from anybody: what a terminal would take for an order is shown, and not sent. */
+
+/** Control characters, marks that turn the direction of a line, and what has no glyph at all. */
+const unseen = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}]/gu;
+
+export function shown(text: string): string {
+  return text.replace(unseen, (character) => {
+    const code = character.codePointAt(0) ?? 0;
+    return code > 0xffff ? `\\u{${code.toString(16)}}` : `\\u${code.toString(16).padStart(4, "0")}`;
+  });
+}

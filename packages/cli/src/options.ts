@@ -1,0 +1,11 @@
+import { InvalidArgumentError } from "commander";
+
+/** A whole number of milliseconds. The most is what servers and timers take. */
+export function milliseconds(least: number): (text: string) => number {
+  return (text) => {
+    const value = Number(text);
+    if (text.trim() === "" || !Number.isInteger(value) || value < least || value > 2 ** 31 - 1)
+      throw new InvalidArgumentError(`It must be a whole number of milliseconds from ${least}.`);
+    return value;
+  };
+}

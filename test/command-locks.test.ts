@@ -1,0 +1,469 @@
+/** `holdfast locks`, `top`, `kill` and `keys`, of locks that other processes have. */
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { DatabaseSync } from "node:sqlite";
+import { setTimeout as sleep } from "node:timers/promises";
+import { type Holdfast, holdfast, key } from "holdfast";
+import { fromMysql2 } from "holdfast/mysql2";
+import { fromNodeSqlite } from "holdfast/node-sqlite";
+import { fromPg } from "holdfast/pg";
+import { createPool } from "mysql2/promise";
+import { Client, Pool } from "pg";
+import { afterAll, beforeAll, beforeEach, describe, expect, inject, test } from "vitest";
+import { command, start } from "./harness/command.ts";
+import { type TestDatabase, createDatabase, serverUrl, unavailable } from "./harness/databases.ts";
+import { type Worker, startWorker } from "./harness/processes.ts";
+import { startProxy } from "./harness/proxy.ts";
+import { random } from "./harness/random.ts";
+import { type Terminal, terminal } from "./harness/terminal.ts";
+import { eventually } from "./harness/wait.ts";
+import type { LockedArg } from "./workers/locked.ts";
+
+const file = new URL("./workers/locked.ts", import.meta.url);
+const locked = (url: string, ...keys: LockedArg["keys"]): Worker<string> =>
+  startWorker<string>(file, { url, keys } satisfies LockedArg);
+
+interface Seen {
+  readonly name: string;
+  readonly granted: boolean;
+  readonly session: { readonly id: string; readonly application: string; readonly state: string };
+  readonly blockedBy: readonly string[];
+}
+
+interface Killed {
+  readonly session: string;
+  readonly done: string;
+  readonly through: readonly string[];
+  readonly stillWaiting: readonly string[];
+}
+
+/** What a terminal would take for an order. Lines are ended by the command itself. */
+// oxlint-disable-next-line no-control-regex -- it is what must not be there.
+const raw = /[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]/;
+
+/** With the screen as it is, if it never comes. */
+async function see(screen: Terminal, what: string | RegExp): Promise<string> {
+  const late = new AbortController();
+  const never = sleep(30_000, undefined, { signal: late.signal }).then(async () => {
+    throw new Error(`${String(what)} is not on the screen:\n${await screen.screen()}`);
+  });
+  never.catch(() => {});
+  return Promise.race([screen.until(what), never]).finally(() => late.abort());
+}
+
+async function waitsFor(hf: Holdfast<unknown>, count = 1): Promise<void> {
+  await eventually(async () => (await hf.inspect()).waiters.length >= count, { interval: 150 });
+}
+
+describe.each(["postgres", "mysql", "mariadb"] as const)("on %s", (server) => {
+  const reason = unavailable(server);
+  let database: TestDatabase;
+  let hf: Holdfast<unknown>;
+  let close: () => Promise<void>;
+  beforeEach(({ skip }) => skip(reason !== undefined, reason));
+  beforeAll(async () => {
+    if (reason !== undefined) return;
+    database = await createDatabase(server);
+    if (server === "postgres") {
+      const pool = new Pool({ connectionString: database.url, max: 3 });
+      hf = holdfast(fromPg(pool));
+      close = () => pool.end();
+    } else {
+      const pool = createPool({ uri: database.url, connectionLimit: 3 });
+      hf = holdfast(fromMysql2(pool));
+      close = () => pool.end();
+    }
+    await hf.migrate();
+  });
+  afterAll(async () => {
+    await hf?.close();
+    await close?.();
+    await database?.drop();
+  });
+
+  test("locks names key, holder and waiter; kill lets the waiter go on", async () => {
+    const holder = locked(database.url, ["image-upload", "42"], ["audit", "9"]);
+    await holder.message("holding");
+    const waiter = locked(database.url, ["image-upload", "42"]);
+    try {
+      await waitsFor(hf);
+      // A session lock besides, with a name too.
+      const held = await hf.hold(key("nightly"));
+      const [told, text] = await Promise.all([
+        command(["locks", "--json", "--url", database.url]),
+        command(["locks", "--url", database.url]),
+      ]);
+      await held.release();
+      expect(told, told.err).toMatchObject({ code: 0, err: "" });
+      const { holders, waiters } = JSON.parse(told.out) as { holders: Seen[]; waiters: Seen[] };
+      const named = (entries: Seen[], name: string) => entries.find((entry) => entry.name.startsWith(name));
+      const waits = named(waiters, "image-upload:42");
+      const has = named(holders, "image-upload:42");
+      expect(has?.session.id).toMatch(/^\d+$/);
+      expect(waits?.blockedBy).toEqual([has?.session.id]);
+      expect(waits?.session.id).not.toBe(has?.session.id);
+      expect(named(holders, "nightly")).toBeDefined();
+      // It has two locks, of which its label names one: no lock may have the other's name.
+      const second = holders.filter(
+        ({ session, name }) => session.id === has?.session.id && !name.startsWith("image-upload:42"),
+      );
+      expect(second).toHaveLength(1);
+      if (server !== "postgres") expect(second[0]?.name).toBe("audit:9");
+
+      expect(text.code, text.err).toBe(0);
+      const tree = text.out.split("\n");
+      const at = tree.findIndex(
+        (line) => line.startsWith(has?.session.id as string) && /holds .*image-upload:42/.test(line),
+      );
+      expect(tree[at + 1], text.out).toMatch(
+        new RegExp(`^└─ ${waits?.session.id} .*waits for image-upload:42$`),
+      );
+
+      const unasked = await command(["kill", has?.session.id as string, "--url", database.url]);
+      expect(unasked).toMatchObject({ code: 2, out: "" });
+      expect(unasked.err).toContain(`${waits?.session.id} `);
+      expect(unasked.err).toContain("--yes");
+
+      const kill = await command([
+        "kill",
+        has?.session.id as string,
+        "--yes",
+        "--json",
+        "--url",
+        database.url,
+      ]);
+      expect(kill.code, kill.err).toBe(0);
+      expect((JSON.parse(kill.out) as { sessions: Killed[] }).sessions).toEqual([
+        { session: has?.session.id, done: "terminated", through: [waits?.session.id], stillWaiting: [] },
+      ]);
+      await waiter.message("holding");
+      waiter.send("go on");
+      expect(await waiter.result).toBe("committed");
+      holder.send("go on");
+      expect(await holder.result).not.toBe("committed");
+    } finally {
+      holder.sigkill();
+      waiter.sigkill();
+    }
+    const [empty, blocked] = await Promise.all([
+      command(["locks", "--url", database.url]),
+      command(["locks", "--blocked", "--url", database.url]),
+    ]);
+    expect(empty.out).toMatch(/^Nobody holds a lock or a lease in /);
+    expect(blocked.out).toMatch(/^Nobody waits for a lock in /);
+  });
+});
+
+describe("on PostgreSQL", () => {
+  const reason = unavailable("postgres");
+  let database: TestDatabase;
+  let pool: Pool;
+  let hf: Holdfast<unknown>;
+  beforeEach(({ skip }) => skip(reason !== undefined, reason));
+  beforeAll(async () => {
+    if (reason !== undefined) return;
+    database = await createDatabase("postgres");
+    pool = new Pool({ connectionString: database.url, max: 8, application_name: "shop" });
+    pool.on("error", () => {});
+    hf = holdfast(fromPg(pool));
+    await hf.migrate();
+  });
+  afterAll(async () => {
+    await hf?.close();
+    await pool?.end();
+    await database?.drop();
+  });
+
+  async function session(url = database.url): Promise<{ client: Client; pid: string }> {
+    const client = new Client({ connectionString: url, application_name: "by hand" });
+    client.on("error", () => {});
+    await client.connect();
+    const { rows } = await client.query<{ pid: string }>("SELECT pg_backend_pid()::text AS pid");
+    return { client, pid: rows[0]?.pid ?? "" };
+  }
+
+  test("kill cancels first, terminates what holds on, and says what is not of this database", async () => {
+    const lock = "SELECT pg_advisory_xact_lock(holdfast.key('slow'))";
+    const [statement, stubborn, elsewhere, waiter] = [
+      await session(),
+      await session(),
+      await session(serverUrl("postgres")),
+      await session(),
+    ];
+    const ended = statement.client
+      .query(`BEGIN; ${lock}; SELECT pg_sleep(600)`)
+      .catch((e: Error) => e.message);
+    // A lock of the session outlives its statement.
+    const gone = stubborn.client
+      .query("SELECT pg_advisory_lock(7); SELECT pg_sleep(600)")
+      .catch((e: Error) => e.message);
+    await eventually(async () => (await hf.inspect()).holders.length === 2);
+    const waiting = waiter.client.query(`BEGIN; ${lock}; COMMIT`);
+    await waitsFor(hf);
+    const pids = [statement.pid, stubborn.pid, elsewhere.pid];
+    const { code, out, err } = await command([
+      "kill",
+      ...pids,
+      "4000000",
+      "--yes",
+      "--patience",
+      "300",
+      "--json",
+      "--url",
+      database.url,
+    ]);
+    const nobody = { through: [], stillWaiting: [] };
+    expect((JSON.parse(out) as { sessions: Killed[] }).sessions, err).toEqual([
+      { session: statement.pid, done: "cancelled", through: [waiter.pid], stillWaiting: [] },
+      { session: stubborn.pid, done: "terminated", ...nobody },
+      { session: elsewhere.pid, done: "terminated", ...nobody },
+    ]);
+    // One of the four was not there.
+    expect(code).toBe(2);
+    expect(err).toContain("There is no session 4000000");
+    expect(err).toContain("It is in the database postgres, not in this one");
+    expect(await ended).toMatch(/canceling statement/);
+    expect(await gone).toMatch(/canceling statement/);
+    await waiting;
+    for (const { client } of [stubborn, elsewhere]) await expect(client.query("SELECT 1")).rejects.toThrow();
+    for (const { client } of [statement, waiter]) await client.end();
+  });
+
+  test("top shows holder and waiter, survives a lost connection, kills if asked, and restores the screen", async () => {
+    const { hostname, port } = new URL(database.url);
+    const proxy = await startProxy({ host: hostname, port: Number(port) });
+    const holder = locked(database.url, ["image-upload", "42"]);
+    await holder.message("holding");
+    const waiter = locked(database.url, ["image-upload", "42"]);
+    const top = terminal(["top", "--url", proxy.url(database.url)], { columns: 120, rows: 30 });
+    try {
+      await waitsFor(hf);
+      const { holders, waiters } = await hf.inspect();
+      const [has, waits] = [holders[0]?.session.id as string, waiters[0]?.session.id as string];
+      const tree = new RegExp(
+        `^${has} .*holds image-upload:42 *\\n└─ ${waits} .*waits for image-upload:42 *$`,
+        "m",
+      );
+      await see(top, tree);
+      expect(await top.full()).toBe(true);
+      top.resize(40, 10);
+      // Drawn anew: the first line is the head, and the last one is the screen's last one again.
+      await see(top, new RegExp(`^holdfast top(?:.*\\n){6}└─ ${waits}(?:.*\\n){3}↑↓ j k select`));
+      top.resize(100, 24);
+      await see(top, tree);
+
+      proxy.cutWhen(() => "cut-before");
+      proxy.cut();
+      await see(top, "no connection");
+      proxy.cutWhen(undefined);
+      await see(top, /look \d/);
+
+      // The waiter is below; its question is answered with no.
+      top.type("j");
+      top.type("x");
+      await see(top, `End session ${waits}?`);
+      top.type("n");
+      await see(top, "Nothing was done.");
+      top.type("\x1b[A");
+      top.type("x");
+      const question = await see(top, `End session ${has}?`);
+      expect(question).toContain(`${waits} (shop) waits for image-upload:42`);
+      top.type("y");
+      await see(top, `Session ${has} was terminated.`);
+      await waiter.message("holding");
+      top.type("b");
+      await see(top, "Nobody waits for a lock.");
+      top.type("q");
+      expect(await top.ended).toBe(0);
+      expect(await top.full()).toBe(false);
+      expect(await top.all()).toBe("");
+    } finally {
+      holder.sigkill();
+      waiter.sigkill();
+      top.kill();
+      await proxy.close();
+    }
+    const stopped = terminal(["top", "--url", database.url]);
+    await see(stopped, "quit");
+    stopped.type("\x03");
+    expect(await stopped.ended).toBe(130);
+    expect(await stopped.full()).toBe(false);
+    const none = await command(["top", "--url", database.url]);
+    expect(none).toMatchObject({ code: 2, out: "" });
+    expect(none.err).toMatch(/^holdfast: holdfast top needs a terminal[^\n]*\n$/);
+  });
+
+  test("keys: what a name is, by the server's own word", async () => {
+    const seed = inject("seed");
+    console.log(`keys: HOLDFAST_SEED=${seed}`);
+    const next = random(seed);
+    const int = (below: number) => Math.floor(next() * below);
+    const alphabet = [
+      "'",
+      '"',
+      "\\",
+      ":",
+      " ",
+      "ü",
+      "漢",
+      "😀",
+      "\x1b[2J",
+      "\x07",
+      "\r",
+      "\u009b31m",
+      "\u202e",
+      "[",
+      "]",
+      "a",
+      "-",
+      "42",
+      "$1",
+      "%s",
+    ];
+    const part = () => Array.from({ length: 1 + int(6) }, () => alphabet[int(alphabet.length)]).join("");
+    const names = Array.from({ length: 40 }, (): [string, ...string[]] => [
+      part(),
+      ...Array.from({ length: int(3) }, part),
+    ]);
+    const args = names.map((parts) => JSON.stringify(parts));
+    const [told, text] = await Promise.all([
+      command(["keys", "--json", "--database", "shop", "--", ...args]),
+      command(["keys", "--", ...args]),
+    ]);
+    expect(told.code, told.err).toBe(0);
+    expect(text.code, text.err).toBe(0);
+    expect(text.out).not.toMatch(raw);
+    interface Fact {
+      readonly parts: string[];
+      readonly bigint: string;
+      readonly hex: string;
+      readonly classid: number;
+      readonly objid: number;
+      readonly sqlByName?: string;
+    }
+    const { keys } = JSON.parse(told.out) as { keys: Fact[] };
+    expect(keys.map(({ parts }) => parts)).toEqual(names);
+    const { client, pid } = await session();
+    try {
+      for (const { parts, bigint, hex, classid, objid, sqlByName } of keys) {
+        const { form } = key(...(parts as [string, ...string[]]));
+        expect(bigint).toBe(String(form.kind === "name" && form.hash));
+        expect(BigInt.asIntN(64, BigInt(`0x${hex}`))).toBe(BigInt(bigint));
+        const { rows } = await client.query(
+          `WITH taken AS MATERIALIZED (SELECT pg_advisory_lock(${bigint})::text AS x)
+          SELECT holdfast.key(VARIADIC $1::text[])::text AS same, ${sqlByName ?? "NULL::bigint"}::text AS named, x FROM taken`,
+          [parts],
+        );
+        expect(rows[0]).toMatchObject({ same: bigint, named: sqlByName === undefined ? null : bigint });
+        const seen = await client.query(
+          "SELECT FROM pg_locks WHERE pid = $1 AND classid::int8 = $2 AND objid::int8 = $3 AND objsubid = 1",
+          [pid, classid, objid],
+        );
+        expect(seen.rows).toHaveLength(1);
+      }
+    } finally {
+      await client.end();
+    }
+    // And back, from what pg_locks shows, among names on standard input, without a database.
+    const one = keys[int(keys.length)] as Fact;
+    const found = start(["keys", "--find", `${one.classid},${one.objid}`, "--names", "-", "--json"], {
+      input: `${args.join("\n")}\n`,
+    });
+    const back = await found.done;
+    expect(back.code, back.err).toBe(0);
+    expect((JSON.parse(back.out) as { parts: string[] }).parts).toEqual(one.parts);
+  });
+
+  test("keys: namespaces in use, collisions, and the name of a lock that somebody has", async () => {
+    const { form } = key("order", 7);
+    const number = String(form.kind === "name" && form.hash);
+    const hand = await session();
+    const lease = await hf.lease(key("export", "7"));
+    const held = await hf.hold([key("image-upload", 41), key("image-upload", 42)]);
+    await hand.client.query(`SELECT pg_advisory_lock(${number})`);
+    const waiting = hf.transaction({ lock: key("order", 7), wait: 60_000 }, async () => {});
+    await pool.query("INSERT INTO holdfast.lock (id, name) VALUES ($1, $2)", [
+      `n${number}`,
+      "legacy\u001b[2J",
+    ]);
+    try {
+      await waitsFor(hf);
+      const [told, text, found, missing] = await Promise.all([
+        command(["keys", "--json", "--url", database.url]),
+        command(["keys", "--url", database.url]),
+        command(["keys", "--find", number, "--url", database.url]),
+        command(["keys", "--find", "0x1", "order:7", "--json"]),
+      ]);
+      expect(told.code, told.err).toBe(0);
+      const { namespaces, collisions } = JSON.parse(told.out) as {
+        namespaces: { namespace: string; keys: { name: string; bigint: string | null }[] }[];
+        collisions: { bigint: string; names: string[]; bare: { session: string; same: boolean }[] }[];
+      };
+      const of = (name: string) => namespaces.find(({ namespace }) => namespace === name)?.keys;
+      const hash = (...parts: [string, ...string[]]) => {
+        const made = key(...parts).form;
+        return String(made.kind === "name" && made.hash);
+      };
+      expect(of("export")).toEqual([{ name: "export:7", bigint: hash("export", "7") }]);
+      expect(of("order")).toEqual([{ name: "order:7", bigint: number }]);
+      // Of two locks of one session its label names the first.
+      expect(of("image-upload")).toHaveLength(1);
+      expect(collisions).toHaveLength(1);
+      expect(collisions[0]?.names.toSorted()).toEqual(["legacy\u001b[2J", "order:7"]);
+      expect(text.out).toContain("Collision: order:7 and legacy\\u001b[2J");
+      expect(text.out).not.toMatch(raw);
+      expect(found.out).toBe(`${number} is order:7\n`);
+      expect(missing.code).toBe(1);
+      expect((JSON.parse(missing.out) as { name: string | null }).name).toBeNull();
+    } finally {
+      await hand.client.end();
+      await waiting;
+      await held.release();
+      await lease.release();
+    }
+  });
+});
+
+test("MySQL's own name of a key is the one that keys tells", async ({ skip }) => {
+  const reason = unavailable("mysql");
+  skip(reason !== undefined, reason);
+  const database = await createDatabase("mysql");
+  const pool = createPool({ uri: database.url, connectionLimit: 3 });
+  const hf = holdfast(fromMysql2(pool));
+  try {
+    await hf.migrate();
+    await using _ = await hf.hold(key("image-upload", 42));
+    const { out } = await command(["keys", "image-upload:42", "--json", "--url", database.url]);
+    const name = (JSON.parse(out) as { keys: { getLock: string }[] }).keys[0]?.getLock;
+    const [rows] = await pool.query("SELECT IS_USED_LOCK(?) AS holder", [name]);
+    expect(Number((rows as { holder: number }[])[0]?.holder)).toBeGreaterThan(0);
+  } finally {
+    await hf.close();
+    await pool.end();
+    await database.drop();
+  }
+});
+
+test("on SQLite locks shows leases, and kill says why it cannot", async () => {
+  const folder = mkdtempSync(join(tmpdir(), "holdfast-locks-"));
+  const url = `file:${join(folder, "app.db")}`;
+  const path = join(folder, "app.db");
+  const hf = holdfast(fromNodeSqlite(() => new DatabaseSync(path)));
+  try {
+    await hf.migrate();
+    const lease = await hf.lease(key("export", 7), { holder: "worker\u001b[2J 1" });
+    const [shown, refused] = await Promise.all([
+      command(["locks", "--url", url]),
+      command(["kill", "1", "--yes", "--url", url]),
+    ]);
+    expect(shown.out).toMatch(/worker\\u001b\[2J 1 .*export:7 \(lease, fence 1, /);
+    expect(shown.out).not.toMatch(raw);
+    expect(refused).toMatchObject({ code: 2, out: "" });
+    expect(refused.err).toMatch(/^holdfast: SQLite has no sessions to end[^\n]*worker[^\n]*\n$/);
+    await lease.release();
+  } finally {
+    await hf.close();
+    rmSync(folder, { recursive: true, force: true });
+  }
+});
