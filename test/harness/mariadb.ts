@@ -14,7 +14,8 @@ export const mariadbPackage: DebianPackage = {
   installed: () => existsSync(SERVER) && existsSync(INSTALL),
 };
 
-export async function startMariadb(): Promise<StartedServer> {
+/** With further settings, as arguments of the server. */
+export async function startMariadb(settings: readonly string[] = []): Promise<StartedServer> {
   if (!mariadbPackage.installed()) throw new Error(`${SERVER} is not installed`);
   const password = randomBytes(18).toString("base64url");
   const urlOf = (port: number): string => `mysql://holdfast:${password}@127.0.0.1:${port}/mysql`;
@@ -60,6 +61,7 @@ export async function startMariadb(): Promise<StartedServer> {
         "--innodb-flush-log-at-trx-commit=0",
         "--innodb-buffer-pool-size=128M",
         "--character-set-server=utf8mb4",
+        ...settings,
       ],
     }),
     async ready(port) {

@@ -10,8 +10,11 @@ const PROGRAM = "/usr/sbin/pgbouncer";
 
 export const pgbouncerPackage: DebianPackage = { name: "pgbouncer", installed: () => existsSync(PROGRAM) };
 
-/** PgBouncer in transaction mode, in front of every database of a server. */
-export async function startPgbouncer(postgres: EmbeddedPostgres): Promise<StartedServer> {
+/** PgBouncer, in front of every database of a server. */
+export async function startPgbouncer(
+  postgres: EmbeddedPostgres,
+  mode: "session" | "transaction" | "statement" = "transaction",
+): Promise<StartedServer> {
   if (!pgbouncerPackage.installed()) throw new Error(`${PROGRAM} is not installed`);
   const urlOf = (port: number): string =>
     `postgres://postgres:${postgres.password}@127.0.0.1:${port}/postgres`;
@@ -29,7 +32,7 @@ export async function startPgbouncer(postgres: EmbeddedPostgres): Promise<Starte
         "listen_addr = 127.0.0.1",
         `listen_port = ${port}`,
         "unix_socket_dir =",
-        "pool_mode = transaction",
+        `pool_mode = ${mode}`,
         "auth_type = scram-sha-256",
         `auth_file = ${join(place.dir, "users.txt")}`,
         // Users a test creates are looked up in the database.

@@ -1,0 +1,69 @@
+/** What a check is, and what it finds. */
+
+/** The worst first. */
+export const severities = ["error", "warning", "hint"] as const;
+
+export type Severity = (typeof severities)[number];
+
+export interface Finding {
+  readonly severity: Severity;
+  /** With the names: the table, the session, the setting and its value. */
+  readonly what: string;
+  /** Why it matters for code that checks, then writes. */
+  readonly why: string;
+  /** Statements or lines of a configuration file, ready to be used. */
+  readonly fix: string;
+  /** Nothing was found, since it could not be looked at. */
+  readonly blind?: true;
+}
+
+export interface Check<P> {
+  readonly id: string;
+  /** What it looks for. */
+  readonly title: string;
+  run(patient: P): Promise<readonly Finding[]>;
+}
+
+/** For lack of a right, or because the server cannot tell. */
+export class CouldNotLook extends Error {
+  readonly fix: string;
+
+  constructor(reason: string, fix: string) {
+    super(reason);
+    this.fix = fix;
+  }
+}
+
+export function blind(reason: string, fix: string): Finding {
+  return {
+    severity: "hint",
+    what: `could not look: ${reason}`,
+    why: "Whether all is well here is not known.",
+    fix,
+    blind: true,
+  };
+}
+
+/** Of one kind, which differ in what was found and how to mend it. */
+export function findings(
+  severity: Severity,
+  why: string,
+  rows: readonly { readonly what: string; readonly fix: string }[],
+): Finding[] {
+  return rows.map(({ what, fix }) => ({ severity, what, why, fix }));
+}
+
+export const plural = (n: number, one: string, many = `${one}s`): string =>
+  `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
+
+/** A statement of somebody's: enough to recognize it by. */
+export function short(query: unknown, most = 60): string {
+  const flat = String(query ?? "")
+    .replaceAll(/\s+/g, " ")
+    .trim();
+  return flat.length <= most ? flat : `${flat.slice(0, most - 1)}…`;
+}
+
+/** Columns that by their name promise that something happens once. */
+export const promising =
+  /^(?:idempotency|idempotence|idempotent|dedup|dedupe|deduplication)_?(?:key|id|token|hash)?$/i;

@@ -1,0 +1,170 @@
+/** Who holds, and who waits, at this moment. */
+import { age } from "../../terminal.ts";
+import { type Check, type Finding, blind, findings, plural, short } from "../check.ts";
+import { type PostgresPatient, literal, name } from "./patient.ts";
+
+type PostgresCheck = Check<PostgresPatient>;
+
+/** Sessions of other roles are there, but what they do is hidden. */
+function hidden({ me }: PostgresPatient): Finding[] {
+  if (me.monitor) return [];
+  return [
+    blind("sessions of other roles are hidden; it needs pg_monitor", `GRANT pg_monitor TO ${name(me.role)};`),
+  ];
+}
+
+const who = (row: Record<string, unknown>): string =>
+  [
+    `session ${String(row["pid"])}`,
+    row["role"] === null ? "" : ` of ${String(row["role"])}`,
+    row["application"] ? ` (${String(row["application"])})` : "",
+  ].join("");
+
+const end = (pid: unknown): string => `SELECT pg_terminate_backend(${String(pid)});`;
+
+const session = `a.pid, a.usename AS role, a.application_name AS application, a.query`;
+
+const longTransactions: PostgresCheck = {
+  id: "long-transactions",
+  title: "a transaction has been at work for more than a minute",
+  async run(patient) {
+    const rows =
+      await patient.look(`SELECT ${session}, extract(epoch FROM clock_timestamp() - a.xact_start) * 1000 AS ms
+FROM pg_stat_activity a WHERE a.datname = current_database() AND a.backend_type = 'client backend' AND a.state = 'active'
+  AND a.xact_start < clock_timestamp() - interval '1 minute' AND a.pid <> pg_backend_pid() ORDER BY a.xact_start LIMIT 1000`);
+    return [
+      ...findings(
+        "warning",
+        "Its locks are kept that long, and nothing that died since can be cleaned up in any table: queues and counters get slow.",
+        rows.map((row) => ({
+          what: `${who(row)}: ${age(Number(row["ms"]))}, now ${short(row["query"])}`,
+          fix: end(row["pid"]),
+        })),
+      ),
+      ...hidden(patient),
+    ];
+  },
+};
+
+/** One that keeps others waiting is found at once, else after ten seconds: a round trip of the application is shorter. */
+const idleHolders: PostgresCheck = {
+  id: "idle-holders",
+  title: "a session is in a transaction and does nothing",
+  async run(patient) {
+    const rows =
+      await patient.look(`SELECT ${session}, extract(epoch FROM clock_timestamp() - a.state_change) * 1000 AS ms,
+  (SELECT count(*) FROM pg_stat_activity w WHERE w.wait_event_type = 'Lock' AND a.pid = ANY(pg_blocking_pids(w.pid)))::int AS waiting,
+  (SELECT string_agg(DISTINCT CASE WHEN l.locktype = 'advisory' THEN 'an advisory lock' ELSE l.relation::regclass::text END, ', ')
+    FROM pg_locks l WHERE l.pid = a.pid AND l.granted AND (l.locktype = 'advisory' OR l.locktype = 'relation'
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND l.mode NOT IN ('AccessShareLock') AND (l.relation::regclass::text NOT LIKE 'pg_%')
+      AND EXISTS (SELECT FROM pg_class c WHERE c.oid = l.relation AND c.relkind IN ('r', 'p')))) AS holds
+FROM pg_stat_activity a WHERE a.datname = current_database() AND a.state LIKE 'idle in transaction%'
+  AND a.state_change < clock_timestamp() - interval '1 second' ORDER BY a.state_change LIMIT 1000`);
+    const held = rows.filter((row) => Number(row["waiting"]) > 0 || Number(row["ms"]) >= 10_000);
+    const told = held.map((row): Finding => {
+      const waiting = Number(row["waiting"]);
+      const holds = row["holds"] ? `, holds ${short(row["holds"], 80)}` : "";
+      return {
+        severity: waiting > 0 ? "error" : "warning",
+        what: `${who(row)} is idle in a transaction for ${age(Number(row["ms"]))}${holds}${waiting > 0 ? `; ${plural(waiting, "session waits", "sessions wait")} for it` : ""}`,
+        why: "Whatever it locked stays locked while it does nothing: a forgotten COMMIT, a call over the network inside of a transaction, or a frozen process.",
+        fix: end(row["pid"]),
+      };
+    });
+    return [...told, ...hidden(patient)];
+  },
+};
+
+const waits: PostgresCheck = {
+  id: "waits",
+  title: "a session has been waiting for a lock for more than a second",
+  async run(patient) {
+    // Of pg_locks, which tells everybody; what the session does is for those who may see it.
+    const rows =
+      await patient.look(`SELECT ${session}, l.locktype AS kind, l.relation::regclass::text AS relation,
+  extract(epoch FROM clock_timestamp() - coalesce(l.waitstart, a.query_start)) * 1000 AS ms, pg_blocking_pids(a.pid) AS blockers
+FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT l.granted AND a.datname = current_database()
+  AND coalesce(l.waitstart, a.query_start) < clock_timestamp() - interval '1 second' ORDER BY ms DESC LIMIT 1000`);
+    return [
+      ...findings(
+        "warning",
+        "It holds a connection, and what it locked before, for as long as it waits.",
+        rows.map((row) => {
+          const blockers = row["blockers"] as number[];
+          const on =
+            row["kind"] === "advisory" ? "an advisory lock" : (row["relation"] ?? `a ${String(row["kind"])}`);
+          return {
+            what: `${who(row)} waits for ${String(on)} since ${age(Number(row["ms"]))}, behind session ${blockers.slice(0, 5).join(", ")}: ${short(row["query"], 50)}`,
+            fix: blockers.length === 0 ? "holdfast locks" : blockers.slice(0, 5).map(end).join("\n"),
+          };
+        }),
+      ),
+      ...hidden(patient),
+    ];
+  },
+};
+
+/**
+ * Through a pooler in transaction mode a session lock stays on a connection that belongs to nobody: if we get that one,
+ * or had it a moment ago, it is held by somebody else's leftover. Elsewhere one that lasts is what `hf.hold` is for: its
+ * name is in application_name, and it sends a heartbeat every 5 s.
+ */
+const namedLocks: PostgresCheck = {
+  id: "named-locks",
+  title: "a session lock (pg_advisory_lock) that nobody seems to own any more",
+  async run(patient) {
+    const stranded = (await patient.pooling()) === "transaction";
+    const rows = await patient.look(
+      `SELECT ${session}, extract(epoch FROM clock_timestamp() - a.state_change) * 1000 AS ms,
+  string_agg(CASE l.objsubid WHEN 1 THEN ((l.classid::bigint << 32) | l.objid::bigint)::text ELSE l.classid::int4::text || ', ' || l.objid::int4::text END, '; ') AS keys
+FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND a.application_name NOT LIKE '%[hf:%'
+  AND CASE WHEN $1 THEN a.pid = pg_backend_pid() OR a.state = 'idle' AND
+      (a.state_change < clock_timestamp() - interval '10 s' OR a.application_name = current_setting('application_name'))
+    ELSE a.state = 'idle' AND a.state_change < clock_timestamp() - interval '1 hour' END
+GROUP BY a.pid, a.usename, a.application_name, a.query, a.state_change ORDER BY a.state_change LIMIT 1000`,
+      [stranded],
+    );
+    return [
+      ...findings(
+        "warning",
+        stranded
+          ? "A pooler in transaction mode has given its connection to others: nobody can give the lock back, and nobody else gets it."
+          : "Whoever wants it waits until that session ends. If its process no longer knows of the lock, that is never.",
+        rows.map((row) => ({
+          what: `${stranded ? `a pooled session (${String(row["pid"])})` : `${who(row)}, idle for ${age(Number(row["ms"]))},`} holds advisory lock ${short(row["keys"], 80)}`,
+          fix: end(row["pid"]),
+        })),
+      ),
+      ...hidden(patient),
+    ];
+  },
+};
+
+const preparedTransactions: PostgresCheck = {
+  id: "prepared-transactions",
+  title: "a two-phase commit that nobody has finished for more than 5 seconds",
+  async run(patient) {
+    const rows =
+      await patient.look(`SELECT gid, owner, database, extract(epoch FROM clock_timestamp() - prepared) * 1000 AS ms
+FROM pg_prepared_xacts WHERE database = current_database() AND prepared < clock_timestamp() - interval '5 seconds' ORDER BY prepared LIMIT 1000`);
+    return findings(
+      "error",
+      "It keeps its locks without any session, also over a restart, and no limit of time ends it.",
+      rows.map((row) => ({
+        what: `prepared transaction ${String(row["gid"])} of ${String(row["owner"])}, ${age(Number(row["ms"]))} old`,
+        fix: `ROLLBACK PREPARED ${literal(String(row["gid"]))};   -- or COMMIT PREPARED, as its coordinator decided`,
+      })),
+    );
+  },
+};
+
+export const activityChecks: readonly PostgresCheck[] = [
+  idleHolders,
+  longTransactions,
+  waits,
+  namedLocks,
+  preparedTransactions,
+];

@@ -1,0 +1,36 @@
+import type { Own } from "../own.ts";
+import { type PostgresPatient, name } from "./patient.ts";
+
+export const postgresOwn: Own<PostgresPatient> = {
+  async applied(patient) {
+    const [row] = await patient.look("SELECT to_regclass('holdfast.migration') IS NOT NULL AS there");
+    if (row?.["there"] !== true) return undefined;
+    const rows = await patient.look("SELECT id FROM holdfast.migration");
+    return new Set(rows.map(({ id }) => Number(id)));
+  },
+  async keys(patient) {
+    const rows = await patient.look(`SELECT 'holdfast.' || c.relname AS "table",
+  (SELECT string_agg(a.attname, ',' ORDER BY k.position) FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (number, position)
+    JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number WHERE k.position <= i.indnkeyatts) AS columns
+FROM pg_class c LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+WHERE c.relnamespace = to_regnamespace('holdfast') AND c.relkind IN ('r', 'p')`);
+    const found = new Map<string, string[]>();
+    for (const row of rows) {
+      const table = String(row["table"]);
+      found.set(table, [
+        ...(found.get(table) ?? []),
+        ...(row["columns"] === null ? [] : [String(row["columns"])]),
+      ]);
+    }
+    return found;
+  },
+  async volatile(patient) {
+    const rows = await patient.look(`SELECT relname AS "table" FROM pg_class
+WHERE relnamespace = to_regnamespace('holdfast') AND relkind = 'r' AND relpersistence = 'u' ORDER BY 1`);
+    return rows.map((row) => ({
+      table: `holdfast.${String(row["table"])}`,
+      fix: `ALTER TABLE ${name("holdfast")}.${name(String(row["table"]))} SET LOGGED;`,
+    }));
+  },
+  quote: name,
+};

@@ -1,0 +1,195 @@
+import type { Row, Server, Session } from "../../server.ts";
+import { lazy, lockMs, statementMs, within, checkMs } from "../bounded.ts";
+import { type Finding, blind } from "../check.ts";
+import type { Patient } from "../patient.ts";
+
+export interface Setting {
+  readonly name: string;
+  readonly value: string;
+  readonly unit: string;
+  readonly source: string;
+}
+
+export type Pooling = "none" | "transaction" | "statement";
+
+export interface Me {
+  readonly role: string;
+  readonly database: string;
+  /** Of version(): what look-alikes say of themselves. */
+  readonly version: string;
+  readonly number: number;
+  readonly standby: boolean;
+  /** May see what sessions of others do. */
+  readonly monitor: boolean;
+}
+
+export interface PostgresPatient extends Patient {
+  readonly me: Me;
+  readonly settings: () => Promise<ReadonlyMap<string, Setting>>;
+  readonly pooling: () => Promise<Pooling>;
+}
+
+/** Of this transaction only: through a pooler, what a session sets stays for the next client. */
+const begin = `BEGIN READ ONLY; SET LOCAL statement_timeout = ${statementMs}; SET LOCAL lock_timeout = ${lockMs}; SET LOCAL search_path = pg_catalog`;
+
+const question = `SELECT current_user AS role, current_database() AS database, version() AS version,
+  current_setting('server_version_num')::int AS number, pg_is_in_recovery() AS standby,
+  pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') AS monitor`;
+
+/** Settings that say something about locks, and how many there is room for. */
+const names = [
+  "lock_timeout",
+  "statement_timeout",
+  "idle_in_transaction_session_timeout",
+  "transaction_timeout",
+  "deadlock_timeout",
+  "log_lock_waits",
+  "default_transaction_isolation",
+  "default_transaction_read_only",
+  "session_replication_role",
+  "synchronous_commit",
+  "fsync",
+  "full_page_writes",
+  "tcp_keepalives_idle",
+  "max_connections",
+  "superuser_reserved_connections",
+  "reserved_connections",
+  "max_locks_per_transaction",
+  "max_prepared_transactions",
+];
+
+export async function postgresPatient(server: Server): Promise<PostgresPatient> {
+  let session = await server.session();
+  let bare = false;
+  const asked = async (text: string, values: readonly unknown[]): Promise<Row[]> => {
+    if (bare) return session.query(text, values);
+    await session.query(begin);
+    try {
+      return await session.query(text, values);
+    } finally {
+      await session.query("ROLLBACK");
+    }
+  };
+  const renew = async (): Promise<void> => {
+    const old = session;
+    session = await within(checkMs, server.session());
+    await old[Symbol.asyncDispose]();
+  };
+  try {
+    await within(checkMs, asked("SELECT 1", []));
+  } catch {
+    // A pooler in statement mode ends the session for a BEGIN. What else refuses it has no locks either.
+    bare = true;
+    await renew();
+  }
+  const [row] = await within(checkMs, asked(question, [])).catch(() => asked(humble, []));
+  const me: Me = {
+    role: String(row?.["role"]),
+    database: String(row?.["database"]),
+    version: String(row?.["version"]),
+    number: Number(row?.["number"]),
+    standby: row?.["standby"] === true,
+    monitor: row?.["monitor"] === true,
+  };
+  const [, version] = /^PostgreSQL (\S+)/.exec(me.version) ?? [];
+  return {
+    server,
+    title: version === undefined ? me.version.slice(0, 60) : `PostgreSQL ${version}`,
+    version: version ?? me.version,
+    me,
+    look: (text, values = []) => asked(text, values),
+    session: () => server.session(),
+    settings: lazy(async () => {
+      // Not within our own bounds, which are settings too; nor as another client of a pooler has left them. Of the
+      // socket's the server tells what the system does, which is in no file.
+      const rows = await session.query(
+        "SELECT name, CASE WHEN name LIKE 'tcp%' THEN setting ELSE reset_val END AS setting, coalesce(unit, '') AS unit, source FROM pg_catalog.pg_settings WHERE name = ANY($1)",
+        [names],
+      );
+      return new Map(
+        rows.map((each) => [
+          String(each["name"]),
+          {
+            name: String(each["name"]),
+            value: String(each["setting"]),
+            unit: String(each["unit"]),
+            source: String(each["source"]),
+          },
+        ]),
+      );
+    }),
+    pooling: lazy(async () => (bare ? "statement" : lends(server))),
+    hindrance: (error) => hindrance(error, me),
+    renew,
+    [Symbol.asyncDispose]: () => session[Symbol.asyncDispose](),
+  };
+}
+
+/** For what speaks the protocol and knows none of the functions. */
+const humble = `SELECT current_user AS role, current_database() AS database, version() AS version, 0 AS number, false AS standby, false AS monitor`;
+
+async function pidOf(session: Session): Promise<string> {
+  return String((await session.query("SELECT pg_backend_pid() AS pid"))[0]?.["pid"]);
+}
+
+const lentMs = 1000;
+
+/**
+ * Whether two sessions are kept apart. A pooler in transaction mode lends the server's session out per transaction:
+ * while B is inside of one, A's next statement runs elsewhere, or waits for one. An idle pooler shows nothing
+ * otherwise, and on a busy one a single try can miss it, hence the repetition.
+ */
+async function lends(server: Server): Promise<Pooling> {
+  await using a = await server.session();
+  await using b = await server.session();
+  for (let round = 0; round < 5; round++) {
+    const before = await pidOf(a);
+    await b.query("BEGIN READ ONLY");
+    let inside: string;
+    let asked: Promise<string>;
+    try {
+      inside = await pidOf(b);
+      asked = pidOf(a);
+      // It may have to wait for B's end, where the pooler has no other session to lend.
+      await within(lentMs, asked).catch(() => {});
+    } finally {
+      await b.query("ROLLBACK");
+    }
+    if ((await asked) !== before || inside === before) return "transaction";
+  }
+  return "none";
+}
+
+function hindrance(error: unknown, me: Me): Finding | undefined {
+  const { code, message } = error as { code?: unknown; message?: unknown };
+  switch (code) {
+    case "42501":
+      return blind(`${String(message)}; it needs pg_monitor`, `GRANT pg_monitor TO ${name(me.role)};`);
+    case "57014":
+      return blind(
+        `the server took longer than ${statementMs / 1000} s`,
+        "Try again when it has less to do.",
+      );
+    case "55P03":
+      return blind(`somebody has locked the catalog for more than ${lockMs / 1000} s`, "Try again later.");
+    case "25006":
+      return blind("the server only reads", "Ask the primary.");
+    default:
+      return undefined;
+  }
+}
+
+/** An identifier, quoted; with what cannot be shown or copied as it is, by its code. */
+export function name(text: string): string {
+  const quoted = `"${text.replaceAll('"', '""')}"`;
+  if (!/\p{Cc}/u.test(text)) return quoted;
+  const escaped = quoted
+    .replaceAll("\\", "\\\\")
+    .replaceAll(/\p{Cc}/gu, (character) => `\\${character.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  return `U&${escaped}`;
+}
+
+export const literal = (text: string): string => `'${text.replaceAll("'", "''")}'`;
+
+/** "schema"."table". */
+export const table = (row: Row): string => `${name(String(row["schema"]))}.${name(String(row["table"]))}`;

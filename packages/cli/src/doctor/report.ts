@@ -1,0 +1,157 @@
+/** What was found, for people: the worst first. */
+import type { Colors } from "../terminal.ts";
+import { type Finding, type Severity, plural, severities } from "./check.ts";
+import type { Examined } from "./examine.ts";
+
+interface Paper {
+  readonly width: number;
+  readonly colors: Colors;
+}
+
+const headings: Record<Severity, string> = { error: "Errors", warning: "Warnings", hint: "Hints" };
+const marks: Record<Severity, string> = { error: "✗", warning: "!", hint: "·" };
+
+export function report(title: string, examined: readonly Examined[], paper: Paper): string {
+  const { colors } = paper;
+  const lines = [...wrapped(title, paper.width, "").map(colors.bold), ""];
+  const shades: Record<Severity, (text: string) => string> = {
+    error: colors.red,
+    warning: colors.yellow,
+    hint: colors.cyan,
+  };
+  for (const severity of severities) {
+    const blocks = examined.flatMap((each) => alike(each, severity));
+    if (blocks.length === 0) continue;
+    lines.push(colors.bold(shades[severity](headings[severity])), "");
+    for (const block of blocks) lines.push(...drawn(block, shades[severity](marks[severity]), paper), "");
+  }
+  lines.push(...unseen(examined, paper));
+  lines.push(summary(examined, colors));
+  return lines.join("\n");
+}
+
+interface Block {
+  readonly id: string;
+  readonly findings: readonly Finding[];
+  readonly more: number;
+}
+
+/** Findings of one check that matter for one reason, which is said once. */
+function alike(each: Examined, severity: Severity): Block[] {
+  const shown = each.findings.filter((finding) => finding.severity === severity && !finding.blind);
+  const byWhy = Map.groupBy(shown, ({ why }) => why);
+  const blocks = [...byWhy.values()].map((findings) => ({ id: each.id, findings, more: 0 }));
+  const last = blocks.at(-1);
+  // The worst come first, so what was left out is of the last kind.
+  const isLast = each.findings.at(-1)?.severity === severity;
+  return last && isLast ? [...blocks.slice(0, -1), { ...last, more: each.more }] : blocks;
+}
+
+function drawn({ id, findings, more }: Block, mark: string, { width, colors }: Paper): string[] {
+  const [first] = findings;
+  const lines = [`${mark} ${colors.bold(id)}`];
+  for (const { what } of findings) lines.push(...wrapped(what, width, "  ", findings.length > 1 ? "- " : ""));
+  if (more > 0) lines.push(`  - and ${more} more`);
+  lines.push(...wrapped(first?.why ?? "", width, "  ").map(colors.dim));
+  for (const fix of new Set(findings.map((finding) => finding.fix)))
+    lines.push(...remedy(fix, width).map(colors.green));
+  return lines;
+}
+
+/** Code stays as it is, however long, since it is there to be copied; a remark beside it goes below if there is no room. */
+function remedy(fix: string, width: number): string[] {
+  const indent = "    ";
+  return clean(fix, true)
+    .split("\n")
+    .flatMap((line) => {
+      if (/^[A-Z][a-z]/.test(line)) return wrapped(line, width, indent);
+      const [, code, remark] = /^(.*?) {3}((?:--|#|\/\/|;) .*)$/.exec(line) ?? [];
+      const fits = indent.length + line.length <= width;
+      if (fits || code === undefined || remark === undefined) return `${indent}${line}`;
+      const [mark = ""] = remark.split(" ", 1);
+      return [`${indent}${code}`, ...wrapped(remark.slice(mark.length + 1), width, `${indent}${mark} `)];
+    });
+}
+
+/** Checks that could not look, together where one right would let them all. */
+function unseen(examined: readonly Examined[], { width, colors }: Paper): string[] {
+  const blinds = examined.flatMap(({ id, findings }) =>
+    findings.filter(({ blind }) => blind).map((finding) => ({ id, finding })),
+  );
+  if (blinds.length === 0) return [];
+  const lines = [colors.bold("Could not look"), ""];
+  for (const group of Map.groupBy(blinds, ({ finding }) => `${finding.what}\n${finding.fix}`).values()) {
+    const [first] = group;
+    lines.push(
+      ...wrapped(group.map(({ id }) => id).join(", "), width, "", "? ").map(colors.bold),
+      ...wrapped((first?.finding.what ?? "").replace(/^could not look: /, ""), width, "  "),
+      ...remedy(first?.finding.fix ?? "", width).map(colors.green),
+      "",
+    );
+  }
+  return lines;
+}
+
+function summary(examined: readonly Examined[], colors: Colors): string {
+  const count = (severity: Severity): number =>
+    examined.reduce((sum, { findings, more }) => {
+      const here = findings.filter((finding) => finding.severity === severity && !finding.blind).length;
+      // The worst come first, so what was left out is of the last kind.
+      return sum + here + (findings.at(-1)?.severity === severity ? more : 0);
+    }, 0);
+  const counts = [
+    [count("error"), "error", colors.red],
+    [count("warning"), "warning", colors.yellow],
+    [count("hint"), "hint", colors.cyan],
+  ] as const;
+  const parts = counts.filter(([n]) => n > 0).map(([n, word, shade]) => shade(plural(n, word)));
+  const blind = examined.filter(({ status }) => status === "could-not-look").length;
+  const said = parts.length === 0 ? [colors.green("nothing found")] : parts;
+  if (blind > 0) said.push(`${blind} could not look`);
+  return `${plural(examined.length, "check")}: ${said.join(", ")}`;
+}
+
+export function listed(
+  kinds: readonly { readonly name: string; readonly checks: readonly { id: string; title: string }[] }[],
+  { width, colors }: Paper,
+): string {
+  const column = Math.max(...kinds.flatMap(({ checks }) => checks.map(({ id }) => id.length))) + 2;
+  return kinds
+    .map(({ name, checks }) =>
+      [
+        colors.bold(name),
+        ...checks.flatMap(({ id, title }) =>
+          wrapped(title, width - column, "").map(
+            (line, i) => `${i === 0 ? colors.cyan(id.padEnd(column)) : " ".repeat(column)}${line}`,
+          ),
+        ),
+      ].join("\n"),
+    )
+    .join("\n\n");
+}
+
+/** Names of a server may hold anything: what would steer the terminal is shown as its code. */
+function clean(text: string, keepLines = false): string {
+  return text.replaceAll(/\p{Cc}|[\u2028\u2029\u202A-\u202E\u2066-\u2069]/gu, (character) =>
+    keepLines && character === "\n" ? character : `\\u{${(character.codePointAt(0) ?? 0).toString(16)}}`,
+  );
+}
+
+function wrapped(text: string, width: number, indent: string, bullet = ""): string[] {
+  const lines: string[] = [];
+  const room = Math.max(20, width - indent.length - bullet.length);
+  let line = "";
+  // "5 s" stays together.
+  for (const word of clean(text)
+    .replaceAll(/(?<=\d) (?=(?:ms|s|min|h|d|%|kB|MB)\b)/g, "\u00A0")
+    .split(" ")) {
+    if (line !== "" && line.length + 1 + word.length > room) {
+      lines.push(line);
+      line = word;
+    } else line = line === "" ? word : `${line} ${word}`;
+  }
+  lines.push(line);
+  return lines.map(
+    (each, i) => `${indent}${i === 0 ? bullet : " ".repeat(bullet.length)}${each.replaceAll("\u00A0", " ")}`,
+  );
+}

@@ -1,0 +1,105 @@
+import type { DoctorOptions } from "../commands/doctor.ts";
+import { Failure, exitCodes, interruptible } from "../failure.ts";
+import { type Kind, connect, kindOf } from "../server.ts";
+import { colorsOf, fit, print, printJson } from "../terminal.ts";
+import { given } from "../url.ts";
+import type { Examined } from "./examine.ts";
+import { practices } from "./kinds.ts";
+import { listed, report } from "./report.ts";
+
+export async function runDoctor(options: DoctorOptions): Promise<number> {
+  refuseUnknown([...(options.only ?? []), ...(options.skip ?? [])], Object.keys(practices) as Kind[]);
+  if (options.list) return list(options);
+  using stop = interruptible();
+  await using server = await connect({ url: options.url, application: "holdfast doctor" });
+  const practice = practices[server.kind];
+  // Of another kind of server: a mistake, unless it is left out anyway.
+  refuseUnknown(options.only ?? [], [server.kind]);
+  const count = practice.checks.filter(({ id }) => wanted(id, options)).length;
+  if (count === 0) throw new Failure("No check is left: --skip names all of them.");
+  const { title, version, examined } = await practice
+    .examine(server, (id) => wanted(id, options), { signal: stop.signal, progress: progress(count) })
+    .finally(quiet);
+  const findings = examined.flatMap((each) =>
+    each.findings.map(({ severity, what, why, fix, blind }) => ({
+      check: each.id,
+      severity,
+      what,
+      why,
+      fix,
+      ...(blind ? { couldNotLook: true } : {}),
+    })),
+  );
+  if (options.json)
+    printJson({
+      server: server.shown,
+      kind: server.kind,
+      version,
+      findings,
+      checks: examined.map(({ id, title, status, more }) => ({
+        id,
+        title,
+        status,
+        ...(more > 0 ? { more } : {}),
+      })),
+    });
+  else
+    print(
+      report(`${title} at ${server.shown}`, examined, {
+        width: Math.min(process.stdout.columns ?? 100, 100),
+        colors: colorsOf(process.stdout),
+      }),
+    );
+  return verdict(examined, options);
+}
+
+function verdict(examined: readonly Examined[], { strict }: DoctorOptions): number {
+  const bad = examined
+    .flatMap(({ findings }) => findings)
+    .some(({ severity }) => severity === "error" || (strict && severity === "warning"));
+  return bad ? exitCodes.no : exitCodes.ok;
+}
+
+const wanted = (id: string, { only, skip }: DoctorOptions): boolean =>
+  (only === undefined || only.includes(id)) && !skip?.includes(id);
+
+function refuseUnknown(ids: readonly string[], kinds: readonly Kind[]): void {
+  const known = new Set(kinds.flatMap((kind) => practices[kind].checks.map(({ id }) => id)));
+  const unknown = ids.filter((id) => !known.has(id));
+  if (unknown.length === 0) return;
+  const [kind] = kinds;
+  const where = kinds.length === 1 && kind ? ` of ${practices[kind].name}` : "";
+  throw new Failure(
+    `There is no check ${unknown.map((id) => `"${id}"`).join(", ")}${where}. \`holdfast doctor --list\` tells which there are.`,
+  );
+}
+
+/** Of the kind that the address names, else of all: no connection is needed to read. */
+function list(options: DoctorOptions): number {
+  const url = given(options.url)?.url;
+  const all = Object.keys(practices) as Kind[];
+  const kinds = url === undefined ? all : [kindOf(url)];
+  const found = kinds.map((kind) => ({
+    kind,
+    name: practices[kind].name,
+    checks: practices[kind].checks
+      .filter(({ id }) => wanted(id, options))
+      .map(({ id, title }) => ({ id, title })),
+  }));
+  if (options.json) printJson(found);
+  else print(listed(found, { width: process.stdout.columns ?? 100, colors: colorsOf(process.stdout) }));
+  return exitCodes.ok;
+}
+
+/** A line that is written over, for people who watch. */
+function progress(total: number): (id: string, done: number) => void {
+  const { stderr } = process;
+  if (!stderr.isTTY) return () => {};
+  return (id, done) => {
+    stderr.write(`\r\u001B[2K${fit(`${done + 1}/${total} ${id}`, stderr.columns - 1)}`);
+  };
+}
+
+function quiet(): void {
+  if (process.stderr.isTTY) process.stderr.write("\r\u001B[2K");
+}

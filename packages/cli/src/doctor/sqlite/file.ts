@@ -1,0 +1,174 @@
+/** The file, and where it lies. */
+import { accessSync, constants, statfsSync } from "node:fs";
+import { dirname } from "node:path";
+import { setTimeout as sleep } from "node:timers/promises";
+import type { Check } from "../check.ts";
+import type { SqlitePatient } from "./patient.ts";
+
+type SqliteCheck = Check<SqlitePatient>;
+
+const version: SqliteCheck = {
+  id: "version",
+  title: "SQLite is older than 3.38 (of this command; the application brings its own)",
+  async run(patient) {
+    const [major = 0, minor = 0] = patient.version.split(".").map(Number);
+    if (major > 3 || (major === 3 && minor >= 38)) return [];
+    return [
+      {
+        severity: "error",
+        what: `SQLite is ${patient.version}`,
+        why: "Holdfast refuses it: UPDATE … RETURNING and its fixes are newer.",
+        fix: "npm install better-sqlite3@latest   # or a newer Node.js, whose own is newer",
+      },
+    ];
+  },
+};
+
+const journalMode: SqliteCheck = {
+  id: "journal-mode",
+  title: "the journal is not a write-ahead log",
+  async run(patient) {
+    const [row] = await patient.look("PRAGMA journal_mode");
+    const mode = String(row?.["journal_mode"]);
+    if (mode === "wal") return [];
+    return [
+      {
+        severity: "warning",
+        what: `journal_mode is ${mode}`,
+        why: "Readers keep the writer from committing, and the writer keeps readers out: both fail with SQLITE_BUSY where they need not.",
+        fix: "PRAGMA journal_mode = WAL;   -- once: it is kept in the file",
+      },
+    ];
+  },
+};
+
+/** https://man7.org/linux/man-pages/man2/statfs.2.html; others have other numbers, which are not guessed. */
+const networks: ReadonlyMap<number, string> = new Map([
+  [0x6969, "NFS"],
+  [0xff534d42, "CIFS"],
+  [0xfe534d42, "SMB"],
+  [0x517b, "SMB"],
+  [0x01021997, "9P"],
+  [0x5346414f, "AFS"],
+  [0x00c36400, "Ceph"],
+  [0x0bd00bd0, "Lustre"],
+  [0x01161970, "GFS2"],
+]);
+
+const networkFile: SqliteCheck = {
+  id: "network-file",
+  title: "the file is on a network file system (seen on Linux)",
+  async run({ file }) {
+    if (process.platform !== "linux") return [];
+    const kind = networks.get(statfsSync(file).type);
+    if (kind === undefined) return [];
+    return [
+      {
+        severity: "error",
+        what: `${file} is on ${kind}`,
+        why: "Its locks do not work reliably there: two machines can both be the writer, which damages the file.",
+        fix: "Move the file to a disk of the machine, with all its processes; or use a server for several machines.",
+      },
+    ];
+  },
+};
+
+const readOnly: SqliteCheck = {
+  id: "replica",
+  title: "the file, or its folder, cannot be written to",
+  async run({ file }) {
+    const closed = [file, dirname(file)].filter((path) => {
+      try {
+        accessSync(path, constants.W_OK);
+        return false;
+      } catch {
+        return true;
+      }
+    });
+    return closed.map((path) => ({
+      severity: "error" as const,
+      what: `${path} cannot be written to by this user`,
+      why: "A lock here is being the file's writer; the journal lies in the same folder. Every lock fails.",
+      fix: `chmod u+w '${path.replaceAll("'", "'\\''")}'`,
+    }));
+  },
+};
+
+const walSize: SqliteCheck = {
+  id: "wal-size",
+  title: "the write-ahead log is larger than 64 MB and than the file itself",
+  async run(patient) {
+    const [wal, file] = [patient.size("-wal"), patient.size()];
+    if (wal <= 64 * 2 ** 20 || wal <= file) return [];
+    return [
+      {
+        severity: "warning",
+        what: `${patient.file}-wal has ${Math.round(wal / 2 ** 20)} MB, the file ${Math.round(file / 2 ** 20)} MB`,
+        why: "A reader that never ends its transaction keeps it from being folded in: every read walks through it, and the lock is held longer and longer.",
+        fix: "PRAGMA wal_checkpoint(TRUNCATE);   -- after ending the transaction that has been reading",
+      },
+    ];
+  },
+};
+
+const freeSpace: SqliteCheck = {
+  id: "queue-bloat",
+  title: "more than half of the file (and 64 MB) is free space of deleted rows",
+  async run(patient) {
+    const [row] = await patient.look(
+      "SELECT f.freelist_count AS free, c.page_count AS pages, s.page_size AS size FROM pragma_freelist_count f, pragma_page_count c, pragma_page_size s",
+    );
+    const [free, pages, size] = [row?.["free"], row?.["pages"], row?.["size"]].map(Number);
+    if (free! * size! <= 64 * 2 ** 20 || free! * 2 <= pages!) return [];
+    return [
+      {
+        severity: "hint",
+        what: `${Math.round((free! * size!) / 2 ** 20)} MB of ${Math.round((pages! * size!) / 2 ** 20)} MB are free`,
+        why: "A queue or a log was emptied. The space is used again, but a backup copies it.",
+        fix: "VACUUM;   -- the file has no other writer meanwhile",
+      },
+    ];
+  },
+};
+
+const patienceMs = 2000;
+
+/** Becomes the writer for an instant and gives up again: nothing is written. */
+const writer: SqliteCheck = {
+  id: "waits",
+  title: "somebody has been the file's writer for more than 2 seconds",
+  async run(patient) {
+    await using session = await patient.session();
+    await session.query("PRAGMA busy_timeout = 0");
+    const deadline = performance.now() + patienceMs;
+    for (;;) {
+      try {
+        await session.query("BEGIN IMMEDIATE");
+        await session.query("ROLLBACK");
+        return [];
+      } catch (error) {
+        if ((error as { errcode?: unknown }).errcode !== 5) throw error;
+      }
+      if (performance.now() > deadline) break;
+      await sleep(10 + Math.random() * 20);
+    }
+    return [
+      {
+        severity: "warning",
+        what: `nobody else could become the writer for ${patienceMs / 1000} s`,
+        why: "A transaction is open and does nothing, or many writers leave no gap: everybody else waits, whatever its key is.",
+        fix: `fuser -v '${patient.file.replaceAll("'", "'\\''")}'   # which processes have it open`,
+      },
+    ];
+  },
+};
+
+export const fileChecks: readonly SqliteCheck[] = [
+  version,
+  journalMode,
+  networkFile,
+  readOnly,
+  writer,
+  walSize,
+  freeSpace,
+];
