@@ -1,7 +1,7 @@
 /** A report drawn: one panel for each cell, a bar for each contestant. Read on white and on dark pages. */
 import { type Spec, View, parse } from "vega";
 import { type TopLevelSpec, compile } from "vega-lite";
-import type { Report } from "./measure.ts";
+import type { Report } from "./report.ts";
 
 const ours = /^holdfast\b/;
 

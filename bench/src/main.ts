@@ -1,7 +1,8 @@
 import { existsSync } from "node:fs";
 import { writeFile } from "node:fs/promises";
 import { parseArgs } from "node:util";
-import { type Report, type SuiteOptions, table } from "./measure.ts";
+import { tableOfFigures } from "../../packages/cli/src/bench/table.ts";
+import type { Report, SuiteOptions } from "./report.ts";
 
 interface Suite {
   readonly about: string;
@@ -94,7 +95,7 @@ function print({ machine, rows, ratios, notes }: Report): void {
     (key) => !(key in columns) && typeof rows[0]?.[key] !== "object",
   );
   console.log(
-    table(
+    tableOfFigures(
       [...Object.values(columns), ...details],
       rows.map((row) => [...Object.keys(columns), ...details].map((key) => row[key] ?? "")),
     ),
@@ -102,7 +103,7 @@ function print({ machine, rows, ratios, notes }: Report): void {
   for (const text of notes ?? []) console.log(text);
   console.log("\nRatios of op/s, ours over the other (above 1: ours is faster):");
   console.log(
-    table(
+    tableOfFigures(
       ["ratio", ""],
       Object.entries(ratios).map(([key, value]) => [key, value]),
     ),

@@ -5,18 +5,24 @@ import { join } from "node:path";
 import Database from "better-sqlite3";
 import { holdfast, key } from "holdfast";
 import { fromBetterSqlite3 } from "holdfast/better-sqlite3";
-import { fromMysql2 } from "holdfast/mysql2";
 import { type Pool, createPool } from "mysql2/promise";
+import {
+  type Body,
+  bytes,
+  fillMysql,
+  historyPerUser,
+  manyUsers,
+  mysqlDriver,
+  mysqlTables,
+  quota,
+  userOf,
+} from "../../../packages/cli/src/bench/locks.ts";
 import { startMariadb } from "../../../test/harness/mariadb.ts";
 import { startMysql } from "../../../test/harness/mysql.ts";
-import { type BenchRow, type Report, type SuiteOptions, alternate, machine, scatter } from "../measure.ts";
+import { alternate } from "../../../packages/cli/src/bench/measure.ts";
+import { type BenchRow, type Report, type SuiteOptions, machine } from "../report.ts";
 
 const callers = 4;
-const users = 1000;
-const historyPerUser = 10;
-const bytes = 1000;
-/** Never reached: every operation writes, so all contestants do the same work. */
-const quota = 1_000_000_000_000;
 
 /** One engine, and the same operation on it in two ways. */
 interface Ground {
@@ -45,51 +51,19 @@ async function mysqlGround(
   const url = new URL(server.url);
   url.pathname = "/bench";
   const pool: Pool = createPool({ uri: url.href, connectionLimit: callers });
-  await pool.query(
-    "CREATE TABLE IF NOT EXISTS image (id bigint AUTO_INCREMENT PRIMARY KEY, user_id bigint NOT NULL, bytes bigint NOT NULL, KEY (user_id))",
-  );
+  for (const statement of mysqlTables) await pool.query(statement);
   const [[row]] = (await pool.query("SELECT VERSION() AS version")) as unknown as [[{ version: string }]];
-  const hf = holdfast(fromMysql2(pool));
-  await hf.migrate();
+  const driver = await mysqlDriver(pool);
+  const body: Body = async (send, user) => void (await send(insert, values(user)));
   return {
     name,
     ratio,
     version: row.version,
-    ours: (user) =>
-      hf.transaction({ lock: key("upload", user) }, async (tx) => {
-        await tx.client.query(insert, values(user));
-      }),
-    /** A named lock, kept until COMMIT is acknowledged: as its documentation has it, done right. */
-    async textbook(user) {
-      const connection = await pool.getConnection();
-      try {
-        const [[lock]] = (await connection.query("SELECT GET_LOCK(?, 5) AS granted", [
-          `upload:${user}`,
-        ])) as unknown as [[{ granted: number }]];
-        if (lock.granted !== 1) throw new Error("The lock was not granted");
-        try {
-          await connection.query("SET TRANSACTION ISOLATION LEVEL READ COMMITTED");
-          await connection.query("START TRANSACTION");
-          await connection.query(insert, values(user));
-          await connection.query("COMMIT");
-        } catch (error) {
-          await connection.query("ROLLBACK");
-          throw error;
-        } finally {
-          await connection.query("SELECT RELEASE_LOCK(?)", [`upload:${user}`]);
-        }
-      } finally {
-        connection.release();
-      }
-    },
-    async reset() {
-      await pool.query("TRUNCATE image");
-      const rows = Array.from({ length: users * historyPerUser }, (_, i) => [1 + (i % users), bytes]);
-      await pool.query("INSERT INTO image (user_id, bytes) VALUES ?", [rows]);
-    },
+    ours: (user) => driver.ours(user, body),
+    textbook: (user) => driver.textbook(user, body),
+    reset: () => fillMysql(pool, manyUsers),
     async close() {
-      await hf.close();
-      await pool.end();
+      await driver.close();
       await admin.end();
       await server.stop();
     },
@@ -132,7 +106,7 @@ async function sqliteGround(): Promise<Ground> {
       own.exec("DELETE FROM image");
       const fill = own.prepare("INSERT INTO image VALUES (?, ?)");
       own.transaction(() => {
-        for (let i = 0; i < users * historyPerUser; i++) fill.run(1 + (i % users), bytes);
+        for (let i = 0; i < manyUsers * historyPerUser; i++) fill.run(1 + (i % manyUsers), bytes);
       })();
     },
     async close() {
@@ -157,11 +131,10 @@ export async function run({ seconds, note }: SuiteOptions): Promise<Report> {
     const ground = await make();
     try {
       note(`${ground.name} …`);
-      const userOf = (turn: number): number => 1 + Math.floor(scatter(turn) * users);
       const measured = await alternate({
         contestants: [
-          { name: "holdfast", call: (turn) => ground.ours(userOf(turn)) },
-          { name: "textbook", call: (turn) => ground.textbook(userOf(turn)) },
+          { name: "holdfast", call: (turn) => ground.ours(userOf(turn, manyUsers)) },
+          { name: "textbook", call: (turn) => ground.textbook(userOf(turn, manyUsers)) },
         ],
         callers,
         seconds,

@@ -6,7 +6,8 @@ import { startPostgres } from "@holdfast/cli";
 import { fromPg } from "holdfast/pg";
 import { type Scenario, explore } from "holdfast/testing";
 import { Pool } from "pg";
-import { type BenchRow, type Report, type SuiteOptions, machine, median, percentile } from "../measure.ts";
+import { median, percentile } from "../../../packages/cli/src/bench/measure.ts";
+import { type BenchRow, type Report, type SuiteOptions, machine } from "../report.ts";
 
 /** Even a cell that is over in a moment is measured several times. */
 const rounds = 5;

@@ -1,19 +1,25 @@
 import { startPostgres } from "@holdfast/cli";
 import { holdfast, key } from "holdfast";
-import { fromPg } from "holdfast/pg";
 import { fromPostgres } from "holdfast/postgres";
-import { Client, type ClientBase, Pool } from "pg";
+import { Client, Pool } from "pg";
 import postgres, { type ISql } from "postgres";
-import { startDelay } from "../delay.ts";
 import {
-  type BenchRow,
-  type Contestant,
-  type Report,
-  type SuiteOptions,
-  alternate,
-  machine,
-  scatter,
-} from "../measure.ts";
+  type Body,
+  type Driver,
+  type Send,
+  bytes,
+  fillPostgres,
+  manyUsers,
+  pgDriver,
+  postgresTables,
+  quota,
+  sumOf,
+  twoStatements,
+  userOf,
+} from "../../../packages/cli/src/bench/locks.ts";
+import { startDelay } from "../delay.ts";
+import { type Contestant, alternate } from "../../../packages/cli/src/bench/measure.ts";
+import { type BenchRow, type Report, type SuiteOptions, machine } from "../report.ts";
 import { ping } from "../ping.ts";
 
 /**
@@ -21,19 +27,12 @@ import { ping } from "../ping.ts";
  * saturated, and a "1 ms" round trip takes 2.5: the delayed cells then measure the processor (1.50 instead of 1.74).
  */
 const callers = 4;
-const manyUsers = 1000;
-const historyPerUser = 10;
-const bytes = 1000;
-/** Never reached: every operation writes, so all contestants do the same work. */
-const quota = 1_000_000_000_000;
 
 /** The delayed one goes through a process that holds everything back for half of it in either direction. */
 const wires = [
   { name: "loopback", roundTripMs: 0 },
   { name: "1ms", roundTripMs: 1 },
 ] as const;
-
-const sumOf = "SELECT coalesce(sum(bytes), 0) AS used FROM image WHERE user_id = $1";
 
 /** Check and write in one go. After the lock, as a statement of its own, it sees what the last holder wrote. */
 async function oneStatement(send: Send, user: number): Promise<void> {
@@ -44,64 +43,14 @@ async function oneStatement(send: Send, user: number): Promise<void> {
   );
 }
 
-/** Check, decide in the application, write. */
-async function twoStatements(send: Send, user: number): Promise<void> {
-  const [row] = await send(sumOf, [user]);
-  if (Number(row?.["used"]) + bytes > quota) throw new Error("The quota was not to be reached");
-  await send("INSERT INTO image (user_id, bytes) VALUES ($1, $2)", [user, bytes]);
-}
-
-type Send = (text: string, values: number[]) => Promise<readonly Record<string, unknown>[]>;
-type Body = (send: Send, user: number) => Promise<void>;
-
-/** One client, and the same operation on it in two ways. */
-interface Driver {
-  readonly name: string;
-  ours(user: number, body: Body): Promise<void>;
-  /**
-   * What a careful programmer writes by hand: a lock that is not waited for forever, and whose timeout does not go
-   * on to apply to the body's own waits. With one statement in the body it is six round trips.
-   */
-  textbook(user: number, body: Body): Promise<void>;
-  close(): Promise<void>;
-}
-
-function byPg(client: ClientBase): Send {
-  return async (text, values) => (await client.query<Record<string, unknown>>(text, values)).rows;
-}
-
 /** Prepared, as its tagged templates are, and its `unsafe` by itself is not. */
 function byPostgres(sql: ISql): Send {
   return (text, values) => sql.unsafe(text, values, { prepare: true });
 }
 
-function pgDriver(url: string, size: number): Driver {
-  const pool = new Pool({ connectionString: url, max: size });
-  const hf = holdfast(fromPg(pool));
-  return {
-    name: "pg",
-    ours: (user, body) => hf.transaction({ lock: key("upload", user) }, (tx) => body(byPg(tx.client), user)),
-    async textbook(user, body) {
-      const client = await pool.connect();
-      try {
-        await client.query("BEGIN");
-        await client.query("SET LOCAL lock_timeout = '5s'");
-        await client.query("SELECT pg_advisory_xact_lock(hashtext($1))", [`upload:${user}`]);
-        await client.query("SET LOCAL lock_timeout = DEFAULT");
-        await body(byPg(client), user);
-        await client.query("COMMIT");
-      } catch (error) {
-        await client.query("ROLLBACK");
-        throw error;
-      } finally {
-        client.release();
-      }
-    },
-    close: () => pool.end(),
-  };
-}
+const onPg = (url: string, size: number): Driver => pgDriver(new Pool({ connectionString: url, max: size }));
 
-function postgresDriver(url: string, size: number): Driver {
+function onPostgresJs(url: string, size: number): Driver {
   const sql = postgres(url, { max: size });
   const hf = holdfast(fromPostgres(sql));
   return {
@@ -136,15 +85,15 @@ const cells: readonly Cell[] = [
     suffix: "",
     users: manyUsers,
     body: oneStatement,
-    drivers: [pgDriver, postgresDriver],
+    drivers: [onPg, onPostgresJs],
   },
   // For information: the longer the body, the less the way in and out of the transaction weighs.
   {
     name: "two statements, 1,000 users",
     suffix: "_two_statements",
     users: manyUsers,
-    body: twoStatements,
-    drivers: [pgDriver],
+    body: twoStatements(),
+    drivers: [onPg],
   },
   // For information: all callers want one lock, so what counts is how long it is held. The user's history grows
   // with every operation, so the faster one has the longer sums.
@@ -153,7 +102,7 @@ const cells: readonly Cell[] = [
     suffix: "_hot_user",
     users: 1,
     body: oneStatement,
-    drivers: [pgDriver],
+    drivers: [onPg],
   },
 ];
 
@@ -168,8 +117,7 @@ export async function run({ seconds, note }: SuiteOptions): Promise<Report> {
   const { rows: versions } = await admin.query<{ version: string }>(
     "SELECT current_setting('server_version') AS version",
   );
-  await admin.query("CREATE TABLE image (user_id bigint NOT NULL, bytes bigint NOT NULL)");
-  await admin.query("CREATE INDEX ON image (user_id)");
+  for (const statement of postgresTables) await admin.query(statement);
 
   const rows: BenchRow[] = [];
   const ratios: Record<string, number> = {};
@@ -183,14 +131,7 @@ export async function run({ seconds, note }: SuiteOptions): Promise<Report> {
     for (const { name, suffix, users, body, drivers } of cells) {
       const cell = `${wire.name}, ${name}`;
       note(`${cell} …`);
-      const reset = async (): Promise<void> => {
-        await admin.query("TRUNCATE image");
-        await admin.query(
-          "INSERT INTO image SELECT u, $3::int FROM generate_series(1, $1::int) u, generate_series(1, $2::int)",
-          [users, historyPerUser, bytes],
-        );
-        await admin.query("ANALYZE image");
-      };
+      const reset = (): Promise<void> => fillPostgres(admin, users);
       await reset();
       const roundTrips: number[] = [];
       for (const make of drivers) {
@@ -221,10 +162,9 @@ export async function run({ seconds, note }: SuiteOptions): Promise<Report> {
 
 /** Ours first. */
 function contestantsOn(driver: Driver, users: number, body: Body): Contestant[] {
-  const userOf = (turn: number): number => 1 + Math.floor(scatter(turn) * users);
   return [
-    { name: `holdfast, ${driver.name}`, call: (turn) => driver.ours(userOf(turn), body) },
-    { name: `textbook, ${driver.name}`, call: (turn) => driver.textbook(userOf(turn), body) },
+    { name: `holdfast, ${driver.name}`, call: (turn) => driver.ours(userOf(turn, users), body) },
+    { name: `textbook, ${driver.name}`, call: (turn) => driver.textbook(userOf(turn, users), body) },
   ];
 }
 

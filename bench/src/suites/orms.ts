@@ -22,7 +22,8 @@ import { Pool } from "pg";
 import { DataTypes, Sequelize } from "sequelize";
 import { DataSource, EntitySchema } from "typeorm";
 import { PrismaClient } from "../../../examples/prisma/generated/client.ts";
-import { type BenchRow, type Report, type SuiteOptions, alternate, machine, scatter } from "../measure.ts";
+import { alternate, scatter } from "../../../packages/cli/src/bench/measure.ts";
+import { type BenchRow, type Report, type SuiteOptions, machine } from "../report.ts";
 
 const callers = 4;
 const users = 1000;

@@ -9,15 +9,8 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 import { type EmbeddedPostgres, startPostgres } from "@holdfast/cli";
 import { Client } from "pg";
-import {
-  type BenchRow,
-  type Report,
-  type SuiteOptions,
-  alternate,
-  machine,
-  median,
-  percentile,
-} from "../measure.ts";
+import { alternate, median, percentile, inTurns } from "../../../packages/cli/src/bench/measure.ts";
+import { type BenchRow, type Report, type SuiteOptions, machine } from "../report.ts";
 import {
   type Contestant,
   type Payload,
@@ -228,19 +221,6 @@ async function drain(ground: Ground, entry: Entry): Promise<Drained> {
   });
 }
 
-/** All entries in turn, in rounds ABBA: whatever drifts falls on all of them. */
-async function rounds<T, R>(
-  entries: readonly T[],
-  count: number,
-  run: (entry: T) => Promise<R>,
-): Promise<Map<T, R[]>> {
-  const results = new Map(entries.map((entry) => [entry, [] as R[]]));
-  for (let round = 0; round < count; round++)
-    for (const entry of round % 2 === 0 ? entries : entries.toReversed())
-      results.get(entry)?.push(await run(entry));
-  return results;
-}
-
 /** So many jobs a second, each enqueued by itself; how long each waited for its handler. */
 async function steady(
   ground: Ground,
@@ -352,7 +332,7 @@ export async function run({ seconds, note }: SuiteOptions): Promise<Report> {
   note("warming up …");
   for (const each of new Map(entries.map((e) => [`${e.contestant.name} ${e.processes}`, e])).values())
     await drain(ground, { ...each, jobs: (each.jobs === many ? 2000 : 500) * each.processes });
-  const drained = await rounds(entries, count, async (each) => {
+  const drained = await inTurns(entries, count, async (each) => {
     const result = await drain(ground, each);
     note(`${each.cell}: ${each.contestant.name} ${Math.round(result.perSecond)}/s`);
     return result;
@@ -404,7 +384,7 @@ export async function run({ seconds, note }: SuiteOptions): Promise<Report> {
   rows.push(...(await singles(ground, peers, seconds / 3)));
 
   note(`steady, ${steadyRate} a second …`);
-  const steadied = await rounds([...peers, graphilePlain], count, (contestant) =>
+  const steadied = await inTurns([...peers, graphilePlain], count, (contestant) =>
     steady(ground, contestant, long ? 10 : Math.min(2, seconds / 2)),
   );
   const p99 = new Map<Contestant, number>();

@@ -10,21 +10,18 @@ import { Redis } from "ioredis";
 import { Pool } from "pg";
 import { RateLimiterPostgres, RateLimiterRedis } from "rate-limiter-flexible";
 import {
-  type BenchRow,
   type Contestant,
   type Measured,
-  type Report,
-  type SuiteOptions,
   alternate,
-  machine,
   median,
   scatter,
-} from "../measure.ts";
+} from "../../../packages/cli/src/bench/measure.ts";
+import { type BenchRow, type Report, type SuiteOptions, machine } from "../report.ts";
+import { limit, lockAndSum, makeUses } from "../../../packages/cli/src/bench/quota.ts";
 import { type RedisServer, startRedis } from "../../../test/harness/redis.ts";
 
 const users = 10_000;
 const rowsPerUser = 1000;
-const limit = 1_000_000_000;
 /** More connections than cores do not make PostgreSQL faster; fewer would let callers of the others queue in the client. */
 const connections = 20;
 
@@ -60,25 +57,6 @@ async function contestants(
   pools: { readonly textbook: Pool; readonly rlf: Pool; readonly ours: Pool },
   redis: { readonly default: Redis; readonly always: Redis },
 ): Promise<(cell: Cell) => Contestant[]> {
-  const byHand = async (user: number): Promise<void> => {
-    const client = await pools.textbook.connect();
-    try {
-      await client.query("BEGIN");
-      await client.query("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", [`use:${user}`]);
-      const { rows } = await client.query(
-        "SELECT coalesce(sum(amount), 0) AS used FROM use WHERE user_id = $1",
-        [user],
-      );
-      if (Number(rows[0].used) + 1 > limit) throw new Error("used up");
-      await client.query("INSERT INTO use (user_id, amount) VALUES ($1, 1)", [user]);
-      await client.query("COMMIT");
-    } catch (error) {
-      await client.query("ROLLBACK");
-      throw error;
-    } finally {
-      client.release();
-    }
-  };
   const onPostgres = await new Promise<RateLimiterPostgres>((resolve, reject) => {
     const limiter: RateLimiterPostgres = new RateLimiterPostgres(
       { storeClient: pools.rlf, tableName: "rlf", points: limit, duration: 0, clearExpiredByTimeout: false },
@@ -92,7 +70,7 @@ async function contestants(
   const units = quota(hf, { name: "units", limit });
   let calls = 0;
   return ({ user }) => [
-    { name: textbook, call: (turn) => byHand(user(turn)) },
+    { name: textbook, call: (turn) => lockAndSum(pools.textbook, user(turn)) },
     { name: rlfPostgres, call: async (turn) => void (await onPostgres.consume(`user-${user(turn)}`)) },
     { name: rlfRedis, call: async (turn) => void (await lax.consume(`user-${user(turn)}`)) },
     { name: rlfRedisAlways, call: async (turn) => void (await strict.consume(`user-${user(turn)}`)) },
@@ -155,15 +133,7 @@ export async function run({ seconds, note }: SuiteOptions): Promise<Report> {
   };
   const pools = { textbook: pool(), rlf: pool(), ours: pool() };
   note(`${users} users with ${rowsPerUser} rows each …`);
-  await pools.textbook.query(
-    "CREATE TABLE use (id bigserial PRIMARY KEY, user_id int NOT NULL, amount int NOT NULL)",
-  );
-  await pools.textbook.query(
-    "INSERT INTO use (user_id, amount) SELECT u, 1 FROM generate_series(0, $1::int - 1) u, generate_series(1, $2::int)",
-    [users, rowsPerUser],
-  );
-  await pools.textbook.query("CREATE INDEX ON use (user_id) INCLUDE (amount)");
-  await pools.textbook.query("VACUUM ANALYZE use");
+  await makeUses(pools.textbook, users, rowsPerUser);
   const { rows: versions } = await pools.textbook.query(
     "SELECT current_setting('server_version') AS version",
   );

@@ -5,48 +5,32 @@
  * reservations count.
  */
 import { startPostgres } from "@holdfast/cli";
-import { holdfast } from "holdfast";
-import { fromPg } from "holdfast/pg";
-import { stock } from "holdfast/stock";
-import { Pool, type PoolClient } from "pg";
+import type { Stock } from "holdfast/stock";
+import { Pool } from "pg";
+import { type Contestant, type Measured, alternate } from "../../../packages/cli/src/bench/measure.ts";
 import {
-  type BenchRow,
-  type Contestant,
-  type Measured,
-  type Report,
-  type SuiteOptions,
-  alternate,
-  machine,
-  scatter,
-} from "../measure.ts";
+  type Skus,
+  apply,
+  conditional,
+  hot,
+  makeShop,
+  textbook,
+  three,
+} from "../../../packages/cli/src/bench/stock.ts";
+import { type BenchRow, type Report, type SuiteOptions, machine } from "../report.ts";
 
-const skus = 1000;
-const plenty = 1_000_000_000;
 /** More connections than cores do not make PostgreSQL faster; fewer would let callers of the others queue in the client. */
 const connections = 20;
 
 const serializable = "textbook: SERIALIZABLE, retried";
 const forUpdate = "textbook: FOR UPDATE";
-const conditional = "conditional UPDATE by hand";
+const conditionalByHand = "conditional UPDATE by hand";
 const ours = "holdfast/stock";
-
-/** In canonical order, as somebody writes it who has met a deadlock. */
-type Skus = readonly string[];
 
 interface Cell {
   readonly name: string;
   readonly callers: number;
   readonly order: (turn: number) => Skus;
-}
-
-const skuOf = (n: number) => `sku-${String(n).padStart(4, "0")}`;
-const hot: Skus = [skuOf(0)];
-
-/** Three of them, no two the same. */
-function three(turn: number): Skus {
-  const found = new Set<string>();
-  for (let i = 0; found.size < 3; i++) found.add(skuOf(Math.floor(scatter(turn * 7 + i) * skus)));
-  return [...found].toSorted();
 }
 
 const cells: readonly Cell[] = [1, 64, 256].flatMap((callers) => [
@@ -57,60 +41,12 @@ const cells: readonly Cell[] = [1, 64, 256].flatMap((callers) => [
 const ratios: readonly (readonly [ratio: string, cell: string, other: string])[] = [
   ["hot64_vs_serializable", "hot, 64", serializable],
   ["hot64_vs_for_update", "hot, 64", forUpdate],
-  ["hot64_vs_conditional", "hot, 64", conditional],
+  ["hot64_vs_conditional", "hot, 64", conditionalByHand],
   ["orders64_vs_serializable", "orders, 64", serializable],
   ["orders64_vs_for_update", "orders, 64", forUpdate],
-  ["orders64_vs_conditional", "orders, 64", conditional],
+  ["orders64_vs_conditional", "orders, 64", conditionalByHand],
   ["one_vs_for_update", "hot, 1", forUpdate],
 ];
-
-async function transaction(
-  pool: Pool,
-  begin: string,
-  body: (client: PoolClient) => Promise<void>,
-): Promise<void> {
-  const client = await pool.connect();
-  try {
-    await client.query(begin);
-    await body(client);
-    await client.query("COMMIT");
-  } catch (error) {
-    await client.query("ROLLBACK");
-    throw error;
-  } finally {
-    client.release();
-  }
-}
-
-// Named: prepared once per connection.
-const read = (order: Skus) => ({
-  name: "read",
-  text: "SELECT sku, stock FROM variant WHERE sku = ANY ($1) ORDER BY sku FOR UPDATE",
-  values: [order],
-});
-const write = (order: Skus) => ({
-  name: "write",
-  text: "UPDATE variant SET stock = stock - 1 WHERE sku = ANY ($1)",
-  values: [order],
-});
-const take = (sku: string) => ({
-  name: "take",
-  text: "UPDATE variant SET stock = stock - 1 WHERE sku = $1 AND stock >= 1",
-  values: [sku],
-});
-const note = (order: Skus, reference: string) => ({
-  name: "note",
-  text: `INSERT INTO movement (sku, quantity, source, reference_type, reference_id)
-    SELECT sku, -1, 'ORDER', 'order', $2 FROM unnest($1::text[]) sku`,
-  values: [order, reference],
-});
-
-async function textbook(client: PoolClient, order: Skus, reference: string): Promise<void> {
-  const { rows } = await client.query<{ stock: number }>(read(order));
-  if (rows.length < order.length || rows.some(({ stock: left }) => left < 1)) throw new Error("not enough");
-  await client.query(write(order));
-  await client.query(note(order, reference));
-}
 
 function isSerialization(error: unknown): boolean {
   const { code } = error as { code?: unknown };
@@ -118,9 +54,9 @@ function isSerialization(error: unknown): boolean {
 }
 
 function contestants(
-  pools: Readonly<Record<"serializable" | "forUpdate" | "conditional" | "ours", Pool>>,
+  pools: Readonly<Record<"serializable" | "forUpdate" | "conditional", Pool>>,
+  shop: Stock,
 ): (cell: Cell) => Contestant[] {
-  const shop = stock(holdfast(fromPg(pools.ours)), { name: "bench" });
   let orders = 0;
   const reference = () => String(++orders);
   return ({ order }) => [
@@ -130,8 +66,11 @@ function contestants(
         // With the pause that its readers are told to make: full jitter, doubled each time.
         for (let attempt = 0; ; attempt++) {
           try {
-            return await transaction(pools.serializable, "BEGIN ISOLATION LEVEL SERIALIZABLE", (client) =>
-              textbook(client, order(turn), reference()),
+            return await textbook(
+              pools.serializable,
+              order(turn),
+              reference(),
+              "BEGIN ISOLATION LEVEL SERIALIZABLE",
             );
           } catch (error) {
             if (!isSerialization(error)) throw error;
@@ -144,28 +83,13 @@ function contestants(
     },
     {
       name: forUpdate,
-      call: (turn) =>
-        transaction(pools.forUpdate, "BEGIN", (client) => textbook(client, order(turn), reference())),
+      call: (turn) => textbook(pools.forUpdate, order(turn), reference()),
     },
     {
-      name: conditional,
-      call: (turn) =>
-        transaction(pools.conditional, "BEGIN", async (client) => {
-          for (const sku of order(turn))
-            if ((await client.query(take(sku))).rowCount === 0) throw new Error("not enough");
-          await client.query(note(order(turn), reference()));
-        }),
+      name: conditionalByHand,
+      call: (turn) => conditional(pools.conditional, order(turn), reference()),
     },
-    {
-      name: ours,
-      async call(turn) {
-        const id = reference();
-        await shop.apply(
-          order(turn).map((sku) => ({ sku, quantity: -1 })),
-          { source: "ORDER", reference: { type: "order", id }, externalId: `order-${id}` },
-        );
-      },
-    },
+    { name: ours, call: (turn) => apply(shop, order(turn), reference()) },
   ];
 }
 
@@ -181,26 +105,12 @@ export async function run({ seconds, note: tell }: SuiteOptions): Promise<Report
     cleanup.defer(() => made.end());
     return made;
   };
-  const pools = { serializable: pool(), forUpdate: pool(), conditional: pool(), ours: pool() };
-  const admin = pools.ours;
-  await admin.query(
-    "CREATE TABLE variant (sku text PRIMARY KEY, stock int NOT NULL CHECK (stock >= 0)) WITH (fillfactor = 50)",
-  );
-  await admin.query(`CREATE TABLE movement (id bigserial PRIMARY KEY, sku text NOT NULL, quantity int NOT NULL,
-    source text NOT NULL, reference_type text, reference_id text, at timestamptz NOT NULL DEFAULT now())`);
-  await admin.query("CREATE INDEX ON movement (sku, at)");
-  await admin.query(
-    "INSERT INTO variant SELECT 'sku-' || lpad(n::text, 4, '0'), $1 FROM generate_series(0, $2::int - 1) n",
-    [plenty, skus],
-  );
-  const hf = holdfast(fromPg(admin));
-  await hf.migrate();
-  const shop = stock(hf, { name: "bench" });
-  await shop.apply(Array.from({ length: skus }, (_, i) => ({ sku: skuOf(i), quantity: plenty })));
-  await admin.query("VACUUM ANALYZE");
+  const pools = { serializable: pool(), forUpdate: pool(), conditional: pool() };
+  const admin = pool();
+  const shop = await makeShop(admin);
   const { rows: versions } = await admin.query("SELECT current_setting('server_version') AS version");
 
-  const make = contestants(pools);
+  const make = contestants(pools, shop);
   const rows: BenchRow[] = [];
   const byCell = new Map<string, readonly Measured[]>();
   for (const cell of cells) {
@@ -224,7 +134,7 @@ export async function run({ seconds, note: tell }: SuiteOptions): Promise<Report
   );
   const late = cells.flatMap(({ name }) => {
     const p99 = (who: string) => of(name, who)?.p99Ms ?? Number.NaN;
-    const faster = [serializable, forUpdate, conditional].filter((other) => p99(other) <= p99(ours));
+    const faster = [serializable, forUpdate, conditionalByHand].filter((other) => p99(other) <= p99(ours));
     return faster.length > 0 ? [`p99 in "${name}" is not below that of ${faster.join(" and ")}`] : [];
   });
   // Figures of orders that were not taken exactly would be worth nothing.
