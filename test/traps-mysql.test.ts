@@ -728,7 +728,8 @@ describe.each(["mariadb", "mysql"] as const)("%s", (server) => {
       }
       expect(statement.trim()).toBe("");
       await (await there.lease(key("printed"))).release();
-      expect(await there.migrate()).toHaveLength(5);
+      // It says itself what was done.
+      expect((await there.migrations()).map(({ state }) => state)).toEqual(Array(5).fill("applied"));
       expect(await there.migrate()).toEqual([]);
       await there.transaction({ lock: key("printed") }, async () => {});
     } finally {

@@ -90,6 +90,7 @@ const mongoEngine = {
       stock: unsupported("not sketched"),
       queues: unsupported("not sketched"),
       schedules: unsupported("not sketched"),
+      audit: unsupported("not sketched"),
       savepoints: unsupported("not sketched"),
       granularity: "key",
       // Whatever is asked for, transactions here read a snapshot, which is stricter than the first.
@@ -142,7 +143,13 @@ const mongoEngine = {
   },
   classify,
   // Collections come into being with their first document.
-  migrations: { all: [], print: () => "", apply: async () => [] },
+  migrations: {
+    all: [],
+    print: () => "",
+    record: () => ({ parts: [""], values: [] }),
+    applied: async () => [],
+    apply: async () => [],
+  },
 } satisfies Engine<MongoConnection>;
 
 export function fromMongo<Session extends MongoSession>(client: MongoClient<Session>) {

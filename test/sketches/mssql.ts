@@ -104,6 +104,7 @@ const mssqlEngine = {
       stock: unsupported("not sketched"),
       queues: unsupported("not sketched"),
       schedules: unsupported("not sketched"),
+      audit: unsupported("not sketched"),
       savepoints: true,
       granularity: "key",
       lockIsolation: ["read committed"],
@@ -154,6 +155,11 @@ const mssqlEngine = {
       },
     ],
     print: (statement) => `${render(statement, dialect).text};`,
+    record: ({ id, name }) =>
+      sql.raw(
+        `INSERT INTO holdfast_migration (id, name) SELECT ${id}, '${name}' WHERE NOT EXISTS (SELECT 1 FROM holdfast_migration WHERE id = ${id})`,
+      ),
+    applied: async () => [],
     apply: async () => [],
   },
 } satisfies Engine<MssqlConnection>;

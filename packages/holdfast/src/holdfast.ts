@@ -44,6 +44,12 @@ export interface HoldfastOptions {
   readonly wrongConnection?: BesideMode;
 }
 
+export interface MigrationState {
+  readonly id: number;
+  readonly name: string;
+  readonly state: "applied" | "missing" | "unknown";
+}
+
 export type TryLockResult<T> = { readonly acquired: true; readonly value: T } | { readonly acquired: false };
 
 type Body<Native, T> = (tx: Transaction<Native>) => Promise<T>;
@@ -316,13 +322,36 @@ export class Holdfast<Native> {
     return applied.map(({ id, name }) => ({ id, name }));
   }
 
-  /** The same as SQL text, for your own migration tool. */
-  migrationSql(): string {
-    const { all, print } = this.#database.engine.migrations;
-    return all
+  /**
+   * What `migrate` has applied here, and what it would apply. "unknown": applied by a newer version of Holdfast.
+   * Changes nothing.
+   */
+  async migrations(): Promise<readonly MigrationState[]> {
+    const { all, applied } = this.#database.engine.migrations;
+    const found = new Map(
+      (await withConnection(this.#home, (connection) => applied(connection))).map(({ id, name }) => [
+        id,
+        name,
+      ]),
+    );
+    const known = all.map(({ id, name }): MigrationState => {
+      const state = found.delete(id) ? "applied" : "missing";
+      return { id, name, state };
+    });
+    return [...known, ...[...found].map(([id, name]): MigrationState => ({ id, name, state: "unknown" }))];
+  }
+
+  /** The same as SQL text, for your own migration tool: all of it, or from this one on. */
+  migrationSql(options: { readonly from?: number } = {}): string {
+    checkNames("hf.migrationSql", options, new Set(["from"]));
+    const { from = 1 } = options;
+    if (!Number.isSafeInteger(from)) throw new UsageError("hf.migrationSql: from must be a whole number");
+    const { migrations } = this.#database.engine;
+    return migrations.all
+      .filter(({ id }) => id >= from)
       .map(
         (migration: Migration) =>
-          `-- holdfast ${migration.id}: ${migration.name}\n${migration.statements.map(print).join("\n")}\n`,
+          `-- holdfast ${migration.id}: ${migration.name}\n${[...migration.statements, migrations.record(migration)].map(migrations.print).join("\n")}\n`,
       )
       .join("\n");
   }

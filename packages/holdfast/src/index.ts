@@ -1,5 +1,5 @@
 export { Holdfast, holdfast } from "./holdfast.ts";
-export type { HoldfastOptions, TryLockResult } from "./holdfast.ts";
+export type { HoldfastOptions, MigrationState, TryLockResult } from "./holdfast.ts";
 export { key, shared } from "./core/key.ts";
 export type { Key, KeyPart, Lockable, LockMode, LockRequest } from "./core/key.ts";
 export { sql } from "./core/sql.ts";
@@ -29,7 +29,7 @@ export { capabilityMeanings, shownCapability } from "./core/capabilities.ts";
 export type { Capabilities, Strategy, Support, Unsupported } from "./core/capabilities.ts";
 export type { BesideMode } from "./core/beside.ts";
 export type { FailureInfo } from "./core/failure.ts";
-export type { Events } from "./core/events.ts";
+export type { Events, Traced, Traces } from "./core/events.ts";
 export type { LockView, Session } from "./core/inspect.ts";
 export type { Inspection, WaitChain } from "./watch/inspect.ts";
 export type { Held } from "./locks/hold.ts";

@@ -69,6 +69,8 @@ export interface Capabilities {
   readonly queues: Support;
   /** Ticks that run once (`schedule`). */
   readonly schedules: Support;
+  /** A trace of what people change by hand (`audited`). */
+  readonly audit: Support;
   /** A nested transaction that fails is undone alone, and the outer one can go on. */
   readonly savepoints: Support;
   /** Isolation levels under which a transaction may take locks. */
@@ -114,6 +116,7 @@ export const capabilityMeanings: Readonly<Record<keyof Capabilities, string>> = 
   stock: "levels and movements of stock (`stock`)",
   queues: "jobs (`queue`)",
   schedules: "ticks that run once, whatever the number of instances (`schedule`)",
+  audit: "a trace of what people change by hand (`audited`)",
   savepoints: "whether a nested transaction that fails is undone alone, and the outer one can go on",
   granularity: "`key`: different keys do not wait for each other; `database`: they do",
   lockIsolation: "isolation levels under which a transaction may take locks",

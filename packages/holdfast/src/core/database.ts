@@ -3,6 +3,7 @@
  * **database** is one client library that reaches it: how to get a connection, send, cancel. Shared code sees
  * only these types and asks `capabilities` what holds; it never asks which engine it is on.
  */
+import type { Audits } from "./audit.ts";
 import type { Capabilities, Strategy } from "./capabilities.ts";
 import type { Holder } from "./errors.ts";
 import type { LockView } from "./inspect.ts";
@@ -270,6 +271,7 @@ export interface Engine<C extends Connection = Connection> {
   readonly queues?: Queues<C>;
   readonly stocks?: Stocks<C>;
   readonly schedules?: Schedules<C>;
+  readonly audits?: Audits<C>;
   /** What became of a transaction whose connection died during COMMIT. */
   outcome?(connection: C, identity: string): Promise<"committed" | "aborted" | "in progress" | "unknown">;
   holders?(
@@ -305,6 +307,10 @@ export interface Migrations<C extends Connection> {
   readonly all: readonly Migration[];
   /** Text of a statement, to be printed for other migration tools. */
   print(statement: Statement): string;
+  /** Writes down that one was applied, unless that is written already: no values, so that it can be printed. */
+  record(migration: Migration): Statement;
+  /** Those that were applied, also by a newer version that has more of them. */
+  applied(connection: C): Promise<readonly Pick<Migration, "id" | "name">[]>;
   /** Applies what is missing, one process at a time; `begun`: inside a transaction that the client opened. */
   apply(connection: C, begun: boolean): Promise<readonly Migration[]>;
 }

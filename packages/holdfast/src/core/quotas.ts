@@ -121,6 +121,29 @@ export interface Entry {
   readonly details: Readonly<Record<string, unknown>> | undefined;
 }
 
+export interface QuotaInfo {
+  readonly name: string;
+  /** Counted up to a hundred thousand. */
+  readonly subjects: number;
+}
+
+/** A bucket as it was left by the last entry: what time has given back since then is not taken off. */
+export interface StoredBucket {
+  /** As it is stored: JSON, if it has several dimensions. */
+  readonly subject: string;
+  readonly used: number;
+  readonly held: number;
+  readonly credit: number;
+  /** Its own, if it has one. */
+  readonly limit: number | undefined;
+  readonly plan: string | undefined;
+  /** Of its newest entry. */
+  readonly version: number;
+  readonly since: number | undefined;
+  /** Of a window that slides in parts: how many. */
+  readonly parts: number | undefined;
+}
+
 export interface Quotas<C extends Connection> {
   consume(connection: C, batch: Batch): Promise<Verdicts>;
   amend(connection: C, amendment: Amendment): Promise<Amended | Late>;
@@ -129,6 +152,18 @@ export interface Quotas<C extends Connection> {
     definition: Definition,
     bucket: Omit<Bucket, "definition">,
   ): Promise<(Standing & { readonly plan: string | undefined }) | Late>;
+  /** Of those that have a bucket. */
+  names(connection: C): Promise<readonly QuotaInfo[]>;
+  /** By subject: those after this one, or these, as far as they are there. */
+  stored(
+    connection: C,
+    quota: string,
+    which: {
+      readonly after: string | undefined;
+      readonly most: number;
+      readonly of: readonly string[] | undefined;
+    },
+  ): Promise<readonly StoredBucket[]>;
   /** Newest first, below this version. */
   entries(
     connection: C,

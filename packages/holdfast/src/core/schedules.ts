@@ -96,6 +96,14 @@ export interface RunRow {
   readonly error: string | undefined;
 }
 
+/** A schedule as it is stored. `lastRun`: the newest that is over, and was not skipped. */
+export interface ScheduleRow {
+  readonly name: string;
+  readonly last: number;
+  readonly open: number;
+  readonly lastRun: RunRow | undefined;
+}
+
 /** Every call but `end` is a transaction of its own; `step` and `end` may be part of the caller's. */
 export interface Schedules<C extends Connection> {
   /** A schedule that is not there is made: its first tick is the first after now. */
@@ -104,6 +112,8 @@ export interface Schedules<C extends Connection> {
   renew(connection: C, grip: RunGrip, ttlMs: number): Promise<"renewed" | "locked" | "done" | "lost">;
   /** `before`: it was ended so already. `joined`: the transaction is the caller's, and may turn out not to exist. */
   end(connection: C, grip: RunGrip, ending: Ending, joined: boolean): Promise<"ended" | "before" | "lost">;
+  /** All of them, or those of these names that are there, by name. Makes none. */
+  all(connection: C, names: readonly string[] | undefined): Promise<readonly ScheduleRow[]>;
   /** The newest first. `last` is undefined if there is no such schedule. */
   list(
     connection: C,

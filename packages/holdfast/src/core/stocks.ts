@@ -149,6 +149,14 @@ export interface Break {
   readonly at: number;
 }
 
+export interface BookInfo {
+  readonly name: string;
+  /** Counted up to a hundred thousand. */
+  readonly levels: number;
+  /** What is on hand is kept in a table of the caller's. */
+  readonly elsewhere: boolean;
+}
+
 export interface Stocks<C extends Connection> {
   /**
    * Decides in the order in which they came, each all or nothing. `make`: spots that something is put into may not be
@@ -166,8 +174,16 @@ export interface Stocks<C extends Connection> {
   levels(
     connection: C,
     book: Book,
-    which: { readonly skus: readonly string[] | undefined; readonly location: string | undefined },
+    which: {
+      readonly skus: readonly string[] | undefined;
+      readonly location: string | undefined;
+      /** The last one of the page before; and how many, if not all. */
+      readonly after: Spot | undefined;
+      readonly most: number | undefined;
+    },
   ): Promise<readonly StockLevel[]>;
+  /** Of those that have a level. */
+  books(connection: C): Promise<readonly BookInfo[]>;
   /** Newest first, after this place. */
   history(
     connection: C,

@@ -1,6 +1,7 @@
-export type { FailedJob, JobView, QueueCounts } from "../core/queues.ts";
+export type { FailedJob, JobView, QueueCounts, QueueInfo } from "../core/queues.ts";
 export { JobLostError, PayloadError } from "./errors.ts";
 export type { Job } from "./job.ts";
+export { queues } from "./list.ts";
 export {
   type Backoff,
   type EnqueueOptions,

@@ -1,4 +1,5 @@
 export { type Exceeded, QuotaError, QuotaExceededError } from "./errors.ts";
+export { type SubjectInfo, quotas, subjects } from "./list.ts";
 export {
   type Denied,
   type EntryOptions,
@@ -16,4 +17,5 @@ export {
   type Subject,
   quota,
 } from "./quota.ts";
+export type { QuotaInfo } from "../core/quotas.ts";
 export type { Period, Unit } from "./windows.ts";

@@ -1,6 +1,7 @@
 /** Limits that are exact: `quota(hf, { name: "uploads", limit: 100, per: "day" })`. */
 import { hash, randomUUID } from "node:crypto";
 import { UsageError } from "../core/errors.ts";
+import { emit } from "../core/events.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { json } from "../core/replay.ts";
 import { type Transaction, scopeOf } from "../core/scope.ts";
@@ -446,8 +447,16 @@ export class Quota {
     const standing = this.#standing(verdict);
     const { id, amount, subject } = part;
     if (verdict.kind === "conflict") throw conflict(this.name, subject, id);
-    if (verdict.kind !== "refused")
-      return { ...standing, granted: true, id, amount, replayed: verdict.kind === "before" };
+    const refused = verdict.kind === "refused";
+    // Of several, those that would have granted have no `retry`: they have neither granted nor refused.
+    if (!refused || verdict.retry !== undefined)
+      emit("holdfast:quota:decided", () => ({
+        quota: this.name,
+        granted: !refused,
+        amount,
+        replayed: verdict.kind === "before",
+      }));
+    if (!refused) return { ...standing, granted: true, id, amount, replayed: verdict.kind === "before" };
     return {
       ...standing,
       granted: false,
@@ -714,7 +723,7 @@ function bounded(text: string): string {
 }
 
 /** Text stays as it is, unless it could be taken for something else, or cannot be stored. */
-function textOf(subject: Subject): string {
+export function textOf(subject: Subject): string {
   if (typeof subject === "number" || typeof subject === "bigint") return String(subject);
   if (typeof subject === "string") {
     if (subject === "")

@@ -1,4 +1,5 @@
 export { ScheduleError } from "./errors.ts";
+export { type ScheduleInfo, runs, schedules } from "./list.ts";
 export type { Run } from "./run.ts";
 export {
   type CatchUp,

@@ -3,7 +3,7 @@ import { hostname } from "node:os";
 import type { Connection } from "../core/database.ts";
 import { withConnection } from "../core/errand.ts";
 import { UnsupportedError, UsageError, message } from "../core/errors.ts";
-import { emit } from "../core/events.ts";
+import { emit, traced } from "../core/events.ts";
 import { classify } from "../core/failure.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { pause, retryPolicy } from "../core/retry.ts";
@@ -538,7 +538,13 @@ class Keeping<Native> implements Schedule, Keeper {
     try {
       // The process may have been frozen since it asked.
       if (run.lost) throw run.lost;
-      await this.#handler?.(run);
+      const handler = this.#handler;
+      if (handler)
+        await traced(
+          "holdfast:schedule",
+          () => ({ schedule: this.name, tick, fence, attempt, manual }),
+          async () => handler(run),
+        );
       if ((await run.settled()) === "rolled back")
         throw new UsageError(
           `schedule ${this.name}: run.complete(tx) was called, but its transaction was not committed`,
@@ -551,6 +557,7 @@ class Keeping<Native> implements Schedule, Keeper {
       const retryInMs = uncounted ? 0 : again ? this.#pause(attempt) : undefined;
       ending = { state: "failed", error: text(error), retryInMs, uncounted };
     }
+    const durationMs = performance.now() - started;
     try {
       const state = await this.#end(run, claimed, ending);
       if (state === "lost") {
@@ -575,7 +582,8 @@ class Keeping<Native> implements Schedule, Keeper {
     if (!failed || (uncounted && !manual)) return;
     const { error } = failed;
     const retryInMs = ending.state === "failed" ? ending.retryInMs : undefined;
-    emit("holdfast:schedule:failed", () => ({ schedule: this.name, tick, attempt, retryInMs, error }));
+    const told = { schedule: this.name, tick, attempt, retryInMs, durationMs, error };
+    emit("holdfast:schedule:failed", () => told);
     if (manual) throw error;
     this.#report(error, { tick, attempt });
   }
@@ -667,7 +675,17 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 }
 
-function asInfo({ tick, state, attempt, fence, manual, holder, started, ended, error }: RunRow): RunInfo {
+export function asInfo({
+  tick,
+  state,
+  attempt,
+  fence,
+  manual,
+  holder,
+  started,
+  ended,
+  error,
+}: RunRow): RunInfo {
   return {
     tick: new Date(tick),
     state,

@@ -4,7 +4,16 @@ import type { Connection } from "../core/database.ts";
 import { UsageError } from "../core/errors.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { type Scope, type Transaction, scopeOf } from "../core/scope.ts";
-import type { About, Facts, MovementFilter, Order, OrderLine, OwnTable, Verdict } from "../core/stocks.ts";
+import type {
+  About,
+  Facts,
+  MovementFilter,
+  Order,
+  OrderLine,
+  OwnTable,
+  Spot,
+  Verdict,
+} from "../core/stocks.ts";
 import type { Transactor } from "../core/transaction.ts";
 import { type Desk, deskOf, longMs } from "./desk.ts";
 import { type Finding, type Shortage, explain, shortage, splitOrder, sumLines } from "./domain.ts";
@@ -354,11 +363,17 @@ export class Stock<W extends StockWords = StockWords> {
     options: {
       readonly skus?: readonly string[];
       readonly location?: string;
+      /** At most so many, by SKU and location; and the last one of the page before. */
+      readonly limit?: number;
+      readonly after?: { readonly sku: string; readonly location: string };
     } & Pick<CallOptions, "tx"> = {},
   ): Promise<CurrentLevel[]> {
-    checkNames("levels", options, new Set(["skus", "location", "tx"]));
-    for (const sku of options.skus ?? []) checkText("sku", sku);
-    return this.#levels(options.skus, options.location, options);
+    checkNames("levels", options, new Set(["skus", "location", "limit", "after", "tx"]));
+    const { skus, location, limit, after } = options;
+    for (const sku of skus ?? []) checkText("sku", sku);
+    if (limit !== undefined) above(limit);
+    const from = after && this.#spot(after.sku, after);
+    return this.#levels(skus, location, options, { most: limit, after: from });
   }
 
   /** Never below this. Negative: so many may be sold that are not there yet. */
@@ -602,9 +617,13 @@ export class Stock<W extends StockWords = StockWords> {
     skus: readonly string[] | undefined,
     location: string | undefined,
     options: Pick<CallOptions, "tx">,
+    page: { readonly most: number | undefined; readonly after: Spot | undefined } = {
+      most: undefined,
+      after: undefined,
+    },
   ): Promise<CurrentLevel[]> {
     const found = await this.#desk.alone(scope(options), (connection, store, book) =>
-      store.levels(connection, book, { skus, location }),
+      store.levels(connection, book, { skus, location, ...page }),
     );
     return found.map((level) => ({ ...level, available: level.onHand - level.reserved - level.min }));
   }

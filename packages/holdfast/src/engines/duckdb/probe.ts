@@ -42,6 +42,7 @@ export async function probe(
     schedules: unsupported(
       "they are kept on PostgreSQL only, for now; hf.tryLock runs a job in one instance at a time",
     ),
+    audit: unsupported("it is kept on PostgreSQL only, for now"),
     savepoints: unsupported(noSavepoints),
     // Whichever is asked for, it is a snapshot; a lock that is granted is not newer than it.
     lockIsolation: ["read committed", "repeatable read"],

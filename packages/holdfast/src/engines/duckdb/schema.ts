@@ -18,20 +18,35 @@ const all: readonly Migration[] = [
   { id: 4, name: "once", statements: replayTable },
 ];
 
+async function read(connection: DuckdbConnection): Promise<Pick<Migration, "id" | "name">[]> {
+  const { rows } = await connection.query(sql`SELECT id, name FROM holdfast_migration ORDER BY id`);
+  return rows.map((row) => ({ id: Number(row.id), name: String(row.name) }));
+}
+
 export const migrations: Migrations<DuckdbConnection> = {
   all,
   print: (statement) => `${render(statement).text};`,
+  record: ({ id, name }) =>
+    sql.raw(
+      `INSERT INTO holdfast_migration (id, name) SELECT ${id}, '${name}' WHERE NOT EXISTS (SELECT 1 FROM holdfast_migration WHERE id = ${id})`,
+    ),
+  applied: async (connection) =>
+    (await connection.desk).errands.run(async () => {
+      const { rows: tables } = await connection.query(
+        sql`SELECT 1 AS there FROM duckdb_tables() WHERE table_name = 'holdfast_migration'`,
+      );
+      return tables.length === 0 ? [] : read(connection);
+    }),
   apply: async (connection) =>
     (await connection.desk).errands.run(async () => {
       await connection.query(sql.raw("BEGIN TRANSACTION"));
       try {
         await connection.query(migrationTable);
-        const { rows } = await connection.query(sql`SELECT id FROM holdfast_migration`);
-        const applied = new Set(rows.map(({ id }) => Number(id)));
+        const applied = new Set((await read(connection)).map(({ id }) => id));
         const missing = all.filter(({ id }) => !applied.has(id));
-        for (const { id, name, statements } of missing) {
-          for (const statement of statements) await connection.query(statement);
-          await connection.query(sql`INSERT INTO holdfast_migration (id, name) VALUES (${id}, ${name})`);
+        for (const migration of missing) {
+          for (const statement of migration.statements) await connection.query(statement);
+          await connection.query(migrations.record(migration));
         }
         await connection.query(sql.raw("COMMIT"));
         return missing;

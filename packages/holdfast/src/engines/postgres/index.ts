@@ -1,5 +1,6 @@
 import type { Engine, SqlConnection } from "../../core/database.ts";
 import { sql } from "../../core/sql.ts";
+import { audits } from "./audit.ts";
 import { classify, violated } from "./errors.ts";
 import { begin, end, outcome, settle } from "./begin.ts";
 import { inspect } from "./inspect.ts";
@@ -42,6 +43,7 @@ export const postgres: Engine<SqlConnection> = {
   queues,
   stocks,
   schedules,
+  audits,
   outcome,
   holders,
   inspect,

@@ -81,6 +81,7 @@ export async function probe(
     stock: true,
     queues: true,
     schedules: true,
+    audit: true,
     savepoints: true,
     granularity: traits.embedded ? "database" : "key",
     lockIsolation: ["read committed"],

@@ -90,6 +90,42 @@ export const quotas: Quotas<SqlConnection> = {
     return { ...standing(row), plan: typeof row?.["plan"] === "string" ? row["plan"] : undefined };
   },
 
+  async names(connection) {
+    // From one name to the next, by the index: buckets are many, quotas are few.
+    const rows = await ask(
+      connection,
+      sql`WITH RECURSIVE names (name) AS (
+    (SELECT b.quota FROM holdfast.quota_bucket b ORDER BY b.quota LIMIT 1)
+    UNION ALL SELECT (SELECT b.quota FROM holdfast.quota_bucket b WHERE b.quota > n.name ORDER BY b.quota LIMIT 1)
+    FROM names n WHERE n.name IS NOT NULL)
+  SELECT n.name, (SELECT count(*) FROM (SELECT FROM holdfast.quota_bucket b WHERE b.quota = n.name LIMIT 100000) x)::text AS subjects
+  FROM names n WHERE n.name IS NOT NULL`,
+    );
+    return rows.map((row) => ({ name: String(row["name"]), subjects: Number(row["subjects"]) }));
+  },
+
+  async stored(connection, quota, { after, most, of }) {
+    const which = of
+      ? sql`b.subject = ANY (${texts(of, (subject) => subject)}::text::text[])`
+      : sql`b.subject > ${after ?? ""}::text`;
+    const rows = await ask(
+      connection,
+      sql`SELECT b.subject, b.used, b.held, b.credit, b.own_limit AS max, b.plan, b.version,
+  (extract(epoch FROM b.since) * 1000)::float8 AS since, cardinality(b.parts) - 1 AS parts FROM holdfast.quota_bucket b
+  WHERE b.quota = ${quota}::text AND ${which} ORDER BY b.subject LIMIT ${String(most)}::text::int`,
+    );
+    return rows.map((row) => {
+      const { at: _, ...stands } = standing(row);
+      return {
+        ...stands,
+        subject: String(row["subject"]),
+        plan: typeof row["plan"] === "string" ? row["plan"] : undefined,
+        since: row["since"] === null ? undefined : Number(row["since"]),
+        parts: row["parts"] === null ? undefined : Number(row["parts"]),
+      };
+    });
+  },
+
   async entries(connection, { quota, subject }, below, most) {
     const rows = await ask(
       connection,

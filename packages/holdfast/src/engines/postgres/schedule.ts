@@ -1,9 +1,10 @@
-import type { SqlConnection } from "../../core/database.ts";
+import type { Row, SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError } from "../../core/errors.ts";
 import type { Ending, RunGrip, RunRow, RunState, Schedules, Step } from "../../core/schedules.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import { failureOf } from "./locks.ts";
 import { isTrue } from "./probe.ts";
+import { texts } from "./values.ts";
 
 /** Every value as text: clients guess types of their own. */
 function arg(value: string | number | boolean | undefined, type: string): Statement {
@@ -50,6 +51,24 @@ function change(ending: Ending): Statement {
   const counted = sql`error = ${arg(error.replaceAll("\0", "?"), "text")}, attempt = r.attempt - ${sql.raw(uncounted ? "1" : "0")}`;
   if (retryInMs === undefined) return sql`state = 'failed', ${counted}`;
   return sql`state = 'waiting', ${counted}, until = clock_timestamp() + ${milliseconds(retryInMs)}`;
+}
+
+const runColumns = sql`r.state, r.manual, r.attempt, r.fence, r.holder, r.error, ${ms("r.tick")} AS tick,
+        ${ms("r.started")} AS started, ${ms("r.until")} AS until, ${ms("r.ended")} AS ended`;
+
+function runOf(run: Row): RunRow {
+  return {
+    tick: Number(run.tick),
+    manual: isTrue(run.manual),
+    state: run.state as RunState,
+    attempt: Number(run.attempt),
+    fence: Number(run.fence),
+    holder: String(run.holder),
+    started: Number(run.started),
+    until: Number(run.until),
+    ended: number(run.ended),
+    error: typeof run.error === "string" ? run.error : undefined,
+  };
 }
 
 export const schedules: Schedules<SqlConnection> = {
@@ -133,11 +152,28 @@ export const schedules: Schedules<SqlConnection> = {
     return before ? "before" : "lost";
   },
 
+  async all(connection, names) {
+    const which = names ? sql`s.name = ANY (${texts(names, (name) => name)}::text::text[])` : sql`true`;
+    const rows = await ask(
+      connection,
+      sql`SELECT s.name, ${ms("s.last")} AS last, ${runColumns},
+        (SELECT count(*)::int FROM holdfast.schedule_run o WHERE o.schedule = s.name AND o.state IN ('running', 'waiting')) AS open
+        FROM holdfast.schedule s LEFT JOIN LATERAL (SELECT * FROM holdfast.schedule_run r WHERE r.schedule = s.name
+          AND r.state NOT IN ('running', 'waiting', 'skipped') ORDER BY r.tick DESC LIMIT 1) r ON true
+        WHERE ${which} ORDER BY s.name COLLATE "C"`,
+    );
+    return rows.map((row) => ({
+      name: String(row.name),
+      last: Number(row.last),
+      open: Number(row.open),
+      lastRun: number(row.tick) === undefined ? undefined : runOf(row),
+    }));
+  },
+
   async list(connection, schedule, limit) {
     const rows = await ask(
       connection,
-      sql`SELECT ${ms("clock_timestamp()")} AS now, ${ms("s.last")} AS last, r.state, r.manual, r.attempt, r.fence, r.holder, r.error,
-        ${ms("r.tick")} AS tick, ${ms("r.started")} AS started, ${ms("r.until")} AS until, ${ms("r.ended")} AS ended
+      sql`SELECT ${ms("clock_timestamp()")} AS now, ${ms("s.last")} AS last, ${runColumns}
         FROM (SELECT 1) one LEFT JOIN holdfast.schedule s ON s.name = ${arg(schedule, "text")}
         LEFT JOIN LATERAL (SELECT * FROM holdfast.schedule_run r WHERE r.schedule = s.name
           ORDER BY r.state IN ('running', 'waiting') DESC, r.tick DESC LIMIT ${arg(limit, "integer")}) r ON true
@@ -147,20 +183,7 @@ export const schedules: Schedules<SqlConnection> = {
     return {
       now: Number(first?.now),
       last: number(first?.last),
-      runs: rows
-        .filter(({ tick }) => number(tick) !== undefined)
-        .map((run): RunRow => ({
-          tick: Number(run.tick),
-          manual: isTrue(run.manual),
-          state: run.state as RunState,
-          attempt: Number(run.attempt),
-          fence: Number(run.fence),
-          holder: String(run.holder),
-          started: Number(run.started),
-          until: Number(run.until),
-          ended: number(run.ended),
-          error: typeof run.error === "string" ? run.error : undefined,
-        })),
+      runs: rows.filter(({ tick }) => number(tick) !== undefined).map(runOf),
     };
   },
 };

@@ -2,6 +2,7 @@ import type { Migration, Migrations, SqlConnection } from "../../core/database.t
 import { key } from "../../core/key.ts";
 import { sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
+import { auditTable } from "./audit.ts";
 import { render } from "./dialect.ts";
 import { waiting } from "./keys.ts";
 import { leaseTables } from "./leases.ts";
@@ -48,6 +49,7 @@ $function$`,
   { id: 6, name: "stock", statements: stockTables },
   { id: 7, name: "schedule", statements: scheduleTables },
   { id: 8, name: "queue", statements: [...queueTables, ...queueFunctions] },
+  { id: 9, name: "audit", statements: auditTable },
 ];
 
 const one = [{ key: key("holdfast", "migrate"), mode: "exclusive" }] as const;
@@ -55,6 +57,11 @@ const one = [{ key: key("holdfast", "migrate"), mode: "exclusive" }] as const;
 export const migrations: Migrations<SqlConnection> = {
   all,
   print: (statement) => `${render(statement).text};`,
+  record: ({ id, name }) =>
+    sql.raw(
+      `INSERT INTO holdfast.migration (id, name) VALUES (${id}, '${name}') ON CONFLICT (id) DO NOTHING`,
+    ),
+  applied: done,
   async apply(connection, begun) {
     for (let attempt = 1; ; attempt++) {
       try {
@@ -77,15 +84,15 @@ async function applyOnce(connection: SqlConnection, begun: boolean): Promise<rea
   try {
     await connection.query(sql.raw("SELECT set_config('lock_timeout', '60000', true)"));
     if (await mayLock(connection)) await connection.query(sql.raw(`SELECT ${waiting(one, "xact").join()}`));
-    let applied = await done(connection);
+    let applied = idsOf(await done(connection));
     if (applied.size > 0) {
       await connection.query(sql.raw("LOCK TABLE holdfast.migration IN SHARE ROW EXCLUSIVE MODE"));
-      applied = await done(connection);
+      applied = idsOf(await done(connection));
     }
     const missing = all.filter(({ id }) => !applied.has(id));
-    for (const { id, name, statements } of missing) {
-      for (const statement of statements) await connection.query(statement);
-      await connection.query(sql`INSERT INTO holdfast.migration (id, name) VALUES (${id}, ${name})`);
+    for (const migration of missing) {
+      for (const statement of migration.statements) await connection.query(statement);
+      await connection.query(migrations.record(migration));
     }
     if (!begun) await connection.query(sql.raw("COMMIT"));
     return missing;
@@ -107,11 +114,13 @@ async function mayLock(connection: SqlConnection): Promise<boolean> {
   return isTrue(row?.may);
 }
 
-async function done(connection: SqlConnection): Promise<Set<number>> {
+const idsOf = (found: readonly Pick<Migration, "id">[]) => new Set(found.map(({ id }) => id));
+
+async function done(connection: SqlConnection): Promise<Pick<Migration, "id" | "name">[]> {
   const [row] = (
     await connection.query(sql.raw("SELECT to_regclass('holdfast.migration') IS NOT NULL AS there"))
   ).rows;
-  if (!isTrue(row?.there)) return new Set();
-  const { rows } = await connection.query(sql.raw("SELECT id FROM holdfast.migration"));
-  return new Set(rows.map(({ id }) => Number(id)));
+  if (!isTrue(row?.there)) return [];
+  const { rows } = await connection.query(sql.raw("SELECT id, name FROM holdfast.migration ORDER BY id"));
+  return rows.map(({ id, name }) => ({ id: Number(id), name: String(name) }));
 }

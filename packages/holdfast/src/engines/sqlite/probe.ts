@@ -57,6 +57,7 @@ export async function probe(
     schedules: unsupported(
       "they are kept on PostgreSQL only, for now; hf.tryLock runs a job in one instance at a time",
     ),
+    audit: unsupported("it is kept on PostgreSQL only, for now"),
     savepoints: true,
     granularity: "database",
     // Whatever is asked for, transactions here are serializable, which is stricter.

@@ -17,18 +17,30 @@ const all: readonly Migration[] = [
   { id: 3, name: "once", statements: replayTable },
 ];
 
+async function read(connection: SqliteConnection): Promise<Pick<Migration, "id" | "name">[]> {
+  const { rows } = await connection.query(sql`SELECT id, name FROM holdfast_migration ORDER BY id`);
+  return rows.map((row) => ({ id: Number(row.id), name: String(row.name) }));
+}
+
 export const migrations: Migrations<SqliteConnection> = {
   all,
   print: (statement) => `${render(statement).text};`,
+  record: ({ id, name }) =>
+    sql.raw(`INSERT OR IGNORE INTO holdfast_migration (id, name) VALUES (${id}, '${name}')`),
+  async applied(connection) {
+    const { rows: tables } = await connection.query(
+      sql`SELECT 1 AS there FROM sqlite_schema WHERE type = 'table' AND name = 'holdfast_migration'`,
+    );
+    return tables.length === 0 ? [] : read(connection);
+  },
   apply: (connection) =>
     asWriter(connection, 60_000, async () => {
       await connection.query(migrationTable);
-      const { rows } = await connection.query(sql`SELECT id FROM holdfast_migration`);
-      const applied = new Set(rows.map(({ id }) => Number(id)));
+      const applied = new Set((await read(connection)).map(({ id }) => id));
       const missing = all.filter(({ id }) => !applied.has(id));
-      for (const { id, name, statements } of missing) {
-        for (const statement of statements) await connection.query(statement);
-        await connection.query(sql`INSERT INTO holdfast_migration (id, name) VALUES (${id}, ${name})`);
+      for (const migration of missing) {
+        for (const statement of migration.statements) await connection.query(statement);
+        await connection.query(migrations.record(migration));
       }
       return missing;
     }),

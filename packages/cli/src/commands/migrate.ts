@@ -1,0 +1,87 @@
+import { type Command, Option } from "commander";
+import { changeOptions } from "../patterns/options.ts";
+import { whole } from "../patterns/parse.ts";
+import { refuseUnknown } from "../patterns/verbs.ts";
+import type { Kind } from "../server.ts";
+import { urlOption } from "../url.ts";
+
+export interface MigrateOptions {
+  readonly url?: string;
+  readonly yes?: true;
+  readonly note?: string;
+  readonly json?: true;
+}
+
+export interface PrintOptions {
+  readonly url?: string;
+  readonly engine?: Kind;
+  readonly from: number;
+  readonly json?: true;
+}
+
+const examples = `
+Examples:
+  holdfast migrate --url postgres://localhost/shop
+  holdfast migrate --yes
+  holdfast migrate status
+  holdfast migrate print --engine postgres | psql shop
+
+Several processes may migrate at once: one does it, the others wait.`;
+
+const statusExamples = `
+Examples:
+  holdfast migrate status
+  holdfast migrate status --json | jq '.migrations[] | select(.state == "missing")'
+
+The exit code is 0 if all of them are applied, 1 if some are missing, and 2 if it could not be found out.`;
+
+const printExamples = `
+It needs no database. The SQL also writes down what was applied, so that holdfast migrate has nothing left to do.
+
+Examples:
+  holdfast migrate print --engine postgres > migrations/holdfast.sql
+  holdfast migrate print --engine postgres --from 9
+  holdfast migrate print --engine mysql | mysql shop`;
+
+export function migrate(program: Command): void {
+  const command = changeOptions(urlOption(program.command("migrate")))
+    .description("Make or update Holdfast's own tables; say what is missing; print the SQL.")
+    .option("--json", "print one JSON document")
+    .addHelpText("after", examples)
+    .showHelpAfterError("`holdfast migrate --help` lists the options.")
+    // What follows the name of a subcommand is the subcommand's.
+    .enablePositionalOptions()
+    .allowExcessArguments()
+    .action(async (options: MigrateOptions, self: Command) => {
+      refuseUnknown(self);
+      const { migrate: run } = await import("../patterns/migrate.ts");
+      await run(options);
+    });
+
+  urlOption(command.command("status"))
+    .description("Which migrations are applied, and which are missing; changes nothing.")
+    .option("--json", "print one JSON document")
+    .addHelpText("after", statusExamples)
+    .action(async (_, sub: Command) => {
+      const { status } = await import("../patterns/migrate.ts");
+      await status(sub.optsWithGlobals());
+    });
+
+  urlOption(command.command("print"))
+    .description("The SQL, for psql or your own migration tool.")
+    .addOption(
+      new Option("--engine <engine>", "of which database (default: that of --url)").choices([
+        "postgres",
+        "mysql",
+        "mariadb",
+        "sqlite",
+      ]),
+    )
+    .option("--from <id>", "only from this migration on", whole(1), 1)
+    .option("--json", "print one JSON document")
+    .addHelpText("after", printExamples)
+    .action(async (_, sub: Command) => {
+      const { printSql } = await import("../patterns/migrate.ts");
+      await printSql(sub.optsWithGlobals());
+    });
+}

@@ -1,0 +1,66 @@
+/** Changes: somebody says yes, and the audit has who did what, and what became of it. */
+import { hostname, userInfo } from "node:os";
+import { audited } from "holdfast/audit";
+import { confirmed } from "../confirm.ts";
+import { exitCodes } from "../failure.ts";
+import type { Server } from "../server.ts";
+import { note } from "../terminal.ts";
+import { type PlaceOptions, userOf } from "./place.ts";
+
+export interface ChangeOptions extends PlaceOptions {
+  readonly yes?: true;
+  readonly note?: string;
+}
+
+export interface Change {
+  /** Ends with a question mark. */
+  readonly question: string;
+  /** "queue.retry". */
+  readonly action: string;
+  /** What it is about, from the outside in: ["queue", "emails"]. */
+  readonly target: readonly string[];
+  readonly details?: Readonly<Record<string, unknown>>;
+}
+
+export interface By {
+  readonly actor: string;
+  /** The line of the audit. */
+  readonly line: number;
+}
+
+export function targetOf(parts: readonly string[]): string {
+  return parts.map((part) => part.replaceAll("\0", "\ufffd")).join(":");
+}
+
+export async function actorOf(server: Server): Promise<string> {
+  return `${systemUser()}@${hostname()} as ${await userOf(server)}`;
+}
+
+function systemUser(): string {
+  try {
+    return userInfo().username;
+  } catch {
+    // A container may run under a number that has no name.
+    return `uid ${process.getuid?.() ?? "unknown"}`;
+  }
+}
+
+/** Undefined: the answer was no, and nothing was done. */
+export async function change<T>(
+  server: Server,
+  { question, action, target, details }: Change,
+  options: ChangeOptions,
+  work: (by: By) => Promise<T>,
+): Promise<T | undefined> {
+  if (!(await agreed(question, options))) return undefined;
+  const actor = await actorOf(server);
+  const what = { action, target: targetOf(target), actor, details: { ...details, note: options.note } };
+  return audited(server.hf, what, (line) => work({ actor, line }));
+}
+
+export async function agreed(question: string, { yes }: ChangeOptions): Promise<boolean> {
+  if (await confirmed(question, yes)) return true;
+  note("Nothing was done.");
+  process.exitCode = exitCodes.no;
+  return false;
+}

@@ -1,0 +1,55 @@
+/** What people type, made into values; or a line that says what it should look like. */
+import { InvalidArgumentError } from "commander";
+import type { Subject } from "holdfast/quota";
+
+const units: Readonly<Record<string, number>> = {
+  s: 1000,
+  m: 60_000,
+  h: 3_600_000,
+  d: 86_400_000,
+  w: 604_800_000,
+};
+
+/** A date, or how long ago: `30d`, `12h`. */
+export function moment(sign: 1 | -1): (text: string) => Date {
+  return (text) => {
+    const [, amount, unit] = /^(\d+)([smhdw])$/.exec(text) ?? [];
+    const at =
+      amount === undefined
+        ? new Date(text)
+        : new Date(Date.now() + sign * Number(amount) * (units[unit ?? ""] ?? 0));
+    if (Number.isNaN(at.getTime()) || (amount === undefined && !/^\d{4}-\d\d-\d\d/.test(text)))
+      throw new InvalidArgumentError("It is a date such as 2026-05-01, or a span such as 30d, 12h or 15m.");
+    return at;
+  };
+}
+
+export function whole(least: number): (text: string) => number {
+  return (text) => {
+    const value = Number(text);
+    if (!/^-?\d+$/.test(text.trim()) || !Number.isSafeInteger(value) || value < least)
+      throw new InvalidArgumentError(`It must be a whole number from ${least}.`);
+    return value;
+  };
+}
+
+/** A number, or "none". */
+export function wholeOrNone(text: string): number | "none" {
+  return text === "none" ? "none" : whole(0)(text);
+}
+
+export function ids(text: string, before: readonly number[] = []): number[] {
+  return [...before, whole(1)(text)];
+}
+
+/** As `holdfast quota` shows them: of several dimensions in JSON, and in quotes where it could be taken for that. */
+export function subjectOf(text: string): Subject {
+  if (!/^[{"]/.test(text)) return text;
+  try {
+    const value: unknown = JSON.parse(text);
+    if (typeof value === "string" || (typeof value === "object" && value !== null)) return value as Subject;
+  } catch {
+    // Text like any other.
+  }
+  return text;
+}

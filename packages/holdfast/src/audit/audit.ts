@@ -1,0 +1,142 @@
+/** Changes that people make by hand leave a trace: `audited(hf, { action, target, actor }, work)`. */
+import type { Audits, LineEnd, WrittenLine } from "../core/audit.ts";
+import type { Connection } from "../core/database.ts";
+import { again, withConnection } from "../core/errand.ts";
+import { UnsupportedError, UsageError, message } from "../core/errors.ts";
+import { checkNames } from "../core/options.ts";
+import { type Home, homeOf } from "../core/scope.ts";
+
+export interface Audit {
+  /** What is done, e.g. "quota.grant". */
+  readonly action: string;
+  /** To what, e.g. "quota:uploads:ada". */
+  readonly target: string;
+  /** By whom. */
+  readonly actor: string;
+  /** What else is to be known, as JSON has it. It is stored as it is: no passwords, no tokens. */
+  readonly details?: Readonly<Record<string, unknown>> | undefined;
+}
+
+export interface AuditLine {
+  readonly id: number;
+  /** When it was begun, by the database's clock. */
+  readonly at: Date;
+  readonly actor: string;
+  readonly action: string;
+  readonly target: string;
+  readonly details: unknown;
+  /** `begun`: it is under way, or its process died, and what became of it is not known. */
+  readonly outcome: "begun" | "done" | "failed";
+  /** What the work returned. */
+  readonly result: unknown;
+  readonly error: string | undefined;
+  readonly endedAt: Date | undefined;
+}
+
+const auditNames = new Set(["action", "target", "actor", "details"]);
+const trailNames = new Set(["limit", "before", "target"]);
+/** Index entries have their limits. */
+const longest = { actor: 1000, action: 200, target: 2000 };
+/** Of what the work returned: a line is for people to read. */
+const longestResult = 100_000;
+const longestError = 4000;
+
+function storeOf(home: Home<unknown, Connection>): Audits<Connection> {
+  const { engine } = home.database;
+  if (!engine.audits) throw new UnsupportedError(`audit: ${engine.name} does not keep an audit yet`);
+  return engine.audits;
+}
+
+/**
+ * Writes a line that says what is to be done, in a transaction of its own, then does it, then writes what became of it.
+ * A process that dies meanwhile leaves a line that was begun and not ended. If the first line cannot be written, nothing
+ * is done. The work is given the id of its line; what it returns is stored as JSON.
+ */
+export async function audited<T>(hf: object, what: Audit, work: (line: number) => Promise<T>): Promise<T> {
+  const home = homeOf(hf, "audited");
+  checkNames("audited", what, auditNames);
+  for (const [name, most] of Object.entries(longest)) {
+    const value: unknown = what[name as keyof typeof longest];
+    if (typeof value !== "string" || value === "" || value.includes("\0") || Buffer.byteLength(value) > most)
+      throw new UsageError(`audited: ${name} must be text of up to ${most} bytes, without NUL`);
+  }
+  if (typeof work !== "function") throw new UsageError("audited: the work must be a function");
+  if (home.database.traits.single && home.current.getStore())
+    throw new UsageError(
+      "audited: this client has one connection, and it is in a transaction: the line would wait for its end. Call it outside",
+    );
+  const store = storeOf(home);
+  const { actor, action, target, details } = what;
+  const line = { actor, action, target, details: details && json(details, "details") };
+  // Not again after a lost connection: it may have been written, and a line that nobody ends would stay.
+  const id = await withConnection(home, (connection) => store.begin(connection, line));
+  const end = async (how: LineEnd) => {
+    try {
+      await again(home.database, () => withConnection(home, (connection) => store.end(connection, id, how)));
+    } catch (error) {
+      // What was done is done: the caller is told of that, and not of this.
+      process.emitWarning(
+        `Line ${id} of the audit stays "begun", for its end could not be written: ${message(error)}`,
+        "HoldfastWarning",
+      );
+    }
+  };
+  let value: T;
+  try {
+    value = await work(id);
+  } catch (error) {
+    const text = message(error).replaceAll("\0", "\ufffd").toWellFormed().slice(0, longestError);
+    await end({ outcome: "failed", result: undefined, error: text });
+    throw error;
+  }
+  await end({ outcome: "done", result: resultOf(value), error: undefined });
+  return value;
+}
+
+/** What was done, the newest first; `before`: the id of the last line of the page before. */
+export async function trail(
+  hf: object,
+  options: { readonly limit?: number; readonly before?: number; readonly target?: string } = {},
+): Promise<readonly AuditLine[]> {
+  const home = homeOf(hf, "trail");
+  checkNames("trail", options, trailNames);
+  const { limit = 50, before, target } = options;
+  if (!Number.isSafeInteger(limit) || limit < 1 || limit > 10_000)
+    throw new UsageError("trail: limit must be a whole number from 1 to 10,000");
+  if (before !== undefined && !Number.isSafeInteger(before))
+    throw new UsageError("trail: before must be the id of a line");
+  if (target !== undefined && (typeof target !== "string" || target.includes("\0")))
+    throw new UsageError("trail: target must be text, without NUL");
+  const store = storeOf(home);
+  const lines = await again(home.database, () =>
+    withConnection(home, (connection) => store.list(connection, { before, target, most: limit })),
+  );
+  return lines.map(shown);
+}
+
+function shown({ at, ended, ...line }: WrittenLine): AuditLine {
+  return { ...line, at: new Date(at), endedAt: ended === undefined ? undefined : new Date(ended) };
+}
+
+function json(value: unknown, name: string): string {
+  const text = JSON.stringify(value, (_, part: unknown) =>
+    typeof part === "bigint"
+      ? part.toString()
+      : typeof part === "string"
+        ? part.replaceAll("\0", "\ufffd").toWellFormed()
+        : part,
+  ) as string | undefined;
+  if (text === undefined) throw new UsageError(`audited: ${name} must be something that JSON can hold`);
+  return text;
+}
+
+function resultOf(value: unknown): string | undefined {
+  if (value === undefined) return undefined;
+  try {
+    const text = json(value, "result");
+    return text.length > longestResult ? json({ leftOut: `${text.length} characters` }, "result") : text;
+  } catch {
+    // It was done, whatever it returned.
+    return undefined;
+  }
+}

@@ -1,0 +1,1 @@
+export { type Audit, type AuditLine, audited, trail } from "./audit.ts";

@@ -1,0 +1,44 @@
+import { UsageError } from "../core/errors.ts";
+import { checkNames } from "../core/options.ts";
+import type { QuotaInfo, StoredBucket } from "../core/quotas.ts";
+import { deskOf } from "./desk.ts";
+import { type Subject, textOf } from "./quota.ts";
+
+/** What is stored for a subject. Windows and limits of the code are not: `peek` knows how it stands by now. */
+export interface SubjectInfo extends Omit<StoredBucket, "since"> {
+  /** When what `used` counts began; undefined: it has no window, or nothing was used since the last reset. */
+  readonly since: Date | undefined;
+}
+
+/** All quotas that have a subject, by name. */
+export async function quotas(hf: object): Promise<readonly QuotaInfo[]> {
+  const desk = deskOf(hf);
+  const { found } = await desk.alone(undefined, async (connection) => ({
+    found: await desk.store.names(connection),
+  }));
+  return found;
+}
+
+/** Subjects of a quota, by their text: a page after this one, or these, as far as they are there. */
+export async function subjects(
+  hf: object,
+  quota: string,
+  options: { readonly after?: string; readonly limit?: number; readonly of?: readonly Subject[] } = {},
+): Promise<readonly SubjectInfo[]> {
+  checkNames("subjects", options, new Set(["after", "limit", "of"]));
+  const { after, limit = 100, of } = options;
+  for (const [name, value] of Object.entries({ quota, after }))
+    if (value !== undefined && (typeof value !== "string" || value.includes("\0")))
+      throw new UsageError(`subjects: ${name} must be text, without NUL`);
+  if (!Number.isSafeInteger(limit) || limit < 1 || limit > 10_000)
+    throw new UsageError("subjects: limit must be a whole number from 1 to 10,000");
+  const which = { after, most: limit, of: of?.map(textOf) };
+  const desk = deskOf(hf);
+  const { found } = await desk.alone(undefined, async (connection) => ({
+    found: await desk.store.stored(connection, quota, which),
+  }));
+  return found.map(({ since, ...rest }) => ({
+    ...rest,
+    since: since === undefined ? undefined : new Date(since),
+  }));
+}
