@@ -49,7 +49,7 @@ export default defineConfig({
     sequence: { sequencer: LongestFirst },
     pool: "forks",
     // On two cores: many tests wait more than they work.
-    maxWorkers: 3,
+    maxWorkers: 4,
     // Of tests that say that they may run side by side: more than this, and two cores are late for what they time.
     maxConcurrency: 2,
     execArgv: [`--conditions=${source}`],

@@ -84,7 +84,7 @@ function short(text: string): string {
   return parts.length > 4 ? `all ${parts.length}` : parts.join(", ");
 }
 
-test("docs/capabilities.md says what the backends say", async ({ skip }) => {
+test("docs/capabilities.md says what the backends say", { timeout: 300_000 }, async ({ skip }) => {
   const lacking = backends.filter((backend) => missing(backend) !== undefined);
   skip(lacking.length > 0, lacking.map(missing).join("; "));
   const all = new Map<string, Capabilities>();

@@ -11,7 +11,7 @@ const limit = 100;
 const long = process.env["HOLDFAST_LONG"] === "1";
 /** One client of each server in full; the others differ by what they send, not by what the server makes of it. */
 const inFull = ["pg", "mysql2 on MariaDB", "mysql2 on MySQL", "better-sqlite3"];
-const callsOf = ({ name }: Backend) => (long || inFull.includes(name) ? 200 : 40);
+const callsOf = ({ name }: Backend) => (long || inFull.includes(name) ? 200 : 20);
 
 async function hammer(
   backend: Backend,
@@ -53,7 +53,7 @@ const shared = backends.filter(
   ({ manyProcesses, name, orm }) => manyProcesses && !orm && !name.includes(", one"),
 );
 
-describe("8 processes × 200 (of some clients 40) check-then-write calls on one user, limit 100", () => {
+describe("8 processes × 200 (of some clients 20) check-then-write calls on one user, limit 100", () => {
   test.for(shared)("exactly 100 through $name", { timeout: 300_000 }, async (backend, { skip }) => {
     skip(missing(backend) !== undefined, missing(backend));
     const refused = 8 * callsOf(backend) - limit;

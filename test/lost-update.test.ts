@@ -10,7 +10,7 @@ import { type IncrementArg, type IncrementResult, type Kind, kinds } from "./wor
 const worker = new URL("./workers/increment.ts", import.meta.url);
 const long = process.env["HOLDFAST_LONG"] === "1";
 const processes = 4;
-const calls = long ? 2000 : 15;
+const calls = long ? 2000 : 8;
 
 interface Outcome {
   /** Calls that came back without an error. */

@@ -4,7 +4,7 @@ import type { LockView } from "../../core/inspect.ts";
 import { sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
 import { lockName } from "./locks.ts";
-import { heldBySessions, heldByTransactions, keysOf, ofHoldfast } from "./held.ts";
+import { heldBySessions, heldByTransactions, keysOf, ofHoldfast } from "./holders.ts";
 import { type SessionRow, sessions } from "./sessions.ts";
 
 export async function inspect(connection: SqlConnection, capabilities: Capabilities): Promise<LockView[]> {
