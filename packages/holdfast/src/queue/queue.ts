@@ -242,7 +242,7 @@ export class Queue<Input, Output = Input> {
     // Throws here, and not later, where nobody listens, if the engine has none.
     void this.#desk.store;
     const { concurrency = 10, signal, pollMs = 1000, ttlMs = 30_000, transactional } = options;
-    const { batch = transactional ? 10 : 500 } = options;
+    const { batch = transactional ? 25 : 500 } = options;
     checkSignal(signal);
     for (const [what, value] of [
       ["concurrency", concurrency],

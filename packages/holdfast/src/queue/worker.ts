@@ -17,7 +17,7 @@ export interface WorkOptions {
   /**
    * Jobs that are claimed at a time, at the most. Default 500. It begins with `concurrency`, and grows only while jobs
    * are so short that a batch is done in an instant: slow jobs are left to others. Of transactional jobs: how many share
-   * a transaction, if they are done within 20 ms. Default 10.
+   * a transaction, if they are done within 20 ms. Default 25.
    */
   readonly batch?: number;
   /** Ends the worker, as `stop()` does. */
