@@ -1,5 +1,16 @@
 import { InvalidArgumentError } from "commander";
 
+export function whole(least: number, most = Number.MAX_SAFE_INTEGER): (text: string) => number {
+  return (text) => {
+    const value = Number(text);
+    if (!/^-?\d+$/.test(text.trim()) || !Number.isSafeInteger(value) || value < least || value > most)
+      throw new InvalidArgumentError(
+        `It must be a whole number from ${least}${most < Number.MAX_SAFE_INTEGER ? ` to ${most}` : ""}.`,
+      );
+    return value;
+  };
+}
+
 /** A whole number of milliseconds. The most is what servers and timers take. */
 export function milliseconds(least: number): (text: string) => number {
   return (text) => {

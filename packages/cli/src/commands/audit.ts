@@ -1,5 +1,5 @@
 import type { Command } from "commander";
-import { whole } from "../patterns/parse.ts";
+import { whole } from "../options.ts";
 import { urlOption } from "../url.ts";
 
 export interface AuditOptions {

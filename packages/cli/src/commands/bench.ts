@@ -1,4 +1,5 @@
 import { type Command, InvalidArgumentError } from "commander";
+import { whole } from "../options.ts";
 import { urlOption } from "../url.ts";
 
 export interface BenchOptions {
@@ -35,7 +36,7 @@ export function bench(program: Command): void {
   )
     .argument("[suite...]", "locks, rows, quota, stock, queue (default: all)")
     .option("--seconds <n>", "how long each line of a table is measured", seconds, 2)
-    .option("--connections <n>", "how many are used at a time", connections, 8)
+    .option("--connections <n>", "how many are used at a time", whole(2, 200), 8)
     .option("--list", "what the suites do")
     .option("--yes", "do not ask")
     .option("--json", "print the results as one JSON object")
@@ -52,12 +53,5 @@ function seconds(text: string): number {
   const value = Number(text);
   if (text.trim() === "" || !(value >= 0.05 && value <= 600))
     throw new InvalidArgumentError("It must be a number from 0.05 to 600.");
-  return value;
-}
-
-function connections(text: string): number {
-  const value = Number(text);
-  if (text.trim() === "" || !Number.isInteger(value) || value < 2 || value > 200)
-    throw new InvalidArgumentError("It must be a whole number from 2 to 200.");
   return value;
 }

@@ -1,5 +1,6 @@
-import { type Command, InvalidArgumentError, Option } from "commander";
+import { type Command, Option } from "commander";
 import { type RaceName, raceNames } from "../demo/race.ts";
+import { whole } from "../options.ts";
 
 export interface DemoOptions {
   readonly only?: readonly RaceName[];
@@ -34,8 +35,8 @@ export function demo(program: Command): void {
     .command("demo")
     .description("Show five classic races, as the code is often written and fixed, on a real PostgreSQL.")
     .addOption(new Option("--only <race...>", "only these races").choices(raceNames))
-    .option("--processes <n>", "OS processes that call at once", atLeastOne, 5)
-    .option("--callers <n>", "concurrent callers in each of them", atLeastOne, 6)
+    .option("--processes <n>", "OS processes that call at once", whole(1), 5)
+    .option("--callers <n>", "concurrent callers in each of them", whole(1), 6)
     .option(
       "--url <url>",
       "a PostgreSQL to run on, in a database that is dropped again (default: a server of its own)",
@@ -49,11 +50,4 @@ export function demo(program: Command): void {
       const { runDemo } = await import("../demo/run.ts");
       process.exitCode = await runDemo(options);
     });
-}
-
-function atLeastOne(text: string): number {
-  const value = Number(text);
-  if (text.trim() === "" || !Number.isSafeInteger(value) || value < 1)
-    throw new InvalidArgumentError("It must be a whole number from 1.");
-  return value;
 }

@@ -1,6 +1,6 @@
 import { type Command, Option } from "commander";
 import { changeOptions } from "../patterns/options.ts";
-import { whole } from "../patterns/parse.ts";
+import { whole } from "../options.ts";
 import { refuseUnknown } from "../patterns/verbs.ts";
 import type { Kind } from "../server.ts";
 import { urlOption } from "../url.ts";

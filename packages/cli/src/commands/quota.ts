@@ -1,5 +1,6 @@
 import { type Command, Option } from "commander";
-import { moment, whole, wholeOrNone } from "../patterns/parse.ts";
+import { whole } from "../options.ts";
+import { moment, wholeOrNone } from "../patterns/parse.ts";
 import { below, does, family } from "../patterns/verbs.ts";
 
 const load = () => import("../patterns/quota.ts");

@@ -1,5 +1,6 @@
 import { type Command, InvalidArgumentError } from "commander";
 import type { ExploreOptions } from "holdfast/testing";
+import { whole } from "../options.ts";
 
 export type Isolation = Extract<ExploreOptions["isolation"], string>;
 
@@ -52,11 +53,11 @@ export function race(program: Command): void {
       "--url <url>",
       "the database that functions are given (default: HOLDFAST_URL, DATABASE_URL, or a PostgreSQL of its own)",
     )
-    .option("--preemptions <n>", "at most so many switches", from(0))
-    .option("--max-ms <ms>", "time for each scenario", from(1))
+    .option("--preemptions <n>", "at most so many switches", whole(0))
+    .option("--max-ms <ms>", "time for each scenario", whole(1))
     .option("--isolation <level...>", "try all of it at each of these levels")
     .option("--replay <order>", "only the order that a report named", order)
-    .option("--seed <n>", "of the orders that are tried at random", from(0))
+    .option("--seed <n>", "of the orders that are tried at random", whole(0))
     .option("--bail", "stop at the first race")
     .option("--json", "print the reports as one JSON array")
     .option("--html <file>", "write a report with the schedules drawn")
@@ -87,15 +88,6 @@ function levels(words: readonly string[]): Isolation[] {
   const level = "read uncommitted|read committed|repeatable read|serializable";
   if (!new RegExp(`^(?:(?:${level})(?: |$))+$`).test(text)) return [];
   return [...new Set(text.match(new RegExp(level, "g")) as Isolation[])];
-}
-
-function from(least: number): (text: string) => number {
-  return (text) => {
-    const value = Number(text);
-    if (text.trim() === "" || !Number.isSafeInteger(value) || value < least)
-      throw new InvalidArgumentError(`It must be a whole number from ${least}.`);
-    return value;
-  };
 }
 
 function order(text: string): string {

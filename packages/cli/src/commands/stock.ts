@@ -1,5 +1,6 @@
 import type { Command } from "commander";
-import { moment, whole } from "../patterns/parse.ts";
+import { whole } from "../options.ts";
+import { moment } from "../patterns/parse.ts";
 import { below, does, family } from "../patterns/verbs.ts";
 
 const load = () => import("../patterns/stock.ts");

@@ -53,9 +53,6 @@ export function findings(
   return rows.map(({ what, fix }) => ({ severity, what, why, fix }));
 }
 
-export const plural = (n: number, one: string, many = `${one}s`): string =>
-  `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
-
 /** A statement of somebody's: enough to recognize it by. */
 export function short(query: unknown, most = 60): string {
   const flat = String(query ?? "")

@@ -1,6 +1,7 @@
 /** What was found, for people: the worst first. */
+import { plural, shown } from "../text.ts";
 import type { Colors } from "../terminal.ts";
-import { type Finding, type Severity, plural, severities } from "./check.ts";
+import { type Finding, type Severity, severities } from "./check.ts";
 import type { Examined } from "./examine.ts";
 
 interface Paper {
@@ -38,8 +39,8 @@ interface Block {
 
 /** Findings of one check that matter for one reason, which is said once. */
 function alike(each: Examined, severity: Severity): Block[] {
-  const shown = each.findings.filter((finding) => finding.severity === severity && !finding.blind);
-  const byWhy = Map.groupBy(shown, ({ why }) => why);
+  const seen = each.findings.filter((finding) => finding.severity === severity && !finding.blind);
+  const byWhy = Map.groupBy(seen, ({ why }) => why);
   const blocks = [...byWhy.values()].map((findings) => ({ id: each.id, findings, more: 0 }));
   const last = blocks.at(-1);
   // The worst come first, so what was left out is of the last kind.
@@ -130,11 +131,9 @@ export function listed(
     .join("\n\n");
 }
 
-/** Names of a server may hold anything: what would steer the terminal is shown as its code. */
+/** Statements keep their lines. */
 function clean(text: string, keepLines = false): string {
-  return text.replaceAll(/\p{Cc}|[\u2028\u2029\u202A-\u202E\u2066-\u2069]/gu, (character) =>
-    keepLines && character === "\n" ? character : `\\u{${(character.codePointAt(0) ?? 0).toString(16)}}`,
-  );
+  return keepLines ? text.split("\n").map(shown).join("\n") : shown(text);
 }
 
 function wrapped(text: string, width: number, indent: string, bullet = ""): string[] {

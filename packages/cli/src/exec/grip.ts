@@ -14,7 +14,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { describe } from "../describe.ts";
 import { Failure } from "../failure.ts";
 import { note } from "../terminal.ts";
-import { shown } from "../locks/text.ts";
+import { shown } from "../text.ts";
 
 export interface Grip {
   /** Aborts as soon as one of them can no longer be relied on. */

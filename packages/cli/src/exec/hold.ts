@@ -5,7 +5,7 @@ import { describe } from "../describe.ts";
 import { Failure, interruptible } from "../failure.ts";
 import { parseKey, written } from "../keys/parse.ts";
 import { look } from "../locks/look.ts";
-import { shown } from "../locks/text.ts";
+import { shown } from "../text.ts";
 import { type Server, connect } from "../server.ts";
 import { age, note, print, printJson } from "../terminal.ts";
 import { unless } from "../unless.ts";

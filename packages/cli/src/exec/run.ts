@@ -4,7 +4,7 @@ import type { ExecOptions } from "../commands/exec.ts";
 import { describe } from "../describe.ts";
 import { Failure } from "../failure.ts";
 import { parseKey, written } from "../keys/parse.ts";
-import { shown } from "../locks/text.ts";
+import { shown } from "../text.ts";
 import { type Server, connect } from "../server.ts";
 import { note } from "../terminal.ts";
 import { Child, codeOfSignal, forwarded } from "./child.ts";

@@ -1,7 +1,7 @@
 /** Who has a key, in one phrase. */
 import type { Key } from "holdfast";
 import { type Entry, look } from "../locks/look.ts";
-import { shown } from "../locks/text.ts";
+import { shown } from "../text.ts";
 import type { Server } from "../server.ts";
 import { age } from "../terminal.ts";
 

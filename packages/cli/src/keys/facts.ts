@@ -1,7 +1,7 @@
 /** What a key is on each kind of server. */
 import { createHash } from "node:crypto";
 import type { Key } from "holdfast";
-import { shown } from "../locks/text.ts";
+import { shown } from "../text.ts";
 
 export interface Facts {
   readonly name: string;

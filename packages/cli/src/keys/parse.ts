@@ -2,7 +2,7 @@
 import { type Key, key } from "holdfast";
 import { describe } from "../describe.ts";
 import { Failure } from "../failure.ts";
-import { shown } from "../locks/text.ts";
+import { shown } from "../text.ts";
 
 export function parseKey(text: string): Key {
   try {

@@ -2,7 +2,7 @@ import { readFileSync } from "node:fs";
 import type { Key } from "holdfast";
 import type { KeysOptions } from "../commands/keys.ts";
 import { Failure, exitCodes } from "../failure.ts";
-import { shown } from "../locks/text.ts";
+import { shown } from "../text.ts";
 import { connect, kindOf } from "../server.ts";
 import { colorsOf, fit, print, printJson, table } from "../terminal.ts";
 import { given } from "../url.ts";

@@ -8,7 +8,7 @@ import { type Server, connect, fileOf } from "../server.ts";
 import { note, print, printJson } from "../terminal.ts";
 import { type Entry, type Look, look, plainName } from "./look.ts";
 import { type ServerSession, cancel, sessionOf, terminate } from "./sessions.ts";
-import { shown } from "./text.ts";
+import { shown } from "../text.ts";
 
 export type Way = "cancel, then terminate" | "cancel" | "terminate";
 

@@ -1,7 +1,7 @@
 /** Sessions of a server, and how they are ended. */
 import { Failure } from "../failure.ts";
 import type { Server } from "../server.ts";
-import { shown } from "./text.ts";
+import { shown } from "../text.ts";
 
 export interface ServerSession {
   readonly id: string;

@@ -7,7 +7,7 @@ import { type Server, connect } from "../server.ts";
 import { type Colors, age, colorsOf, fit } from "../terminal.ts";
 import { type Target, end, introduce, outcome, targetOf } from "./kill.ts";
 import { type Look, look } from "./look.ts";
-import { shown } from "./text.ts";
+import { shown } from "../text.ts";
 import { type Line, counts, drawn, viewOf } from "./view.ts";
 
 /** At most one look a second, and a server that is slow gets as long a rest as a look takes. */

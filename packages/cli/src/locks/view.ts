@@ -1,7 +1,7 @@
 /** Who holds what as lines of a table: those in the way with everybody behind them as a tree, then what nobody waits for. */
 import { type Colors, age, fit, table } from "../terminal.ts";
 import { type Entry, type Knot, type Look, plainName } from "./look.ts";
-import { shown } from "./text.ts";
+import { shown } from "../text.ts";
 
 export interface Line {
   /** Of the session that it is about. */

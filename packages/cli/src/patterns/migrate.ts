@@ -3,13 +3,13 @@ import { type Holdfast, type MigrationState, holdfast } from "holdfast";
 import { audited } from "holdfast/audit";
 import type { MigrateOptions, PrintOptions } from "../commands/migrate.ts";
 import { Failure, exitCodes } from "../failure.ts";
-import { shown } from "../locks/text.ts";
+import { plural, shown } from "../text.ts";
 import { type Kind, type Server, kindOf } from "../server.ts";
 import { note, print, printJson } from "../terminal.ts";
 import { given } from "../url.ts";
 import { actorOf, agreed } from "./change.ts";
 import { onServer } from "./place.ts";
-import { count, printTable } from "./show.ts";
+import { printTable } from "./show.ts";
 
 const named = ({ id, name }: Pick<MigrationState, "id" | "name">) => `${id} ${shown(name)}`;
 
@@ -22,11 +22,11 @@ export async function migrate(options: MigrateOptions): Promise<void> {
       // A dump has the record of procedures, but not these themselves: they are made again.
       if (server.kind === "mysql" || server.kind === "mariadb") await server.hf.migrate();
       if (options.json) printJson({ applied: [] });
-      else print(`Nothing to do: ${count(states.length, "migration")} applied in ${server.shown}.`);
+      else print(`Nothing to do: ${plural(states.length, "migration")} applied in ${server.shown}.`);
       return;
     }
     note(`To be applied in ${server.shown}: ${missing.map(named).join(", ")}.`);
-    if (!(await agreed(`Apply ${count(missing.length, "migration")}?`, options))) return;
+    if (!(await agreed(`Apply ${plural(missing.length, "migration")}?`, options))) return;
     const applied = await apply(server, states, options);
     if (options.json) printJson({ applied });
     else if (applied.length === 0) print("Nothing to do: somebody else has applied them meanwhile.");

@@ -1,6 +1,7 @@
 /** What people type, made into values; or a line that says what it should look like. */
 import { InvalidArgumentError } from "commander";
 import type { Subject } from "holdfast/quota";
+import { whole } from "../options.ts";
 
 const units: Readonly<Record<string, number>> = {
   s: 1000,
@@ -21,15 +22,6 @@ export function moment(sign: 1 | -1): (text: string) => Date {
     if (Number.isNaN(at.getTime()) || (amount === undefined && !/^\d{4}-\d\d-\d\d/.test(text)))
       throw new InvalidArgumentError("It is a date such as 2026-05-01, or a span such as 30d, 12h or 15m.");
     return at;
-  };
-}
-
-export function whole(least: number): (text: string) => number {
-  return (text) => {
-    const value = Number(text);
-    if (!/^-?\d+$/.test(text.trim()) || !Number.isSafeInteger(value) || value < least)
-      throw new InvalidArgumentError(`It must be a whole number from ${least}.`);
-    return value;
   };
 }
 

@@ -2,7 +2,7 @@
 import { HoldfastError } from "holdfast";
 import { describe } from "../describe.ts";
 import { Failure, Interrupted } from "../failure.ts";
-import { shown } from "../locks/text.ts";
+import { shown } from "../text.ts";
 import { type Server, connect } from "../server.ts";
 
 export interface PlaceOptions {

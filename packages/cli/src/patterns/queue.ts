@@ -1,11 +1,11 @@
 import { type FailedJob, type QueueInfo, queue, queues } from "holdfast/queue";
 import { Failure, exitCodes } from "../failure.ts";
-import { shown } from "../locks/text.ts";
+import { plural, shown } from "../text.ts";
 import type { Server } from "../server.ts";
 import { age, note, print, printJson } from "../terminal.ts";
 import { type ChangeOptions, change } from "./change.ts";
 import { type PlaceOptions, onServer } from "./place.ts";
-import { cell, count, counted, firstLine, iso, printFacts, printTable, quoted, when } from "./show.ts";
+import { cell, counted, firstLine, iso, printFacts, printTable, quoted, when } from "./show.ts";
 
 /** A queue that is not there would be made by asking for it. */
 async function found({ hf }: Server, name: string): Promise<QueueInfo> {
@@ -123,9 +123,9 @@ export async function job(name: string, id: number, options: PlaceOptions): Prom
 /** Those that were not what they were taken for are no mistake, but the answer is not a plain yes. */
 function told(done: number, asked: number | undefined, words: string, json: true | undefined): void {
   if (json) printJson({ jobs: done });
-  else print(`${count(done, "job")} ${words}.`);
+  else print(`${plural(done, "job")} ${words}.`);
   if (asked === undefined || done === asked) return;
-  note(`${count(asked - done, "job")} of those that were named: not there any more, or not in that state.`);
+  note(`${plural(asked - done, "job")} of those that were named: not there any more, or not in that state.`);
   process.exitCode = exitCodes.no;
 }
 
@@ -139,7 +139,7 @@ export async function retry(
     throw new Failure("Retry which jobs? Name their ids, or say --all.");
   await onServer("queue", options, async (server) => {
     const { failed } = await found(server, name);
-    const which = options.all ? `all failed jobs (${counted(failed)})` : count(ids.length, "job");
+    const which = options.all ? `all failed jobs (${counted(failed)})` : plural(ids.length, "job");
     const done = await change(
       server,
       {
@@ -162,7 +162,7 @@ export async function discard(name: string, some: readonly number[], options: Ch
     const done = await change(
       server,
       {
-        question: `Discard ${count(ids.length, "job")} of queue ${quoted(name)}? They cannot be had back.`,
+        question: `Discard ${plural(ids.length, "job")} of queue ${quoted(name)}? They cannot be had back.`,
         action: "queue.discard",
         target: ["queue", name],
         details: { ids },

@@ -16,7 +16,8 @@ import { note, print, printJson } from "../terminal.ts";
 import { type By, type Change, type ChangeOptions, change } from "./change.ts";
 import { subjectOf } from "./parse.ts";
 import { type PlaceOptions, onServer } from "./place.ts";
-import { cell, count, counted, printFacts, printTable, quoted, when } from "./show.ts";
+import { cell, counted, printFacts, printTable, quoted, when } from "./show.ts";
+import { plural } from "../text.ts";
 
 interface DefinitionOptions {
   readonly limit?: number;
@@ -274,7 +275,7 @@ export async function grant(
     options,
     {
       verb: "grant",
-      question: (of) => `Grant ${count(amount, "credit")}${until} on top of ${of}?`,
+      question: (of) => `Grant ${plural(amount, "credit")}${until} on top of ${of}?`,
       details: { amount, expires, priority },
     },
     (it, subject, by) =>
@@ -406,14 +407,14 @@ export async function reconcile(
       for (const { subject, findings } of wrong)
         for (const finding of findings) print(`${cell(subject)}: ${cell(finding)}`);
       print(
-        `${count(looked, "subject")}, ${count(entries, "entry", "entries")}: ${wrong.length === 0 ? "all of it adds up" : `${count(wrong.length, "subject")} that ${wrong.length === 1 ? "does" : "do"} not add up`}.`,
+        `${plural(looked, "subject")}, ${plural(entries, "entry", "entries")}: ${wrong.length === 0 ? "all of it adds up" : `${plural(wrong.length, "subject")} that ${wrong.length === 1 ? "does" : "do"} not add up`}.`,
       );
     }
     const repaired =
       wrong.length > 0 && options.repair ? await repair(server, name, it, wrong, options) : false;
     if (wrong.length > 0 && !repaired) process.exitCode = exitCodes.no;
     if (options.json) printJson({ quota: name, subjects: looked, entries, wrong, repaired });
-    else if (repaired) print(`${count(wrong.length, "subject")} repaired.`);
+    else if (repaired) print(`${plural(wrong.length, "subject")} repaired.`);
   });
 }
 
@@ -446,7 +447,7 @@ async function repair(
   const done = await change(
     server,
     {
-      question: `Set what is counted to what the ledger says, of ${count(wrong.length, "subject")}?`,
+      question: `Set what is counted to what the ledger says, of ${plural(wrong.length, "subject")}?`,
       action: "quota.repair",
       target: wrong.length === 1 && one ? ["quota", name, one.subject] : ["quota", name],
       details: { wrong: wrong.slice(0, 100) },

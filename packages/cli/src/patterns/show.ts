@@ -1,5 +1,5 @@
 /** How verbs about patterns show things. */
-import { shown } from "../locks/text.ts";
+import { shown } from "../text.ts";
 import { fit, print, table } from "../terminal.ts";
 
 export type Cell = string | number;
@@ -89,10 +89,6 @@ export function firstLine(text: string): string {
 
 export function quoted(text: string): string {
   return `"${shown(text)}"`;
-}
-
-export function count(n: number, one: string, many = `${one}s`): string {
-  return `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 }
 
 /** Of counts that end at a hundred thousand. */

@@ -11,7 +11,8 @@ import type { Server } from "../server.ts";
 import { note, print, printJson } from "../terminal.ts";
 import { type ChangeOptions, change } from "./change.ts";
 import { type PlaceOptions, onServer } from "./place.ts";
-import { cell, count, printTable, quoted, when } from "./show.ts";
+import { cell, printTable, quoted, when } from "./show.ts";
+import { plural } from "../text.ts";
 
 interface BookOptions extends PlaceOptions {
   readonly name?: string;
@@ -284,7 +285,7 @@ export async function reconcile(
     if (!options.json) {
       for (const { text } of findings) print(cell(text) as string);
       print(
-        `${count(levels, "level")}, ${count(movements, "movement")}: ${findings.length === 0 ? "all of it adds up" : count(findings.length, "thing that does not add up", "things that do not add up")}.`,
+        `${plural(levels, "level")}, ${plural(movements, "movement")}: ${findings.length === 0 ? "all of it adds up" : plural(findings.length, "thing that does not add up", "things that do not add up")}.`,
       );
     }
     let repaired = false;

@@ -1,6 +1,6 @@
 /** Verbs that have verbs below them: `holdfast queue`, `holdfast queue retry`. */
 import type { Command } from "commander";
-import { shown } from "../locks/text.ts";
+import { shown } from "../text.ts";
 import { urlOption } from "../url.ts";
 import { changeOptions } from "./options.ts";
 

@@ -1,8 +1,9 @@
 /** Who holds, and who waits, at this moment. */
+import { plural } from "../../text.ts";
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Row } from "../../server.ts";
 import { age } from "../../terminal.ts";
-import { type Check, CouldNotLook, type Finding, findings, plural, short } from "../check.ts";
+import { type Check, CouldNotLook, type Finding, findings, short } from "../check.ts";
 import { type MysqlPatient, literal, needsProcess } from "./patient.ts";
 
 type MysqlCheck = Check<MysqlPatient>;

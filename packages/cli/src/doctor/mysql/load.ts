@@ -1,6 +1,7 @@
 /** What the server has counted, and how much room is left. */
+import { plural } from "../../text.ts";
 import { age } from "../../terminal.ts";
-import { type Check, CouldNotLook, type Finding, findings, plural } from "../check.ts";
+import { type Check, CouldNotLook, type Finding, findings } from "../check.ts";
 import { type MysqlPatient, name, needsProcess } from "./patient.ts";
 
 type MysqlCheck = Check<MysqlPatient>;

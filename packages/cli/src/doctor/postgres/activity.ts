@@ -1,6 +1,7 @@
 /** Who holds, and who waits, at this moment. */
+import { plural } from "../../text.ts";
 import { age } from "../../terminal.ts";
-import { type Check, type Finding, blind, findings, plural, short } from "../check.ts";
+import { type Check, type Finding, blind, findings, short } from "../check.ts";
 import { type PostgresPatient, literal, name } from "./patient.ts";
 
 type PostgresCheck = Check<PostgresPatient>;
