@@ -261,7 +261,7 @@ async function killSessions(backend: Backend, hf: Holdfast<unknown>): Promise<vo
       return;
     }
     const sessions = await tx.query(
-      sql`SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()`,
+      sql`SELECT id FROM /*M! information_schema. *//*!80022 performance_schema. */ processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()`,
     );
     for (const { id } of sessions) await tx.query(sql.raw(`KILL CONNECTION ${Number(id)}`));
   });

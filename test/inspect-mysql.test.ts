@@ -1,5 +1,8 @@
-/** A row that was written is locked by nobody until somebody comes to wait for it: who waits for whom all the same. */
-import { holdfast } from "holdfast";
+/**
+ * Who waits for whom: for a row that was written, which is locked by nobody until somebody comes to wait for it, and in
+ * a statement that MySQL's information_schema cannot show.
+ */
+import { LockTimeoutError, holdfast, key } from "holdfast";
 import { fromMysql2 } from "holdfast/mysql2";
 import { type PoolConnection, createPool } from "mysql2/promise";
 import { expect, test } from "vitest";
@@ -25,7 +28,7 @@ test.for(["mariadb", "mysql"] as const)("%s", async (server, { skip }) => {
       await writer.query("BEGIN");
       await writer.query("INSERT INTO item VALUES (2, 0)");
       await waiter.query("BEGIN");
-      const waiting = waiter.query("UPDATE item SET n = 1 WHERE id = 2");
+      const waiting = waiter.query("UPDATE item SET n = 1 WHERE id = 2 /* 😀 */");
       const [holds, waits] = [await idOf(writer), waiter.threadId];
       const seen = await eventually(async () => {
         const inspection = await hf.inspect();
@@ -36,6 +39,16 @@ test.for(["mariadb", "mysql"] as const)("%s", async (server, { skip }) => {
       const [found] = seen.waiters;
       expect(found?.session.id).toBe(String(waits));
       expect(found?.blockedBy).toEqual([holds]);
+      expect(found?.session.application).toMatch(/^holdfast@/);
+      const late = await hf.transaction({ lock: key("k") }, () =>
+        hf
+          .transaction({ lock: key("k"), wait: 50, separate: true }, async () => {})
+          .catch((error: unknown) => error),
+      );
+      expect(late).toBeInstanceOf(LockTimeoutError);
+      expect((late as LockTimeoutError).holders).toMatchObject([
+        { application: expect.stringMatching(/^holdfast@.*\[hf:k\]$/) as string },
+      ]);
       await writer.query("COMMIT");
       await waiting;
       await waiter.query("COMMIT");

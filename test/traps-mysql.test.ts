@@ -223,7 +223,7 @@ describe.each(["mariadb", "mysql"] as const)("%s", (server) => {
       let victim: { id: number } | undefined;
       while (!victim) {
         [victim] = await rows<{ id: number }>(
-          "SELECT id FROM information_schema.processlist WHERE state = 'User lock' AND db = DATABASE()",
+          "SELECT id FROM /*M! information_schema. *//*!80022 performance_schema. */ processlist WHERE state = 'User lock' AND db = DATABASE()",
         );
       }
       await pool.query(`KILL CONNECTION ${victim.id}`);

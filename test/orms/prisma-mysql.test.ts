@@ -488,7 +488,7 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
       });
       const busy = async () => {
         const [rows] = await second.query<RowDataPacket[]>(
-          "SELECT info FROM information_schema.processlist WHERE id = ?",
+          "SELECT info FROM /*M! information_schema. *//*!80022 performance_schema. */ processlist WHERE id = ?",
           [id],
         );
         return /SLEEP/.test(String(rows[0]?.["info"] ?? rows[0]?.["INFO"]));

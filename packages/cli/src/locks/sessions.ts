@@ -19,36 +19,48 @@ export interface ServerSession {
   readonly client: boolean;
 }
 
-const questions = {
-  postgres: `SELECT pid::text AS id, application_name AS application, state, datname AS database, backend_type = 'client backend' AS client,
+/** Undefined: there is none (any more), or this user may not see it. */
+export async function sessionOf(server: Server, id: string): Promise<ServerSession | undefined> {
+  return server.kind === "postgres" ? postgresSession(server, id) : mysqlSession(server, id);
+}
+
+async function postgresSession({ query }: Server, id: string): Promise<ServerSession | undefined> {
+  const [row] = await query(
+    `SELECT application_name AS application, state, datname AS database, backend_type = 'client backend' AS client,
       datname = current_database() AS here, pid = pg_backend_pid() OR application_name = current_setting('application_name') AS own
     FROM pg_stat_activity WHERE pid = $1::int`,
-  mysql: `SELECT id AS id, CONCAT(user, '@', host) AS application, command, COALESCE(state, '') AS state, db AS \`database\`,
-      db <=> DATABASE() AS here, id = CONNECTION_ID() AS own FROM information_schema.processlist WHERE id = ?`,
-};
-
-/** Undefined: there is none (any more), or this user may not see it. */
-export async function sessionOf({ kind, query }: Server, id: string): Promise<ServerSession | undefined> {
-  const postgres = kind === "postgres";
-  const [row] = await query(postgres ? questions.postgres : questions.mysql, [Number(id)]);
+    [Number(id)],
+  );
   if (!row) return undefined;
-  const command = String(row["command"]);
-  const state = postgres
-    ? String(row["state"] ?? "unknown")
-    : command === "Sleep"
-      ? "idle"
-      : String(row["state"] || command);
+  const state = String(row["state"] ?? "unknown");
   return {
     id,
     application: String(row["application"] ?? ""),
     state,
-    active: postgres
-      ? state === "active" || state === "fastpath function call"
-      : command === "Query" || command === "Execute",
+    active: state === "active" || state === "fastpath function call",
     database: row["database"] === null ? undefined : String(row["database"]),
-    here: row["here"] === true || Number(row["here"]) === 1,
-    own: row["own"] === true || Number(row["own"]) === 1,
-    client: postgres ? row["client"] === true : !/^(?:Daemon|Binlog Dump|Slave)/.test(command),
+    here: row["here"] === true,
+    own: row["own"] === true,
+    client: row["client"] === true,
+  };
+}
+
+/** Shown, not selected: MySQL cannot read information_schema's list while a statement with an emoji in it runs. */
+async function mysqlSession({ query }: Server, id: string): Promise<ServerSession | undefined> {
+  const [me] = await query("SELECT DATABASE() AS db, CONNECTION_ID() AS id");
+  const row = (await query("SHOW PROCESSLIST")).find((each) => String(each["Id"]) === id);
+  if (!row) return undefined;
+  const command = String(row["Command"]);
+  const database = row["db"] === null ? undefined : String(row["db"]);
+  return {
+    id,
+    application: `${String(row["User"])}@${String(row["Host"])}`,
+    state: command === "Sleep" ? "idle" : String(row["State"] || command),
+    active: command === "Query" || command === "Execute",
+    database,
+    here: row["db"] === me?.["db"],
+    own: String(me?.["id"]) === id,
+    client: !/^(?:Daemon|Binlog Dump|Slave)/.test(command),
   };
 }
 

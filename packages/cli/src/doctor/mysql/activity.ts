@@ -1,45 +1,37 @@
 /** Who holds, and who waits, at this moment. */
-import { plural } from "../../text.ts";
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Row } from "../../server.ts";
 import { age } from "../../terminal.ts";
-import { type Check, CouldNotLook, type Finding, findings, short } from "../check.ts";
-import { type MysqlPatient, literal, needsProcess } from "./patient.ts";
+import { plural } from "../../text.ts";
+import { type Check, type Finding, findings, short } from "../check.ts";
+import { type MysqlPatient, literal } from "./patient.ts";
+import { type Session, sessions, waits } from "./sessions.ts";
 
 type MysqlCheck = Check<MysqlPatient>;
 
-const who = (row: Row): string => `session ${String(row["id"])} of ${String(row["user"])}`;
+const who = ({ id, user }: Session): string => `session ${id} of ${user}`;
 
-const kill = (id: unknown): string => `KILL ${String(id)};`;
+const lasted = (seconds: number): string => age(seconds * 1000);
 
-/** Pairs of transactions, of which one waits for the other. */
-async function waitsOf({ maria, ...patient }: MysqlPatient): Promise<string> {
-  if (maria)
-    return "(SELECT requesting_trx_id AS waiter, blocking_trx_id AS blocker FROM information_schema.innodb_lock_waits)";
-  if ((await patient.settings()).get("performance_schema") !== "ON")
-    throw new CouldNotLook(
-      "who waits for whom is in performance_schema, which is OFF",
-      "performance_schema = ON   # in my.cnf, under [mysqld]; needs a restart",
-    );
-  return "(SELECT requesting_engine_transaction_id AS waiter, blocking_engine_transaction_id AS blocker FROM performance_schema.data_lock_waits)";
-}
+const kill = (id: string): string => `KILL ${id};`;
 
 const longTransactions: MysqlCheck = {
   id: "long-transactions",
   title: "a transaction has been at work for more than a minute",
   async run(patient) {
-    await needsProcess(patient);
-    const rows =
-      await patient.look(`SELECT p.id, p.user, x.trx_query AS query, TIMESTAMPDIFF(SECOND, x.trx_started, NOW()) AS seconds
-FROM information_schema.innodb_trx x JOIN information_schema.processlist p ON p.id = x.trx_mysql_thread_id
-WHERE p.db = DATABASE() AND p.command <> 'Sleep' AND p.id <> CONNECTION_ID() AND x.trx_started < NOW() - INTERVAL 60 SECOND ORDER BY seconds DESC LIMIT 1000`);
+    const found = (await sessions(patient)).flatMap((session) => {
+      const seconds = session.transaction?.seconds ?? 0;
+      return seconds > 60 && !session.idle ? [{ session, seconds }] : [];
+    });
     return findings(
       "warning",
       "Its locks are kept that long, and old versions of every row that changed since have to be kept for it: reads get slow.",
-      rows.map((row) => ({
-        what: `${who(row)}: ${age(Number(row["seconds"]) * 1000)}, now ${short(row["query"])}`,
-        fix: kill(row["id"]),
-      })),
+      found
+        .toSorted((a, b) => b.seconds - a.seconds)
+        .map(({ session, seconds }) => ({
+          what: `${who(session)}: ${lasted(seconds)}, now ${short(session.query)}`,
+          fix: kill(session.id),
+        })),
     );
   },
 };
@@ -49,31 +41,29 @@ const idleHolders: MysqlCheck = {
   id: "idle-holders",
   title: "a session is in a transaction and does nothing",
   async run(patient) {
-    await needsProcess(patient);
-    const waits = await waitsOf(patient);
-    const idle = async (): Promise<Row[]> => {
-      const rows =
-        await patient.look(`SELECT p.id, p.user, p.time AS seconds, x.trx_id AS trx, x.trx_rows_locked AS locked,
-  (SELECT COUNT(DISTINCT w.waiter) FROM ${waits} w WHERE w.blocker = x.trx_id) AS waiting
-FROM information_schema.innodb_trx x JOIN information_schema.processlist p ON p.id = x.trx_mysql_thread_id
-WHERE p.db = DATABASE() AND p.command = 'Sleep' AND p.time >= 1 ORDER BY seconds DESC LIMIT 1000`);
-      return rows.filter((row) => Number(row["waiting"]) > 0 || Number(row["seconds"]) >= 10);
+    const idle = async () => {
+      const all = await sessions(patient);
+      const pairs = await waits(patient);
+      return all.flatMap((session) => {
+        const { id, seconds, transaction } = session;
+        const waiting = pairs.filter(({ blocker }) => blocker === id).length;
+        const long = seconds >= (waiting > 0 ? 1 : 10);
+        return transaction && session.idle && long ? [{ session, transaction, waiting }] : [];
+      });
     };
     const first = await idle();
     if (first.length === 0) return [];
-    // MySQL counts from the beginning of the last statement: after a long one, a session seems idle that is not.
+    // After a long statement, a session seems idle on MySQL that is not.
     await sleep(1000);
     return (await idle())
-      .filter((row) => first.some((before) => before["id"] === row["id"] && before["trx"] === row["trx"]))
-      .map((row): Finding => {
-        const waiting = Number(row["waiting"]);
-        return {
-          severity: waiting > 0 ? "error" : "warning",
-          what: `${who(row)} is idle in a transaction for ${age(Number(row["seconds"]) * 1000)}, holds ${plural(Number(row["locked"]), "row lock")}${waiting > 0 ? `; ${plural(waiting, "session waits", "sessions wait")} for it` : ""}`,
-          why: "Whatever it locked stays locked while it does nothing: a forgotten COMMIT, a call over the network inside of a transaction, or a frozen process.",
-          fix: kill(row["id"]),
-        };
-      });
+      .filter(({ transaction }) => first.some((before) => before.transaction.id === transaction.id))
+      .toSorted((a, b) => b.session.seconds - a.session.seconds)
+      .map(({ session, transaction, waiting }): Finding => ({
+        severity: waiting > 0 ? "error" : "warning",
+        what: `${who(session)} is idle in a transaction for ${lasted(session.seconds)}, holds ${plural(transaction.locked, "row lock")}${waiting > 0 ? `; ${plural(waiting, "session waits", "sessions wait")} for it` : ""}`,
+        why: "Whatever it locked stays locked while it does nothing: a forgotten COMMIT, a call over the network inside of a transaction, or a frozen process.",
+        fix: kill(session.id),
+      }));
   },
 };
 
@@ -81,39 +71,33 @@ const waiting: MysqlCheck = {
   id: "waits",
   title: "a session has been waiting for a row or a table for more than a second",
   async run(patient) {
-    await needsProcess(patient);
-    const waits = await waitsOf(patient);
+    const all = (await sessions(patient)).toSorted((a, b) => b.seconds - a.seconds);
+    const pairs = await waits(patient);
     const why = "It holds a connection, and what it locked before, for as long as it waits.";
-    const rows =
-      await patient.look(`SELECT p.id, p.user, x.trx_query AS query, TIMESTAMPDIFF(SECOND, x.trx_wait_started, NOW()) AS seconds,
-  (SELECT GROUP_CONCAT(DISTINCT b.trx_mysql_thread_id) FROM ${waits} w JOIN information_schema.innodb_trx b ON b.trx_id = w.blocker WHERE w.waiter = x.trx_id) AS blockers
-FROM information_schema.innodb_trx x JOIN information_schema.processlist p ON p.id = x.trx_mysql_thread_id
-WHERE p.db = DATABASE() AND x.trx_state = 'LOCK WAIT' AND x.trx_wait_started <= NOW() - INTERVAL 1 SECOND ORDER BY seconds DESC LIMIT 1000`);
-    const tables =
-      await patient.look(`SELECT p.id, p.user, p.time AS seconds, p.info AS query FROM information_schema.processlist p
-WHERE p.db = DATABASE() AND p.state LIKE 'Waiting for table%lock' AND p.time >= 1 ORDER BY p.time DESC LIMIT 1000`);
     return [
       ...findings(
         "warning",
         why,
-        rows.map((row) => {
-          const blockers = String(row["blockers"] ?? "")
-            .split(",")
-            .filter(Boolean)
-            .slice(0, 5);
+        all.flatMap((session) => {
+          const seconds = session.transaction?.waiting ?? 0;
+          if (seconds < 1) return [];
+          const blockers = pairs.filter(({ waiter }) => waiter === session.id).map(({ blocker }) => blocker);
+          const most = blockers.slice(0, 5);
           return {
-            what: `${who(row)} waits for a row since ${age(Number(row["seconds"]) * 1000)}, behind session ${blockers.join(", ")}: ${short(row["query"], 50)}`,
-            fix: blockers.map(kill).join("\n") || "holdfast locks",
+            what: `${who(session)} waits for a row since ${lasted(seconds)}, behind session ${most.join(", ")}: ${short(session.query, 50)}`,
+            fix: most.map(kill).join("\n") || "holdfast locks",
           };
         }),
       ),
       ...findings(
         "warning",
         `${why} And everybody who comes to that table waits behind it.`,
-        tables.map((row) => ({
-          what: `${who(row)} waits for a table since ${age(Number(row["seconds"]) * 1000)}: ${short(row["query"], 50)}`,
-          fix: kill(row["id"]),
-        })),
+        all
+          .filter(({ state, seconds }) => /^Waiting for table.*lock$/.test(state) && seconds >= 1)
+          .map((session) => ({
+            what: `${who(session)} waits for a table since ${lasted(session.seconds)}: ${short(session.query, 50)}`,
+            fix: kill(session.id),
+          })),
       ),
     ];
   },
@@ -123,17 +107,18 @@ const namedLocks: MysqlCheck = {
   id: "named-locks",
   title: "a session has been waiting for GET_LOCK for more than a second",
   async run(patient) {
-    await needsProcess(patient);
-    const rows =
-      await patient.look(`SELECT p.id, p.user, p.time AS seconds, p.info AS query FROM information_schema.processlist p
-WHERE p.db = DATABASE() AND p.state = 'User lock' AND p.time >= 1 ORDER BY p.time DESC LIMIT 1000`);
+    const found = (await sessions(patient)).filter(
+      ({ state, seconds }) => state === "User lock" && seconds >= 1,
+    );
     return findings(
       "warning",
       "A cycle of a named lock and a row lock is seen by nobody: it lasts until one of the two has waited long enough.",
-      rows.map((row) => ({
-        what: `${who(row)} waits for a named lock since ${age(Number(row["seconds"]) * 1000)}: ${short(row["query"])}`,
-        fix: "holdfast locks   # who holds it",
-      })),
+      found
+        .toSorted((a, b) => b.seconds - a.seconds)
+        .map((session) => ({
+          what: `${who(session)} waits for a named lock since ${lasted(session.seconds)}: ${short(session.query)}`,
+          fix: "holdfast locks   # who holds it",
+        })),
     );
   },
 };

@@ -3,6 +3,7 @@ import { plural } from "../../text.ts";
 import { age } from "../../terminal.ts";
 import { type Check, CouldNotLook, type Finding, findings } from "../check.ts";
 import { type MysqlPatient, name, needsProcess } from "./patient.ts";
+import { sessions } from "./sessions.ts";
 
 type MysqlCheck = Check<MysqlPatient>;
 
@@ -30,17 +31,20 @@ const lockTable: MysqlCheck = {
   id: "lock-table",
   title: "a transaction holds more than 100,000 row locks",
   async run(patient) {
-    await needsProcess(patient);
-    const rows =
-      await patient.look(`SELECT p.id, x.trx_rows_locked AS locked, x.trx_lock_memory_bytes AS bytes
-FROM information_schema.innodb_trx x JOIN information_schema.processlist p ON p.id = x.trx_mysql_thread_id
-WHERE p.db = DATABASE() AND x.trx_rows_locked > 100000 ORDER BY x.trx_rows_locked DESC LIMIT 1000`);
+    const rows = (await sessions(patient))
+      .map(({ id, transaction }) => ({
+        id,
+        locked: transaction?.locked ?? 0,
+        bytes: transaction?.bytes ?? 0,
+      }))
+      .filter(({ locked }) => locked > 100_000)
+      .toSorted((a, b) => b.locked - a.locked);
     return findings(
       "warning",
       "A statement without a fitting index locks every row that it reads; nobody else can change any of them until its end.",
       rows.map((row) => ({
-        what: `session ${String(row["id"])} holds ${plural(Number(row["locked"]), "row lock")} (${Math.round(Number(row["bytes"]) / 1024).toLocaleString("en")} kB)`,
-        fix: `KILL ${String(row["id"])};`,
+        what: `session ${row.id} holds ${plural(row.locked, "row lock")} (${Math.round(row.bytes / 1024).toLocaleString("en")} kB)`,
+        fix: `KILL ${row.id};`,
       })),
     );
   },

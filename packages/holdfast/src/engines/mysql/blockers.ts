@@ -1,7 +1,9 @@
 /** Who waits for whom at this moment, by the ports of clients. */
 import type { Row, SqlConnection } from "../../core/database.ts";
+import { UsageError } from "../../core/errors.ts";
 import { sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
+import { processes } from "./sessions.ts";
 
 /** A session; `id` is the server's, `port` the client's. */
 interface Client {
@@ -14,21 +16,23 @@ interface Client {
 /** Ids of those that wait, and of those they wait for. */
 type Waits = ReadonlyMap<string, ReadonlySet<string>>;
 
-const clients = sql.raw(`SELECT id AS id, host AS host, state AS state, info AS info,
-    VERSION() AS version, @@performance_schema AS performanceschema
-  FROM information_schema.processlist WHERE id <> CONNECTION_ID()`);
+const server = sql.raw("SELECT VERSION() AS version, @@performance_schema AS listed");
 
 export async function waiting(
   connection: SqlConnection,
   ports: readonly number[],
 ): Promise<ReadonlyMap<number, readonly number[]>> {
-  const { rows } = await connection.query(clients);
-  const all = rows.map(clientOf);
+  const [row] = (await connection.query(server)).rows;
+  const maria = /mariadb/i.test(String(row?.["version"]));
+  if (!maria && Number(row?.["listed"]) !== 1)
+    throw new UsageError(
+      "explore: MySQL shows who waits for whom in performance_schema alone, which is OFF: set performance_schema = ON in my.cnf",
+    );
+  const from = maria ? "information_schema" : "performance_schema";
+  const all = (await processes(connection, from)).map(clientOf);
   const asked = all.filter(({ port }) => ports.includes(port));
-  const [first] = rows;
-  if (!first || asked.length === 0) return new Map();
-  const mysql = !/mariadb/i.test(String(first["version"])) && Number(first["performanceschema"]) === 1;
-  const found = mysql ? await fromPerformanceSchema(connection) : await fromStatus(connection, all, asked);
+  if (asked.length === 0) return new Map();
+  const found = maria ? await fromStatus(connection, all, asked) : await fromPerformanceSchema(connection);
   const portOf = new Map(all.map(({ id, port }) => [id, port]));
   return new Map(
     asked.flatMap(({ id, port }) => {
@@ -124,7 +128,7 @@ async function holdersOf(
   }
   // Else it is anybody; but whoever has just been given it may not have woken up yet.
   await sleep(wakeMs);
-  const again = (await connection.query(clients)).rows.map(clientOf);
+  const again = (await processes(connection, "information_schema")).map(clientOf);
   const still = again.some(({ id, state }) => id === client.id && state === client.state);
   return new Set(still ? all.map(({ id }) => id) : []);
 }

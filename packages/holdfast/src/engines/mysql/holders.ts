@@ -95,12 +95,14 @@ export async function heldByTransactions(connection: SqlConnection): Promise<Hel
     }));
 }
 
-/** A database that was not migrated has no such locks. */
+/** A database that was not migrated has no such locks. And MySQL cannot always list its transactions: see sessionList. */
 async function orNone(connection: SqlConnection, statement: ReturnType<typeof sql>) {
   try {
     return (await connection.query(statement)).rows;
   } catch (error) {
     if (failureOf(connection, error) === "schema-missing") return [];
+    const { errno } = (connection.unwrap?.(error) ?? error) as { errno?: unknown };
+    if (errno === 3854) return [];
     throw error;
   }
 }

@@ -5,11 +5,15 @@ import { sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
 import { lockName } from "./locks.ts";
 import { heldBySessions, heldByTransactions, keysOf, ofHoldfast } from "./holders.ts";
-import { type SessionRow, sessions } from "./sessions.ts";
+import { type SessionList, type SessionRow, processes, sessionList, sessions } from "./sessions.ts";
 
 export async function inspect(connection: SqlConnection, capabilities: Capabilities): Promise<LockView[]> {
-  const fromServer = capabilities.details?.["performanceSchema"] === true && capabilities.flavour === "mysql";
-  return fromServer ? fromPerformanceSchema(connection) : fromInnodb(connection);
+  const list = sessionList(capabilities);
+  const found =
+    list === "performance_schema"
+      ? await fromPerformanceSchema(connection)
+      : await fromInnodb(connection, list);
+  return withSessions(connection, found, list);
 }
 
 /** One lock or one wait, before its session is known. */
@@ -26,8 +30,12 @@ interface Sighting {
   readonly key?: string;
 }
 
-async function withSessions(connection: SqlConnection, found: readonly Sighting[]): Promise<LockView[]> {
-  const known = await sessions(connection, [...new Set(found.map(({ id }) => id))]);
+async function withSessions(
+  connection: SqlConnection,
+  found: readonly Sighting[],
+  list: SessionList,
+): Promise<LockView[]> {
+  const known = await sessions(connection, [...new Set(found.map(({ id }) => id))], list);
   const unknown: SessionRow = { application: "", state: "unknown" };
   return found.map(({ id, since, kind, name, mode, granted, waitingMs, blockedBy }) => {
     const { application, state } = known.get(id) ?? unknown;
@@ -42,20 +50,22 @@ function time(value: unknown): Date | undefined {
 /**
  * Locks of rows (lock rows, and whatever is waited for), then those of GET_LOCK, which are metadata locks here. A lock of a
  * row that was written is made by whoever comes to wait for it, and bears that one's thread: that of a table, which every
- * writer has, is always the owner's own.
+ * writer has, is always the owner's own. How long a wait has lasted is told from the beginning of its statement: only
+ * innodb_trx knows better, which is not always to be read (see sessionList).
  */
 const ownerOf = (transaction: string) => `(SELECT o.thread_id FROM performance_schema.data_locks o
       WHERE o.engine_transaction_id = ${transaction} AND o.lock_type = 'TABLE' LIMIT 1)`;
 const rowLocks =
   sql.raw(`SELECT t.processlist_id AS id, l.object_name AS tablename, l.index_name AS indexname, l.lock_mode AS mode,
     l.lock_status AS status, l.lock_data AS data,
-    TIMESTAMPDIFF(MICROSECOND, '1970-01-01', CONVERT_TZ(x.trx_started, @@session.time_zone, '+00:00')) / 1000 AS since,
-    TIMESTAMPDIFF(MICROSECOND, x.trx_wait_started, SYSDATE(6)) / 1000 AS waiting,
+    TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1000 - x.timer_wait / 1e9 AS since,
+    s.timer_wait / 1e9 AS waiting,
     (SELECT GROUP_CONCAT(DISTINCT b.processlist_id) FROM performance_schema.data_lock_waits w
       JOIN performance_schema.threads b ON b.thread_id = ${ownerOf("w.blocking_engine_transaction_id")}
       WHERE w.requesting_engine_lock_id = l.engine_lock_id) AS blockers
   FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.thread_id = ${ownerOf("l.engine_transaction_id")}
-  LEFT JOIN information_schema.innodb_trx x ON x.trx_id = l.engine_transaction_id
+  LEFT JOIN performance_schema.events_transactions_current x ON x.thread_id = t.thread_id AND x.state = 'ACTIVE'
+  LEFT JOIN performance_schema.events_statements_current s ON s.thread_id = t.thread_id AND s.nesting_event_level = 0 AND s.end_event_id IS NULL
   WHERE l.object_schema = DATABASE() AND l.lock_type = 'RECORD' AND t.processlist_id <> CONNECTION_ID()
     AND (l.lock_status = 'WAITING' OR l.object_name = 'holdfast_lock'
       OR l.engine_lock_id IN (SELECT w.blocking_engine_lock_id FROM performance_schema.data_lock_waits w))`);
@@ -70,7 +80,7 @@ const namedLocks = sql.raw(`SELECT t.processlist_id AS id, m.object_name AS name
 
 const dirty = sql.raw("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED");
 
-async function fromPerformanceSchema(connection: SqlConnection): Promise<LockView[]> {
+async function fromPerformanceSchema(connection: SqlConnection): Promise<Sighting[]> {
   const found = (await connection.query(rowLocks)).rows;
   const keys = await keyNames(
     connection,
@@ -107,7 +117,7 @@ async function fromPerformanceSchema(connection: SqlConnection): Promise<LockVie
         blockedBy: list(row.blockers),
       };
     });
-  return withSessions(connection, behindSessions([...rows, ...(await byKeys(connection, named))]));
+  return behindSessions([...rows, ...(await byKeys(connection, named))]);
 }
 
 /** Of the two locks of a key one is shown, for whoever has both: who has only the first waits for the row, as is told there. */
@@ -165,11 +175,13 @@ const waits =
 
 const staleMs = 110;
 
-async function fromInnodb(connection: SqlConnection): Promise<LockView[]> {
+async function fromInnodb(connection: SqlConnection, list: SessionList): Promise<Sighting[]> {
   const seen = await waitingNow(connection);
-  let rows = seen.size === 0 ? [] : (await connection.query(waits)).rows;
+  // MySQL keeps such tables in performance_schema alone: when that is off, nobody knows who is in the way.
+  const tells = list === "information_schema";
+  let rows = seen.size === 0 || !tells ? [] : (await connection.query(waits)).rows;
   const unknown = () => [...seen.keys()].some((id) => !rows.some((row) => String(row.id) === id));
-  if (unknown()) {
+  if (tells && unknown()) {
     await sleep(staleMs);
     rows = (await connection.query(waits)).rows;
   }
@@ -232,7 +244,7 @@ async function fromInnodb(connection: SqlConnection): Promise<LockView[]> {
         blockedBy: [],
         key,
       });
-  return withSessions(connection, [...found, ...(await userLocks(connection))]);
+  return [...found, ...(await userLocks(connection, list, String(db)))];
 }
 
 function target(
@@ -304,7 +316,7 @@ const written = /\bGET_LOCK\s*\(\s*'([^'\\]*)'\s*,/i;
 const ofKey = /\bGET_LOCK\s*\(.*\bSHA2\s*\(\s*CONCAT\s*\(\s*DATABASE\(\),\s*':',\s*'([^'\\]*)'/i;
 
 /** The server does not say who has a lock of GET_LOCK, nor who waits for which: of our keys, and of a name, it can be asked. */
-async function userLocks(connection: SqlConnection): Promise<Sighting[]> {
+async function userLocks(connection: SqlConnection, list: SessionList, db: string): Promise<Sighting[]> {
   const held = (await heldBySessions(connection)).map(({ id: key, name, holder: id }): Sighting => ({
     id,
     kind: "advisory",
@@ -316,10 +328,8 @@ async function userLocks(connection: SqlConnection): Promise<Sighting[]> {
     blockedBy: [],
     key,
   }));
-  const { rows } = await connection.query(
-    sql`SELECT id AS id, time_ms AS waited, info AS info FROM information_schema.processlist WHERE state = 'User lock' AND db = DATABASE()`,
-  );
-  for (const row of rows) {
+  for (const row of await processes(connection, list)) {
+    if (row.state !== "User lock" || row.db !== db) continue;
     const info = String(row.info);
     const key = ofKey.exec(info)?.[1];
     const name = written.exec(info)?.[1];

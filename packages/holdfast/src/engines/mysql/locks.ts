@@ -267,7 +267,11 @@ async function mark(
  * the one that is there, whoever counted has not ended. (InnoDB's own tables tell only of those somebody waits for, on
  * MariaDB, and need privileges.) Inside a transaction nothing uncommitted can be read.
  */
-export async function holders(connection: SqlConnection, locks: readonly LockRequest[]): Promise<Holder[]> {
+export async function holders(
+  connection: SqlConnection,
+  locks: readonly LockRequest[],
+  capabilities: Capabilities,
+): Promise<Holder[]> {
   if (!(await isIdle(connection))) return [];
   const ids = sql.join(locks.map(({ key }) => key.id));
   await connection.query(sql.raw("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED"));
@@ -288,5 +292,5 @@ export async function holders(connection: SqlConnection, locks: readonly LockReq
       .rows;
     if (row?.holder !== null && row?.holder !== undefined) found.set(String(row.holder), {});
   }
-  return asHolders(connection, found);
+  return asHolders(connection, found, capabilities);
 }

@@ -357,7 +357,7 @@ async function holders(connection: SqlConnection, call: RowCall): Promise<Holder
         AND l.lock_status = 'GRANTED' AND l.lock_data IN (${list(data.map((each) => sql`${each}`))})
         AND th.processlist_id <> CONNECTION_ID()`,
   );
-  return asHolders(connection, new Map(rows.map(({ id }) => [String(id), {}])));
+  return asHolders(connection, new Map(rows.map(({ id }) => [String(id), {}])), capabilities);
 }
 
 /** Around what an ORM sends, whose clause says whether it waits at all. */
