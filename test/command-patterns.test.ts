@@ -363,6 +363,33 @@ describe("schedule", () => {
     expect(complaint(unknown)).toContain('There is no schedule "rapport"');
     expect(await schedules(hf, { names: ["rapport"] })).toEqual([]);
   });
+
+  test("pause and resume", async () => {
+    const nightly = schedule(hf, "nightly", { every: "1 hour" }, () => {});
+    const paused = async () => (await nightly.status()).paused;
+    await nightly.start();
+    await nightly.stop();
+    expect(complaint(await run("schedule", "pause", "nightly"))).toContain("--yes");
+    expect(complaint(await run("schedule", "pause", "nightli", "--yes"))).toContain("There is no schedule");
+    expect(await paused()).toBe(false);
+    const done = await run("schedule", "pause", "nightly", "--yes", "--note", "migration");
+    expect(done).toMatchObject({ code: 0, out: 'Schedule "nightly" is paused.\n' });
+    expect(await paused()).toBe(true);
+    expect(await newest("schedule:nightly")).toMatchObject({
+      action: "schedule.pause",
+      outcome: "done",
+      details: { note: "migration" },
+    });
+    expect((await run("schedule")).out).toMatch(/^nightly .* paused/m);
+    expect((await run("schedule", "show", "nightly")).out).toMatch(/state +paused: no tick is begun/);
+    expect(json(await run("schedule", "pause", "nightly", "--yes", "--json"))).toMatchObject({
+      changed: false,
+    });
+    const resumed = await run("schedule", "resume", "nightly", "--yes", "--json");
+    expect(json(resumed)).toEqual({ schedule: "nightly", paused: false, changed: true });
+    expect(await paused()).toBe(false);
+    expect(await newest("schedule:nightly")).toMatchObject({ action: "schedule.resume", outcome: "done" });
+  });
 });
 
 describe("quota", () => {

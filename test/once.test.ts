@@ -1,6 +1,8 @@
 /** Effects that happen once, whatever processes do; and what is particular to how they are recorded. */
 import { subscribe, unsubscribe } from "node:diagnostics_channel";
+import { PGlite } from "@electric-sql/pglite";
 import { type Holdfast, SchemaMissingError, UsageError, holdfast, once, sql } from "holdfast";
+import { fromPglite } from "holdfast/pglite";
 import { type ConformanceSite, execute } from "holdfast/testing";
 import { describe, expect, inject, test, type TestContext } from "vitest";
 import { type Backend, backendNamed } from "./backends.ts";
@@ -276,6 +278,16 @@ describe("transactions in which a record could be missed", () => {
       });
     }),
   );
+});
+
+test("the first call of an instance does not wait for the one connection there is", async () => {
+  await using client = await PGlite.create();
+  const hf = holdfast(fromPglite(client));
+  await hf.migrate();
+  const fresh = holdfast(fromPglite(client));
+  await once(hf, "a", async () => {
+    expect(await once(fresh, "a", never, { wait: "skip" })).toEqual({ status: "in progress" });
+  });
 });
 
 test.for(["pg", "Prisma"].map(backendNamed))(

@@ -1,6 +1,7 @@
 /** Schedules: each tick once, whatever becomes of those who run it. */
 import { subscribe, unsubscribe } from "node:diagnostics_channel";
 import { DatabaseSync } from "node:sqlite";
+import { setTimeout as sleep } from "node:timers/promises";
 import { type Events, type Holdfast, holdfast } from "holdfast";
 import { fromNodeSqlite } from "holdfast/node-sqlite";
 import { fromPg } from "holdfast/pg";
@@ -10,7 +11,10 @@ import {
   type Schedule,
   type ScheduleOptions,
   nextRuns,
+  pauseSchedule,
+  resumeSchedule,
   schedule,
+  schedules,
 } from "holdfast/schedule";
 import { Pool, type PoolClient } from "pg";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, inject, test } from "vitest";
@@ -640,6 +644,72 @@ describe("stop", () => {
       await expect(one.start()).rejects.toThrow("started already");
     }
     expect((await held.status()).started).toBe(false);
+  });
+});
+
+describe("pause", () => {
+  test("no instance begins a tick, until it is resumed: then catchUp decides", async () => {
+    const ticks: number[] = [];
+    const byHand: number[] = [];
+    for (let i = 0; i < 3; i++)
+      await make({ every: 100, catchUp: "all" }, ({ tick, manual }) => {
+        (manual ? byHand : ticks).push(tick.getTime());
+      }).start();
+    const [one] = begun as [Schedule, ...Schedule[]];
+    await eventually(() => ticks.length >= 3);
+    await one.pause();
+    const last = (await one.status()).last?.getTime();
+    await eventually(() => ticks.at(-1) === last);
+    await sleep(500);
+    expect(ticks.at(-1)).toBe(last);
+    expect(await one.status()).toMatchObject({ paused: true, started: true, last: new Date(last as number) });
+    expect(await schedules(hf, { names: [name] })).toMatchObject([{ name, paused: true }]);
+    expect((await one.runNow()).ran).toBe(true);
+    expect(byHand).toHaveLength(1);
+    await one.resume();
+    const paused = ticks.length;
+    await eventually(() => ticks.length >= paused + 8);
+    // None is left out, none was run twice.
+    expect(every(100, ticks), ticks.join()).toBe(true);
+    expect(await one.status()).toMatchObject({ paused: false });
+  });
+
+  test("nor is a run of a process that died begun again, nor anything enqueued", async () => {
+    const { runs, handler } = staying();
+    await longAgo("1 hour");
+    await make({ every: "1 hour", ttl: 60_000 }, handler).start();
+    await eventually(() => runs.length === 1);
+    expect(await pauseSchedule(hf, name)).toBe(true);
+    await die();
+    const other = make({ every: "1 hour" }, handler);
+    await other.start();
+    const enqueued: Date[] = [];
+    const queued = schedule(hf, name, {
+      every: 50,
+      enqueue: async (tick) => void enqueued.push(tick),
+    });
+    begun.push(queued);
+    await queued.start();
+    await sleep(400);
+    expect(runs).toHaveLength(1);
+    expect(enqueued).toEqual([]);
+    await queued.stop();
+    await other.stop();
+    expect(await resumeSchedule(hf, name)).toBe(true);
+    await other.start();
+    await eventually(() => runs.length === 2);
+    expect(runs[1]).toMatchObject({ attempt: 2, tick: runs[0]?.tick });
+  });
+
+  test("one that was never started can be paused; one that is not there is not made", async () => {
+    const one = make({ every: 50, catchUp: "all" }, () => expect.fail("paused"));
+    await one.pause();
+    await one.start();
+    await sleep(200);
+    expect(await one.status()).toMatchObject({ paused: true, lastRun: undefined });
+    expect(await pauseSchedule(hf, "nobody's")).toBe(false);
+    expect(await resumeSchedule(hf, "nobody's")).toBe(false);
+    expect(await schedules(hf, { names: ["nobody's"] })).toEqual([]);
   });
 });
 

@@ -11,6 +11,7 @@ export function schedule(program: Command): void {
 Examples:
   holdfast schedule
   holdfast schedule show nightly-report
+  holdfast schedule pause nightly-report
   holdfast schedule --json | jq '.schedules[] | select(.lastRun.state == "failed") | .name'
 
 When a schedule is due is defined in your code; the database knows what has become of its ticks.`,
@@ -28,4 +29,19 @@ Examples:
       .option("--limit <n>", "how many runs, the newest first", whole(1), 20),
     async ([name], options) => (await load()).show(name as string, options),
   );
+  for (const [verb, description] of [
+    ["pause", "Let no process begin a tick; what runs goes on."],
+    ["resume", "Let ticks be begun again."],
+  ] as const)
+    does(
+      below(command, verb, {
+        description,
+        changes: true,
+        examples: `
+Examples:
+  holdfast schedule ${verb} nightly-report
+  holdfast schedule ${verb} nightly-report --yes --note "maintenance"`,
+      }).argument("<name>"),
+      async ([name], options) => (await load()).pause(name as string, verb === "pause", options),
+    );
 }

@@ -67,6 +67,8 @@ export interface Standing {
   readonly claimed: Claimed | undefined;
   /** Somebody else is deciding. */
   readonly busy: boolean;
+  /** Nothing is begun. */
+  readonly paused: boolean;
   /** The tick was recorded as skipped. */
   readonly skipped: boolean;
   /** Ticks of runs that were found dead, with no attempt left. */
@@ -99,6 +101,7 @@ export interface RunRow {
 /** A schedule as it is stored. `lastRun`: the newest that is over, and was not skipped. */
 export interface ScheduleRow {
   readonly name: string;
+  readonly paused: boolean;
   readonly last: number;
   readonly open: number;
   readonly lastRun: RunRow | undefined;
@@ -114,10 +117,12 @@ export interface Schedules<C extends Connection> {
   end(connection: C, grip: RunGrip, ending: Ending, joined: boolean): Promise<"ended" | "before" | "lost">;
   /** All of them, or those of these names that are there, by name. Makes none. */
   all(connection: C, names: readonly string[] | undefined): Promise<readonly ScheduleRow[]>;
+  /** While it is paused, ticks are neither begun nor decided upon. `false`: there is no such schedule. */
+  pause(connection: C, schedule: string, paused: boolean): Promise<boolean>;
   /** The newest first. `last` is undefined if there is no such schedule. */
   list(
     connection: C,
     schedule: string,
     limit: number,
-  ): Promise<{ now: number; last: number | undefined; runs: readonly RunRow[] }>;
+  ): Promise<{ now: number; last: number | undefined; paused: boolean; runs: readonly RunRow[] }>;
 }

@@ -282,7 +282,8 @@ class Attempt<Native, C extends Connection> {
   async #inClient<T>(body: Body<Native, T>): Promise<T> {
     const { database } = this.#home;
     const { locks, wait, isolation, readOnly } = this.#plan;
-    const capabilities = await this.#home.capabilities();
+    // With one connection for everybody, the question would wait for whoever has it, and for longer than the lock may.
+    const known = database.traits.single ? this.#home.known() : await this.#home.capabilities();
     const transaction = database.transaction as NonNullable<typeof database.transaction>;
     let value: { result: T } | undefined;
     const options = {
@@ -293,7 +294,7 @@ class Attempt<Native, C extends Connection> {
       isolation,
       readOnly,
       deadlineMs: this.#deadline.leftMs + serverGraceMs,
-      isolationIsDefault: capabilities.defaultIsolation === isolation,
+      isolationIsDefault: known?.defaultIsolation === isolation,
     };
     try {
       await this.#home.beside.taking((granted) =>

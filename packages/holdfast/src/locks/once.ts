@@ -84,15 +84,16 @@ export async function once<Native, T>(
     throw new UsageError(
       `once ${label}: \`tx\` is a transaction of another instance than the first argument`,
     );
-  const capabilities = await (outer ? outer.work(async (work) => work.capabilities) : home.capabilities());
-  require(capabilities.once, "once");
-  const { replay } = home.database.engine;
-  if (!replay) throw new UnsupportedError(`once: nothing is kept of calls on ${capabilities.engine}`);
+  const { replay, name } = home.database.engine;
+  if (!replay) throw new UnsupportedError(`once: nothing is kept of calls on ${name}`);
 
   const perform = async (inner: Transaction<Native>): Promise<OnceResult<T>> => {
     const scope = scopeOf(inner, "once");
     // A statement of its own, after the lock: it sees what the last holder committed.
-    const { kept, now } = await scope.work(({ connection }) => replay.find(connection, record));
+    const { kept, now } = await scope.work(({ connection, capabilities }) => {
+      require(capabilities.once, "once");
+      return replay.find(connection, record);
+    });
     if (kept) {
       checkPayload(label, kept, print);
       emit("holdfast:once:replayed", () => ({ id: label }));

@@ -1,5 +1,5 @@
 export { ScheduleError } from "./errors.ts";
-export { type ScheduleInfo, runs, schedules } from "./list.ts";
+export { type ScheduleInfo, pauseSchedule, resumeSchedule, runs, schedules } from "./list.ts";
 export type { Run } from "./run.ts";
 export {
   type CatchUp,

@@ -9,6 +9,8 @@ import { type RunInfo, asInfo } from "./schedule.ts";
 /** What is known of a schedule without its definition, which is in the code. */
 export interface ScheduleInfo {
   readonly name: string;
+  /** No tick is begun. */
+  readonly paused: boolean;
   /** The newest tick that was decided upon; of one that is new, when it was first started. */
   readonly last: Date;
   /** How many runs are not over. */
@@ -38,12 +40,29 @@ export async function schedules(
   if (names?.some((name) => typeof name !== "string" || name.includes("\0")))
     throw new UsageError("schedules: names must be texts, without NUL");
   const found = await ask(hf, "schedules", (store, connection) => store.all(connection, names));
-  return found.map(({ name, last, open, lastRun }) => ({
+  return found.map(({ name, paused, last, open, lastRun }) => ({
     name,
+    paused,
     last: new Date(last),
     open,
     lastRun: lastRun && asInfo(lastRun),
   }));
+}
+
+/** As `schedule.pause()`, for whoever has not its definition. `false`: there is no such schedule. */
+export async function pauseSchedule(hf: object, name: string): Promise<boolean> {
+  return setPaused(hf, "pauseSchedule", name, true);
+}
+
+/** As `schedule.resume()`. `false`: there is no such schedule. */
+export async function resumeSchedule(hf: object, name: string): Promise<boolean> {
+  return setPaused(hf, "resumeSchedule", name, false);
+}
+
+function setPaused(hf: object, call: string, name: string, paused: boolean): Promise<boolean> {
+  if (typeof name !== "string" || name.includes("\0"))
+    throw new UsageError(`${call}: the name of a schedule is text, without NUL`);
+  return ask(hf, call, (store, connection) => store.pause(connection, name, paused));
 }
 
 /** The newest runs of a schedule, the newest first; those that are not over are always among them. */

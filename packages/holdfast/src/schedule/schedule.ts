@@ -92,6 +92,8 @@ export interface ScheduleStatus {
   readonly name: string;
   /** Whether this object takes part. */
   readonly started: boolean;
+  /** No tick is begun, in whatever process. */
+  readonly paused: boolean;
   /** The newest tick that was decided upon, by whatever process; undefined if none was ever there. */
   readonly last: Date | undefined;
   /** The first tick after now, by the database's clock. */
@@ -113,6 +115,10 @@ export interface Schedule extends AsyncDisposable {
   nextRuns(count?: number, from?: Date): Date[];
   /** Runs it at once, in this process, whatever the time. `ran: false`: another run is not over, and runs may not overlap. */
   runNow(): Promise<{ readonly ran: boolean; readonly tick: Date | undefined }>;
+  /** No tick is begun from now on, in whatever process; what runs goes on. `runNow` still does. */
+  pause(): Promise<void>;
+  /** Ticks are begun again, within half a minute; `catchUp` says what becomes of those that were due meanwhile. */
+  resume(): Promise<void>;
   status(): Promise<ScheduleStatus>;
   /** The newest runs, the newest first. */
   runs(limit?: number): Promise<readonly RunInfo[]>;
@@ -337,8 +343,28 @@ class Keeping<Native> implements Schedule, Keeper {
     });
   }
 
+  pause(): Promise<void> {
+    return this.#pause(true);
+  }
+
+  async resume(): Promise<void> {
+    await this.#pause(false);
+    this.#nudged = true;
+    this.#nudge();
+  }
+
+  async #pause(paused: boolean): Promise<void> {
+    await this.home.current.run(undefined as never, async () => {
+      const set = () => this.errand((connection) => this.store.pause(connection, this.name, paused));
+      if (await set()) return;
+      // It was never started anywhere.
+      await this.#step({ take: false, wish: undefined, as: "running" });
+      await set();
+    });
+  }
+
   async status(): Promise<ScheduleStatus> {
-    const { now, last, runs } = await this.#list(100);
+    const { now, last, paused, runs } = await this.#list(100);
     const open = (state: RunState) => state === "running" || state === "waiting";
     const shown = runs.map(asInfo);
     const next = this.#rhythm.after(now);
@@ -346,6 +372,7 @@ class Keeping<Native> implements Schedule, Keeper {
     return {
       name: this.name,
       started: this.#looping !== undefined,
+      paused,
       last: last === undefined ? undefined : new Date(last),
       next: next === undefined ? undefined : new Date(next),
       running: shown.filter(({ state }) => open(state)),
@@ -554,7 +581,7 @@ class Keeping<Native> implements Schedule, Keeper {
       // Stopped in the middle of it: others go on with it at once, and it was not its fault.
       uncounted = run.signal.aborted && !run.lost;
       const again = uncounted || (!manual && attempt < this.#terms.attempts);
-      const retryInMs = uncounted ? 0 : again ? this.#pause(attempt) : undefined;
+      const retryInMs = uncounted ? 0 : again ? this.#backoffOf(attempt) : undefined;
       ending = { state: "failed", error: text(error), retryInMs, uncounted };
     }
     const durationMs = performance.now() - started;
@@ -601,7 +628,7 @@ class Keeping<Native> implements Schedule, Keeper {
     );
   }
 
-  #pause(attempt: number): number {
+  #backoffOf(attempt: number): number {
     try {
       return this.#backoff(attempt);
     } catch (error) {
@@ -613,7 +640,7 @@ class Keeping<Native> implements Schedule, Keeper {
   /** If the tick is really there to be had, in a transaction of its own. */
   async #enqueueDue(enqueue: Enqueue<Native>, wish: Due | undefined): Promise<Standing> {
     const standing = await this.#step({ take: false, wish: undefined, as: "done" });
-    if (!wish || standing.last !== wish.after || standing.now < wish.tick) return standing;
+    if (!wish || standing.paused || standing.last !== wish.after || standing.now < wish.tick) return standing;
     if (this.#vain.tick === wish.tick && standing.now < this.#vain.until)
       return { ...standing, wake: this.#vain.until };
     if (!wish.run) return this.#step({ take: false, wish, as: "done" });
@@ -625,7 +652,7 @@ class Keeping<Native> implements Schedule, Keeper {
       const { tick } = wish;
       const attempt = this.#vain.tick === tick ? this.#vain.times + 1 : 1;
       const enough = attempt >= this.#terms.attempts;
-      const retryInMs = enough ? undefined : this.#pause(attempt);
+      const retryInMs = enough ? undefined : this.#backoffOf(attempt);
       const until = this.#now() + (retryInMs ?? 0);
       this.#vain = { tick, times: attempt, until };
       const at = new Date(tick);

@@ -15,7 +15,8 @@ export const scheduleTables: readonly Statement[] = [
   sql`CREATE TABLE IF NOT EXISTS holdfast.schedule (
   name text PRIMARY KEY,
   last timestamptz NOT NULL,
-  decisions bigint NOT NULL DEFAULT 0
+  decisions bigint NOT NULL DEFAULT 0,
+  paused boolean NOT NULL DEFAULT false
 ) WITH (fillfactor = 70)`,
 
   // No index on what a heartbeat changes.
@@ -45,7 +46,7 @@ export const scheduleTables: readonly Statement[] = [
   p_schedule text, p_token text, p_holder text, p_ttl double precision, p_attempts integer, p_overlap text, p_take boolean,
   p_tick double precision, p_after double precision, p_before double precision, p_run boolean, p_manual boolean,
   p_state text, p_error text, p_keep integer,
-  OUT o_now double precision, OUT o_last double precision, OUT o_wake double precision, OUT o_busy boolean,
+  OUT o_now double precision, OUT o_last double precision, OUT o_wake double precision, OUT o_busy boolean, OUT o_paused boolean,
   OUT o_skipped boolean, OUT o_died double precision[], OUT o_tick double precision, OUT o_previous double precision,
   OUT o_manual boolean, OUT o_fence bigint, OUT o_attempt integer)
 LANGUAGE plpgsql VOLATILE
@@ -71,10 +72,10 @@ BEGIN
         CONTINUE;
       END IF;
     END IF;
-    due := tick_at IS NOT NULL AND s.last = after_at AND tick_at <= clock_timestamp()
+    due := NOT s.paused AND tick_at IS NOT NULL AND s.last = after_at AND tick_at <= clock_timestamp()
       AND (before_at IS NULL OR clock_timestamp() < before_at);
     EXIT WHEN locked OR NOT (due OR p_manual OR EXISTS (SELECT FROM holdfast.schedule_run r
-      WHERE r.schedule = p_schedule AND ${open} AND (r.token = p_token OR p_take AND r.until <= clock_timestamp())));
+      WHERE r.schedule = p_schedule AND ${open} AND (r.token = p_token OR p_take AND NOT s.paused AND r.until <= clock_timestamp())));
     IF p_state = 'running' THEN
       PERFORM ${careful};
     END IF;
@@ -91,7 +92,7 @@ BEGIN
     -- Granted before, and the answer was lost.
     UPDATE holdfast.schedule_run r SET until = clock_timestamp() + p_ttl * interval '1 millisecond'
       WHERE r.schedule = p_schedule AND r.token = p_token AND r.state = 'running' RETURNING * INTO mine;
-    WHILE p_take AND mine.fence IS NULL LOOP
+    WHILE p_take AND NOT s.paused AND mine.fence IS NULL LOOP
       -- One that a transaction has ended, and not committed yet, is passed over: it is still held.
       SELECT * INTO mine FROM holdfast.schedule_run r
         WHERE r.schedule = p_schedule AND ${open} AND r.until <= clock_timestamp()
@@ -149,8 +150,9 @@ BEGIN
   o_fence := mine.fence;
   o_attempt := mine.attempt;
   o_last := (extract(epoch FROM s.last) * 1000)::float8;
+  o_paused := s.paused;
   o_wake := (SELECT (extract(epoch FROM min(r.until)) * 1000)::float8 FROM holdfast.schedule_run r
-    WHERE r.schedule = p_schedule AND ${open});
+    WHERE r.schedule = p_schedule AND ${open} AND NOT s.paused);
   o_now := (extract(epoch FROM clock_timestamp()) * 1000)::float8;
 END
 $function$`,

@@ -94,16 +94,18 @@ export const schedules: Schedules<SqlConnection> = {
     ]);
     const [found] = await ask(
       connection,
-      sql`SELECT o_now AS now, o_last AS last, o_wake AS wake, o_busy AS busy, o_skipped AS skipped,
+      sql`SELECT o_now AS now, o_last AS last, o_wake AS wake, o_busy AS busy, o_paused AS paused, o_skipped AS skipped,
         array_to_string(o_died, ',') AS died, o_tick AS tick, o_previous AS previous, o_manual AS manual,
         o_fence AS fence, o_attempt AS attempt FROM holdfast.schedule_step(${args})`,
     );
-    const { now, last, wake, busy, skipped, died, tick, previous, manual, fence, attempt } = found ?? {};
+    const { now, last, wake, busy, paused, skipped, died, tick, previous, manual, fence, attempt } =
+      found ?? {};
     return {
       now: Number(now),
       last: Number(last),
       wake: number(wake),
       busy: isTrue(busy),
+      paused: isTrue(paused),
       skipped: isTrue(skipped),
       died: died ? String(died).split(",").map(Number) : [],
       claimed:
@@ -156,7 +158,7 @@ export const schedules: Schedules<SqlConnection> = {
     const which = names ? sql`s.name = ANY (${texts(names, (name) => name)}::text::text[])` : sql`true`;
     const rows = await ask(
       connection,
-      sql`SELECT s.name, ${ms("s.last")} AS last, ${runColumns},
+      sql`SELECT s.name, s.paused, ${ms("s.last")} AS last, ${runColumns},
         (SELECT count(*)::int FROM holdfast.schedule_run o WHERE o.schedule = s.name AND o.state IN ('running', 'waiting')) AS open
         FROM holdfast.schedule s LEFT JOIN LATERAL (SELECT * FROM holdfast.schedule_run r WHERE r.schedule = s.name
           AND r.state NOT IN ('running', 'waiting', 'skipped') ORDER BY r.tick DESC LIMIT 1) r ON true
@@ -164,16 +166,26 @@ export const schedules: Schedules<SqlConnection> = {
     );
     return rows.map((row) => ({
       name: String(row.name),
+      paused: isTrue(row.paused),
       last: Number(row.last),
       open: Number(row.open),
       lastRun: number(row.tick) === undefined ? undefined : runOf(row),
     }));
   },
 
+  async pause(connection, schedule, paused) {
+    // Waits for whoever decides about a tick at this moment.
+    const found = await ask(
+      connection,
+      sql`UPDATE holdfast.schedule s SET paused = ${arg(paused, "boolean")} WHERE s.name = ${arg(schedule, "text")} RETURNING 1 AS there`,
+    );
+    return found.length > 0;
+  },
+
   async list(connection, schedule, limit) {
     const rows = await ask(
       connection,
-      sql`SELECT ${ms("clock_timestamp()")} AS now, ${ms("s.last")} AS last, ${runColumns}
+      sql`SELECT ${ms("clock_timestamp()")} AS now, ${ms("s.last")} AS last, s.paused, ${runColumns}
         FROM (SELECT 1) one LEFT JOIN holdfast.schedule s ON s.name = ${arg(schedule, "text")}
         LEFT JOIN LATERAL (SELECT * FROM holdfast.schedule_run r WHERE r.schedule = s.name
           ORDER BY r.state IN ('running', 'waiting') DESC, r.tick DESC LIMIT ${arg(limit, "integer")}) r ON true
@@ -183,6 +195,7 @@ export const schedules: Schedules<SqlConnection> = {
     return {
       now: Number(first?.now),
       last: number(first?.last),
+      paused: isTrue(first?.paused),
       runs: rows.filter(({ tick }) => number(tick) !== undefined).map(runOf),
     };
   },
