@@ -56,7 +56,10 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
     kysely = new Kysely({
       dialect: new MysqlDialect({ pool: createCallbackPool({ uri: url, connectionLimit: 4 }) }),
     });
-    prisma = new PrismaClient({ adapter: new PrismaMariaDb(mariadbUrl) });
+    prisma = new PrismaClient({
+      adapter: new PrismaMariaDb(mariadbUrl),
+      transactionOptions: { maxWait: 60_000, timeout: 60_000 },
+    });
     sequelize = new Sequelize(url, { pool: { max: 4 }, logging: false });
     typeorm = await new DataSource({ type: "mysql", url, poolSize: 4 }).initialize();
     await pool.query(

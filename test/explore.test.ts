@@ -26,7 +26,11 @@ beforeAll(async () => {
   database = await createDatabase("postgres");
   pool = new Pool({ connectionString: database.url, max: 8 });
   knex = makeKnex({ client: "pg", connection: database.url, pool: { min: 0, max: 4 } });
-  prisma = new PrismaClient({ adapter: new PrismaPg({ connectionString: database.url, max: 4 }) });
+  prisma = new PrismaClient({
+    adapter: new PrismaPg({ connectionString: database.url, max: 4 }),
+    // Its statements are held back, and its own limits are not what is looked for.
+    transactionOptions: { maxWait: 60_000, timeout: 60_000 },
+  });
   sql = postgres(database.url, { max: 4, onnotice: () => {} });
   await pool.query(`
     CREATE TABLE upload (id serial PRIMARY KEY, user_id text NOT NULL, bytes int NOT NULL);

@@ -122,7 +122,7 @@ describe.each(["pg", "mysql2 on MariaDB", "better-sqlite3"])("%s", (backendName)
   });
 
   test("processes: stopped past the ttl, and woken up: its signal is aborted, its write refused, and it leads again", async () => {
-    const first = candidate(1000);
+    const first = candidate(3000);
     const fence = await first.message<number>("leads");
     first.sigstop();
     const led: Leadership[] = [];

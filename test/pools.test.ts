@@ -61,7 +61,10 @@ describe("a network that falls silent", () => {
     // What became of a COMMIT is asked of the server as soon as it answers again.
     if (moment === "in COMMIT") void delay(8000).then(() => proxy.thaw());
     expect(await outcome).toBeOneOf(
-      moment === "in COMMIT" ? ["resolved", "HF_CONNECTION_LOST", "HF_COMMIT_UNKNOWN"] : ["HF_DEADLINE"],
+      // A machine that has no time for it may not come to COMMIT before the deadline.
+      moment === "in COMMIT"
+        ? ["resolved", "HF_CONNECTION_LOST", "HF_COMMIT_UNKNOWN", "HF_DEADLINE"]
+        : ["HF_DEADLINE"],
     );
     proxy.thaw();
     await hf.transaction({ lock: key("silent"), wait: 20_000 }, async () => {});
@@ -132,7 +135,7 @@ describe("a small pool", () => {
     controller.abort(new Error("late"));
     await second.then((held) => held.release()).catch(() => {});
     await first.release();
-    await expect.poll(() => pool.idleCount === pool.totalCount).toBe(true);
+    await expect.poll(() => pool.idleCount === pool.totalCount, { timeout: 20_000 }).toBe(true);
     await pool.end();
   });
 });

@@ -153,9 +153,11 @@ test("effects that are written beside the job's end are written twice now and th
     await hf.migrate();
     await pool.query("CREATE TABLE effect (job int, pid int)");
     const q = queue<number>(hf, "naive");
-    await q.enqueueMany(Array.from({ length: 40 }, (_, payload) => ({ payload })));
     // Killed after the effects, before the end of the batch is written down.
-    for (let life = 0; life < 8; life++) {
+    for (let life = 0; life < 12; life++) {
+      const { waiting, running, delayed } = await q.counts();
+      if (waiting + running + delayed === 0)
+        await q.enqueueMany(Array.from({ length: 40 }, (_, i) => ({ payload: 40 * life + i })));
       const worker = startWorker(file, {
         url: database.url,
         queue: q.name,

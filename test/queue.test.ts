@@ -97,7 +97,7 @@ describe.each(["postgres", "pgbouncer"] as const)("on %s", (server) => {
       await q.enqueue("late", { priority: 5 });
       await q.enqueue("usual");
       await q.enqueue("first", { priority: -5 });
-      await q.enqueue("soon", { delayMs: 300 });
+      await q.enqueue("soon", { delayMs: 2500 });
       await q.enqueue("past", { runAt: new Date(0), priority: 1 });
       const seen: string[] = [];
       work(q, ({ payload }) => void seen.push(payload), { concurrency: 1 });
@@ -348,7 +348,8 @@ describe.each(["postgres", "pgbouncer"] as const)("on %s", (server) => {
       await pool.query(
         `SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN holdfast.queue_worker w ON l.locktype = 'advisory'
         AND ((l.classid::bigint << 32) | l.objid::bigint) = w.lock AND l.objsubid = 1
-        JOIN holdfast.queue q ON q.id = w.queue WHERE q.name = $1`,
+        JOIN holdfast.queue q ON q.id = w.queue
+        WHERE q.name = $1 AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())`,
         [q.name],
       );
       await eventually(() => signal.aborted);

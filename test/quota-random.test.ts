@@ -124,7 +124,9 @@ test("callers who look first and use then are found out", async () => {
   const seed = inject("seed");
   await within(async (database, pool) => {
     const answers = await crew(database.url, seed, 1, true);
-    await expect(check(pool, answers, `HOLDFAST_SEED=${seed}`)).rejects.toThrow("never above the limit");
+    await expect(check(pool, answers, `HOLDFAST_SEED=${seed}`)).rejects.toThrow(
+      /never above the limit|or there is room/,
+    );
   });
 });
 

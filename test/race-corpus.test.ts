@@ -67,7 +67,7 @@ async function report(clients: Clients, flow: Flow, version: Version, maxMs: num
 function expectNone({ ok, runs, text }: Awaited<ReturnType<typeof report>>): void {
   expect(ok, text).toBe(true);
   // How far it gets in the time depends on the machine, but not whether it tried.
-  expect(runs, text).toBeGreaterThan(1);
+  expect(runs, text).toBeGreaterThan(0);
 }
 
 const name = (flow: Flow): string => `${flow.title} (${flow.client})`;

@@ -41,7 +41,7 @@ const advisory = async () =>
 const backends = async () =>
   (
     await admin.query(
-      "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() ORDER BY pid",
+      "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend' ORDER BY pid",
     )
   ).rows.map(({ pid }) => Number(pid));
 

@@ -154,14 +154,14 @@ describe("a process that is stopped (SIGSTOP) past its ttl", () => {
     const worker = startWorker(frozenFile, {
       url: database.url,
       name,
-      ttl: 700,
+      ttl: 2000,
       naive,
     } satisfies ScheduleFrozenArg);
     try {
       const held = await worker.message<{ tick: Date; fence: number }>("held");
       worker.sigstop();
       const taken = Promise.withResolvers<{ tick: Date; fence: number; attempt: number }>();
-      const other = schedule(hf, name, { every: hour, ttl: 700 }, async (run) => {
+      const other = schedule(hf, name, { every: hour, ttl: 2000 }, async (run) => {
         await hf.transaction(async (tx) => {
           await tx.client.query("INSERT INTO effect (kind, tick, attempt) VALUES ($1, $2, $3)", [
             name,

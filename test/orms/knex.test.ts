@@ -255,7 +255,7 @@ describe("errors", () => {
   });
 
   test("a pool that has none to give", async () => {
-    const own = open(database.url, { pool: { min: 0, max: 1 }, acquireConnectionTimeout: 200 });
+    const own = open(database.url, { pool: { min: 0, max: 1 }, acquireConnectionTimeout: 1500 });
     await using(own, async () => {
       const single = holdfast(fromKnex(own));
       await single.transaction(async () => {});

@@ -199,7 +199,9 @@ describe("a statement through the outer client", () => {
         await hf.transaction(async () => {
           await db.selectFrom("account").selectAll().execute();
         });
-      await expect.poll(() => warnings.map(({ name }) => name)).toEqual(["WrongConnectionError"]);
+      await expect
+        .poll(() => warnings.map(({ name }) => name), { timeout: 20_000 })
+        .toEqual(["WrongConnectionError"]);
     } finally {
       process.off("warning", listener);
     }

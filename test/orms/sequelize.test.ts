@@ -338,7 +338,7 @@ describe("errors", () => {
   });
 
   test("a pool that has none to give", async () => {
-    await using(open(database.url, { pool: { max: 1, acquire: 200 } }), async (own) => {
+    await using(open(database.url, { pool: { max: 1, acquire: 1500 } }), async (own) => {
       const single = holdfast(fromSequelize(own));
       await single.transaction(async () => {});
       const connection = await managerOf(own).getConnection({});

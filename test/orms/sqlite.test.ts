@@ -496,7 +496,7 @@ describe.each(orms.filter(({ single }) => single))("the one connection of $name"
     let go!: () => void;
     const gone = new Promise<void>((resolve) => (go = resolve));
     let later: Promise<unknown> | undefined;
-    const givenUp = hf.transaction({ deadline: 300 }, async (tx) => {
+    const givenUp = hf.transaction({ deadline: 1500 }, async (tx) => {
       await orm.insert(tx.client, ada);
       await gone;
       later = caught(orm.insert(tx.client, bob));

@@ -59,7 +59,10 @@ async function onPostgres(flows: readonly (Race | Exact)[]): Promise<Clients> {
   const own = new Pool({ connectionString: url, max: SIZE });
   const pool = new Pool({ connectionString: url, max: SIZE });
   const sql = postgres(url, { max: SIZE, onnotice: () => {} });
-  const prisma = new PrismaClient({ adapter: new PrismaPg({ connectionString: url, max: SIZE }) });
+  const prisma = new PrismaClient({
+    adapter: new PrismaPg({ connectionString: url, max: SIZE }),
+    transactionOptions: { maxWait: 60_000, timeout: 60_000 },
+  });
   const drizzlePool = new Pool({ connectionString: url, max: SIZE });
   const kysely = new Kysely<unknown>({
     dialect: new PostgresDialect({ pool: new Pool({ connectionString: url, max: SIZE }) }),

@@ -66,7 +66,9 @@ export default async function stress(arg: StressArg, context: WorkerContext): Pr
     const work = async (index: number): Promise<void> => {
       const caller: Caller = { hf, record, who: `${arg.process}/${index}`, naive: arg.naive, next };
       while (left-- > 0) {
-        const at = keys[Math.floor(next() * keys.length)] as string;
+        // Those who look, then write, must come to the same keys at the same time, or they would not be found out.
+        const which = arg.naive ? left % keys.length : Math.floor(next() * keys.length);
+        const at = keys[which] as string;
         // What became of it is in the history.
         await acts[kind](caller, at, left).catch(() => sleep(2));
       }

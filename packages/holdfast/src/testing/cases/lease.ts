@@ -238,7 +238,12 @@ export const leaseCases: ConformanceCase[] = [
       const lock = key("least", fresh);
       const lease = await hf.lease(lock, { atLeastFor: 1500 });
       await lease.release();
-      assert.equal(await other.lease(lock, { wait: "skip" }), undefined);
+      const early = await other.lease(lock, { wait: "skip" });
+      if (early) {
+        // After a pause of the whole process it is due.
+        assert.ok(early.since.getTime() >= lease.since.getTime() + 1500);
+        await early.release();
+      }
       const next = await other.lease(lock, { wait: patience, atLeastFor: 1 });
       assert.ok(next.since.getTime() >= lease.since.getTime() + 1500);
       await next.release();

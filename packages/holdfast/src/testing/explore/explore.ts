@@ -203,7 +203,7 @@ export class Explorer {
     readonly victims: boolean;
     readonly whole?: boolean;
   };
-  readonly #begun = performance.now();
+  #begun = performance.now();
   readonly #seed: number;
   #runs = 0;
 
@@ -230,6 +230,7 @@ export class Explorer {
     // Opens connections and fills caches, so that these are not a part of the runs.
     await ends(this.#scenario.reset(), "the reset");
     await perform(this.#stage, this.#names, { order: [], victim: undefined });
+    this.#begun = performance.now();
     for (const [i, level] of wanted.entries()) {
       set(level);
       const runs = this.#runs;

@@ -145,7 +145,8 @@ class Play {
 
   /** Until everybody is held back, done, asleep, or waits for one of the others. */
   async #settle(): Promise<void> {
-    let since = performance.now();
+    // Rounds, not the clock: when the whole process stood still, what came meanwhile has not been read yet.
+    let waited = 0;
     for (;;) {
       const flying = this.#cast.flatMap(({ sent }) => [...sent].filter(({ blocked }) => !blocked));
       const running = this.#started.filter(
@@ -155,15 +156,19 @@ class Play {
         // What was blocked may have been let go by the last step.
         const blocked = this.#cast.flatMap(({ sent }) => [...sent]);
         if (blocked.length === 0 || (await this.#look(blocked))) return;
-        since = performance.now();
+        waited = 0;
         continue;
       }
+      const from = performance.now();
       if (await this.#change(graceMs)) {
-        since = performance.now();
+        waited = 0;
         continue;
       }
-      if (flying.length > 0) await this.#look(flying);
-      else await this.#doze(running, performance.now() - since);
+      waited += Math.min(performance.now() - from, 2 * graceMs);
+      if (flying.length > 0) {
+        await this.#look(flying);
+        waited = 0;
+      } else await this.#doze(running, waited);
     }
   }
 

@@ -38,8 +38,11 @@ const nearby = 8;
 /** Promises that a client makes for one statement; Prisma makes 200. */
 const longest = 1000;
 
-/** A session that looks for deadlocks first is the one that is ended. */
-const patience = { usual: 40, victim: 150, other: 20_000 };
+/**
+ * A session that looks for deadlocks first is the one that is ended. It looks once: if it was too early, another is ended,
+ * and the run is tried again.
+ */
+const patience = { usual: 40, victim: 150, other: 2000 };
 
 export class Sockets implements Stage, Listener {
   readonly #wire: Protocol;
