@@ -58,12 +58,19 @@ export interface ClaimCall {
 }
 
 export type Claim =
-  | { readonly lease: number; readonly jobs: readonly ClaimedJob[]; readonly onward: string | undefined }
-  /** `lost`: the worker has been given up for dead. `soon`: in how many milliseconds one is due. */
+  | {
+      readonly lease: number;
+      readonly jobs: readonly ClaimedJob[];
+      /** They are counted in their groups. */
+      readonly counted: boolean;
+      readonly onward: string | undefined;
+    }
+  /** `full`: groups have jobs, but no room. `lost`: the worker has been given up for dead. `soon`: in how many milliseconds one is due. */
   | {
       readonly lease: undefined;
-      readonly why: "empty" | "paused" | "limit" | "lost";
+      readonly why: "empty" | "full" | "paused" | "limit" | "lost";
       readonly soon: number | undefined;
+      readonly onward: string | undefined;
     };
 
 export interface Ended {
@@ -71,6 +78,8 @@ export interface Ended {
   /** Its place in the lease. */
   readonly place: number;
   readonly job: ClaimedJob;
+  /** It was counted in its group when it was claimed. */
+  readonly counted: boolean;
   /** It was completed in a transaction of its handler. */
   readonly marked?: boolean;
   /** If it failed: why, and in how many milliseconds it runs again; undefined: never. */
@@ -83,8 +92,6 @@ export interface Finish {
   /** Leases of which nothing is left. */
   readonly whole: readonly number[];
   readonly ended: readonly Ended[];
-  /** Whether groups are counted. */
-  readonly counted: boolean;
 }
 
 export interface QueueCounts {
@@ -161,7 +168,13 @@ export interface Queues<C extends Connection> {
   complete(connection: C, worker: number, lease: number, place: number): Promise<boolean>;
   /** Whether these were completed in a transaction that was committed. */
   completed(connection: C, of: readonly Pick<Ended, "lease" | "place">[]): Promise<readonly boolean[]>;
-  /** What has not been started goes back as it was, without counting as an attempt. */
+  /** The jobs of leases that this worker does not know of: the answer to their claim was lost. */
+  astray(
+    connection: C,
+    worker: number,
+    known: readonly number[],
+  ): Promise<readonly Pick<Ended, "lease" | "place">[]>;
+  /** What has not been started goes back as it was, without counting as an attempt. Twice is as once. */
   giveBack(
     connection: C,
     worker: number,

@@ -1,9 +1,9 @@
 /** What the queues of one instance share: who tells of new jobs, who looks for dead workers, and who is asked. */
 import { Bell } from "../core/bell.ts";
-import { Coalescer } from "../core/coalesce.ts";
+import { Coalescer, Failed } from "../core/coalesce.ts";
 import type { Connection } from "../core/database.ts";
-import { again, undone, withConnection } from "../core/errand.ts";
-import { NoConnectionError, UnsupportedError } from "../core/errors.ts";
+import { again, passes, undone, withConnection } from "../core/errand.ts";
+import { HoldfastError, NoConnectionError, UnsupportedError } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
 import { Silence, within } from "../core/interrupt.ts";
 import type { Lockable } from "../core/key.ts";
@@ -136,14 +136,28 @@ export class Desk {
     return line;
   }
 
-  async #addAll(name: string, calls: readonly (readonly NewJob[])[]): Promise<(readonly Added[])[]> {
+  async #addAll(name: string, calls: readonly (readonly NewJob[])[]): Promise<(readonly Added[] | Failed)[]> {
     const number = await this.number(name);
-    const added = await this.ask((connection) =>
-      this.store.add(connection, number, calls.flat(), { tell: this.#tells(name), joined: false }),
-    );
-    this.bell.ring(name);
-    let next = 0;
-    return calls.map((jobs) => added.slice(next, (next += jobs.length)));
+    try {
+      const added = await this.ask((connection) =>
+        this.store.add(connection, number, calls.flat(), { tell: this.#tells(name), joined: false }),
+      );
+      this.bell.ring(name);
+      let next = 0;
+      return calls.map((jobs) => added.slice(next, (next += jobs.length)));
+    } catch (error) {
+      // Of what was lost on its way nobody knows whether it was added. Else nothing was, by the fault of one of them.
+      if (calls.length === 1 || error instanceof HoldfastError || passes(this.home.database, error))
+        throw error;
+      return Promise.all(
+        calls.map((jobs) =>
+          this.#addAll(name, [jobs]).then(
+            ([added]) => added as readonly Added[],
+            (own: unknown) => new Failed(own),
+          ),
+        ),
+      );
+    }
   }
 
   #tells(name: string): string | undefined {

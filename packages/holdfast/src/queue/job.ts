@@ -7,6 +7,8 @@ import { JobLostError } from "./errors.ts";
 export interface Batch {
   readonly lease: number;
   readonly size: number;
+  /** Its jobs are counted in their groups. */
+  readonly counted: boolean;
   /** How many were asked for, and when they came. */
   readonly asked: number;
   readonly began: number;

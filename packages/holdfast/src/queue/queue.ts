@@ -179,25 +179,34 @@ export class Queue<Input, Output = Input> {
       throw new UsageError("enqueue: runAt must be a Date");
     if (runAt !== undefined && delayMs !== undefined)
       throw new UsageError("enqueue: either runAt or delayMs");
+    if (delayMs !== undefined && !(typeof delayMs === "number" && delayMs >= 0 && delayMs <= longestMs))
+      throw new UsageError(
+        `enqueue: delayMs must be a number of milliseconds from 0 to ${longestMs}, not ${String(delayMs)}`,
+      );
     for (const [what, text] of [
       ["key", key],
       ["group", group],
     ] as const)
-      if (text !== undefined && (typeof text !== "string" || text === "" || text.includes("\0")))
-        throw new UsageError(`enqueue: ${what} must be text that is not empty`);
+      if (text !== undefined && !isName(text))
+        throw new UsageError(
+          `enqueue: ${what} must be text that is not empty, of ${longestName} bytes at the most, without NUL and without half of a character`,
+        );
     if (this.#options.schema) await this.#validate(payload);
     const json = JSON.stringify(payload) as string | undefined;
     if (json === undefined)
       throw new UsageError("enqueue: the payload must be something that JSON can hold; for none, pass null");
-    if (json.includes("\\u0000"))
-      throw new UsageError("enqueue: the payload has a NUL character in it, which a database cannot hold");
+    if (unfit.test(json))
+      throw new UsageError(
+        "enqueue: the payload has a NUL character or half of a surrogate pair in it, which a database cannot hold. Take it out, e.g. with text.toWellFormed()",
+      );
     return {
       payload: json,
       priority,
       group,
       key,
       replace: onDuplicate === "replace",
-      runAt: runAt?.getTime() ?? (delayMs === undefined ? undefined : Date.now() + delayMs),
+      // Whatever is past is due now; the server's calendar does not go back as far as a Date does.
+      runAt: runAt ? Math.max(0, runAt.getTime()) : delayMs === undefined ? undefined : Date.now() + delayMs,
     };
   }
 
@@ -255,17 +264,17 @@ export class Queue<Input, Output = Input> {
     if (transactional && (counted || this.#settings.most !== undefined))
       throw new UsageError("work: limits are not counted for transactional jobs; leave one or the other out");
     const { name } = this;
+    const trouble = options.onTrouble ?? warner(name);
     const settings: Omit<WorkerSettings<Output>, "handler" | "number"> = {
       queue: name,
       concurrency,
       most: batch,
       pollMs: milliseconds(pollMs, "work: pollMs", 1),
       ttlMs: milliseconds(ttlMs, "work: ttlMs", 100),
-      counted,
       attempts,
       read: (payload) => this.#read(payload),
-      again: backoffOf(this.#options.backoff),
-      trouble: options.onTrouble ?? warner(name),
+      again: checked(name, this.#options.backoff, trouble),
+      trouble,
     };
     return new Starting(this.#desk, name, this.#settings, settings.trouble, signal, (number, stop) =>
       transactional
@@ -406,14 +415,54 @@ function warner(queue: string): (error: unknown) => void {
   };
 }
 
-function backoffOf(
-  backoff: QueueOptions<never, never>["backoff"] = {},
+/** A hundred years: more is a mistake, and more than the server's intervals take. */
+const longestMs = 100 * 365 * 86_400_000;
+/** Of a key, or of a group: an index has to hold it. */
+const longestName = 1000;
+
+const isName = (text: unknown): boolean =>
+  typeof text === "string" &&
+  text !== "" &&
+  !text.includes("\0") &&
+  text.isWellFormed() &&
+  Buffer.byteLength(text) <= longestName;
+
+/** As JSON writes them; a backslash that is itself written as two is none. */
+const unfit = /(?<!\\)(?:\\\\)*\\u(?:0000|d[89a-f][0-9a-f]{2})/i;
+
+/** What a function of the caller's returns may be anything. */
+function checked(
+  queue: string,
+  backoff: QueueOptions<never, never>["backoff"],
+  trouble: (error: unknown) => void,
 ): (failures: number, error: unknown) => number | undefined {
-  if (typeof backoff === "function") return backoff;
+  const usual = backoffOf(typeof backoff === "function" ? {} : backoff);
+  if (typeof backoff !== "function") return usual;
+  return (failures, error) => {
+    try {
+      const ms: unknown = backoff(failures, error);
+      if (ms === undefined || ms === null) return undefined;
+      if (typeof ms === "number" && !Number.isNaN(ms)) return Math.min(longestMs, Math.max(0, ms));
+      throw new UsageError(
+        `queue ${JSON.stringify(queue)}: backoff must return milliseconds, or undefined for never again, not ${String(ms)}`,
+      );
+    } catch (wrong) {
+      trouble(wrong);
+      return usual(failures);
+    }
+  };
+}
+
+function backoffOf(
+  backoff: Exclude<QueueOptions<never, never>["backoff"], (...args: never) => unknown> = {},
+): (failures: number) => number {
   checkNames("queue: backoff", backoff, new Set(["baseMs", "maxMs", "factor", "jitter"]));
   const { baseMs = 1000, maxMs = 3_600_000, factor = 2, jitter = 0.1 } = backoff;
+  for (const [what, value] of Object.entries({ baseMs, maxMs, factor, jitter }))
+    if (typeof value !== "number" || !(value >= 0))
+      throw new UsageError(`queue: backoff.${what} must be a number from 0, not ${String(value)}`);
   return (failures) => {
-    const ms = Math.min(maxMs, baseMs * factor ** Math.min(failures - 1, 60));
+    const ms = Math.min(maxMs, longestMs, baseMs * factor ** Math.min(failures - 1, 60));
     return ms * (1 + jitter * Math.random());
   };
 }

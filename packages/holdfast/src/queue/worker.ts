@@ -3,6 +3,7 @@ import { hostname } from "node:os";
 import { isSupported } from "../core/capabilities.ts";
 import type { Ear } from "../core/bell.ts";
 import type { Connection } from "../core/database.ts";
+import { again, undone, withConnection } from "../core/errand.ts";
 import { emit, heard, traced } from "../core/events.ts";
 import { key } from "../core/key.ts";
 import type { ClaimedJob, Ended } from "../core/queues.ts";
@@ -50,6 +51,9 @@ const margin = 2000;
 /** Everything is looked at this often: what was committed very late, and other priorities. */
 const wholeMs = 500;
 const sweepMs = 1000;
+/** How often, and for how long, leases are looked for whose claim was not answered: the server may still be at it. */
+const astrayMs = 1000;
+const astrayForMs = 60_000;
 const limitMs = 50;
 
 interface Item {
@@ -82,8 +86,6 @@ export interface WorkerSettings<P> {
   readonly most: number;
   readonly pollMs: number;
   readonly ttlMs: number;
-  /** Groups are counted, since they are limited. */
-  readonly counted: boolean;
   readonly attempts: number;
   readonly read: (payload: unknown) => P;
   readonly again: (failures: number, error: unknown) => number | undefined;
@@ -111,6 +113,10 @@ export class QueueWorker<P> implements Worker, Keeper {
   #stopping: { readonly patienceMs: number } | undefined;
   readonly #stop = new AbortController();
   #wake: (() => void) | undefined;
+  /** Leases that the database may still have. */
+  readonly #leases = new Set<number>();
+  /** Until when to look for others, and when next. */
+  #astray = { until: 0, at: 0 };
   readonly #floors = new Map<number, number>();
   /** When to look at everything again. */
   #wholeAt = 0;
@@ -119,6 +125,8 @@ export class QueueWorker<P> implements Worker, Keeper {
   /** The last claim brought all that it asked for, and jobs are short. */
   #plenty = false;
   #onward: string | undefined;
+  /** How often in a row its groups had no room. */
+  #full = 0;
   #timers: NodeJS.Timeout[] = [];
   #session: Session | undefined;
   #losing: Promise<void> | undefined;
@@ -180,6 +188,8 @@ export class QueueWorker<P> implements Worker, Keeper {
     const { signal } = this.#stop;
     let pause = 100;
     while (!signal.aborted) {
+      if (performance.now() >= this.#astray.at && performance.now() < this.#astray.until)
+        await this.#fetchAstray();
       if (this.#room <= 0) {
         await this.#until();
         continue;
@@ -256,6 +266,11 @@ export class QueueWorker<P> implements Worker, Keeper {
           onward: this.#onward,
         }),
       )
+      .catch((error: unknown) => {
+        if (!undone(this.#desk.home.database, error))
+          this.#astray = { until: performance.now() + astrayForMs, at: 0 };
+        throw error;
+      })
       .finally(() => {
         if (whole) this.#wholeAt = performance.now() + Math.max(wholeMs, 10 * (performance.now() - began));
       });
@@ -270,14 +285,21 @@ export class QueueWorker<P> implements Worker, Keeper {
         if (worker === this.#id) await this.#lose();
         return undefined;
       }
+      this.#onward = claimed.onward ?? this.#onward;
       if (claimed.why === "limit") return limitMs;
+      // Nobody tells when another process has made room.
+      if (claimed.why === "full")
+        return Math.min(limitMs * 2 ** Math.min(this.#full++, 3), claimed.soon ?? Infinity);
       const poll = claimed.why === "empty" && bell.hears() ? Math.max(pollMs, 5000) : pollMs;
       return Math.max(1, Math.min(poll, claimed.soon ?? Infinity));
     }
     this.#onward = claimed.onward;
-    const { lease, jobs } = claimed;
+    this.#full = 0;
+    const { lease, jobs, counted } = claimed;
+    if (worker === this.#id) this.#leases.add(lease);
     const batch: Batch = {
       lease,
+      counted,
       asked,
       size: jobs.length,
       left: jobs.length,
@@ -293,6 +315,33 @@ export class QueueWorker<P> implements Worker, Keeper {
     }
     this.#fill();
     return undefined;
+  }
+
+  /**
+   * A claim may have been granted although its answer was lost: this worker lives, so nobody else would look for it. No
+   * claim is under way meanwhile, or its lease would be taken for one of those.
+   */
+  async #fetchAstray(): Promise<void> {
+    while (this.#asking > 0) await sleep(5);
+    this.#astray.at = performance.now() + astrayMs;
+    const { store } = this.#desk;
+    const worker = this.#id;
+    try {
+      const jobs = await this.#desk.ask((connection) => store.astray(connection, worker, [...this.#leases]));
+      if (jobs.length > 0) await this.#giveBack(worker, jobs);
+    } catch (error) {
+      this.#settings.trouble(error);
+    }
+  }
+
+  async #giveBack(worker: number, jobs: readonly Pick<Ended, "lease" | "place">[]): Promise<void> {
+    const { home, store, bell } = this.#desk;
+    await again(home.database, () =>
+      withConnection(home, (connection) => store.giveBack(connection, worker, jobs)),
+    );
+    const { queue, trouble } = this.#settings;
+    bell.ring(queue);
+    await this.#desk.ask(async (connection) => store.ring?.(connection, queue)).catch(trouble);
   }
 
   /** Larger batches of what is quickly done, smaller ones of what is not. */
@@ -377,20 +426,22 @@ export class QueueWorker<P> implements Worker, Keeper {
   /** Of a job that was completed in a transaction: only the database knows whether that was committed. */
   async #confirm(item: Item, failed: boolean, error: unknown): Promise<void> {
     const { batch, place } = item;
-    try {
-      const committed = await this.#desk.completed({ lease: batch.lease, place });
-      const rolledBack = () =>
-        this.#failure(
-          item,
-          failed ? error : new Error("it was completed in a transaction that was rolled back"),
-        );
-      if (!batch.lost) this.#settle(item, committed ? undefined : rolledBack(), true);
-    } catch (trouble) {
-      // The sweeper will find out, when this worker is gone.
-      this.#settings.trouble(trouble);
-    } finally {
-      this.#release();
+    for (let pause = 50; !batch.lost; pause = Math.min(pause * 2, 5000)) {
+      try {
+        const committed = await this.#desk.completed({ lease: batch.lease, place });
+        const rolledBack = () =>
+          this.#failure(
+            item,
+            failed ? error : new Error("it was completed in a transaction that was rolled back"),
+          );
+        if (!batch.lost) this.#settle(item, committed ? undefined : rolledBack(), true);
+        break;
+      } catch (trouble) {
+        this.#settings.trouble(trouble);
+        await sleep(pause);
+      }
     }
+    this.#release();
   }
 
   #settle({ batch, job, place, began }: Item, failure: Ended["failure"], marked = false): void {
@@ -401,7 +452,7 @@ export class QueueWorker<P> implements Worker, Keeper {
         attempt: job.failures + 1,
         ...timesOf(job, began),
       }));
-    this.#results.push({ lease: batch.lease, place, job, failure, marked });
+    this.#results.push({ lease: batch.lease, place, job, failure, marked, counted: batch.counted });
     batch.left--;
     if (batch.left === 0) {
       this.#learn(batch);
@@ -438,19 +489,24 @@ export class QueueWorker<P> implements Worker, Keeper {
   #flush(): Promise<void> {
     clearTimeout(this.#partTimer);
     this.#partTimer = undefined;
-    if (this.#flushing || this.#results.length === 0) return this.#flushing ?? Promise.resolve();
+    if (this.#flushing) return this.#flushing;
+    if (this.#results.length + this.#whole.length === 0) return Promise.resolve();
     const ended = this.#results;
     const whole = this.#whole;
     this.#results = [];
     this.#whole = [];
-    const { number, counted } = this.#settings;
+    const { number } = this.#settings;
     const worker = this.#id;
     const write = async () => {
       for (let pause = 50; ; pause = Math.min(pause * 2, 5000)) {
         try {
           const ours = await this.#desk.ask((connection) =>
-            this.#desk.store.finish(connection, { queue: number, worker, whole, ended, counted }),
+            this.#desk.store.finish(connection, { queue: number, worker, whole, ended }),
           );
+          for (const lease of whole) this.#leases.delete(lease);
+          // One that waits for its next attempt may be the first that is due; and a group may have room again.
+          if (ended.some(({ failure, counted, job }) => failure || (counted && job.group !== undefined)))
+            this.#desk.bell.ring(this.#settings.queue);
           const gone = new Set(ended.map(({ lease }) => lease).filter((lease) => !ours.has(lease)));
           for (const batch of this.#batches) if (gone.has(batch.lease)) this.#drop(batch);
           return;
@@ -471,6 +527,7 @@ export class QueueWorker<P> implements Worker, Keeper {
 
   #drop(batch: Batch): void {
     batch.lost = new JobLostError(this.#settings.queue, 0);
+    this.#leases.delete(batch.lease);
     this.#batches.delete(batch);
     for (const job of batch.running) job.abort(new JobLostError(this.#settings.queue, job.id));
   }
@@ -540,12 +597,13 @@ export class QueueWorker<P> implements Worker, Keeper {
   }
 
   async #retire(): Promise<void> {
+    // What they bring is to be given back too.
+    while (this.#asking > 0) await sleep(5);
     const rest = this.#buffer.slice(this.#next);
     this.#buffer = [];
     this.#next = 0;
     // What has not been started does not have to wait for what runs.
     const unstarted = rest.filter(({ batch }) => !batch.lost);
-    for (const { batch } of unstarted) batch.left--;
     const patience = this.#stopping?.patienceMs ?? 30_000;
     const impatient = setTimeout(() => {
       for (const batch of this.#batches)
@@ -554,24 +612,23 @@ export class QueueWorker<P> implements Worker, Keeper {
     }, patience);
     const beat = setInterval(() => void this.#beat(), this.#settings.ttlMs / 3);
     try {
+      if (performance.now() < this.#astray.until) await this.#fetchAstray();
       if (unstarted.length > 0)
-        await this.#desk
-          .ask((connection) =>
-            this.#desk.store.giveBack(
-              connection,
-              this.#id,
-              unstarted.map(({ batch, place }) => ({ lease: batch.lease, place })),
-            ),
-          )
-          .catch(this.#settings.trouble);
-      if (unstarted.length > 0) this.#desk.bell.ring(this.#settings.queue);
+        try {
+          const jobs = unstarted.map(({ batch, place }) => ({ lease: batch.lease, place }));
+          await this.#giveBack(this.#id, jobs);
+          for (const { batch } of unstarted) batch.left--;
+        } catch (error) {
+          // Their leases are left behind, and others find them.
+          this.#settings.trouble(error);
+        }
       while (this.#running > 0) await sleep(5);
       for (const batch of this.#batches)
         if (batch.left === 0) {
           this.#whole.push(batch.lease);
           this.#batches.delete(batch);
         }
-      while (this.#results.length > 0 || this.#flushing) await this.#flush();
+      while (this.#results.length + this.#whole.length > 0 || this.#flushing) await this.#flush();
       await this.#desk.ask((connection) => this.#desk.store.retire(connection, this.#id));
     } finally {
       clearTimeout(impatient);

@@ -165,7 +165,7 @@ $function$`;
  */
 const claim = sql`CREATE OR REPLACE FUNCTION holdfast.queue_claim(q integer, w bigint, n integer, priorities smallint[], floors bigint[],
   whole boolean, grouped boolean, onward text,
-  OUT lease bigint, OUT jobs text, OUT last text, OUT idle text, OUT soon float8)
+  OUT lease bigint, OUT jobs text, OUT counted boolean, OUT last text, OUT idle text, OUT soon float8)
 LANGUAGE plpgsql ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
@@ -183,6 +183,7 @@ BEGIN
     idle := 'paused';
     RETURN;
   END IF;
+  counted := s.group_most IS NOT NULL OR s.group_rate IS NOT NULL;
   -- Who has been given up for dead gets nothing more.
   IF NOT EXISTS (SELECT FROM holdfast.queue_worker t WHERE t.id = w) THEN
     idle := 'lost';
@@ -231,14 +232,16 @@ BEGIN
   END IF;
   IF cardinality(places) + cardinality(chosen) = 0 THEN
     idle := 'empty';
-    soon := (SELECT greatest(0, extract(epoch FROM min(d.run_at) - clock_timestamp())) * 1000 FROM (
+    soon := (SELECT greatest(0, extract(epoch FROM d.run_at - clock_timestamp())) * 1000 FROM (
       SELECT t.run_at FROM holdfast.queue_delayed t WHERE t.queue = q ORDER BY t.run_at LIMIT 1) d);
+    -- Their groups have no room, or are to come next.
+    IF EXISTS (SELECT FROM holdfast.queue_grouped t WHERE t.queue = q) THEN idle := 'full'; END IF;
     RETURN;
   END IF;
   IF cardinality(chosen) = 0 THEN
     WITH gone AS (DELETE FROM holdfast.queue_ready t WHERE t.ctid = ANY(places) RETURNING t.*)
-    INSERT INTO holdfast.queue_lease (worker, queue, size, jobs)
-      SELECT w, q, count(*), '[' || string_agg('[' || g.id || ',' || g.attempt || ',' || g.priority || ','
+    INSERT INTO holdfast.queue_lease (worker, queue, counted, size, jobs)
+      SELECT w, q, counted, count(*), '[' || string_agg('[' || g.id || ',' || g.attempt || ',' || g.priority || ','
         || (extract(epoch FROM g.at) * 1000)::bigint || ',' || coalesce(to_json(g.key)::text, 'null') || ',null,' || g.payload || ']',
         ',' ORDER BY g.priority, g.id) || ']' FROM gone g
       RETURNING queue_lease.id, queue_lease.jobs INTO lease, jobs;
@@ -248,8 +251,8 @@ BEGIN
       RETURNING t.priority, t.id, t.attempt, t.at, t.key, t.payload, t.grp),
     every AS (SELECT g.priority, g.id, g.attempt, g.at, g.key, g.payload, NULL::text AS grp FROM gone g
       UNION ALL SELECT g.priority, g.id, g.attempt, g.at, g.key, g.payload, g.grp FROM grp g)
-    INSERT INTO holdfast.queue_lease (worker, queue, size, jobs)
-      SELECT w, q, count(*), '[' || string_agg('[' || g.id || ',' || g.attempt || ',' || g.priority || ','
+    INSERT INTO holdfast.queue_lease (worker, queue, counted, size, jobs)
+      SELECT w, q, counted, count(*), '[' || string_agg('[' || g.id || ',' || g.attempt || ',' || g.priority || ','
         || (extract(epoch FROM g.at) * 1000)::bigint || ',' || coalesce(to_json(g.key)::text, 'null') || ','
         || coalesce(to_json(g.grp)::text, 'null') || ',' || g.payload || ']', ',' ORDER BY g.priority, g.id) || ']' FROM every g
       RETURNING queue_lease.id, queue_lease.jobs INTO lease, jobs;
@@ -317,7 +320,7 @@ BEGIN
             CASE WHEN x.since > window_start THEN x.started ELSE 0 END AS used,
             CASE WHEN x.since > window_start THEN x.since ELSE moment END AS since
           FROM (SELECT t.grp, t.running, t.since, t.started FROM holdfast.queue_group t WHERE t.queue = s.id
-            AND (after IS NULL OR t.grp > after COLLATE "C") AND (turn = 1 OR t.grp <= onward COLLATE "C")
+            AND t.grp > coalesce(after, '') COLLATE "C" AND (turn = 1 OR t.grp <= onward COLLATE "C")
             AND (s.group_most IS NULL OR t.running < s.group_most) AND (t.next IS NULL OR t.next <= moment)
             ORDER BY t.grp LIMIT ceil((n - cardinality(places)) / share::float8)::int FOR NO KEY UPDATE SKIP LOCKED) x) g;
       EXIT WHEN names IS NULL;
@@ -340,6 +343,7 @@ BEGIN
           WHERE t.queue = s.id AND t.grp = u.grp AND u.n = 0 AND u.room > 0 AND t.running = 0
             AND (s.group_rate IS NULL OR t.since IS NULL OR t.since <= window_start);
       END IF;
+      -- The next claim goes on from there.
       EXIT WHEN cardinality(places) >= n OR seen >= 2000;
     END LOOP;
     EXIT WHEN cardinality(places) >= n OR onward IS NULL OR seen >= 2000;
@@ -400,7 +404,8 @@ BEGIN
   END IF;
   IF parts IS NOT NULL THEN
     UPDATE holdfast.queue_lease l SET done = coalesce(l.done, '{}') || p.places
-      FROM (SELECT u.lease, array_agg(u.place) AS places FROM unnest(parts, places) u (lease, place) GROUP BY u.lease) p
+      FROM (SELECT u.lease, array_agg(DISTINCT u.place) AS places FROM unnest(parts, places) u (lease, place)
+        JOIN holdfast.queue_lease x ON x.id = u.lease WHERE NOT coalesce(u.place = ANY(x.done), false) GROUP BY u.lease) p
       WHERE l.id = p.lease AND l.worker = w;
   END IF;
   IF leases IS NOT NULL THEN
@@ -421,30 +426,34 @@ BEGIN
 END
 $function$`;
 
-/** One less at work in each of these groups, as often as it is named. */
+/**
+ * One less at work in each of these groups, as often as it is named. Makes no rows: whoever inserts one would wait for a
+ * claim that has deleted it, while that claim may wait for another row of this call's. queue_unknown finds the rest.
+ */
 const free = sql`CREATE OR REPLACE FUNCTION holdfast.queue_free(queues integer[], grps text[]) RETURNS void
 LANGUAGE plpgsql AS $function$
 BEGIN
-  INSERT INTO holdfast.queue_group (queue, grp) SELECT u.q, u.g FROM unnest(queues, grps) u (q, g)
-    GROUP BY u.q, u.g ORDER BY u.q, u.g COLLATE "C" ON CONFLICT (queue, grp) DO UPDATE SET running = greatest(0, queue_group.running - (
-      SELECT count(*)::int FROM unnest(queues, grps) x (q, g) WHERE x.q = queue_group.queue AND x.g = queue_group.grp));
+  PERFORM FROM holdfast.queue_group t JOIN (SELECT DISTINCT x.q, x.g FROM unnest(queues, grps) x (q, g)) u
+    ON t.queue = u.q AND t.grp = u.g ORDER BY t.queue, t.grp FOR NO KEY UPDATE OF t;
+  UPDATE holdfast.queue_group t SET running = greatest(0, t.running - u.n)
+    FROM (SELECT x.q, x.g, count(*)::int AS n FROM unnest(queues, grps) x (q, g) GROUP BY x.q, x.g) u
+    WHERE t.queue = u.q AND t.grp = u.g;
 END
 $function$`;
 
 /**
- * Workers that are gone: whose session is (its lock is free), or who did not say that they live. What they had not
- * finished runs again, with one attempt more, or has failed if it has had all of them. Returns the queues that have jobs
- * again.
+ * Workers that are gone: whose session is (its lock is free), or who did not say that they live; and leases of workers
+ * that were found to be gone while they claimed. What they had not finished runs again, with one attempt more, or has
+ * failed if it has had all of them. Returns the queues that have jobs again.
  */
 const recover = sql`CREATE OR REPLACE FUNCTION holdfast.queue_recover(OUT workers integer, OUT jobs integer, OUT queues text[])
 LANGUAGE plpgsql AS $function$
 #variable_conflict use_variable
 DECLARE
-  d record;
+  dead bigint[];
   l record;
   moment timestamptz := clock_timestamp();
   count int;
-  left_over boolean;
   freed_queues int[] := '{}';
   freed text[] := '{}';
   names text[];
@@ -457,11 +466,13 @@ BEGIN
   workers := 0;
   jobs := 0;
   queues := '{}';
-  FOR d IN SELECT t.id, t.queue FROM holdfast.queue_worker t
+  dead := ARRAY(SELECT t.id FROM holdfast.queue_worker t
     WHERE t.beat < moment - t.ttl * interval '1 millisecond' OR t.lock IS NOT NULL AND pg_try_advisory_xact_lock(t.lock)
-    ORDER BY t.id FOR UPDATE SKIP LOCKED LOOP
-    FOR l IN SELECT t.*, s.attempts, s.name, s.ordered FROM holdfast.queue_lease t JOIN holdfast.queue s ON s.id = t.queue
-      WHERE t.worker = d.id ORDER BY t.id FOR UPDATE OF t SKIP LOCKED LOOP
+    ORDER BY t.id FOR UPDATE SKIP LOCKED);
+  FOR l IN SELECT t.*, s.attempts, s.name, s.ordered FROM holdfast.queue_lease t JOIN holdfast.queue s ON s.id = t.queue
+    WHERE t.worker = ANY(dead) OR NOT EXISTS (SELECT FROM holdfast.queue_worker w WHERE w.id = t.worker)
+    ORDER BY t.id FOR UPDATE OF t SKIP LOCKED LOOP
+    BEGIN
       WITH read AS (SELECT o - 1 AS place, (j->>0)::bigint AS id, (j->>1)::smallint + 1 AS attempt, (j->>2)::smallint AS priority,
           to_timestamp((j->>3)::float8 / 1000) AS at, j->>4 AS key, j->>5 AS grp, (j->6)::text AS payload
         FROM json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o)
@@ -480,23 +491,26 @@ BEGIN
       SELECT (SELECT count(*) FROM rest), ARRAY(SELECT r.grp FROM read r WHERE r.grp IS NOT NULL),
         ARRAY(SELECT e.key FROM ended e ORDER BY e.id), ARRAY(SELECT e.id FROM ended e ORDER BY e.id)
         INTO count, names, keys, ids;
+      DELETE FROM holdfast.queue_mark t WHERE t.lease = l.id;
+      DELETE FROM holdfast.queue_lease t WHERE t.id = l.id;
       ended_queues := ended_queues || array_fill(l.queue, ARRAY[cardinality(keys)]);
       ended_keys := ended_keys || keys;
       ended_ids := ended_ids || ids;
-      freed := freed || names;
-      freed_queues := freed_queues || array_fill(l.queue, ARRAY[cardinality(names)]);
-      DELETE FROM holdfast.queue_mark t WHERE t.lease = l.id;
-      DELETE FROM holdfast.queue_lease t WHERE t.id = l.id;
+      IF l.counted THEN
+        freed := freed || names;
+        freed_queues := freed_queues || array_fill(l.queue, ARRAY[cardinality(names)]);
+      END IF;
       jobs := jobs + count;
       IF NOT l.name = ANY(queues) THEN queues := queues || l.name; END IF;
-    END LOOP;
-    -- One of its leases may be in a transaction that completes a job: another time.
-    SELECT EXISTS (SELECT FROM holdfast.queue_lease t WHERE t.worker = d.id) INTO left_over;
-    IF NOT left_over THEN
-      DELETE FROM holdfast.queue_worker t WHERE t.id = d.id;
-      workers := workers + 1;
-    END IF;
+    EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
+      -- Those of others are not to wait for one that cannot be read.
+      RAISE WARNING 'holdfast: the jobs of lease % of queue % cannot be read: %', l.id, l.name, SQLERRM;
+    END;
   END LOOP;
+  -- One of its leases may be in a transaction that completes a job: another time.
+  DELETE FROM holdfast.queue_worker t WHERE t.id = ANY(dead)
+    AND NOT EXISTS (SELECT FROM holdfast.queue_lease x WHERE x.worker = t.id);
+  GET DIAGNOSTICS workers = ROW_COUNT;
   -- All of them at the end, in one order: two who each waited for the other's would be a deadlock.
   IF cardinality(ended_keys) > 0 THEN
     PERFORM FROM holdfast.queue_key t JOIN unnest(ended_queues, ended_keys, ended_ids) u (q, k, i)
@@ -521,15 +535,19 @@ BEGIN
     JOIN holdfast.queue_lease t ON t.id = u.lease WHERE t.worker = w ORDER BY t.id FOR UPDATE OF t LOOP
     WITH read AS (SELECT (j->>0)::bigint AS id, (j->>1)::smallint AS attempt, (j->>2)::smallint AS priority,
         to_timestamp((j->>3)::float8 / 1000) AS at, j->>4 AS key, j->>5 AS grp, (j->6)::text AS payload
-      FROM json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o) WHERE (o - 1)::int = ANY(l.places)),
+      FROM json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o)
+      -- Not again, if the answer was lost.
+      WHERE (o - 1)::int = ANY(l.places) AND NOT coalesce((o - 1)::int = ANY(l.done), false)),
     alone AS (INSERT INTO holdfast.queue_ready (queue, priority, attempt, id, at, key, payload)
       SELECT l.queue, r.priority, r.attempt, r.id, r.at, r.key, r.payload FROM read r WHERE r.grp IS NULL),
     grouped AS (INSERT INTO holdfast.queue_grouped (queue, priority, attempt, id, at, grp, key, payload)
       SELECT l.queue, r.priority, r.attempt, r.id, r.at, r.grp, r.key, r.payload FROM read r WHERE r.grp IS NOT NULL)
     SELECT ARRAY(SELECT r.grp FROM read r WHERE r.grp IS NOT NULL) INTO names;
-    freed := freed || names;
-    freed_queues := freed_queues || array_fill(l.queue, ARRAY[cardinality(names)]);
-    UPDATE holdfast.queue_lease t SET done = coalesce(t.done, '{}') || l.places WHERE t.id = l.id;
+    IF l.counted THEN
+      freed := freed || names;
+      freed_queues := freed_queues || array_fill(l.queue, ARRAY[cardinality(names)]);
+    END IF;
+    UPDATE holdfast.queue_lease t SET done = ARRAY(SELECT DISTINCT p.place FROM unnest(t.done || l.places) p (place)) WHERE t.id = l.id;
     DELETE FROM holdfast.queue_lease t WHERE t.id = l.id AND cardinality(t.done) >= t.size;
   END LOOP;
   PERFORM holdfast.queue_free(freed_queues, freed);
@@ -556,6 +574,8 @@ BEGIN
       SELECT x.* FROM holdfast.queue_grouped x WHERE x.queue = q AND (job IS NULL OR x.id = job)
         ORDER BY x.grp, x.priority, x.id LIMIT n - cardinality(taken) FOR UPDATE SKIP LOCKED) r);
   END IF;
+  -- It may have been paused before they were locked.
+  IF (SELECT t.paused FROM holdfast.queue t WHERE t.id = q) THEN RETURN NULL; END IF;
   RETURN '[' || array_to_string(taken, ',') || ']';
 END
 $function$`;

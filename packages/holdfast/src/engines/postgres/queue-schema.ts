@@ -77,10 +77,12 @@ export const queueTables: readonly Statement[] = [
   lock bigint,
   name text
 ) WITH (fillfactor = 50)`,
+  // counted: its jobs are counted in their groups.
   sql`CREATE TABLE IF NOT EXISTS holdfast.queue_lease (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   worker bigint NOT NULL,
   queue integer NOT NULL,
+  counted boolean NOT NULL,
   size integer NOT NULL,
   done integer[],
   jobs text NOT NULL

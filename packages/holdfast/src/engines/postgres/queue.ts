@@ -145,37 +145,43 @@ export const queues: Queues<SqlConnection> = {
     const priorities = [...floors.keys()].toSorted((a, b) => a - b);
     const [row] = await ask(
       connection,
-      sql`SELECT lease, jobs, last, idle, soon FROM holdfast.queue_claim(${bound(queue, "int")}, ${bound(worker, "bigint")},
+      sql`SELECT lease, jobs, counted, last, idle, soon FROM holdfast.queue_claim(${bound(queue, "int")}, ${bound(worker, "bigint")},
   ${bound(most, "int")}, ${list(priorities)}::text::smallint[],
   ${list(priorities.map((priority) => floors.get(priority)))}::text::bigint[], ${bound(whole, "boolean")},
   ${bound(grouped, "boolean")}, ${onward ?? null}::text)`,
     );
     const last = row?.["last"];
+    const served = typeof last === "string" ? last : undefined;
     if (row?.["lease"] === null || row?.["lease"] === undefined)
       return {
         lease: undefined,
         why: String(row?.["idle"]) as "empty",
         soon: row?.["soon"] === null ? undefined : Number(row?.["soon"]),
+        onward: served,
       };
     const jobs = JSON.parse(String(row["jobs"])) as Written[];
     return {
       lease: Number(row["lease"]),
       jobs: jobs.map(jobOf),
-      onward: typeof last === "string" ? last : undefined,
+      counted: isTrue(row["counted"]),
+      onward: served,
     };
   },
 
-  async finish(connection, { queue, worker, whole, ended, counted }) {
+  async finish(connection, { queue, worker, whole, ended }) {
     const gone = new Set(whole);
     const failed = ended.filter(({ failure }) => failure);
     const parts = ended.filter(({ lease }) => !gone.has(lease));
     // The key of one that runs again stays with it.
     const keyed = ended.filter(({ job, failure }) => job.key !== undefined && failure?.again === undefined);
-    const grouped = counted ? ended.filter(({ job }) => job.group !== undefined) : [];
+    const grouped = ended.filter(({ job, counted }) => counted && job.group !== undefined);
     if (failed.length + parts.length + keyed.length + grouped.length === 0 && !ended.some(marked)) {
       const rows = await ask(
         connection,
-        sql`DELETE FROM holdfast.queue_lease WHERE id = ANY(${list(whole)}::text::bigint[]) AND worker = ${bound(worker, "bigint")} RETURNING id`,
+        // Marks of jobs that were written down before.
+        sql`WITH gone AS (DELETE FROM holdfast.queue_lease WHERE id = ANY(${list(whole)}::text::bigint[]) AND worker = ${bound(worker, "bigint")} RETURNING id),
+  marks AS (DELETE FROM holdfast.queue_mark m USING gone g WHERE m.lease = g.id)
+  SELECT g.id FROM gone g`,
       );
       return new Set(rows.map(({ id }) => Number(id)));
     }
@@ -217,6 +223,16 @@ export const queues: Queues<SqlConnection> = {
     );
     const marks = new Set(rows.map(({ lease, place }) => `${String(lease)}/${String(place)}`));
     return of.map(({ lease, place }) => marks.has(`${lease}/${place}`));
+  },
+
+  async astray(connection, worker, known) {
+    const rows = await ask(
+      connection,
+      sql`SELECT id, size FROM holdfast.queue_lease WHERE worker = ${bound(worker, "bigint")} AND id <> ALL(${list(known)}::text::bigint[])`,
+    );
+    return rows.flatMap(({ id, size }) =>
+      Array.from({ length: Number(size) }, (_, place) => ({ lease: Number(id), place })),
+    );
   },
 
   async giveBack(connection, worker, unstarted) {
