@@ -4,6 +4,7 @@ import { fromPg } from "holdfast/pg";
 import { type Quota, QuotaError, QuotaExceededError, quota } from "holdfast/quota";
 import { Pool, type PoolClient } from "pg";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { eventually } from "./harness/wait.ts";
 import { type TestDatabase, createDatabase } from "./harness/databases.ts";
 import { startProxy } from "./harness/proxy.ts";
 
@@ -97,6 +98,117 @@ test("a call is one round trip, granted, repeated or refused", async () => {
     await proxy.close();
   }
 });
+
+test("a batch that was granted unheard and never got through again: sent one by one, all are granted", async () => {
+  const proxy = await startProxy({ port: Number(new URL(database.url).port) });
+  const near = new Pool({ connectionString: proxy.url(database.url), max: 4 });
+  near.on("error", () => {});
+  const q = quota(holdfast(fromPg(near)), { name: named(), limit: 3 });
+  let times = 0;
+  proxy.cutWhen((direction, chunk) => {
+    if (direction === "to-client" || !chunk.includes("unheard of")) return "pass";
+    times++;
+    return times === 1 ? "drop-answer" : times <= 5 ? "cut-before" : "pass";
+  });
+  try {
+    // While the first is under way, the others come together.
+    const [, ...answers] = await Promise.all([
+      q.tryConsume("somebody else"),
+      ...Array.from({ length: 3 }, () => q.tryConsume("unheard of")),
+    ]);
+    expect(answers.map(({ granted }) => granted)).toEqual([true, true, true]);
+    expect(times).toBe(8);
+    expect(await q.peek("unheard of")).toMatchObject({ used: 3 });
+    await whole(q, "unheard of");
+  } finally {
+    await near.end();
+    await proxy.close();
+  }
+});
+
+describe("a transaction delays those who want the same subject, not those who were sent together with them", () => {
+  for (const known of [true, false])
+    test(`${known ? "one that was there" : "one that it has made"}; and nobody deadlocks`, async () => {
+      const name = named();
+      // In a deadlock, it is the transaction that would find it.
+      const theirs = new Pool({ connectionString: database.url, options: "-c deadlock_timeout=5s" });
+      const ours = new Pool({ connectionString: database.url, max: 6, options: "-c deadlock_timeout=60s" });
+      const other = holdfast(fromPg(theirs));
+      const slow = quota(other, { name, limit: 100 });
+      const q = quota(holdfast(fromPg(ours)), { name, limit: 100 });
+      const before = known ? 1 : 0;
+      if (known) for (const subject of ["a", "b", "m"]) await q.consume(subject);
+      const client = await theirs.connect();
+      try {
+        await client.query("BEGIN");
+        const tx = other.join(client);
+        await slow.consume("m", 1, { tx });
+        // While the first is under way, the others come together.
+        const [first, a, m, b, again] = ["first", "a", "m", "b", "m"].map((subject) => q.consume(subject));
+        let through = false;
+        const same = Promise.all([m, again]).finally(() => (through = true));
+        await eventually(waits);
+        expect(await slow.consume("a", 1, { tx })).toMatchObject({ granted: true });
+        expect(await b).toMatchObject({ used: before + 1 });
+        // Who comes later is behind those who wait already.
+        const later = q.consume("m");
+        const enough = new AbortController();
+        const impatient = q.consume("m", 1, { signal: enough.signal });
+        enough.abort(new Error("enough"));
+        await expect(impatient).rejects.toThrow("enough");
+        expect(await q.consume("c")).toMatchObject({ used: 1 });
+        expect(through).toBe(false);
+        await client.query("COMMIT");
+        expect((await same).map((answer) => answer?.used)).toEqual([before + 2, before + 3]);
+        expect(await later).toMatchObject({ used: before + 4 });
+        await Promise.all([first, a]);
+        expect(await q.peek("a")).toMatchObject({ used: before + 2 });
+        for (const subject of ["a", "b", "m"]) await whole(q, subject);
+      } finally {
+        client.release(true);
+        await theirs.end();
+        await ours.end();
+      }
+    });
+
+  test("nor does the ledger's roll-up hold any while it waits", async () => {
+    const name = named();
+    const slow = new Pool({ connectionString: database.url, options: "-c deadlock_timeout=5s" });
+    const other = holdfast(fromPg(slow));
+    const near = new Pool({ connectionString: database.url, options: "-c deadlock_timeout=60s" });
+    const [theirs, q] = [other, holdfast(fromPg(near))].map((each) => quota(each, { name, limit: 100 })) as [
+      Quota,
+      Quota,
+    ];
+    for (const subject of ["a", "a", "a", "m", "m", "m"]) await q.consume(subject);
+    await pool.query(`UPDATE holdfast.quota_line SET at = at - interval '60 days' WHERE ${lineOf(q)}`);
+    const client = await slow.connect();
+    try {
+      await client.query("BEGIN");
+      const tx = other.join(client);
+      await theirs.consume("m", 1, { tx });
+      const pruned = q.prune({ before: new Date(Date.now() - 30 * 86_400_000) });
+      await eventually(waits);
+      expect(await theirs.consume("a", 1, { tx })).toMatchObject({ used: 4 });
+      await client.query("COMMIT");
+      expect(await pruned).toMatchObject({ broken: [] });
+      expect((await q.history("m")).entries.at(-1)).toMatchObject({ kind: "rollup" });
+      for (const subject of ["a", "m"]) await whole(q, subject);
+    } finally {
+      client.release(true);
+      await slow.end();
+      await near.end();
+    }
+  });
+});
+
+/** Whether somebody waits for somebody. */
+async function waits(): Promise<boolean> {
+  const { rows } = await pool.query(
+    "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+  );
+  return rows.length > 0;
+}
 
 describe("ids", () => {
   test("the same id is applied once, and answered again", async () => {
@@ -230,9 +342,9 @@ describe("credits", () => {
 
   test("lapse when they expire", async () => {
     const q = quota(hf, { name: named(), limit: 0 });
-    await q.grant("u", 5, { expiresAt: new Date(Date.now() + 30) });
+    await q.grant("u", 5, { expiresAt: new Date(Date.now() + 2000) });
     await q.consume("u", 2);
-    await new Promise((resolve) => setTimeout(resolve, 50));
+    await eventually(async () => (await q.peek("u")).credit === 0);
     expect(await q.tryConsume("u")).toMatchObject({ granted: false, credit: 0 });
     expect(await q.peek("u")).toMatchObject({ credit: 0, remaining: 0 });
     await whole(q, "u");

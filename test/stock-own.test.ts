@@ -209,6 +209,52 @@ test("names of any kind, with a schema, locations and minimums of its own, and a
   expect(await own.reconcile()).toMatchObject({ ok: true });
 });
 
+describe("only the column's own text is that SKU, since another spelling would be sold a second time", () => {
+  const [lower, upper] = ["0f8fad5b-d9cb-469f-a165-70867728950e", "0F8FAD5B-D9CB-469F-A165-70867728950E"];
+  for (const [type, sku, others] of [
+    ["uuid", lower, [upper, lower.replaceAll("-", "")]],
+    ["int", "7", ["007", "+7", " 7"]],
+    ["numeric(6,2)", "7.00", ["7", "7.0"]],
+    ["char(6)", "CAP", ["CAP ", "CAP   ", "cap"]],
+    ["varchar(6)", "CAP", ["CAP ", "cap"]],
+    ["citext", "Cap", ["CAP", "cap"]],
+    ["text COLLATE any_case", "Cap", ["CAP", "cap"]],
+  ] as const)
+    test(`a column of ${type}`, async () => {
+      await pool.query("CREATE EXTENSION IF NOT EXISTS citext");
+      await pool.query(
+        "CREATE COLLATION IF NOT EXISTS any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)",
+      );
+      await pool.query("DROP TABLE IF EXISTS spelled");
+      const where = type === "int" ? "text" : type;
+      await pool.query(
+        `CREATE TABLE spelled (sku ${type} NOT NULL, place ${where} NOT NULL, n int NOT NULL, PRIMARY KEY (sku, place))`,
+      );
+      await pool.query("INSERT INTO spelled VALUES ($1, $2, 1)", [sku, sku]);
+      const own = stock(hf, {
+        name: `own ${++made}`,
+        levels: { table: "spelled", sku: "sku", onHand: "n", location: "place" },
+      });
+      for (const other of others) {
+        await refused(own.decrease(other, 1, { location: sku }), UnknownSkuError);
+        await refused(own.decrease(sku, 1, { location: other }), UnknownSkuError);
+        await refused(own.level(other, { location: sku }), UnknownSkuError);
+        await refused(
+          own.apply([
+            { sku, quantity: -1, location: sku },
+            { sku: other, quantity: -1, location: sku },
+          ]),
+          UnknownSkuError,
+        );
+      }
+      await own.decrease(sku, 1, { location: sku });
+      await refused(own.decrease(sku, 1, { location: sku }), InsufficientStockError);
+      expect((await pool.query("SELECT n FROM spelled")).rows).toEqual([{ n: 0 }]);
+      expect(await own.levels()).toMatchObject([{ sku, location: sku, onHand: 0 }]);
+      expect(await own.reconcile()).toMatchObject({ ok: true });
+    });
+});
+
 test("a table or column that is not there is named", async () => {
   const wrong = (own: Partial<OwnLevels>) => stock(hf, { levels: { ...levels, ...own } }).level("CAP");
   await expect(wrong({ table: "nothing" })).rejects.toThrow("nothing");

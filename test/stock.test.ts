@@ -15,6 +15,7 @@ import { sell } from "../examples/shop/textbook.ts";
 import { type TestDatabase, createDatabase } from "./harness/databases.ts";
 import { startWorker } from "./harness/processes.ts";
 import { startProxy } from "./harness/proxy.ts";
+import { eventually } from "./harness/wait.ts";
 import { random } from "./harness/random.ts";
 import type { SaleArg, SaleResult } from "./workers/stock-sale.ts";
 
@@ -251,6 +252,80 @@ test("a call is one round trip: applied, repeated, refused, of one line or of ma
   }
 });
 
+test("a batch that was done unheard and never got through again: sent one by one, all are done", async () => {
+  const shop = await shopWith({ other: 1, "unheard of": 3 });
+  const proxy = await startProxy({ port: Number(new URL(database.url).port) });
+  const near = new Pool({ connectionString: proxy.url(database.url), max: 4 });
+  near.on("error", () => {});
+  const mine = stock(holdfast(fromPg(near)), { name: shop.name });
+  let times = 0;
+  proxy.cutWhen((direction, chunk) => {
+    if (direction === "to-client" || !chunk.includes("unheard of")) return "pass";
+    times++;
+    return times === 1 ? "drop-answer" : times <= 5 ? "cut-before" : "pass";
+  });
+  try {
+    // While the first is under way, the others come together.
+    const [, ...answers] = await Promise.allSettled([
+      mine.decrease("other", 1),
+      ...Array.from({ length: 3 }, () => mine.decrease("unheard of", 1)),
+    ]);
+    expect(answers.map(({ status }) => status)).toEqual(["fulfilled", "fulfilled", "fulfilled"]);
+    expect(times).toBe(8);
+    expect((await shop.levels()).map(({ onHand }) => onHand)).toEqual([0, 0]);
+    await whole(shop);
+  } finally {
+    await near.end();
+    await proxy.close();
+  }
+});
+
+test("a transaction delays those who want the same SKU, not those who were sent together with them; nobody deadlocks", async () => {
+  const shop = await shopWith({ a: 10, b: 10, c: 10, m: 10, z: 10 });
+  // In a deadlock, it is the transaction that would find it.
+  const theirs = new Pool({ connectionString: database.url, options: "-c deadlock_timeout=5s" });
+  const ours = new Pool({ connectionString: database.url, max: 6, options: "-c deadlock_timeout=60s" });
+  const other = holdfast(fromPg(theirs));
+  const slow = stock(other, { name: shop.name });
+  const mine = stock(holdfast(fromPg(ours)), { name: shop.name });
+  const client = await theirs.connect();
+  try {
+    await client.query("BEGIN");
+    const tx = other.join(client);
+    await slow.decrease("m", 1, { tx });
+    // While the first is under way, the others come together.
+    const first = mine.decrease("z", 1);
+    const a = mine.decrease("a", 1);
+    const both = mine.apply([
+      { sku: "m", quantity: -1 },
+      { sku: "z", quantity: -1 },
+    ]);
+    const b = mine.reserve([{ sku: "b", quantity: 1 }]);
+    const m = mine.decrease("m", 1);
+    let through = false;
+    const same = Promise.all([both, m]).finally(() => (through = true));
+    await eventually(async () => {
+      const { rows } = await pool.query(
+        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+      );
+      return rows.length > 0;
+    });
+    expect((await slow.decrease("a", 1, { tx })).lines).toMatchObject([{ quantity: -1 }]);
+    expect(await b).toMatchObject({ lines: [{ quantity: 1 }] });
+    expect(await mine.decrease("c", 1)).toMatchObject({ lines: [{ onHand: 9 }] });
+    expect(through).toBe(false);
+    await client.query("COMMIT");
+    expect((await same).map(({ lines }) => lines[0]?.onHand)).toEqual([8, 7]);
+    await Promise.all([first, a]);
+    expect((await shop.levels()).map(({ onHand }) => onHand)).toEqual([8, 10, 9, 7, 8]);
+    await whole(shop);
+  } finally {
+    client.release(true);
+    await theirs.end();
+    await ours.end();
+  }
+});
+
 test("what queued goes together: 200 orders at once are a few round trips", async () => {
   const shop = await shopWith({ a: 1000, b: 1000 });
   const proxy = await startProxy({ port: Number(new URL(database.url).port) });
@@ -463,7 +538,7 @@ describe("reservations", () => {
   test("run out: they do not count, make room when it is needed, and cannot be committed", async () => {
     const shop = await shopWith({ a: 2, b: 2 });
     const kept = await shop.reserve(two, { ttl: 30, id: "slow" });
-    await expect.poll(async () => (await shop.level("a")).reserved).toBe(0);
+    await expect.poll(async () => (await shop.level("a")).reserved, { timeout: 20_000 }).toBe(0);
     expect(await shop.level("a")).toMatchObject({ onHand: 2, reserved: 0, available: 2 });
     // Nobody has needed it yet: it is still in the books.
     await whole(shop);

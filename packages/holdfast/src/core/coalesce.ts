@@ -9,6 +9,8 @@ export interface CoalesceOptions<Item, Answer> {
   readonly most: number;
   /** So many go in one batch even if another could go at the same time; more are shared out. Without it: all. */
   readonly together?: number;
+  /** What an item needs for itself alone: for the sake of those that need something else, after `Crowded`. */
+  readonly names?: (item: Item) => readonly string[];
   /** Answers in the order of the items; an error among them is that item's own. What is thrown is everybody's. */
   readonly run: (items: readonly Item[]) => Promise<readonly (Answer | Failed)[]>;
 }
@@ -22,15 +24,26 @@ export class Failed {
   }
 }
 
+/**
+ * Thrown by `run`: nothing was done, since one of several has to wait for somebody else. Those that need the same are sent
+ * again one after the other, those of a single name together. Not thrown about these.
+ */
+export class Crowded extends Error {}
+
 interface Waiting<Item, Answer> {
   readonly item: Item;
+  readonly signal: AbortSignal | undefined;
   readonly resolve: (answer: Answer) => void;
   readonly reject: (error: unknown) => void;
 }
 
+type Line<Item, Answer> = Waiting<Item, Answer>[];
+
 export class Coalescer<Item, Answer> {
   readonly #options: CoalesceOptions<Item, Answer>;
-  #line: Waiting<Item, Answer>[] = [];
+  #line: Line<Item, Answer> = [];
+  /** By what somebody waits for: who came later and needs it too. */
+  readonly #behind = new Map<string, Line<Item, Answer>>();
   #flying = 0;
   /** The last batch was of several. */
   #busy = false;
@@ -43,7 +56,10 @@ export class Coalescer<Item, Answer> {
   add(item: Item, signal?: AbortSignal): Promise<Answer> {
     return new Promise((resolve, reject) => {
       if (signal?.aborted) return reject(signal.reason as Error);
-      const waiting = signal ? this.#leaving({ item, resolve, reject }, signal) : { item, resolve, reject };
+      const alone = { item, signal, resolve, reject };
+      const waiting = signal ? this.#leaving(alone, signal) : alone;
+      const behind = this.#behind.size > 0 ? this.#behindWhom([waiting]) : undefined;
+      if (behind) return void behind.push(waiting);
       this.#line.push(waiting);
       if (this.#flying === 0 && !this.#busy) this.#go();
       else this.#soon();
@@ -59,6 +75,7 @@ export class Coalescer<Item, Answer> {
     };
     const wrapped = {
       item: waiting.item,
+      signal,
       resolve: (answer: Answer) => {
         signal.removeEventListener("abort", onAbort);
         waiting.resolve(answer);
@@ -93,10 +110,14 @@ export class Coalescer<Item, Answer> {
     this.#line = this.#line.length <= most ? [] : this.#line.slice(most);
     this.#flying++;
     this.#busy = batch.length > 1;
-    void this.#fly(batch);
+    void this.#send(batch, () => {
+      this.#flying--;
+      if (this.#line.length > 0) this.#soon();
+    });
   }
 
-  async #fly(batch: readonly Waiting<Item, Answer>[]): Promise<void> {
+  /** `landed`: before anybody who was answered can come again. */
+  async #send(batch: Line<Item, Answer>, landed?: () => void): Promise<void> {
     try {
       const answers = await this.#options.run(batch.map(({ item }) => item));
       for (const [i, { resolve, reject }] of batch.entries()) {
@@ -105,10 +126,62 @@ export class Coalescer<Item, Answer> {
         else resolve(answer);
       }
     } catch (error) {
-      for (const { reject } of batch) reject(error);
+      if (error instanceof Crowded && this.#several(batch)) this.#part(batch);
+      else for (const { reject } of batch) reject(error);
     } finally {
-      this.#flying--;
-      if (this.#line.length > 0) this.#soon();
+      landed?.();
     }
+  }
+
+  #names(waiting: Line<Item, Answer>): Set<string> {
+    return new Set(waiting.flatMap(({ item }) => this.#options.names?.(item) ?? []));
+  }
+
+  #several(batch: Line<Item, Answer>): boolean {
+    return batch.length > 1 && this.#names(batch).size > 1;
+  }
+
+  #behindWhom(waiting: Line<Item, Answer>): Line<Item, Answer> | undefined {
+    for (const name of this.#names(waiting)) {
+      const behind = this.#behind.get(name);
+      if (behind) return behind;
+    }
+    return undefined;
+  }
+
+  /** Those that share a name, by themselves or by way of others, stay together and in their order. */
+  #part(batch: Line<Item, Answer>): void {
+    let groups: { readonly names: ReadonlySet<string>; readonly line: Line<Item, Answer> }[] = [];
+    for (const waiting of batch) {
+      const names = this.#names([waiting]);
+      const near = groups.filter((group) => [...names].some((name) => group.names.has(name)));
+      groups = groups.filter((group) => !near.includes(group));
+      const line = [...near.flatMap((group) => group.line), waiting];
+      groups.push({ names: this.#names(line), line });
+    }
+    for (const { line } of groups) {
+      line.sort((a, b) => batch.indexOf(a) - batch.indexOf(b));
+      const behind = this.#behindWhom(line);
+      if (behind) behind.push(...line);
+      else void this.#oneByOne(line);
+    }
+    this.#line = this.#line.filter((waiting) => !this.#behindWhom([waiting])?.push(waiting));
+  }
+
+  async #oneByOne(group: Line<Item, Answer>): Promise<void> {
+    const names = this.#names(group);
+    const behind: Line<Item, Answer> = [];
+    for (const name of names) this.#behind.set(name, behind);
+    for (let next = 0; next < group.length;) {
+      const start = next++;
+      while (next < group.length && !this.#several(group.slice(start, next + 1))) next++;
+      const batch = group.slice(start, next).filter(({ signal }) => !signal?.aborted);
+      if (batch.length > 0) await this.#send(batch);
+    }
+    for (const name of names) this.#behind.delete(name);
+    // They came before those that are in line now.
+    const back = behind.filter(({ signal }) => !signal?.aborted);
+    this.#line = [...back, ...this.#line].filter((waiting) => !this.#behindWhom([waiting])?.push(waiting));
+    if (this.#line.length > 0) this.#soon();
   }
 }

@@ -1,8 +1,9 @@
 /** Where calls of one instance come together, are sent as one statement, and get their own answers. */
-import { Coalescer, Failed } from "../core/coalesce.ts";
+import { Coalescer, Crowded, Failed } from "../core/coalesce.ts";
 import type { Connection } from "../core/database.ts";
 import { again, withConnection } from "../core/errand.ts";
 import { UnsupportedError } from "../core/errors.ts";
+import { classify } from "../core/failure.ts";
 import { type Home, type Scope, homeOf } from "../core/scope.ts";
 import type { Bucket, Definition, Late, Quotas, Use, Verdict } from "../core/quotas.ts";
 
@@ -50,6 +51,7 @@ export class Desk {
       inFlight,
       most,
       together,
+      names: (parts) => parts.map(nameOf),
       run: (calls) => this.#together(calls),
     });
   }
@@ -89,16 +91,24 @@ export class Desk {
     return again(this.home.database, () => withConnection(this.home, attempt));
   }
 
-  async #together(calls: readonly (readonly Part[])[]): Promise<readonly (readonly Verdict[] | Failed)[]> {
-    let attempt = 0;
+  /** `sent`: how often they were before, and may have been granted. */
+  async #together(
+    calls: readonly (readonly Part[])[],
+    sent = 0,
+  ): Promise<readonly (readonly Verdict[] | Failed)[]> {
+    let attempt = sent;
     try {
       return await again(this.home.database, () =>
         withConnection(this.home, (connection) => this.#decide(connection, calls, attempt++ > 0)),
       );
     } catch (error) {
       if (calls.length === 1) return [new Failed(error)];
+      if (attempt === 1 && crowded(calls) && classify(this.home.database, error) === "lock-timeout")
+        throw new Crowded();
       // It may be the fault of one of them.
-      return Promise.all(calls.map(async (call) => (await this.#together([call]))[0] as readonly Verdict[]));
+      return Promise.all(
+        calls.map(async (call) => (await this.#together([call], attempt))[0] as readonly Verdict[] | Failed),
+      );
     }
   }
 
@@ -116,13 +126,14 @@ export class Desk {
       let look = again;
       const now = Date.now() + this.#skew;
       for (const [group, parts] of calls.entries()) {
-        for (const { quota, subject, limit, id, amount, holdMs, details, named } of parts) {
+        for (const part of parts) {
+          const { quota, subject, limit, id, amount, holdMs, details, named } = part;
           let definition = places.get(quota);
           if (definition === undefined) {
             places.set(quota, (definition = definitions.length));
             definitions.push(quota.definition(now));
           }
-          const name = `${quota.name}\0${subject}`;
+          const name = nameOf(part);
           let bucket = bucketPlaces.get(name);
           if (bucket === undefined) {
             bucketPlaces.set(name, (bucket = buckets.length));
@@ -150,3 +161,8 @@ export class Desk {
     for (const name of names) this.#known.add(name);
   }
 }
+
+const nameOf = ({ quota, subject }: Part) => `${quota.name}\0${subject}`;
+
+const crowded = (calls: readonly (readonly Part[])[]) =>
+  new Set(calls.flatMap((parts) => parts.map(nameOf))).size > 1;

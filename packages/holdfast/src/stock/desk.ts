@@ -1,8 +1,9 @@
 /** Where orders of one instance come together, are sent as one statement, and get their own answers. */
-import { Coalescer, Failed } from "../core/coalesce.ts";
+import { Coalescer, Crowded, Failed } from "../core/coalesce.ts";
 import type { Connection } from "../core/database.ts";
 import { again, withConnection } from "../core/errand.ts";
 import { UnsupportedError } from "../core/errors.ts";
+import { classify } from "../core/failure.ts";
 import { type Home, type Scope, homeOf } from "../core/scope.ts";
 import type { Book, Order, Stocks, Verdict } from "../core/stocks.ts";
 import { sameLines, spotName } from "./domain.ts";
@@ -44,7 +45,13 @@ export class Desk {
   constructor(home: Home<unknown, Connection>, book: Book) {
     this.home = home;
     this.book = book;
-    this.#coalescer = new Coalescer({ inFlight, most, together, run: (calls) => this.#together(calls) });
+    this.#coalescer = new Coalescer({
+      inFlight,
+      most,
+      together,
+      names: ({ lines }) => lines.map(spotName),
+      run: (calls) => this.#together(calls),
+    });
   }
 
   get store(): Stocks<Connection> {
@@ -93,8 +100,9 @@ export class Desk {
     });
     const answers = await this.#send(now);
     const seen = new Set<number>();
-    const after = calls.filter((_, i) => places[i] === undefined);
-    const others = after.length > 0 ? [...(await this.#together(after))] : [];
+    const others: (Verdict | Failed)[] = [];
+    for (const [i, call] of calls.entries())
+      if (places[i] === undefined) others.push(...(await this.#send([call])));
     return places.map((at) => {
       if (at === undefined) return others.shift() as Verdict | Failed;
       const answer = answers[at] as Verdict | Failed;
@@ -108,16 +116,21 @@ export class Desk {
     });
   }
 
-  async #send(calls: readonly Call[]): Promise<readonly (Verdict | Failed)[]> {
-    let attempt = 0;
+  /** `sent`: how often they were before, and may have been done. */
+  async #send(calls: readonly Call[], sent = 0): Promise<readonly (Verdict | Failed)[]> {
+    let attempt = sent;
     try {
       return await again(this.home.database, () =>
         withConnection(this.home, (connection) => this.#decide(connection, calls, attempt++ > 0)),
       );
     } catch (error) {
       if (calls.length === 1) return [new Failed(error)];
+      if (attempt === 1 && crowded(calls) && classify(this.home.database, error) === "lock-timeout")
+        throw new Crowded();
       // It may be the fault of one of them.
-      return Promise.all(calls.map(async (call) => (await this.#send([call]))[0] as Verdict | Failed));
+      return Promise.all(
+        calls.map(async (call) => (await this.#send([call], attempt))[0] as Verdict | Failed),
+      );
     }
   }
 
@@ -147,6 +160,9 @@ export class Desk {
     for (const name of names) this.#known.add(name);
   }
 }
+
+const crowded = (calls: readonly Call[]) =>
+  new Set(calls.flatMap(({ lines }) => lines.map(spotName))).size > 1;
 
 function sameOrder(a: Call, b: Call): boolean {
   return (

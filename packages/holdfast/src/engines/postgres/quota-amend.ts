@@ -226,7 +226,8 @@ $function$`;
 /**
  * Lines before a moment, of the buckets from this subject on, become one line each: its version, and what was used after
  * it, are those of the last; delta and forgotten are sums, so that the chain goes on. The newest line of a bucket stays.
- * A ledger that does not add up is left as it is. next: where to go on, NULL at the end.
+ * A ledger that does not add up is left as it is. next: where to go on, NULL at the end. Only the first one is waited for,
+ * with nothing in hand: who uses several in one transaction could wait for the others.
  */
 const rollUp = sql`CREATE OR REPLACE FUNCTION holdfast.quota_roll_up(q text, onward text, before timestamptz, most int,
   OUT gone bigint, OUT next text, OUT broken text[])
@@ -237,6 +238,7 @@ DECLARE
   top bigint;
   newest bigint;
   buckets int := 0;
+  locked boolean := false;
 BEGIN
   gone := 0;
   broken := '{}';
@@ -249,7 +251,16 @@ BEGIN
     buckets := buckets + 1;
     CONTINUE WHEN NOT EXISTS (SELECT FROM (SELECT l.at, l.kind FROM holdfast.quota_line l WHERE l.bucket = b.id ORDER BY l.version LIMIT 2) o
       WHERE o.kind <> 'rollup' AND o.at < before);
-    SELECT t.version INTO newest FROM holdfast.quota_bucket t WHERE t.id = b.id AND t.quota = q AND t.subject = b.subject FOR NO KEY UPDATE;
+    IF locked THEN
+      SELECT t.version INTO newest FROM holdfast.quota_bucket t WHERE t.id = b.id AND t.quota = q AND t.subject = b.subject FOR NO KEY UPDATE SKIP LOCKED;
+      IF NOT FOUND THEN
+        next := b.subject;
+        RETURN;
+      END IF;
+    ELSE
+      SELECT t.version INTO newest FROM holdfast.quota_bucket t WHERE t.id = b.id AND t.quota = q AND t.subject = b.subject FOR NO KEY UPDATE;
+      locked := true;
+    END IF;
     SELECT coalesce(min(o.version) FILTER (WHERE o.at >= before OR o.version >= newest) - 1, max(o.version)) INTO top FROM (
       SELECT l.version, l.at FROM holdfast.quota_line l WHERE l.bucket = b.id ORDER BY l.version LIMIT most + 1) o;
     CONTINUE WHEN top IS NULL;

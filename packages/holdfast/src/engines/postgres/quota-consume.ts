@@ -12,6 +12,12 @@ const plans = sql.raw(
 );
 
 /**
+ * Of several calls about several buckets. Who waits for somebody's transaction with buckets in hand that it comes to want
+ * ends in a deadlock, which may be the transaction's: they part before the server looks for one (deadlock_timeout, 1 s).
+ */
+const briefly = sql.raw("PERFORM set_config('lock_timeout', '200ms', true)");
+
+/**
  * Decides about calls in the order in which they came; those of one group are granted all or none. Buckets by
  * their place in bq, bs (ob).
  * Verdicts: 0 refused, 1 granted, 2 granted before, 3 the id was used for something else.
@@ -69,6 +75,9 @@ DECLARE
   rule jsonb;
 BEGIN
   missing := false;
+  IF nb > 1 AND og[1] <> og[no] THEN
+    ${briefly};
+  END IF;
   IF make THEN
     INSERT INTO holdfast.quota_bucket (quota, subject)
       SELECT q, s FROM unnest(bq, bs) u (q, s) ORDER BY q COLLATE "C", s COLLATE "C" ON CONFLICT DO NOTHING;
@@ -369,6 +378,9 @@ DECLARE
   since timestamptz[];
   moment timestamptz;
 BEGIN
+  IF nb > 1 THEN
+    ${briefly};
+  END IF;
   IF make THEN
     INSERT INTO holdfast.quota_bucket (quota, subject)
       SELECT q, u FROM unnest(bs) u ORDER BY u COLLATE "C" ON CONFLICT DO NOTHING;

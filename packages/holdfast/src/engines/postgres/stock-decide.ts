@@ -28,6 +28,12 @@ const make = sql.raw(`INSERT INTO holdfast.stock_level (book, sku, location)
       ORDER BY u.s COLLATE "C", u.l COLLATE "C" ON CONFLICT DO NOTHING`);
 
 /**
+ * Of several orders about several levels. Who waits for somebody's transaction with levels in hand that it comes to want
+ * ends in a deadlock, which may be the transaction's: they part before the server looks for one (deadlock_timeout, 1 s).
+ */
+const briefly = sql.raw("PERFORM set_config('lock_timeout', '200ms', true)");
+
+/**
  * Decides about orders in the order in which they came, each all or nothing.
  * Verdicts: 0 short, 1 done, 2 done before, 3 the id was used for something else, 4 a level is not there,
  * 5 no such sale or reservation, 6 more than is left of the sale, 7 the reservation is over.
@@ -80,6 +86,9 @@ DECLARE
   moves boolean;
 BEGIN
   missing := false;
+  IF nl > 1 AND no > 1 THEN
+    ${briefly};
+  END IF;
   IF place IS NOT NULL THEN
     PERFORM holdfast.stock_adopt(book, place, ls, ll);
   ELSIF make THEN
@@ -366,6 +375,9 @@ DECLARE
   moment timestamptz;
 BEGIN
   IF plain THEN
+    IF cardinality(ls) > 1 AND cardinality(ok) > 1 THEN
+      ${briefly};
+    END IF;
     IF make THEN
       ${make};
     END IF;
@@ -613,7 +625,8 @@ END
 $function$`;
 
 /**
- * The statements about a table of the caller's. Types are the catalog's, so that its own index on the column is used.
+ * The statements about a table of the caller's. Types are the catalog's, so that its own index on the column is used;
+ * but only the column's own text is that SKU: "007" would be a second level of a 7, as would another case of a uuid.
  * $1, $2: skus and locations; $3: what is on hand now, NULL: as it was.
  */
 const own = sql`CREATE OR REPLACE FUNCTION holdfast.stock_own(place jsonb, what text) RETURNS text
@@ -621,29 +634,33 @@ LANGUAGE plpgsql STABLE AS $function$
 DECLARE
   parts text[] := ARRAY(SELECT jsonb_array_elements_text(place->'table'));
   name text := (SELECT string_agg(quote_ident(p), '.' ORDER BY n) FROM unnest(parts) WITH ORDINALITY u (p, n));
-  sku_type text := (SELECT format_type(a.atttypid, NULL) FROM pg_attribute a WHERE a.attrelid = name::regclass AND a.attname = place->>'sku');
+  -- -1: of char(n), the type of any length.
+  sku_type text := (SELECT format_type(a.atttypid, -1) FROM pg_attribute a WHERE a.attrelid = name::regclass AND a.attname = place->>'sku');
+  at_sku text := format('t.%1$I = u.s::%2$s AND t.%1$I::text COLLATE "C" = u.s', place->>'sku', sku_type);
   at_place text := CASE WHEN place->>'location' IS NULL THEN format('u.l = %L', place->>'only')
-    ELSE format('t.%I::text = u.l', place->>'location') END;
-  here text := CASE WHEN place->>'location' IS NULL THEN format('%L::text', place->>'only') ELSE format('t.%I::text', place->>'location') END;
+    ELSE format('t.%1$I::text = u.l AND t.%1$I::text COLLATE "C" = u.l', place->>'location') END;
+  here text := CASE WHEN place->>'location' IS NULL THEN format('%L::text', place->>'only')
+    ELSE format('t.%I::text COLLATE "C"', place->>'location') END;
 BEGIN
   IF sku_type IS NULL THEN
     RAISE undefined_column USING MESSAGE = format('there is no column %I in %s', place->>'sku', name);
   END IF;
   RETURN CASE what
   WHEN 'read' THEN format('SELECT u.n::int AS n, t.%I::bigint AS on_hand, %s AS min_level FROM unnest($1::text[], $2::text[]) WITH ORDINALITY u (s, l, n)
-    JOIN %s t ON t.%I = u.s::%s AND %s ORDER BY u.s COLLATE "C", u.l COLLATE "C" FOR NO KEY UPDATE OF t',
+    JOIN %s t ON %s AND %s ORDER BY u.s COLLATE "C", u.l COLLATE "C" FOR NO KEY UPDATE OF t',
     place->>'onHand', CASE WHEN place->>'minLevel' IS NULL THEN 'NULL::bigint' ELSE format('t.%I::bigint', place->>'minLevel') END,
-    name, place->>'sku', sku_type, at_place)
+    name, at_sku, at_place)
   WHEN 'write' THEN format('UPDATE %s t SET %I = u.h FROM unnest($1::text[], $2::text[], $3::bigint[]) u (s, l, h)
-    WHERE u.h IS NOT NULL AND t.%I = u.s::%s AND %s', name, place->>'onHand', place->>'sku', sku_type, at_place)
+    WHERE u.h IS NOT NULL AND %s AND %s', name, place->>'onHand', at_sku, at_place)
   -- Of some ($1, $2), or of all (both NULL).
-  WHEN 'spots' THEN format('SELECT t.%I::text AS s, %s AS l FROM %s t WHERE $1::text[] IS NULL', place->>'sku', here, name)
-  WHEN 'some' THEN format('SELECT u.s, u.l FROM unnest($1::text[], $2::text[]) u (s, l) WHERE EXISTS (SELECT FROM %s t WHERE t.%I = u.s::%s AND %s)',
-    name, place->>'sku', sku_type, at_place)
+  WHEN 'spots' THEN format('SELECT t.%I::text COLLATE "C" AS s, %s AS l FROM %s t WHERE $1::text[] IS NULL', place->>'sku', here, name)
+  WHEN 'some' THEN format('SELECT u.s, u.l FROM unnest($1::text[], $2::text[]) u (s, l) WHERE EXISTS (SELECT FROM %s t WHERE %s AND %s)',
+    name, at_sku, at_place)
   -- $1: skus, or NULL; $2: a location, or NULL.
-  WHEN 'levels' THEN format('SELECT t.%I::text AS s, %s AS l, t.%I::bigint AS on_hand, %s AS min_level FROM %s t WHERE ($1::text[] IS NULL OR t.%I = ANY ($1::text[]::%s[]))',
+  WHEN 'levels' THEN format('SELECT t.%I::text COLLATE "C" AS s, %s AS l, t.%I::bigint AS on_hand, %s AS min_level FROM %s t
+    WHERE ($1::text[] IS NULL OR t.%I = ANY ($1::text[]::%s[]) AND t.%I::text COLLATE "C" = ANY ($1::text[]))',
     place->>'sku', here, place->>'onHand', CASE WHEN place->>'minLevel' IS NULL THEN 'NULL::bigint' ELSE format('t.%I::bigint', place->>'minLevel') END,
-    name, place->>'sku', sku_type)
+    name, place->>'sku', sku_type, place->>'sku')
   END;
 END
 $function$`;
