@@ -123,6 +123,20 @@ describe("a small pool", () => {
     await pool.end();
   });
 
+  test("the longest deadline and the longest wait that are taken", async () => {
+    const pool = pgPool(3);
+    const longest = 2 ** 31 - 1 - 60_000;
+    const hf = holdfast(fromPg(pool), { wait: longest, deadline: longest });
+    await expect(hf.transaction({ deadline: longest + 1 }, async () => {})).rejects.toThrow("deadline");
+    await pool.query("CREATE TABLE IF NOT EXISTS long (id int PRIMARY KEY, version int NOT NULL DEFAULT 0)");
+    await pool.query("INSERT INTO long VALUES (1) ON CONFLICT DO NOTHING");
+    await hf.transaction({ lock: key("long"), deadline: longest, wait: longest }, async (tx) => {
+      await tx.row("long", 1, { wait: longest });
+      await tx.query(sql`SELECT pg_sleep(0.05)`);
+    });
+    await pool.end();
+  });
+
   test("an aborted hold on a shared session does not keep it", async () => {
     const pool = pgPool(4);
     const hf = holdfast(fromPg(pool));

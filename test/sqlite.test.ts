@@ -3,6 +3,7 @@ import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { DatabaseSync } from "node:sqlite";
+import { setTimeout as sleep } from "node:timers/promises";
 import { type Client, createClient } from "@libsql/client";
 import { type Holdfast, fenced, holdfast, key, once, sql, versioned } from "holdfast";
 import { fromLibsql } from "holdfast/libsql";
@@ -318,3 +319,54 @@ test.for(files.filter((backend) => !isLibsql(backend)))(
     }
   },
 );
+
+describe("one handle for everybody", () => {
+  let folder: string;
+  let db: DatabaseSync;
+  let hf: Holdfast<DatabaseSync>;
+  beforeEach(async () => {
+    folder = await mkdtemp(join(tmpdir(), "holdfast-"));
+    db = new DatabaseSync(join(folder, "db"));
+    db.exec("PRAGMA journal_mode = DELETE; CREATE TABLE t (n integer)");
+    hf = holdfast(fromNodeSqlite(db));
+    await hf.migrate();
+    return async () => {
+      await hf.close();
+      db.close();
+      await rm(folder, { recursive: true });
+    };
+  });
+
+  test("what was given up does not end the transaction of whoever has the handle next", async () => {
+    const lease = await hf.lease(key("a"), { ttl: 60_000, renew: false });
+    const reader = new DatabaseSync(join(folder, "db"));
+    reader.exec("BEGIN");
+    reader.prepare("SELECT * FROM t").all();
+    // Its COMMIT waits for the reader, for longer than it is waited for.
+    const released = lease.release().catch((error: unknown) => error);
+    await hf.transaction(async (tx) => {
+      await sleep(300);
+      expect(db.isTransaction).toBe(true);
+      tx.client.exec("INSERT INTO t VALUES (1)");
+      reader.exec("ROLLBACK");
+      await sleep(300);
+      expect(db.isTransaction).toBe(true);
+    });
+    await released;
+    reader.close();
+    expect(db.prepare("SELECT n FROM t").all()).toEqual([{ n: 1 }]);
+  });
+
+  test("a renewal is not written into a transaction of the caller's own, which may be rolled back", async () => {
+    const until = () => Number(db.prepare("SELECT until FROM holdfast_lease").get()?.["until"]);
+    const lease = await hf.lease(key("a"), { ttl: 20_000, renew: false });
+    const before = until();
+    db.exec("BEGIN IMMEDIATE");
+    const renewed = lease.renew();
+    await sleep(200);
+    db.exec("ROLLBACK");
+    await renewed;
+    expect(until()).toBeGreaterThan(before);
+    await lease.release();
+  });
+});

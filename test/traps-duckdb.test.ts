@@ -401,3 +401,14 @@ test("errors are known by their messages: there are no codes", async () => {
   expect(error).toMatchObject({ code: "HF_DEADLINE" });
   expect(hf.classify(error.cause)).toBe("canceled");
 });
+
+test("nowait for several keys does not wait for one that somebody takes between two of them", async () => {
+  for (let i = 0; i < 20; i++) {
+    const [one, two] = [key("between", i, "a"), key("between", i, "b")];
+    const first = hf.tryLock([one, two], async () => "first");
+    // It would wait for the first one's end, which waits for this.
+    const second = other.tryLock(two, async () => void (await first));
+    const [all] = await Promise.all([first, second]);
+    expect(all.acquired || (await second).acquired).toBe(true);
+  }
+});

@@ -1,8 +1,8 @@
 import { UsageError } from "./errors.ts";
 import type { Wait } from "./database.ts";
 
-/** The longest time servers and timers take: 2^31 - 1 ms, almost 25 days. */
-export const longest = 2 ** 31 - 1;
+/** Servers and timers take 2^31 - 1 ms, almost 25 days, and less than that if something is added to it. */
+export const longest = 2 ** 31 - 1 - 60_000;
 
 export function milliseconds(value: unknown, what: string, least = 0): number {
   if (typeof value !== "number" || !Number.isFinite(value) || value < least || value > longest) {

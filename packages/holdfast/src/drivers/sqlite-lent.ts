@@ -3,7 +3,7 @@
  * they wait. So the engine writes BEGIN and COMMIT itself, on the connection that the ORM lends for a transaction.
  */
 import type { DriverError, Pinned, Purpose, Result, Row } from "../core/database.ts";
-import { NotInTransactionError, message } from "../core/errors.ts";
+import { NotInTransactionError, UsageError, message } from "../core/errors.ts";
 import { unlessAborted } from "../core/queue.ts";
 import { Single } from "../core/single.ts";
 import type { Statement } from "../core/sql.ts";
@@ -50,7 +50,7 @@ class LentConnection implements SqliteConnection {
   readonly line: Line | undefined;
   begun: SqliteConnection["begun"];
   inTransaction: boolean;
-  readonly #send: Send;
+  #send: Send;
 
   constructor(
     send: Send,
@@ -62,6 +62,12 @@ class LentConnection implements SqliteConnection {
     this.unwrap = unwrap;
     this.line = line;
     this.inTransaction = joined;
+  }
+
+  /** What still waits for a try was given up, and must not end a transaction of somebody else's. */
+  revoke(): void {
+    this.#send = () =>
+      Promise.reject(new UsageError("It was given up, and its connection is somebody else's"));
   }
 
   async query(statement: Statement): Promise<Result> {
@@ -140,7 +146,7 @@ export async function lentConnection(
   client: object,
   send: Send,
   unwrap: (error: unknown) => DriverError | undefined,
-): Promise<SqliteConnection> {
+): Promise<LentConnection> {
   return new LentConnection(send, unwrap, await lineFor(client, send), false);
 }
 
@@ -165,7 +171,10 @@ export async function connectLent<Native>(
     return {
       connection,
       native,
-      release: (broken) => (broken || connection.inTransaction ? undone(send, back) : back()),
+      release(broken) {
+        connection.revoke();
+        return broken || connection.inTransaction ? undone(send, back) : back();
+      },
     };
   } catch (error) {
     await ended(lent);

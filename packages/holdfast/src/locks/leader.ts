@@ -159,7 +159,12 @@ class Candidate implements Leader {
     emit("holdfast:leader:lost", () => ({ leader: name, fence, ...lost }));
     // A body that throws because it was told to end has done as it was told.
     if (failed && !signal.aborted) this.#report(failed.error);
-    await lease[Symbol.asyncDispose]();
+    // If it cannot be given back it runs out. Who has resigned is not to lead again for that.
+    try {
+      await lease[Symbol.asyncDispose]();
+    } catch (error) {
+      this.#report(error);
+    }
     if (lost) return "lost";
     return failed && !this.#stop.signal.aborted ? "failed" : "resigned";
   }

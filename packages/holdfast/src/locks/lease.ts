@@ -509,7 +509,7 @@ export class LeaseDesk<Native, C extends Connection> {
         stop.throwIfAborted();
         ear.rung = false;
         traces = true;
-        const answer = this.#take(claim, endsAt);
+        const answer = this.#take(claim, endsAt, stop);
         taking = answer;
         const { result, sentAt } = await unlessAborted(answer, stop, () => {});
         if (result.granted) {
@@ -561,7 +561,11 @@ export class LeaseDesk<Native, C extends Connection> {
     return Math.min(ms, Math.max(poll.least, freeInMs + 1));
   }
 
-  async #take(claim: Claim, endsAt: number): Promise<{ result: ClaimResult; sentAt: number }> {
+  async #take(
+    claim: Claim,
+    endsAt: number,
+    stop: AbortSignal,
+  ): Promise<{ result: ClaimResult; sentAt: number }> {
     let sentAt = 0;
     try {
       const errand = (connection: C) => {
@@ -569,13 +573,14 @@ export class LeaseDesk<Native, C extends Connection> {
         return this.#store().take(connection, claim);
       };
       // A server that is restarted may be back before the wait is over.
-      const result = await this.#ask(endsAt + graceMs, errand, endsAt);
+      const result = await this.#ask(endsAt + graceMs, errand, endsAt, stop);
       return { result, sentAt };
     } catch (error) {
       // Others are looking at it, and have not come to an end, or were faster again and again.
       const failure = classify(this.#home.database, error);
       if (failure !== "lock-timeout" && failure !== "serialization" && failure !== "deadlock") throw error;
-      return { result: { granted: false, freeInMs: 0, inLine: claim.lineMs > 0 }, sentAt };
+      // An earlier try may have been granted, and its answer lost.
+      return { result: { granted: false, freeInMs: 0, inLine: true }, sentAt };
     }
   }
 
@@ -643,7 +648,12 @@ export class LeaseDesk<Native, C extends Connection> {
    * Errands that are safe to repeat, on any connection, again after a failure that may pass: so many times, or for as
    * long as they are wanted.
    */
-  async #ask<T>(giveUpAt: number, errand: (connection: C) => Promise<T>, wantedUntil = 0): Promise<T> {
+  async #ask<T>(
+    giveUpAt: number,
+    errand: (connection: C) => Promise<T>,
+    wantedUntil = 0,
+    stop?: AbortSignal,
+  ): Promise<T> {
     for (let attempt = 1; ; attempt++) {
       try {
         const ms = Math.ceil(Math.min(10_000, Math.max(1000, giveUpAt - performance.now())));
@@ -652,7 +662,7 @@ export class LeaseDesk<Native, C extends Connection> {
         const delayMs = pause(policy, attempt);
         const next = performance.now() + delayMs;
         const enough = next > giveUpAt || (attempt >= policy.attempts && next > wantedUntil);
-        if (!this.#retryable(error) || enough) throw this.#present(error, attempt);
+        if (!this.#retryable(error) || enough || stop?.aborted) throw this.#present(error, attempt);
         await sleep(delayMs);
       }
     }

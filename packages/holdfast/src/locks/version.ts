@@ -3,6 +3,7 @@ import { isSupported } from "../core/capabilities.ts";
 import type { Connection, Row } from "../core/database.ts";
 import {
   CommitUnknownError,
+  HoldfastError,
   LockTimeoutError,
   RowsMissingError,
   StaleVersionError,
@@ -48,7 +49,11 @@ const longestPauseMs = 100;
 const errandMs = 10_000;
 
 /** Where statements run: `alone`, each a transaction of its own, or inside of one. */
-type Place = Pick<Work<Connection>, "connection" | "capabilities"> & { readonly alone: boolean };
+type Place = Pick<Work<Connection>, "connection" | "capabilities"> & {
+  readonly alone: boolean;
+  /** A write was sent. */
+  wrote?: string;
+};
 
 const updateNames = new Set(["attempts", "signal", "tx"]);
 
@@ -214,14 +219,23 @@ export class Versioned<R extends object, Native = unknown> {
   ): Promise<T> {
     const scope = tx === undefined ? this.#home.current.getStore() : scopeOf(tx, "versioned: tx");
     if (scope) return scope.work((work) => run({ ...work, alone: false }), signal);
-    return withConnection(
-      this.#home,
-      async (connection) => {
-        const capabilities = await this.#home.capabilities(connection);
-        return interruptible(connection, signal, () => run({ connection, capabilities, alone: true }));
-      },
-      this.#waitMs + errandMs,
-    );
+    let place: Place | undefined;
+    try {
+      return await withConnection(
+        this.#home,
+        async (connection) => {
+          const capabilities = await this.#home.capabilities(connection);
+          const here: Place = (place = { connection, capabilities, alone: true });
+          return interruptible(connection, signal, () => run(here));
+        },
+        this.#waitMs + errandMs,
+      );
+    } catch (error) {
+      // Nobody answered for too long, or the client's own COMMIT was lost.
+      if (!place?.wrote || error instanceof HoldfastError || classify(this.#home.database, error) !== "lost")
+        throw error;
+      throw new CommitUnknownError(place.wrote, error);
+    }
   }
 
   /** Others may have the row locked for as long as any lock is waited for. */
@@ -319,6 +333,8 @@ export class Versioned<R extends object, Native = unknown> {
       throw new UsageError(
         `versioned: ${this.#version} of ${shape.name} ${shownKey(id)} is NULL, which equals nothing: make the column NOT NULL DEFAULT 0`,
       );
+    const what = `it wrote ${shape.name} ${shownKey(id)} by itself`;
+    work.wrote = what;
     const found = await this.#tables
       .write(work.connection, {
         table: this.#table,
@@ -334,9 +350,7 @@ export class Versioned<R extends object, Native = unknown> {
       .catch((error: unknown) => {
         // Sent, and the answer lost: nobody can tell whether a version that is there now was ours.
         const lost = work.connection.lost.aborted || classify(this.#home.database, error) === "lost";
-        throw work.alone && lost
-          ? new CommitUnknownError(`it wrote ${shape.name} ${shownKey(id)} by itself`, error)
-          : error;
+        throw work.alone && lost ? new CommitUnknownError(what, error) : error;
       });
     if (found.granted) return found.rows[0];
     const blocked = {

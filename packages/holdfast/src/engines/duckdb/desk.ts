@@ -95,6 +95,11 @@ export class Desk {
     const taken: string[] = [];
     try {
       for (const { id, name } of wanted) {
+        // Somebody may have come between two of them.
+        if (wait === "nowait" && this.#lines.has(id)) {
+          this.give(session, taken);
+          return { granted: false, reason: "busy", usable: true };
+        }
         await this.#enter(session, id, name, until);
         taken.push(id);
       }

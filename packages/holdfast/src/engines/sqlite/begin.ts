@@ -77,16 +77,27 @@ function startWriting(
   const { line } = connection;
   if (!line) return whileBusy(connection, work, waitMs, signal);
   if (line.enter(connection)) {
-    const busy = whileBusy(connection, work, waitMs, signal);
+    const busy = orLeave(connection, () => whileBusy(connection, work, waitMs, signal));
     return busy && inTurn(connection, busy);
   }
   // Without patience, or out of it: SQLite has the last word.
   if (waitMs <= 0) return attempt(connection, work);
   const standing = line.stand(connection, kind, waitMs, signal);
   return (async () => {
-    const busy = whileBusy(connection, work, await standing, signal);
+    const leftMs = await standing;
+    const busy = orLeave(connection, () => whileBusy(connection, work, leftMs, signal));
     return busy && inTurn(connection, busy);
   })();
+}
+
+/** A handle that was closed meanwhile throws at once: then nobody else would give the turn on. */
+function orLeave<T>(connection: SqliteConnection, start: () => T): T {
+  try {
+    return start();
+  } catch (error) {
+    connection.line?.leave(connection);
+    throw error;
+  }
 }
 
 /** Who did not become the writer gives its turn to the next one. */

@@ -115,6 +115,7 @@ class HandleConnection<Handle extends object> implements SqliteConnection {
   #station: Station<Handle> | undefined;
   /** It was taken for the transaction, so that it can be somebody else's after it. */
   #lent = false;
+  #over = false;
 
   constructor(driver: Driver<Handle>, line: Line | undefined, source: Station<Handle> | Shelf<Handle>) {
     this.unwrap = driver.unwrap;
@@ -136,17 +137,29 @@ class HandleConnection<Handle extends object> implements SqliteConnection {
     return driver !== undefined && driver.inTransaction(handle as Handle);
   }
 
+  /** Its handle is somebody else's from now on: what still waits for a try was given up, and must not end their transaction. */
+  revoke(): void {
+    this.#over = true;
+  }
+
+  #check(): void {
+    if (this.#over) throw new UsageError("It was given up, and its connection is somebody else's");
+  }
+
   async query(statement: Statement): Promise<Result> {
+    this.#check();
     const { text, values } = render(statement);
     return this.station.run(text, values);
   }
 
   begin(mode: "deferred" | "immediate"): void {
+    this.#check();
     if (!this.#station) this.#lent = true;
     this.station.begin(mode);
   }
 
   end(how: "commit" | "rollback"): void {
+    this.#check();
     const { station } = this;
     station.end(how);
     // Before the next writer looks for one.
@@ -228,14 +241,16 @@ function one<Handle extends object>(driver: Driver<Handle>, handle: Handle): Con
     const file = line ? undefined : driver.file(handle);
     if (file !== undefined) line = lineOf(file);
     const connection = new HandleConnection(driver, line, station);
+    const theirs = driver.inTransaction(handle);
     const own = revocable(handle, ["prepare"]);
     return {
       connection,
       native: own.proxy,
       release(broken) {
         own.revoke();
+        connection.revoke();
         // There is no other handle to go on with: what this call has begun is undone, and the handle stays in use.
-        if (broken) undo(driver, handle);
+        if (broken && !theirs) undo(driver, handle);
         line?.leave(connection);
         leave();
       },
@@ -284,6 +299,7 @@ class Lent<Handle extends object> implements Pinned<Handle, SqliteConnection> {
 
   release(broken?: boolean): void {
     const { taken, line } = this.connection;
+    this.connection.revoke();
     if (taken && broken) close(taken.driver, taken.handle);
     else if (taken) this.#shelf.give(taken);
     line?.leave(this.connection);

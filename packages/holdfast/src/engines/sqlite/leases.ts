@@ -1,5 +1,5 @@
 import { type View, decide } from "../../core/claims.ts";
-import { UnsupportedError } from "../../core/errors.ts";
+import { UnsupportedError, UsageError } from "../../core/errors.ts";
 import type { Claim, ClaimResult, Grip, LeaseInfo, LeaseMode, Leases } from "../../core/leases.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import { ask, asWriter, flushed, insist, write } from "./begin.ts";
@@ -159,6 +159,9 @@ export const leases: Leases<SqliteConnection> = {
   take: (connection, claim) => explaining(take(connection, claim)),
 
   async renew(connection, { resource, fence: number, token }, ttlMs) {
+    // A transaction of the caller's own on the same handle: what is written into it may be undone after it was believed.
+    if (connection.inTransaction)
+      throw new StillBusy(new UsageError("The client's one handle is inside a transaction of its own"));
     // Not flushed: a power failure that undoes it ends its holder too, which is a process of the same machine.
     const renewal = write(
       connection,
