@@ -146,7 +146,7 @@ export async function lentConnection(
   client: object,
   send: Send,
   unwrap: (error: unknown) => DriverError | undefined,
-): Promise<LentConnection> {
+): Promise<SqliteConnection & { revoke(): void }> {
   return new LentConnection(send, unwrap, await lineFor(client, send), false);
 }
 
