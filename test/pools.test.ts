@@ -2,6 +2,8 @@
 import { getEventListeners } from "node:events";
 import { setTimeout as delay } from "node:timers/promises";
 import { ConnectionLostError, type Holdfast, holdfast, key, sql } from "holdfast";
+import { drizzle } from "drizzle-orm/node-postgres";
+import { fromDrizzle } from "holdfast/drizzle";
 import { fromMysql2 } from "holdfast/mysql2";
 import { fromPg } from "holdfast/pg";
 import { fromPostgres } from "holdfast/postgres";
@@ -71,6 +73,22 @@ describe("a network that falls silent", () => {
     await pool.end();
     await sqlPool.end({ timeout: 1 });
   });
+});
+
+test.for<[string, (pool: Pool) => Holdfast<unknown>]>([
+  ["pg", (pool) => holdfast(fromPg(pool))],
+  ["Drizzle", (pool) => holdfast(fromDrizzle(drizzle({ client: pool })))],
+])("%s: the deadline is told, if the server was the first to keep it", async ([, instance]) => {
+  const pool = pgPool(2);
+  const hf = instance(pool);
+  const late = hf.transaction({ deadline: 300, retry: false }, async (tx) => {
+    await tx.query(sql`SELECT 1 AS one`);
+    // As if the process were frozen: the server has ended the session by then.
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1500);
+    await tx.query(sql`SELECT 1 AS one`);
+  });
+  await expect(late).rejects.toMatchObject({ code: "HF_DEADLINE" });
+  await pool.end();
 });
 
 describe("a small pool", () => {

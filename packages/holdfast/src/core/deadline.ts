@@ -21,6 +21,11 @@ export class Deadline {
     signal?.addEventListener("abort", this.#onAbort, { once: true });
   }
 
+  /** Its time is over, whether or not the timer has come to run. */
+  get over(): boolean {
+    return performance.now() >= this.#endsAt;
+  }
+
   get leftMs(): number {
     return Math.max(1, Math.ceil(this.#endsAt - performance.now()));
   }

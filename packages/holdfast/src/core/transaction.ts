@@ -497,6 +497,14 @@ class Attempt<Native, C extends Connection> {
   }
 
   async present(error: unknown): Promise<unknown> {
+    const shown = await this.#shown(error);
+    // The server keeps the deadline too, and ends the session: after a pause of the whole process it comes first.
+    return shown instanceof ConnectionLostError && this.#deadline.over
+      ? new DeadlineExceededError(this.#deadline.ms, shown)
+      : shown;
+  }
+
+  async #shown(error: unknown): Promise<unknown> {
     const { locks } = this.#plan;
     if (error instanceof Refused) {
       const holders = await this.#home.holders(locks);
