@@ -3,10 +3,10 @@ import { createConnection, createServer, type Socket } from "node:net";
 export type Direction = "to-server" | "to-client";
 
 /**
- * What to do with a chunk: "pass" it on; "cut-before" it gets there; or, with "drop-answer", pass it on and
- * cut when the other side answers, so that the answer is lost after the deed is done.
+ * What to do with a chunk: "pass" it on; "cut-before" it gets there; with "drop-answer", pass it on and cut when the
+ * other side answers, so that the answer is lost after the deed is done; or "hold" it back and freeze, until `thaw`.
  */
-export type Verdict = "pass" | "cut-before" | "drop-answer";
+export type Verdict = "pass" | "cut-before" | "drop-answer" | "hold";
 
 export interface Proxy {
   readonly port: number;
@@ -136,8 +136,9 @@ class Link {
 
   #join(from: Socket, direction: Direction, to: Socket): Lane {
     const lane = new Lane(this.#state, (chunk) => {
-      if (chunk === null) to.end();
-      else this.#pass(direction, chunk, to);
+      if (chunk !== null) return this.#pass(direction, chunk, to);
+      to.end();
+      return true;
     });
     from.on("data", (chunk) => {
       if (direction === "to-server" && this.#spoke !== "to-server") this.#state.roundTrips++;
@@ -153,14 +154,22 @@ class Link {
     return lane;
   }
 
-  #pass(direction: Direction, chunk: Buffer, to: Socket): void {
-    if (this.#dropping === direction) return this.cut();
-    const verdict = this.#state.verdict(direction, chunk);
-    if (verdict === "cut-before") return this.cut();
+  /** False: it is to be kept. */
+  #pass(direction: Direction, chunk: Buffer, to: Socket): boolean {
+    const verdict = this.#dropping === direction ? "cut-before" : this.#state.verdict(direction, chunk);
+    if (verdict === "hold") {
+      this.#state.frozen = true;
+      return false;
+    }
+    if (verdict === "cut-before") {
+      this.cut();
+      return true;
+    }
     if (verdict === "drop-answer") this.#dropping = direction === "to-server" ? "to-client" : "to-server";
     const changed = this.#state.change(direction, chunk);
     if (changed.length !== chunk.length) throw new Error("A rewritten chunk must keep its length");
     to.write(changed);
+    return true;
   }
 
   resume(): void {
@@ -186,12 +195,12 @@ class Link {
 /** One direction of a connection: a queue whose entries come out in order, each after its delay. */
 class Lane {
   readonly #state: State;
-  readonly #deliver: (chunk: Buffer | null) => void;
+  readonly #deliver: (chunk: Buffer | null) => boolean;
   readonly #queue: { due: number; chunk: Buffer | null }[] = [];
   #timer: NodeJS.Timeout | undefined;
   #stopped = false;
 
-  constructor(state: State, deliver: (chunk: Buffer | null) => void) {
+  constructor(state: State, deliver: (chunk: Buffer | null) => boolean) {
     this.#state = state;
     this.#deliver = deliver;
   }
@@ -214,7 +223,7 @@ class Lane {
         return;
       }
       this.#queue.shift();
-      this.#deliver(head.chunk);
+      if (!this.#deliver(head.chunk)) this.#queue.unshift(head);
     }
   }
 

@@ -1,8 +1,8 @@
 import { randomInt } from "node:crypto";
-import { existsSync, readdirSync } from "node:fs";
 import type { TestProject } from "vitest/node";
 import { type EmbeddedPostgres, startPostgres } from "../../packages/cli/src/embedded.ts";
 import { type DebianPackage, installMissing } from "./debian.ts";
+import { OLD_HOME, oldBinaries } from "./old-postgres.ts";
 import { mariadbPackage, startMariadb } from "./mariadb.ts";
 import { debootstrapPackage, startMysql } from "./mysql.ts";
 import { pgbouncerPackage, startPgbouncer } from "./pgbouncer.ts";
@@ -34,16 +34,7 @@ declare module "vitest" {
 
 export const TEMPLATE = "holdfast_template";
 
-const OLD_HOME = "/usr/lib/postgresql";
-
 const oldPackage: DebianPackage = { name: "postgresql", installed: () => oldBinaries() !== undefined };
-
-function oldBinaries(): string | undefined {
-  if (!existsSync(OLD_HOME)) return undefined;
-  const versions = readdirSync(OLD_HOME).filter((version) => Number(version) < 17);
-  const directories = versions.map((version) => `${OLD_HOME}/${version}/bin`);
-  return directories.find((directory) => existsSync(`${directory}/postgres`));
-}
 
 // Tests make and drop hundreds of databases; none of them has to outlive the machine's power.
 const POSTGRES_SETTINGS = {

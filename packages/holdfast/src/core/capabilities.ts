@@ -93,7 +93,7 @@ export interface Capabilities {
   readonly foreignKeys: Support;
   readonly connections: "many" | "one";
   /** Facts for the engine itself. */
-  readonly details?: Readonly<Record<string, boolean>>;
+  readonly details?: Readonly<Record<string, boolean | string>>;
 }
 
 /** What each of them means, in a sentence: for whoever prints the table, and for the documentation. */

@@ -242,6 +242,11 @@ export interface Begun {
   readonly sessionLocks?: readonly LockRequest[];
 }
 
+/**
+ * What became of a transaction. "ended": it is over, but only what it wrote can tell how. "unknown": it may even go on.
+ */
+export type Outcome = "committed" | "aborted" | "in progress" | "ended" | "unknown";
+
 export interface Migration {
   readonly id: number;
   readonly name: string;
@@ -273,7 +278,7 @@ export interface Engine<C extends Connection = Connection> {
   readonly schedules?: Schedules<C>;
   readonly audits?: Audits<C>;
   /** What became of a transaction whose connection died during COMMIT. */
-  outcome?(connection: C, identity: string): Promise<"committed" | "aborted" | "in progress" | "unknown">;
+  outcome?(connection: C, identity: string): Promise<Outcome>;
   holders?(
     connection: C,
     locks: readonly LockRequest[],

@@ -170,6 +170,11 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   #lazyHeld: Map<string, LockMode> | undefined;
   #savepoints = 0;
   #closed: string | undefined;
+  /**
+   * Whether the transaction was kept, by something that it wrote: asked on another connection once it is over, where the
+   * server cannot tell.
+   */
+  proof: ((connection: C) => Promise<boolean>) | undefined;
 
   constructor(
     home: Home<Native, C>,

@@ -152,6 +152,7 @@ class Attempt<Native, C extends Connection> {
   #lockedAt: number | undefined;
   /** Locks were to be taken on the session, before BEGIN. */
   #lockFirst = false;
+  #scope: Scope<Native, C> | undefined;
   /** What the body threw. */
   #thrown: unknown;
   /** The body has ended well: from here on only COMMIT can fail. */
@@ -428,6 +429,7 @@ class Attempt<Native, C extends Connection> {
       },
       locks,
     );
+    this.#scope = scope;
     let cancelling: Promise<void> | undefined;
     let timer: NodeJS.Timeout | undefined;
     let abandon!: (error: unknown) => void;
@@ -478,22 +480,31 @@ class Attempt<Native, C extends Connection> {
       throw new CommitUnknownError("this engine keeps no record of it to ask", error);
     const until = performance.now() + resolveMs;
     let last: unknown = error;
+    let detail = "the server could not tell what became of it";
     for (let i = 0; performance.now() < until; i++) {
       try {
         const ask = engine.outcome.bind(engine);
+        const proof = this.#scope?.proof;
         // On a connection that has nothing to do with the lost one.
-        const outcome = await withConnection(this.#home, (connection) => ask(connection, identity));
-        if (outcome !== "in progress") emit("holdfast:commit:resolved", () => ({ outcome }));
+        const outcome = await withConnection(this.#home, async (connection) => {
+          const outcome = await ask(connection, identity);
+          if (outcome !== "ended" || !proof) return outcome;
+          return (await proof(connection)) ? "committed" : "aborted";
+        });
+        if (outcome !== "in progress")
+          emit("holdfast:commit:resolved", () => ({ outcome: outcome === "ended" ? "unknown" : outcome }));
         if (outcome === "committed") return;
         if (outcome === "aborted") throw new ConnectionLostError(this.#attempt, error);
-        if (outcome === "unknown") break;
+        if (outcome === "ended")
+          detail = "the server has recovered from a crash since, or another has taken its place";
+        if (outcome === "ended" || outcome === "unknown") break;
       } catch (askError) {
         if (askError instanceof ConnectionLostError) throw askError;
         last = askError;
       }
       await sleep(Math.min(500, 20 * 2 ** i));
     }
-    throw new CommitUnknownError("the server could not tell what became of it", last);
+    throw new CommitUnknownError(detail, last);
   }
 
   async present(error: unknown): Promise<unknown> {

@@ -107,6 +107,9 @@ export async function once<Native, T>(
       throw new UsageError(
         `once ${label}: it was recorded while its own body ran. Does the body call once with the same id?`,
       );
+    // A savepoint may still be undone, without the transaction.
+    if (scope.root === scope)
+      scope.proof = async (connection) => (await replay.find(connection, record)).kept !== undefined;
     // Not the body's own object: the first caller gets what a duplicate would.
     return { status: "done", value: revived(result) as T, replayed: false };
   };

@@ -5,6 +5,7 @@ import type { LockRequest } from "../../core/key.ts";
 import { sql } from "../../core/sql.ts";
 import { takingRows } from "./lock-rows.ts";
 import { explain, isolationNow, run, standby, taking, waitIsOver } from "./locks.ts";
+import { identityOf, xid, xidOn } from "./outcome.ts";
 import { isTrue, lastRow } from "./probe.ts";
 import { session } from "./session.ts";
 import { deadline, label, labelled, setLocal } from "./settings.ts";
@@ -15,27 +16,6 @@ const isolationSql = {
   "repeatable read": "REPEATABLE READ",
   serializable: "SERIALIZABLE",
 } as const;
-
-/** The part of a WAL file's name that changes with a failover. */
-const timeline = "left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)";
-
-/**
- * Names the transaction to whoever must ask what became of it. The id is assigned after the wait, so that a waiter
- * does not hold back what vacuum may clean. After a failover the same id may be another transaction's, hence the
- * timeline. A replica has none to give.
- */
-const xid = `CASE WHEN NOT pg_is_in_recovery() THEN pg_current_xact_id()::text || '/' || ${timeline} END AS xid`;
-
-export async function outcome(connection: SqlConnection, identity: string) {
-  const [id, line] = identity.split("/");
-  const [row] = (
-    await connection.query(
-      sql`SELECT CASE WHEN ${sql.raw(timeline)} = ${line}::text THEN pg_xact_status(${id}::text::xid8) END AS status`,
-    )
-  ).rows;
-  const status = row?.status as string | null | undefined;
-  return status === "committed" || status === "aborted" || status === "in progress" ? status : "unknown";
-}
 
 type Row = Result["rows"][number];
 
@@ -85,7 +65,8 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Gran
   }
   if (!byRows && locks.length > 0 && wait === "nowait" && !isTrue(row?.free))
     return { granted: false, reason: "busy", usable: false };
-  return { granted: true, begun: { identity: row?.xid as string | undefined, sessionLocks: before } };
+  const identity = readOnly ? undefined : await identityOf(connection, row?.xid, capabilities);
+  return { granted: true, begun: { identity, sessionLocks: before } };
 }
 
 function beginText({ isolation, readOnly }: Open): string {
@@ -100,7 +81,7 @@ function opening(open: Open, locks: readonly LockRequest[]): string {
     ...(begun ? [isolationNow] : []),
     ...(begun && readOnly ? [setLocal("transaction_read_only", "'on'")] : []),
     ...taking(locks, wait, begun),
-    readOnly ? standby : xid,
+    readOnly ? standby : xidOn(open.capabilities),
   ];
   return `SELECT ${columns.join(", ")}`;
 }

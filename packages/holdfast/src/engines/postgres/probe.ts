@@ -6,11 +6,14 @@ import { rowStrengths, tableModes } from "../../core/tables.ts";
 import { sleep } from "../../core/wait.ts";
 
 const minimum = 140000;
+/** From here on it costs nothing to ask when the server has last recovered from a crash; see outcome.ts. */
+const witnessMinimum = 150000;
 
 /** One question at first use. Aliases are single words: clients may rewrite the case of names with underscores. */
 const question = sql.raw(`SELECT current_setting('server_version_num') AS number, version() AS version,
   pg_is_in_recovery() AS standby, pg_backend_pid() AS pid, current_setting('default_transaction_isolation') AS isolation,
-  concat(current_setting('transaction_timeout', true), current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout')) AS timeouts`);
+  concat(current_setting('transaction_timeout', true), current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout')) AS timeouts,
+  has_function_privilege(to_regprocedure('pg_control_system()')::oid, 'EXECUTE') AS cluster`);
 
 export async function probe(
   connection: SqlConnection,
@@ -107,6 +110,8 @@ export async function probe(
     connections: traits.single ? "one" : "many",
     details: {
       transactionTimeout: number >= 170000,
+      witness: number >= witnessMinimum,
+      system: isTrue(row?.cluster) ? await systemOf(connection) : "",
       timeouts: !/^0*$/.test(String(row?.timeouts)),
       // A pooler hands out ids of its own.
       direct: connection.pid !== undefined && String(connection.pid) === String(row?.pid),
@@ -138,6 +143,14 @@ function refuseLookAlikes(version: string): void {
     throw new UnsupportedError(
       `${found[0]} answers like PostgreSQL, but its advisory locks are missing or lock nothing; Holdfast does not lock there yet`,
     );
+}
+
+/** Names the cluster, which a failover leaves as it is. */
+export async function systemOf(connection: SqlConnection): Promise<string> {
+  const [row] = (
+    await connection.query(sql.raw("SELECT system_identifier::text AS system FROM pg_control_system()"))
+  ).rows;
+  return String(row?.system ?? "");
 }
 
 export function isTrue(value: unknown): boolean {
