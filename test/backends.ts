@@ -11,7 +11,13 @@ import type { ConformanceSite } from "holdfast/testing";
 import type { Client, PoolClient, PoolConfig } from "pg";
 import type { TransactionSql } from "postgres";
 import { openKnex, openKnexOnMysql, openKnexOnSqlite } from "./backends/knex.ts";
-import { openDrizzle, openDrizzleLibsql, openDrizzleMysql, openDrizzlePostgres } from "./backends/drizzle.ts";
+import {
+  openDrizzle,
+  openDrizzleLibsql,
+  openDrizzleMysql,
+  openDrizzlePostgres,
+  sendDrizzle,
+} from "./backends/drizzle.ts";
 import { openKysely, openKyselyMysql, openKyselyOnSqlite, openKyselyWithPool } from "./backends/kysely.ts";
 import { openPrisma, openPrismaMysql } from "./backends/prisma.ts";
 import { openSequelize, openSequelizeOnMysql } from "./backends/sequelize.ts";
@@ -60,6 +66,7 @@ async function openPg(
   pool.on("error", () => {});
   return {
     database: fromPg(pool),
+    send: (client, text) => client.query(text),
     async ownTransaction(body) {
       const client = await pool.connect();
       try {
@@ -94,6 +101,8 @@ async function openPostgresJs(url: string, options: object = {}): Promise<Confor
   const sql = postgres(url, { max: 10, onnotice: () => {}, ...options });
   return {
     database: fromPostgres(sql) as never,
+    // postgres.js sends when it is asked for the answer.
+    send: async (tx, text) => tx.unsafe(text),
     ownTransaction: (body) => sql.begin((tx) => body(tx)) as never,
     async withIdle(body) {
       const reserved = await sql.reserve();
@@ -166,6 +175,7 @@ async function openMariadb(url: string): Promise<ConformanceSite> {
 }
 
 interface OwnConnection {
+  query(text: string): Promise<unknown>;
   beginTransaction(): Promise<void>;
   commit(): Promise<void>;
   rollback(): Promise<void>;
@@ -174,8 +184,9 @@ interface OwnConnection {
 
 function mysqlOwn(
   connect: () => Promise<OwnConnection>,
-): Pick<ConformanceSite, "ownTransaction" | "withIdle"> {
+): Pick<ConformanceSite, "ownTransaction" | "withIdle" | "send"> {
   return {
+    send: (native, text) => (native as OwnConnection).query(text),
     async ownTransaction(body) {
       const connection = await connect();
       try {
@@ -215,6 +226,7 @@ export const backends: readonly Backend[] = [
     await second.connect();
     return {
       database: fromPg(client),
+      send: (native, text) => native.query(text),
       async ownTransaction(body) {
         await second.query("BEGIN");
         try {
@@ -260,6 +272,7 @@ export const backends: readonly Backend[] = [
       const db = drizzle(client);
       return {
         database: fromDrizzle(db),
+        send: sendDrizzle,
         ownTransaction: (body) => db.transaction((tx) => body(tx)),
         withIdle: (body) =>
           body({
@@ -307,6 +320,7 @@ export const backends: readonly Backend[] = [
       const [db, { fromPglite }] = await Promise.all([sharedPglite("own"), import("holdfast/pglite")]);
       return {
         database: fromPglite<PgliteTx>(db),
+        send: (tx, text) => tx.exec(text),
         ownTransaction: (body) => db.transaction((tx) => body(tx)),
         withIdle: (body) => body({ query: db.query.bind(db), exec: db.exec.bind(db) } as never),
         close: async () => {},
@@ -391,6 +405,7 @@ export const backends: readonly Backend[] = [
       const own = await instance.connect();
       return {
         database: fromDuckdb(instance),
+        send: (native, text) => native.run(text),
         async ownTransaction(body) {
           await own.run("BEGIN TRANSACTION");
           try {
@@ -422,6 +437,7 @@ async function openLibsql(file: string, connections = 4): Promise<ConformanceSit
   await client.execute("PRAGMA journal_mode = WAL");
   return {
     database: fromLibsql(client, { connections }),
+    send: (tx, text) => tx.execute(text),
     async ownTransaction(body) {
       const tx = await client.transaction("write");
       try {
@@ -444,8 +460,9 @@ async function openLibsql(file: string, connections = 4): Promise<ConformanceSit
 
 function sqliteOwn<Handle extends { exec(text: string): unknown }>(
   db: Handle,
-): Pick<ConformanceSite<Handle>, "ownTransaction" | "withIdle"> {
+): Pick<ConformanceSite<Handle>, "ownTransaction" | "withIdle" | "send"> {
   return {
+    send: (native, text) => native.exec(text),
     async ownTransaction(body) {
       db.exec("BEGIN IMMEDIATE");
       try {

@@ -3,13 +3,20 @@ import type { ConformanceSite } from "holdfast/testing";
 async function site(db: {
   transaction: (...args: never[]) => unknown;
   $client: unknown;
-}): Promise<Pick<ConformanceSite, "database" | "ownTransaction">> {
+}): Promise<Pick<ConformanceSite, "database" | "ownTransaction" | "send">> {
   const { fromDrizzle } = await import("holdfast/drizzle");
   return {
     database: fromDrizzle(db),
+    send: sendDrizzle,
     ownTransaction: (body) => (db.transaction as (body: unknown) => Promise<never>)(body),
   };
 }
+
+/** SQLite's have another name for it. */
+export const sendDrizzle: ConformanceSite["send"] = (native, text) => {
+  const { execute, run } = native as Record<"execute" | "run", ((text: string) => unknown) | undefined>;
+  return (execute ?? run)?.call(native, text);
+};
 
 /** What a transaction looks like to Holdfast, with a client that is in none. */
 const idle = (client: unknown) => ({ session: { client }, rollback() {}, transaction() {} });

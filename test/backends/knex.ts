@@ -13,6 +13,7 @@ export async function openKnexOnSqlite(filename: string): Promise<ConformanceSit
   await own.withIdle((idle) => idle.client.acquireConnection().then(wal));
   return {
     database: site.database,
+    send: site.send,
     withIdle: own.withIdle,
     ownTransaction: (body) =>
       own.ownTransaction(async (trx) => {
@@ -41,6 +42,8 @@ async function open(
   return {
     database: fromKnex(knex),
     ownTransaction: (body) => knex.transaction((trx) => body(trx)),
+    // Knex sends when it is asked for the answer.
+    send: async (trx, text) => trx.raw(text),
     // Not in a transaction, but it says that it is: only the server knows.
     async withIdle(body) {
       const raw: unknown = await knex.client.acquireConnection();

@@ -56,6 +56,7 @@ export async function openKyselyOnSqlite(file: string): Promise<ConformanceSite<
   const { withIdle } = site(own, fromKysely(own));
   return {
     database: fromKysely(db),
+    send,
     withIdle,
     ownTransaction: (body) =>
       own.transaction().execute(async (trx) => {
@@ -71,12 +72,18 @@ export async function openKyselyOnSqlite(file: string): Promise<ConformanceSite<
   };
 }
 
+async function send(trx: Transaction<unknown>, text: string): Promise<unknown> {
+  const { CompiledQuery } = await import("kysely");
+  return trx.executeQuery(CompiledQuery.raw(text));
+}
+
 function site(
   db: Kysely<unknown>,
   database: ConformanceSite<Transaction<unknown>>["database"],
 ): ConformanceSite<Transaction<unknown>> {
   return {
     database,
+    send,
     ownTransaction: (body) => db.transaction().execute((trx) => body(trx)),
     // Not in a transaction, but it says that it is: only the server knows.
     withIdle: (body) =>

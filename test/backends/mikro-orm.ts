@@ -49,6 +49,7 @@ async function site(orm: Orm): Promise<ConformanceSite<SqlEntityManager>> {
   return {
     database: fromMikroOrm({ em }),
     ownTransaction: (body) => em.fork().transactional((own) => body(own)),
+    send: (own, text) => own.execute(text),
     // Not in a transaction, but it says that it is: only the server knows.
     withIdle: (body) =>
       em

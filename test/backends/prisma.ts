@@ -2,6 +2,9 @@ import type { ConformanceSite } from "holdfast/testing";
 
 const patient = { timeout: 60_000, maxWait: 60_000 };
 
+const sendPrisma: ConformanceSite["send"] = async (tx, text) =>
+  (tx as { $executeRawUnsafe(text: string): Promise<unknown> }).$executeRawUnsafe(text);
+
 export async function openPrisma(connectionString: string): Promise<ConformanceSite> {
   const [{ PrismaClient }, { PrismaPg }, { fromPrisma }] = await Promise.all([
     import("../generated/prisma/client.ts"),
@@ -12,6 +15,7 @@ export async function openPrisma(connectionString: string): Promise<ConformanceS
   return {
     database: fromPrisma(prisma),
     ownTransaction: (body) => prisma.$transaction((tx) => body(tx), patient),
+    send: sendPrisma,
     // Without $transaction it looks like a transaction's client, but every statement commits by itself.
     withIdle: (body) => body({ $queryRawUnsafe: prisma.$queryRawUnsafe.bind(prisma) }),
     close: () => prisma.$disconnect(),
@@ -29,6 +33,7 @@ export async function openPrismaMysql(url: string): Promise<ConformanceSite> {
   return {
     database: fromPrisma(prisma),
     ownTransaction: (body) => prisma.$transaction((tx) => body(tx), patient),
+    send: sendPrisma,
     // Prisma takes it for one that is open; the server does not.
     withIdle: (body) =>
       prisma.$transaction(async (tx) => {

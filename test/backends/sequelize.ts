@@ -18,6 +18,7 @@ async function open(url: string, options: Options = {}): Promise<ConformanceSite
   return {
     database: fromSequelize(sequelize),
     ownTransaction: (body) => sequelize.transaction((t) => body(t)),
+    send: (transaction, text) => sequelize.query(text, { transaction }),
     // Not in a transaction, but it looks like one: only the server knows.
     async withIdle(body) {
       const connection = await manager.getConnection({});

@@ -36,6 +36,7 @@ async function open(options: DataSourceOptions): Promise<ConformanceSite<EntityM
   return {
     database: fromTypeorm(dataSource),
     ownTransaction: (body) => dataSource.transaction(body),
+    send: (manager, text) => manager.query(text),
     async withIdle(body) {
       const runner = dataSource.createQueryRunner();
       await runner.connect();

@@ -203,7 +203,7 @@ export function fromMssql<Pool, Tx extends MssqlTransaction>(module: Mssql<Pool,
       const tx = new module.Transaction(pool);
       await tx.begin(levels[isolation]);
       try {
-        const value = await body(connectionOf(tx), tx);
+        const value = await body({ connection: connectionOf(tx), native: tx });
         await tx.commit();
         return value;
       } catch (error) {

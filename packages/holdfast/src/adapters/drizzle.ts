@@ -16,6 +16,7 @@ import {
   type PgFactory,
   type PgPool,
   checkOutPg,
+  endPg,
   isPgPool,
   listenPg,
   observePg,
@@ -24,6 +25,7 @@ import {
   unwrapPg,
   withholdBegin,
 } from "../drivers/pg.ts";
+import { over as ended } from "../core/view.ts";
 import {
   type LibsqlClient,
   type LibsqlTransaction,
@@ -44,6 +46,7 @@ import {
 import {
   type Mysql2Pool,
   checkOutMysql2,
+  endMysql2,
   mysql2Connection,
   observeMysql2,
   promisedMysql2,
@@ -74,7 +77,7 @@ interface Config {
   readonly accessMode?: "read only";
 }
 
-type Body = (tx: DrizzleTransaction, begun?: boolean) => Promise<unknown>;
+type Body = (tx: DrizzleTransaction, lent?: { begun?: boolean; seal?(): void }) => Promise<void>;
 
 /** What Drizzle keeps its driver's client in. */
 interface Session {
@@ -133,10 +136,13 @@ function onPg(db: Internals, pool: PgPool): Driver {
     async transaction(purpose, _config, body) {
       // Drizzle's own would lose the connection to the pool if BEGIN fails, and give back one that is broken.
       const pinned = await checkOutPg(pool, options, purpose);
-      const { connection, native } = pinned;
+      const { connection, native, seal } = pinned;
+      purpose.taken(() => endPg(native));
       const begin = withholdBegin(native);
       try {
-        return await sessionOn(db, native).transaction((tx) => body(tx, !begin.withheld));
+        return await sessionOn(db, native).transaction((tx) =>
+          body(tx, { begun: !begin.withheld, ...(seal && { seal }) }),
+        );
       } finally {
         begin.end();
         await pinned.release(connection.lost.aborted);
@@ -169,6 +175,7 @@ function onPostgres(db: Internals, sql: PostgresPool): Driver {
         get native() {
           return transactionOn(db, pinned.native) as never;
         },
+        seal: () => pinned.seal?.(),
         release: (broken) => pinned.release(broken),
       };
     },
@@ -223,9 +230,10 @@ function onMysql2(db: Internals, pool: Mysql2Pool): Driver {
     connect: (purpose) => checkOutMysql2(pool, kill, purpose) as Promise<never>,
     async transaction(purpose, config, body) {
       const pinned = await checkOutMysql2(pool, kill, purpose);
-      const { connection } = pinned;
+      const { connection, native, seal } = pinned;
+      purpose.taken(() => endMysql2(native));
       try {
-        return await sessionOn(db, pinned.native).transaction(body, config);
+        return await sessionOn(db, native).transaction((tx) => body(tx, seal && { seal }), config);
       } finally {
         await pinned.release(connection.lost.aborted);
       }
@@ -261,15 +269,13 @@ function onLibsql(db: Internals, client: LibsqlClient, connections: number): Dri
       let over = false;
       const current = () => {
         if (!over) return pinned.native;
-        throw new UsageError(
-          "This transaction is over: its client must not be used any more",
-          "HF_TRANSACTION_OVER",
-        );
+        throw ended();
       };
       try {
         return {
           connection: pinned.connection,
           native: (await onLibsqlTransaction(db, current)) as never,
+          seal: () => void (over = true),
           release(broken) {
             over = true;
             return pinned.release(broken);
@@ -415,9 +421,9 @@ export function fromDrizzle<Client extends DrizzleClient>(
           ...(readOnly && { accessMode: "read only" }),
         };
         const said = Object.keys(config).length > 0 ? config : undefined;
-        return transaction(options, said, (tx, begun) =>
-          body(connectionOf(tx), tx as never, begun),
-        ) as Promise<never>;
+        return transaction(options, said, (tx, lent) =>
+          body({ ...lent, connection: connectionOf(tx), native: tx as never }),
+        );
       },
     }),
     join(native) {

@@ -1,6 +1,7 @@
 import type { Database, Result, Row } from "../core/database.ts";
 import { NotInTransactionError, UsageError } from "../core/errors.ts";
 import { Queue } from "../core/queue.ts";
+import { behind, view } from "../core/view.ts";
 import { Desk, type DuckdbConnection, duckdb, render } from "../engines/duckdb/index.ts";
 
 /** The part of a DuckDBConnection of @duckdb/node-api that is used here. */
@@ -104,13 +105,19 @@ export function fromDuckdb<Handle extends DuckdbHandle>(
         const handle = idle.pop() ?? (await instance.connect());
         const connection = connectionOf(handle);
         const desk = await connection.desk;
+        const seen = view(handle, { makers: ["prepare", "createAppender"] });
         return {
           connection,
-          native: handle,
-          release(broken) {
-            // Closing undoes what is open.
-            if (broken) handle.closeSync();
-            else idle.push(handle);
+          native: seen.proxy,
+          seal: seen.seal,
+          async release(broken) {
+            seen.revoke();
+            if (broken) {
+              // One that is closed while it runs takes the process with it. Closing undoes what is open.
+              handle.interrupt();
+              await seen.idle();
+              handle.closeSync();
+            } else idle.push(handle);
             desk.leave(handle);
             leave();
           },
@@ -123,7 +130,7 @@ export function fromDuckdb<Handle extends DuckdbHandle>(
     join(native) {
       if (!isHandle(native))
         throw new NotInTransactionError("this is no DuckDBConnection of @duckdb/node-api");
-      return connectionOf(native);
+      return connectionOf(behind(native));
     },
     close() {
       for (const handle of idle.splice(0)) handle.closeSync();

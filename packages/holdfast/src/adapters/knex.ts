@@ -9,20 +9,22 @@ import type {
   SqlConnection,
 } from "../core/database.ts";
 import { NoConnectionError, NotInTransactionError, UnsupportedError, UsageError } from "../core/errors.ts";
-import { graceMs } from "../core/interrupt.ts";
 import { observeMethod } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
 import { type Site, sites } from "../core/site.ts";
 import { sql } from "../core/sql.ts";
+import { type ViewOptions, view } from "../core/view.ts";
 import { endedItself, lendKnex, sendInKnex } from "../drivers/knex-sqlite.ts";
-import { mysql2Connection, roomOfMysql2, unwrapMysql2 } from "../drivers/mysql2.ts";
+import { endMysql2, mysql2Connection, mysql2View, roomOfMysql2, unwrapMysql2 } from "../drivers/mysql2.ts";
 import {
   type PgClient,
   type PgFactory,
   type PgPool,
+  endPg,
   isPgPool,
   listenPg,
   pgConnection,
+  pgView,
   roomOfPg,
   unwrapPg,
   withholdBegin,
@@ -111,6 +113,8 @@ interface Reach {
   isBusy(raw: RawConnection): boolean;
   /** Ends the session at once. */
   end(raw: RawConnection): void;
+  /** What is sent on it once the body has ended. */
+  readonly view: ViewOptions;
   /** Of a pool that Knex was given. */
   roomOf(pool: object): Room | undefined;
   readonly listen?: NonNullable<Database["listen"]>;
@@ -128,7 +132,8 @@ function onPostgres(client: KnexClient): Reach {
     prepare: async () => ({}),
     withhold: (raw) => withholdBegin(raw as RawPg),
     isBusy: (raw) => (raw as RawPg).readyForQuery === false,
-    end: (raw) => void (raw as RawPg).end().catch(() => {}),
+    end: (raw) => endPg(raw as RawPg),
+    view: pgView,
     roomOf: (pool) => (isPgPool(pool) ? roomOfPg(pool) : undefined),
     ...(factory() && {
       listen: (channel, wake, signal) => listenPg(factory() as PgFactory, channel, wake, signal),
@@ -177,8 +182,8 @@ function onMysql(client: KnexClient): Reach {
       await connection.query(sql.raw("SET autocommit = COALESCE(@holdfast_autocommit, @@autocommit)"));
     },
     isBusy: (raw) => Boolean((raw as RawMysql)._command),
-    // Its own destroy() would leave whoever waits for an answer without one.
-    end: (raw) => (raw as RawMysql).stream.destroy(new Error("it was given up")),
+    end: endMysql2,
+    view: mysql2View,
     roomOf: roomOfMysql2,
     refuses: ({ strength, wait }) =>
       strength !== "update" && (strength !== "share" || wait !== "bounded")
@@ -281,37 +286,38 @@ export function fromKnex<Client extends KnexLike>(
     async transaction(options, body) {
       // Taken by ourselves and lent to Knex: so it can be dropped if it is not fit for others, and an abort ends the wait.
       const { raw, connection } = await checkOut(options.signal);
-      // Knex waits for BEGIN and COMMIT as long as the network is silent.
-      const timer = setTimeout(() => reach.end(raw), options.deadlineMs + 2 * graceMs);
-      let thrown: { error: unknown } | undefined;
+      options.taken(() => reach.end(raw));
+      const seen = view(raw, reach.view);
       let running: Promise<unknown> | undefined;
       let begin: ReturnType<NonNullable<Reach["withhold"]>> | undefined;
       const run = (trx: KnexTransaction) => {
-        running = body(connection, trx as never, !begin?.withheld).then((value) => {
-          if (trx.isCompleted?.()) throw endedItself();
-          return value;
+        const whole = body({
+          connection,
+          native: trx as never,
+          begun: !begin?.withheld,
+          seal: seen.seal,
         });
-        running.catch((error: unknown) => (thrown = { error }));
+        running = whole.then(() => {
+          if (trx.isCompleted?.()) throw endedItself();
+        });
         return running;
       };
       try {
         const config = await reach.prepare(connection, options);
         const open = knex.transaction.bind(knex) as (...args: unknown[]) => Promise<never>;
         begin = reach.withhold?.(raw);
-        const value = await open(run, { ...config, connection: raw });
+        await open(run, { ...config, connection: seen.proxy });
         // Knex is content once the body has called trx.rollback(), even while it goes on.
         await running;
-        return value;
       } catch (error) {
-        await running?.catch(() => {});
-        // If ROLLBACK fails too, its error comes instead of the one that there is to tell.
-        throw thrown ? thrown.error : error;
+        await running;
+        throw error;
       } finally {
+        seen.revoke();
         begin?.end();
         delete raw.__knexTxId;
         let broken = connection.lost.aborted || reach.isBusy(raw);
         if (!broken && reach.restore) await reach.restore(connection).catch(() => (broken = true));
-        clearTimeout(timer);
         await giveBack(raw, broken);
       }
     },

@@ -8,7 +8,7 @@ import {
   observeKysely,
   pinKysely,
 } from "../drivers/kysely.ts";
-import { Held, holding, rawOf, revealRaws } from "../drivers/kysely-raw.ts";
+import { Held, holding, rawOf, revealConnections, revealRaws } from "../drivers/kysely-raw.ts";
 import { lendKysely, sendThrough } from "../drivers/kysely-sqlite.ts";
 import { connectLent, joinLent, lentRoom, lentTraits, unwrapSqlite } from "../drivers/sqlite-lent.ts";
 import {
@@ -16,6 +16,7 @@ import {
   type PgFactory,
   type PgPool,
   checkOutPg,
+  endPg,
   isPgPool,
   listenPg,
   pgConnection,
@@ -128,10 +129,13 @@ function onPool(db: KyselyClient, pool: PgPool): Partial<Database<never, SqlConn
   revealRaws(db, pool, "connect");
   return {
     connect: (purpose) => checkOutPg(pool, options, purpose) as Promise<never>,
-    async transaction(_options, body) {
+    async transaction({ taken }, body) {
       const held = new Held();
       let begin: ReturnType<typeof withholdBegin> | undefined;
-      held.taken = (raw) => (begin = withholdBegin(raw as PgClient));
+      held.taken = (raw) => {
+        taken(() => endPg(raw as PgClient));
+        begin = withholdBegin(raw as PgClient);
+      };
       const run = async (trx: KyselyLike) => {
         held.closed = true;
         const raw = (await rawOf(trx)) as PgClient | undefined;
@@ -140,7 +144,12 @@ function onPool(db: KyselyClient, pool: PgPool): Partial<Database<never, SqlConn
             "fromKysely(db, { pool }): this is not the pool that the dialect was made with",
           );
         begin?.end();
-        return body(pgConnection(raw, options), trx as never, !begin?.withheld);
+        return body({
+          connection: pgConnection(raw, options),
+          native: trx as never,
+          begun: !begin?.withheld,
+          seal: () => held.seen?.seal(),
+        });
       };
       try {
         return await holding(held, () => (db.transaction() as unknown as TransactionBuilder).execute(run));
@@ -163,6 +172,7 @@ export function fromKysely<Client extends KyselyClient>(
   if (db.isTransaction)
     throw new UsageError("fromKysely(db): this is a transaction; make Holdfast once, of the instance itself");
   if (isSqlite(db)) return onSqlite(db);
+  revealConnections(db);
   const dialect = kyselyDialect(db, "fromKysely");
   if (pool !== undefined && !(dialect.engine === postgres && isPgPool(pool)))
     throw new UsageError(
@@ -185,7 +195,17 @@ export function fromKysely<Client extends KyselyClient>(
       // Said only where it is not the server's default: elsewhere it is a round trip, and the engine verifies it.
       if (!isolationIsDefault) builder = builder.setIsolationLevel(isolation);
       if (readOnly) builder = builder.setAccessMode("read only");
-      return builder.execute((trx) => body(kyselyConnection(trx, dialect), trx as never));
+      const held = new Held();
+      return holding(held, () =>
+        builder.execute((trx) => {
+          held.closed = true;
+          return body({
+            connection: kyselyConnection(trx, dialect),
+            native: trx as never,
+            seal: () => held.seen?.seal(),
+          });
+        }),
+      );
     },
     join: (native) => kyselyConnection(transactionOf(native), dialect),
     locking: (native, query, lock) => locking(native as unknown as Executing, query, lock),

@@ -249,8 +249,9 @@ function onSqlite<Native>(root: Manager): Database<Native, SqlConnection> {
     },
     async transaction(options, body) {
       const { connection } = await connected();
-      const run = body as (connection: SqlConnection, em: unknown) => ReturnType<typeof body>;
-      return transactionOfMikroOrm(connection, root, unwrapSqlite, options, run);
+      return transactionOfMikroOrm(connection, root, unwrapSqlite, options, (own, em) =>
+        body({ connection: own, native: em as Native }),
+      );
     },
     flush: (native) => (native as unknown as Manager).flush(),
     join: (native) => joinLent(sendThrough(contextOf(native, root)), unwrapSqlite),
@@ -310,26 +311,23 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
     // Only sessions are pinned, and nothing of theirs is handed to a body.
     connect: async (purpose) =>
       reach.connect(await connected(), purpose) as Promise<Pinned<never, SqlConnection>>,
-    async transaction({ isolation, isolationIsDefault, readOnly, deadlineMs, signal }, body) {
+    async transaction({ isolation, isolationIsDefault, readOnly, signal, taken }, body) {
       const from = await connected();
       const unsaid = isolationIsDefault && reach.verified;
       const held = new Held();
       let trx: Trx | undefined;
       let raw: object | undefined;
-      let timer: NodeJS.Timeout | undefined;
-      // A silent network would keep COMMIT or ROLLBACK waiting for ever: then the connection is taken away from it.
-      const atMost = (ms: number) => {
-        timer = setTimeout(() => {
-          if (raw && held.raws.delete(raw)) reach.drop(raw);
-        }, ms);
-      };
       let begin!: () => void;
       const begun = new Promise<void>((resolve) => (begin = resolve));
       // A fork for each attempt: what another one has read or changed must not be found in the identity map.
       const fork = forkOf(root);
       const { withhold } = reach;
       let withholding: ReturnType<NonNullable<typeof withhold>> | undefined;
-      if (withhold) held.taken = (taken) => (withholding = withhold(taken));
+      held.taken = (first) => {
+        // A silent network would keep BEGIN, COMMIT or ROLLBACK waiting for ever: then it is taken away from them.
+        taken(() => void (held.raws.delete(first) && reach.drop(first)));
+        withholding = withhold?.(first);
+      };
       const running = holding(held, () =>
         fork.transactional(
           async (em) => {
@@ -348,18 +346,16 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
               );
             const connection = reach.connection(raw, from);
             withholding?.end();
-            try {
-              const value = await body(connection, em, !withholding?.withheld);
-              if (trx.isCommitted || trx.isRolledBack)
-                throw new UsageError(
-                  "The body has ended the transaction by itself; Holdfast commits when the body returns",
-                );
-              atMost(deadlineMs + graceMs);
-              return value;
-            } catch (error) {
-              atMost(graceMs);
-              throw error;
-            }
+            await body({
+              connection,
+              native: em as never,
+              begun: !withholding?.withheld,
+              seal: () => held.seen?.seal(),
+            });
+            if (trx.isCommitted || trx.isRolledBack)
+              throw new UsageError(
+                "The body has ended the transaction by itself; Holdfast commits when the body returns",
+              );
           },
           // Said by the engine where it begins.
           withhold ? {} : { ...(!unsaid && { isolationLevel: isolation }), ...(readOnly && { readOnly }) },
@@ -387,7 +383,6 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
         throw error;
       } finally {
         withholding?.end();
-        clearTimeout(timer);
       }
     },
     flush: (native) => (native as unknown as Manager).flush(),

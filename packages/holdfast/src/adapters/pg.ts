@@ -1,7 +1,7 @@
 import type { Database, Pinned, Purpose, SqlConnection } from "../core/database.ts";
 import { NotInTransactionError, UsageError } from "../core/errors.ts";
-import { revocable } from "../core/revocable.ts";
 import { Single } from "../core/single.ts";
+import { view } from "../core/view.ts";
 import {
   type PgClient,
   type PgFactory,
@@ -12,6 +12,7 @@ import {
   listenPg,
   observePg,
   pgConnection,
+  pgView,
   roomOfPg,
   unwrapPg,
 } from "../drivers/pg.ts";
@@ -73,10 +74,11 @@ function oneClient(client: PgClient): (purpose: Purpose) => Promise<Pinned<PgCli
   return async (purpose) => {
     const leave = await door.enter(purpose);
     const connection = pgConnection(client);
-    const own = revocable(client);
+    const own = view(client, pgView);
     return {
       connection,
       native: own.proxy,
+      seal: own.seal,
       async release(broken) {
         own.revoke();
         // There is no other connection to go on with: what this one has begun is undone, and it stays in use.

@@ -42,7 +42,7 @@ export function fromPglite<Tx extends PgliteTransaction>(
       try {
         return await client.transaction(async (tx) => {
           if (!isolationIsDefault) await tx.exec(`SET TRANSACTION ISOLATION LEVEL ${isolation}`);
-          return body(pgliteConnection(tx), tx);
+          return body({ connection: pgliteConnection(tx), native: tx });
         });
       } finally {
         leave();

@@ -15,6 +15,7 @@ import {
 } from "../drivers/prisma-find.ts";
 import type { PrismaArgs, PrismaFound, PrismaSelecting } from "../drivers/prisma-types.ts";
 import { prismaOnMysql, readsOf, seePrismaMysql } from "../drivers/prisma-mysql.ts";
+import { Lending, lendingTo, seePrismaPg } from "../drivers/prisma-pg.ts";
 import { Holdfast, type HoldfastOptions } from "../holdfast.ts";
 import { postgres, render } from "../engines/postgres/index.ts";
 
@@ -216,6 +217,7 @@ export function fromPrisma<Client extends PrismaClientLike>(
 }
 
 function onPostgres(client: PrismaClientLike): Parts {
+  seePrismaPg(client);
   const watched = watching(client);
   return {
     engine: postgres,
@@ -228,20 +230,24 @@ function onPostgres(client: PrismaClientLike): Parts {
       pinned: false,
       begins: true,
     },
-    transaction({ isolation, isolationIsDefault, deadlineMs }, body) {
+    transaction({ isolation, isolationIsDefault, deadlineMs, timeoutMs, taken }, body) {
       // Said only where it is not the server's default: Prisma would spend a round trip on it, and the engine verifies it.
       const level = isolationIsDefault ? {} : { isolationLevel: levels[isolation] };
       const state = { failed: false };
+      const lending = new Lending(taken);
       let thrown: unknown;
       const run = async (tx: PrismaTransaction) => {
         const connection = connectionOf(tx, () => state.failed);
-        return body(connection, tx).catch((error: unknown) => {
+        const seal = () => lending.seal();
+        return body({ connection, native: tx, seal }).catch((error: unknown) => {
           thrown = error;
           throw error;
         });
       };
-      const options = { ...level, timeout: deadlineMs, maxWait: deadlineMs };
-      const running = statements.run(state, () => watched.$transaction(run as never, options as never));
+      const options = { ...level, timeout: timeoutMs, maxWait: deadlineMs };
+      const running = statements.run(state, () =>
+        lendingTo(lending, () => watched.$transaction(run as never, options as never)),
+      );
       return (running as Promise<never>).catch((error: unknown) => {
         // Of BEGIN, COMMIT or ROLLBACK, whose connection it was; the body may speak to others.
         throw error !== thrown && deadConnection.test(message(error)) ? new Lost(error) : error;
@@ -375,6 +381,7 @@ export function holdfast(options: HoldfastOptions = {}): PrismaExtension {
   // $extends calls it with the client, whose connections must be seen from the first one on.
   const extend = (client: { $extends(extension: object): unknown }) => {
     seePrismaMysql(client);
+    seePrismaPg(client);
     return client.$extends(extension);
   };
   return extend as unknown as PrismaExtension;

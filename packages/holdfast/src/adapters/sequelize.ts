@@ -15,12 +15,14 @@ import {
   UnsupportedError,
   UsageError,
 } from "../core/errors.ts";
-import { graceMs } from "../core/interrupt.ts";
 import { observeMethod } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
 import { sql } from "../core/sql.ts";
-import { mysql2Connection, unwrapMysql2 } from "../drivers/mysql2.ts";
+import { type ViewOptions, view } from "../core/view.ts";
+import { endMysql2, mysql2View, mysql2Connection, unwrapMysql2 } from "../drivers/mysql2.ts";
 import {
+  endPg,
+  pgView,
   type PgClient,
   type PgFactory,
   listenPg,
@@ -89,7 +91,7 @@ interface ConnectionManager {
 }
 
 interface SequelizeTransaction {
-  readonly connection?: RawConnection;
+  connection?: RawConnection;
   readonly finished?: string;
   readonly parent?: SequelizeTransaction;
   _afterCommitHooks?: ((t: unknown) => unknown)[];
@@ -148,6 +150,8 @@ interface Reach {
   connectionOf(raw: RawConnection): SqlConnection;
   /** Ends the session at once, and what waits for an answer on it. */
   end(raw: RawConnection): void;
+  /** What is sent on it once the body has ended. */
+  readonly view: ViewOptions;
   /** Keeps the next BEGIN from being sent, where the engine's own comes with the locks. */
   withhold?(raw: RawConnection): { readonly withheld: boolean; end(): void };
   /** After BEGIN. */
@@ -169,7 +173,8 @@ function onPostgres(manager: ConnectionManager): Reach {
     engine: postgres,
     unwrap: unwrapPostgres,
     connectionOf: (raw) => ({ ...pgConnection(raw as RawPg, factory?.options), unwrap: unwrapPostgres }),
-    end: (raw) => void (raw as RawPg).end().catch(() => {}),
+    end: (raw) => endPg(raw as RawPg),
+    view: pgView,
     withhold: (raw) => withholdBegin(raw as RawPg),
     ...(factory && {
       listen: (channel, wake, signal) => listenPg(factory, channel, wake, signal),
@@ -194,8 +199,8 @@ function onMysql(manager: ConnectionManager): Reach {
     engine: mysql,
     unwrap: unwrapMysql,
     connectionOf: (raw) => ({ ...mysql2Connection(raw, kill), unwrap: unwrapMysql }),
-    // Its own destroy() would leave whoever waits for an answer without one.
-    end: (raw) => (raw as RawMysql).stream.destroy(new Error("it was given up")),
+    end: endMysql2,
+    view: mysql2View,
     async prepare(connection, { isolation, readOnly }) {
       if (readOnly) {
         // It can be said only before, and Sequelize does not: so this is another transaction than the one it began.
@@ -284,12 +289,14 @@ export function fromSequelize<Client extends SequelizeLike>(
       };
     },
     async transaction(options, body) {
-      const { isolation, isolationIsDefault, signal, deadlineMs } = options;
-      let timer: NodeJS.Timeout | undefined;
+      const { isolation, isolationIsDefault, signal } = options;
       let after: (() => Promise<void>) | undefined;
       let restored: Promise<void> | undefined;
       let begun = false;
-      const taking: Taking = { withhold: reach.withhold };
+      const taking: Taking = {
+        withhold: reach.withhold,
+        taken: (raw) => options.taken(() => reach.end(raw)),
+      };
       let begin!: () => void;
       const beginning = new Promise<void>((resolve) => (begin = resolve));
       const run = async (t: SequelizeTransaction) => {
@@ -299,22 +306,20 @@ export function fromSequelize<Client extends SequelizeLike>(
         begin();
         const raw = t.connection as RawConnection;
         const connection = connectionOf(raw);
-        // Sequelize waits for COMMIT and ROLLBACK as long as the network is silent.
-        const endWithin = (ms: number) => (timer = setTimeout(() => reach.end(raw), ms));
-        try {
-          const { restore } = reach;
-          if (restore) beforeCleanup(t, () => (restored = restore(connection)));
-          await reach.prepare?.(connection, options);
-          const own = whileOpen(t, connection, () => endedItself(t, engine));
-          const value = await body(own, t as never, !taking.withholding?.withheld);
-          if (t.finished !== undefined) throw endedItself(t, engine);
-          after = takeHooks(t);
-          endWithin(deadlineMs + graceMs);
-          return value;
-        } catch (error) {
-          endWithin(graceMs);
-          throw error;
-        }
+        const seen = view(raw, reach.view);
+        const { restore } = reach;
+        beforeCleanup(t, raw, restore && (() => (restored = restore(connection))));
+        t.connection = seen.proxy;
+        await reach.prepare?.(connection, options);
+        const own = whileOpen(t, connection, () => endedItself(t, engine));
+        await body({
+          connection: own,
+          native: t as never,
+          begun: !taking.withholding?.withheld,
+          seal: seen.seal,
+        });
+        if (t.finished !== undefined) throw endedItself(t, engine);
+        after = takeHooks(t);
       };
       // Said only where it is not the server's default: it is a round trip, and the engine verifies it.
       const unsaid = isolationIsDefault || reach.withhold !== undefined;
@@ -324,15 +329,13 @@ export function fromSequelize<Client extends SequelizeLike>(
       running.catch(() => {});
       try {
         await unlessAborted(Promise.race([beginning, running]), signal, () => {});
-        const value = await running;
+        await running;
         await after?.();
-        return value;
       } catch (error) {
         throw begun ? error : noConnection(error);
       } finally {
         taking.withholding?.end();
         await restored?.catch(() => {});
-        clearTimeout(timer);
       }
     },
     join(native) {
@@ -362,6 +365,8 @@ export function fromSequelize<Client extends SequelizeLike>(
 /** A transaction of ours that is about to take its connection. */
 interface Taking {
   withhold: Reach["withhold"];
+  /** Told of it, once. */
+  taken: ((raw: RawConnection) => void) | undefined;
   withholding?: ReturnType<NonNullable<Reach["withhold"]>>;
 }
 
@@ -376,11 +381,12 @@ function revealTaken(manager: ConnectionManager): void {
   manager.getConnection = async (options) => {
     const taking = takings.getStore();
     const raw = await get(options);
-    const { withhold } = taking ?? {};
-    if (taking && withhold) {
+    const { withhold, taken } = taking ?? {};
+    if (taking && taken) {
       // The body's own come later, in the same context.
-      taking.withhold = undefined;
-      taking.withholding = withhold(raw);
+      taking.taken = undefined;
+      taken(raw);
+      if (withhold) taking.withholding = withhold(raw);
     }
     return raw;
   };
@@ -399,9 +405,20 @@ function endedItself({ finished }: SequelizeTransaction, engine: Engine<SqlConne
 }
 
 /** Sequelize gives the connection back by itself, as soon as COMMIT or ROLLBACK is answered. */
-function beforeCleanup(t: SequelizeTransaction, restore: () => Promise<void>): void {
-  const { cleanup } = t;
+function beforeCleanup(
+  t: SequelizeTransaction,
+  raw: RawConnection,
+  restore: (() => Promise<void>) | undefined,
+): void {
+  const { cleanup, forceCleanup } = t;
+  // The pool knows the connection itself only.
+  t.forceCleanup = async () => {
+    t.connection = raw;
+    await forceCleanup?.call(t);
+  };
   t.cleanup = () => {
+    t.connection = raw;
+    if (!restore) return cleanup?.call(t);
     restore()
       .then(() => cleanup?.call(t))
       .catch(() => t.forceCleanup?.())

@@ -8,14 +8,16 @@ import type {
   SqlConnection,
 } from "../core/database.ts";
 import { NotInTransactionError, UnsupportedError, UsageError, message } from "../core/errors.ts";
-import { graceMs, within } from "../core/interrupt.ts";
 import { observeMethod } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
 import { sql } from "../core/sql.ts";
+import { type ViewOptions, view } from "../core/view.ts";
 import {
   type Mysql2PoolConnection,
   checkOutMysql2,
+  endMysql2,
   mysql2Connection,
+  mysql2View,
   roomOfMysql2,
   unwrapMysql2,
 } from "../drivers/mysql2.ts";
@@ -24,8 +26,10 @@ import {
   type PgFactory,
   type PgPool,
   checkOutPg,
+  endPg,
   listenPg,
   pgConnection,
+  pgView,
   roomOfPg,
   unwrapPg,
   withholdBegin,
@@ -53,7 +57,7 @@ interface Runner {
   readonly isReleased: boolean;
   readonly isTransactionActive: boolean;
   /** The driver's own, once it is connected. */
-  readonly databaseConnection?: object;
+  databaseConnection?: object;
   connect(): Promise<object>;
   startTransaction(level?: string): Promise<void>;
   commitTransaction(): Promise<void>;
@@ -73,6 +77,10 @@ interface Reach {
   /** Keeps the next BEGIN from being sent, where the engine's own comes with the locks. */
   withhold?(raw: object): { readonly withheld: boolean; end(): void };
   connect(purpose: Purpose): Promise<Pinned<unknown, SqlConnection>>;
+  /** Ends the session at once, and what waits for an answer on it. */
+  end(raw: object): void;
+  /** What is sent on it once the body has ended. */
+  readonly view: ViewOptions;
   /** Takes the connection out of the pool for good. */
   drop(runner: Runner, raw: object): Promise<void>;
   room(): Room | undefined;
@@ -98,6 +106,8 @@ function onPostgres(dataSource: TypeormDataSource): Reach {
     withhold: (raw) => withholdBegin(raw as PgClient),
     connection: (raw) => pgConnection(raw as PgClient, driver().master?.options),
     connect: async (purpose) => checkOutPg(pool(), pool().options, purpose),
+    end: (raw) => endPg(raw as PgClient),
+    view: pgView,
     async drop(runner) {
       const { releasePostgresConnection } = runner as {
         releasePostgresConnection?: (e: Error) => Promise<void>;
@@ -144,6 +154,8 @@ function onMysql(dataSource: TypeormDataSource): Reach {
       if (readOnly) await connection.query(sql.raw("SET TRANSACTION READ ONLY"));
     },
     connect: (purpose) => checkOutMysql2(pool, kill, purpose),
+    end: endMysql2,
+    view: mysql2View,
     async drop(runner, raw) {
       (raw as Raw).destroy();
       await runner.release();
@@ -211,12 +223,14 @@ function isReleased(error: unknown): boolean {
 
 /** Resolves to whether the connection is fit for others. */
 async function undo(runner: Runner, { lost }: SqlConnection): Promise<boolean> {
-  const rollback = async () => {
+  if (lost.aborted) return false;
+  try {
     // The body may have left transactions open inside of ours, which TypeORM counts.
     while (runner.isTransactionActive) await runner.rollbackTransaction();
     return true;
-  };
-  return lost.aborted ? false : within(graceMs, rollback()).catch(() => false);
+  } catch {
+    return false;
+  }
 }
 
 /** Of an EntityManager, or the QueryRunner itself. */
@@ -341,10 +355,14 @@ export function fromTypeorm<Client extends TypeormDataSource>(
     },
     // Only sessions are pinned, and nothing of theirs is handed to a body.
     connect: (purpose) => reach.connect(purpose) as Promise<Pinned<never, SqlConnection>>,
-    async transaction({ isolation, isolationIsDefault, readOnly, deadlineMs, signal }, body) {
+    async transaction({ isolation, isolationIsDefault, readOnly, signal, taken }, body) {
       const runner = dataSource.createQueryRunner("master") as Runner;
       const raw = await unlessAborted(runner.connect(), signal, () => void runner.release());
+      taken(() => reach.end(raw));
       const connection = reach.connection(raw);
+      const seen = view(raw, reach.view);
+      // What the manager sends goes through the runner, and by way of this.
+      runner.databaseConnection = seen.proxy;
       // Said only where it would not be so anyway: TypeORM spends a round trip on it, and the engine verifies it.
       const free = dataSource.options.isolationLevel === undefined;
       const begin = free ? reach.withhold?.(raw) : undefined;
@@ -356,15 +374,21 @@ export function fromTypeorm<Client extends TypeormDataSource>(
           await runner.startTransaction(unsaid ? undefined : isolation.toUpperCase());
         };
         await unlessAborted(start(), signal, () => {}).finally(() => begin?.end());
-        const value = await body(connection, runner.manager, !begin?.withheld);
-        await commit(runner, deadlineMs);
+        await body({
+          connection,
+          native: runner.manager,
+          begun: !begin?.withheld,
+          seal: seen.seal,
+        });
+        await commit(runner);
         clean = true;
-        return value;
       } catch (error) {
         clean = await undo(runner, connection);
         throw connection.lost.aborted && isReleased(error) ? new Lost(error) : error;
       } finally {
+        runner.databaseConnection = raw;
         await (clean ? runner.release() : reach.drop(runner, raw));
+        seen.revoke();
       }
     },
     join(native) {
@@ -392,13 +416,13 @@ export function fromTypeorm<Client extends TypeormDataSource>(
   };
 }
 
-async function commit(runner: Runner, ms: number): Promise<void> {
+async function commit(runner: Runner): Promise<void> {
   if (!runner.isTransactionActive)
     throw new UsageError(
       "The body has ended the transaction by itself; Holdfast commits when the body returns",
     );
   try {
-    await within(ms + graceMs, runner.commitTransaction());
+    await runner.commitTransaction();
   } catch (error) {
     if (runner.isTransactionActive) throw error;
     // Not to be retried, whatever it is.

@@ -64,6 +64,11 @@ export interface Pinned<Native, C extends Connection> {
   readonly connection: C;
   /** Read after BEGIN: some clients make their handle only then. */
   readonly native: Native;
+  /**
+   * The body has ended: from now on nothing can be sent through `native`. Resolves when what was under way has been sent:
+   * a client that sends a statement in two steps must not do the second after COMMIT.
+   */
+  seal?(): void | Promise<void>;
   /** `broken`: its state is not known any more, so it must not be used again. */
   release(broken?: boolean): void | Promise<void>;
 }
@@ -98,10 +103,26 @@ export interface Purpose {
 export interface ClientTransaction extends Purpose {
   readonly isolation: Isolation;
   readonly readOnly: boolean;
-  /** How long the body may run; the client's own timeout must not be shorter. */
+  /** How long the body may run. */
   readonly deadlineMs: number;
+  /** For a client that has a timeout of its own, which must not come before we have given up. */
+  readonly timeoutMs: number;
   /** The server's default isolation already is the one wanted, so it may go unsaid: the engine verifies it. */
   readonly isolationIsDefault: boolean;
+  /** To be called as soon as there is a connection, before anything is sent: `end` ends its session, whatever it does. */
+  taken(end: () => void): void;
+}
+
+/** What a client that opens transactions by itself hands to the body of one. */
+export interface Lent<Native, C extends Connection> {
+  readonly connection: C;
+  readonly native: Native;
+  /** False: it did not send its BEGIN, so that ours can be in one message with the locks. */
+  readonly begun?: boolean;
+  /**
+   * The same for a client that has yet to send COMMIT: that, and nothing else. Absent where it sees to that by itself.
+   */
+  seal?(): void | Promise<void>;
 }
 
 /** How many connections a client's pool can have, and how many are given out. */
@@ -126,13 +147,10 @@ export interface Database<Native = unknown, C extends Connection = Connection> {
   /** A connection of one's own: for locks of a session, and, without `transaction`, to write BEGIN and COMMIT on. */
   connect?(purpose: Purpose): Promise<Pinned<Native, C>>;
   /**
-   * For clients that write BEGIN and COMMIT themselves (most ORMs). Goes before `connect`. `begun: false`: it did not
-   * send its BEGIN, so that ours can be in one message with the locks.
+   * For clients that write BEGIN and COMMIT themselves (most ORMs). Goes before `connect`. Is only called by way of
+   * `runInClient`, which bounds it.
    */
-  transaction?<T>(
-    options: ClientTransaction,
-    body: (connection: C, native: Native, begun?: boolean) => Promise<T>,
-  ): Promise<T>;
+  transaction?(options: ClientTransaction, body: (lent: Lent<Native, C>) => Promise<void>): Promise<unknown>;
   /** Writes what the client would keep back until COMMIT, as the last part of a body: it can fail, and be cancelled, as one. */
   flush?(native: Native): Promise<void>;
   /** The connection inside a transaction that the caller opened and will end. Throws on what cannot be one. */

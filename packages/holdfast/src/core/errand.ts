@@ -2,6 +2,7 @@ import type { Beside } from "./beside.ts";
 import type { Connection, Database, Purpose } from "./database.ts";
 import { NoConnectionError } from "./errors.ts";
 import { classify } from "./failure.ts";
+import { runInClient } from "./in-client.ts";
 import { Silence, within } from "./interrupt.ts";
 import { pause, retryPolicy } from "./retry.ts";
 import { sleep } from "./wait.ts";
@@ -79,19 +80,27 @@ async function onConnection<Native, C extends Connection, T>(
     }
   }
   let value: { result: T } | undefined;
-  const running = database.transaction?.(
+  const endsAt = performance.now() + ms;
+  await runInClient(
+    database,
     {
-      ...purpose,
+      use: "session",
+      locks: [],
+      wait: 5000,
       isolation: "read committed",
       readOnly: false,
       deadlineMs: ms,
       isolationIsDefault: true,
     },
-    async (connection) => {
-      value = { result: await errand(connection) };
+    { signal, leftMs: () => Math.max(0, endsAt - performance.now()) },
+    async ({ connection }) => {
+      clearTimeout(timer);
+      value = { result: await within(ms, errand(connection)) };
     },
-  );
-  // The client has its own limits, for the pool and for the transaction; a silent network is subject to neither.
-  if (running) await within(errandMs + 2 * ms, running).finally(() => clearTimeout(timer));
-  return (value as { result: T }).result;
+  )
+    .catch((error: unknown) => {
+      throw error === signal.reason ? new NoConnectionError(errandMs) : error;
+    })
+    .finally(() => clearTimeout(timer));
+  return (value as unknown as { result: T }).result;
 }

@@ -159,6 +159,10 @@ export interface Work<C extends Connection> {
   readonly signal: AbortSignal;
 }
 
+interface Proof<C extends Connection> {
+  ask(connection: C): Promise<boolean>;
+}
+
 export class Scope<Native, C extends Connection> implements Transaction<Native> {
   readonly #home: Home<Native, C>;
   readonly #place: Place<Native, C>;
@@ -170,11 +174,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   #lazyHeld: Map<string, LockMode> | undefined;
   #savepoints = 0;
   #closed: string | undefined;
-  /**
-   * Whether the transaction was kept, by something that it wrote: asked on another connection once it is over, where the
-   * server cannot tell.
-   */
-  proof: ((connection: C) => Promise<boolean>) | undefined;
+  #proof: Proof<C> | undefined;
 
   constructor(
     home: Home<Native, C>,
@@ -242,6 +242,16 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     for (let scope: Scope<Native, C> | undefined = inner; scope; scope = scope.#parent)
       if (scope === this) return inner;
     return this;
+  }
+
+  /** `ask`: whether something is there that the transaction wrote. */
+  proveBy(ask: Proof<C>["ask"]): void {
+    this.#proof = { ask };
+  }
+
+  /** Whether the transaction was kept, on another connection once it is over. Undefined: nobody can tell. */
+  wasKept(connection: C): Promise<boolean> | undefined {
+    return this.#proof?.ask(connection);
   }
 
   get open(): boolean {

@@ -1,7 +1,7 @@
 import { require } from "./capabilities.ts";
 import { Deadline } from "./deadline.ts";
 import { withConnection } from "./errand.ts";
-import type { Begun, Connection, Isolation, Open, Wait } from "./database.ts";
+import type { Begun, Connection, Isolation, Open, Pinned, Wait } from "./database.ts";
 import { type Traces, emit, traced } from "./events.ts";
 import {
   CommitUnknownError,
@@ -18,6 +18,7 @@ import {
   WrongConnectionError,
 } from "./errors.ts";
 import { classify } from "./failure.ts";
+import { runInClient } from "./in-client.ts";
 import { graceMs, interruptible, within } from "./interrupt.ts";
 import type { LockRequest, Lockable } from "./key.ts";
 import { Refused } from "./refused.ts";
@@ -65,6 +66,8 @@ export interface Plan {
 const bodyGraceMs = 1000;
 /** The server evicts a little later than we give up ourselves: a rollback keeps the connection, an eviction costs it. */
 const serverGraceMs = 250;
+/** Where there is no other connection to go on with, also the grace of a body that does not end by itself. */
+const singleGraceMs = bodyGraceMs + 1000;
 const resolveMs = 15_000;
 
 type Body<Native, T> = (tx: Transaction<Native>) => Promise<T>;
@@ -204,6 +207,10 @@ class Attempt<Native, C extends Connection> {
     }
   }
 
+  get #graceMs(): number {
+    return this.#home.database.traits.single ? singleGraceMs : serverGraceMs;
+  }
+
   #held(): { heldMs?: number } {
     return this.#lockedAt === undefined ? {} : { heldMs: performance.now() - this.#lockedAt };
   }
@@ -236,10 +243,12 @@ class Attempt<Native, C extends Connection> {
       try {
         value = await this.#perform(connection, () => pinned.native, false, body);
       } catch (error) {
+        await this.#seal(pinned);
         reusable = await this.#undo(connection);
         throw error;
       }
       if (connection.lost.aborted) throw new ConnectionLostError(this.#attempt, connection.lost.reason);
+      await this.#seal(pinned);
       try {
         reusable = await within(
           this.#deadline.leftMs + graceMs,
@@ -257,11 +266,18 @@ class Attempt<Native, C extends Connection> {
         }
       }
     } finally {
-      await pinned.release(!reusable);
+      // A connection that nobody answers on any more is not waited for.
+      await within(graceMs, Promise.resolve(pinned.release(!reusable))).catch(() => {});
     }
     // Only now: a pool may have no other connection to ask on.
     if (unanswered) await this.#resolve(unanswered.error);
     return value;
+  }
+
+  async #seal(pinned: Pinned<Native, C>): Promise<void> {
+    const sealing = pinned.seal?.();
+    // What is not answered now keeps the connection from everybody.
+    if (sealing) await within(graceMs, sealing).catch(() => (this.#abandoned = true));
   }
 
   /** Resolves to whether the connection is fit for others. */
@@ -285,21 +301,20 @@ class Attempt<Native, C extends Connection> {
     const { locks, wait, isolation, readOnly } = this.#plan;
     // With one connection for everybody, the question would wait for whoever has it, and for longer than the lock may.
     const known = database.traits.single ? this.#home.known() : await this.#home.capabilities();
-    const transaction = database.transaction as NonNullable<typeof database.transaction>;
     let value: { result: T } | undefined;
     const options = {
       use: "transaction" as const,
       locks,
       wait,
-      signal: this.#deadline.signal,
       isolation,
       readOnly,
-      deadlineMs: this.#deadline.leftMs + serverGraceMs,
+      deadlineMs: this.#deadline.leftMs + this.#graceMs,
       isolationIsDefault: known?.defaultIsolation === isolation,
     };
+    const time = { signal: this.#deadline.signal, leftMs: () => this.#deadline.leftMs };
     try {
       await this.#home.beside.taking((granted) =>
-        transaction.call(database, options, async (connection, native, begun = true) => {
+        runInClient(database, options, time, async ({ connection, native, begun = true }) => {
           granted();
           const flushing: Body<Native, T> = async (tx) => {
             const value = await body(tx);
@@ -308,13 +323,17 @@ class Attempt<Native, C extends Connection> {
           };
           const whole = database.flush ? flushing : body;
           const result = await this.#perform(connection, () => native, begun, whole);
-          await database.engine.settle?.(connection, this.#begun ?? {});
+          await within(
+            this.#deadline.leftMs + graceMs,
+            database.engine.settle?.(connection, this.#begun ?? {}) ?? Promise.resolve(),
+          );
           value = { result };
           this.#done = true;
         }),
       );
     } catch (error) {
-      if (!this.#done || this.failure(error) !== "lost") throw error;
+      const failure = this.#done ? this.failure(error) : undefined;
+      if (failure !== "lost" && failure !== "deadline") throw error;
       await this.#resolve(error);
     }
     return (value as { result: T }).result;
@@ -358,9 +377,9 @@ class Attempt<Native, C extends Connection> {
       lockFirst,
       isolation,
       readOnly,
-      deadlineMs: this.#deadline.leftMs + serverGraceMs,
+      deadlineMs: this.#deadline.leftMs + this.#graceMs,
       locks,
-      wait: wait === "nowait" ? wait : Math.min(wait, this.#deadline.leftMs + serverGraceMs),
+      wait: wait === "nowait" ? wait : Math.min(wait, this.#deadline.leftMs + this.#graceMs),
       names: this.#home.shown(locks),
       capabilities,
       signal: this.#deadline.signal,
@@ -484,12 +503,11 @@ class Attempt<Native, C extends Connection> {
     for (let i = 0; performance.now() < until; i++) {
       try {
         const ask = engine.outcome.bind(engine);
-        const proof = this.#scope?.proof;
         // On a connection that has nothing to do with the lost one.
         const outcome = await withConnection(this.#home, async (connection) => {
           const outcome = await ask(connection, identity);
-          if (outcome !== "ended" || !proof) return outcome;
-          return (await proof(connection)) ? "committed" : "aborted";
+          const kept = outcome === "ended" ? await this.#scope?.wasKept(connection) : undefined;
+          return kept === undefined ? outcome : kept ? "committed" : "aborted";
         });
         if (outcome !== "in progress")
           emit("holdfast:commit:resolved", () => ({ outcome: outcome === "ended" ? "unknown" : outcome }));

@@ -3,6 +3,7 @@
  * in the course of the very call by which Kysely wants a connection.
  */
 import { AsyncLocalStorage } from "node:async_hooks";
+import { type View, type ViewOptions, endsTransaction, view } from "../core/view.ts";
 import type { KyselyLike } from "./kysely.ts";
 
 interface Checkout {
@@ -14,6 +15,8 @@ export class Held {
   readonly raws = new Set<object>();
   /** Told of each, before anything is sent on it. */
   taken: ((raw: object) => void) | undefined;
+  /** What Kysely gets in place of its first connection, and its body with it. */
+  seen: View<object> | undefined;
   /** Those that are taken out from now on are not of this work. */
   closed = false;
 }
@@ -28,11 +31,22 @@ type Method = (this: unknown, ...args: unknown[]) => unknown;
 type Consumer = (connection: object) => Promise<unknown>;
 type Provide = (consumer: Consumer, ...rest: unknown[]) => Promise<unknown>;
 
+/** What a body may send once it has ended: nothing but the end that Kysely writes. */
+const kyselyView: ViewOptions = {
+  senders: ["executeQuery", "streamQuery"],
+  ends: (_, [query]) => endsTransaction(query),
+};
+
+/** From now on connections that are taken out in a piece of work are seen. */
+export function revealConnections(db: KyselyLike): void {
+  const executor = db.getExecutor() as unknown as { provideConnection: Provide };
+  if (!watched.has(executor)) watchExecutor(executor);
+}
+
 /** From now on {@link rawOf} knows what `pool[name]` gives to Kysely. */
 export function revealRaws(db: KyselyLike, pool: object, name: "connect" | "getConnection"): void {
-  const executor = db.getExecutor() as unknown as { provideConnection: Provide };
   if (!watched.has(pool)) watchPool(pool as Record<string, Method>, name);
-  if (!watched.has(executor)) watchExecutor(executor);
+  revealConnections(db);
 }
 
 function watchPool(pool: Record<string, Method>, name: string): void {
@@ -71,7 +85,10 @@ function watchExecutor(executor: { provideConnection: Provide }): void {
         held?.raws.add(raw);
         held?.taken?.(raw);
       }
-      return consumer(connection);
+      if (!held || held.seen) return consumer(connection);
+      const { proxy, revoke } = (held.seen = view(connection, kyselyView));
+      if (raw) raws.set(proxy, raw);
+      return consumer(proxy).finally(revoke);
     };
     const providing = checkouts.run(checkout, () => original.call(this, consume, ...rest));
     const back = () => void (checkout.raw && held?.raws.delete(checkout.raw));

@@ -1,6 +1,7 @@
 /** Sessions of the package `mariadb`, whoever took them out of a pool: the adapter for it, or one for an ORM on it. */
 import type { DriverError, Pinned, Purpose, Result, Row, SqlConnection } from "../core/database.ts";
 import { unlessAborted } from "../core/queue.ts";
+import { type ViewOptions, endsTransaction, view } from "../core/view.ts";
 import { type Kill, isInTransaction, killable } from "../engines/mysql/client.ts";
 import { render } from "../engines/mysql/index.ts";
 
@@ -85,16 +86,42 @@ export function unwrapMariadb(error: unknown): DriverError | undefined {
   return { code: typeof code === "string" ? code : errno, lost: true };
 }
 
+/** What a body may send through a connection once it has ended: nothing but the end that an ORM writes. */
+export const mariadbView: ViewOptions = {
+  makers: ["prepare"],
+  senders: [
+    "query",
+    "queryStream",
+    "execute",
+    "prepare",
+    "batch",
+    "importFile",
+    "beginTransaction",
+    "commit",
+    "rollback",
+    "changeUser",
+    "reset",
+  ],
+  ends: (name, [first]) => name === "commit" || name === "rollback" || endsTransaction(first),
+};
+
 export async function checkOutMariadb<C extends MariadbPoolConnection>(
   pool: MariadbPool<C>,
   kill: Kill,
   { signal }: Purpose,
 ): Promise<Pinned<C, SqlConnection>> {
   const native = await unlessAborted(pool.getConnection(), signal, (late) => void late.release());
+  const seen = view(native, mariadbView);
   return {
     connection: mariadbConnection(native, kill),
-    native,
+    native: seen.proxy,
+    async seal() {
+      seen.seal();
+      // It prepares first, and executes when that is answered.
+      await seen.idle();
+    },
     async release(broken) {
+      seen.revoke();
       if (broken) native.destroy();
       else await native.release();
     },

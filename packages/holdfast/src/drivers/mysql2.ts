@@ -11,6 +11,7 @@ import type {
 } from "../core/database.ts";
 import { observeMethod } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
+import { type ViewOptions, behind, endsTransaction, view } from "../core/view.ts";
 import { type Kill, isInTransaction, killable } from "../engines/mysql/client.ts";
 import { render } from "../engines/mysql/index.ts";
 
@@ -39,7 +40,8 @@ interface Inner {
 const connections = new WeakMap<object, SqlConnection>();
 
 /** `native`: of either kind. `kill` runs a statement on another connection of the same server. */
-export function mysql2Connection(native: object, kill: Kill): SqlConnection {
+export function mysql2Connection(given: object, kill: Kill): SqlConnection {
+  const native = behind(given);
   const { connection: wrapped, promise } = native as { connection?: Inner; promise?: unknown };
   const inner = typeof promise === "function" ? (native as Inner) : wrapped;
   // The promise wrapper passes no events on; the connection inside it does.
@@ -105,16 +107,33 @@ export function unwrapMysql2(error: unknown): DriverError | undefined {
   return fatal === true && code === undefined ? { lost: true } : undefined;
 }
 
+/** What a body may send through a connection once it has ended: nothing but the end that an ORM writes. */
+export const mysql2View: ViewOptions = {
+  makers: ["promise", "prepare"],
+  senders: ["query", "execute", "prepare", "beginTransaction", "commit", "rollback", "changeUser"],
+  ends: (name, [first]) => name === "commit" || name === "rollback" || endsTransaction(first),
+};
+
+/** Whatever it is doing. Its own destroy() would leave whoever waits for an answer without one. */
+export function endMysql2(native: object): void {
+  const { connection = native } = native as { connection?: object };
+  const { stream } = connection as { stream?: { destroy(error: Error): void } };
+  stream?.destroy(new Error("it was given up"));
+}
+
 export async function checkOutMysql2<C extends Mysql2PoolConnection>(
   pool: Mysql2Pool<C>,
   kill: Kill,
   { signal }: Purpose,
 ): Promise<Pinned<C, SqlConnection>> {
   const native = await unlessAborted(pool.getConnection(), signal, (late) => late.release());
+  const seen = view(native, mysql2View);
   return {
     connection: mysql2Connection(native, kill),
-    native,
+    native: seen.proxy,
+    seal: seen.seal,
     release(broken) {
+      seen.revoke();
       if (broken) native.destroy();
       else native.release();
     },

@@ -4,6 +4,7 @@ import type { DriverError, Pinned, Purpose, Result, Room, Seen, SqlConnection } 
 import { observeMethod } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
 import { sql } from "../core/sql.ts";
+import { type ViewOptions, behind, endsTransaction, view } from "../core/view.ts";
 import { render } from "../engines/postgres/index.ts";
 
 /** The part of a `pg` Client that is used here: any version or fork that has it will do. */
@@ -52,7 +53,8 @@ interface Wire {
 const connections = new WeakMap<PgClient, SqlConnection>();
 
 /** `options`: of the pool, to make another client with. */
-export function pgConnection(client: PgClient, options?: object): SqlConnection {
+export function pgConnection(given: PgClient, options?: object): SqlConnection {
+  const client = behind(given);
   const known = connections.get(client);
   if (known) return known;
   const lost = new AbortController();
@@ -231,17 +233,45 @@ export async function listenPg(
   }
 }
 
+/** What a body may send through a client once it has ended: nothing but the end that an ORM writes. */
+export const pgView: ViewOptions = { senders: ["query"], ends: (_, [first]) => endsTransaction(first) };
+
+const heard = new WeakSet<object>();
+
+/**
+ * From the moment at which a pool gives a client out nobody listens to it, and an error that comes in the same breath as
+ * the connection itself, before whoever waited for it has run, would end the process.
+ */
+export function listenToClients(pool: PgPool): void {
+  if (heard.has(pool)) return;
+  heard.add(pool);
+  const { options, on } = pool as { options?: object; on?: (event: string, told: unknown) => unknown };
+  on?.call(pool, "acquire", (client: PgClient) => void pgConnection(client, options));
+}
+
 export async function checkOutPg(
   pool: PgPool,
   options: object | undefined,
   { signal }: Purpose,
 ): Promise<Pinned<PgClient, SqlConnection>> {
+  listenToClients(pool);
   const client = await unlessAborted(pool.connect(), signal, (late) => late.release());
+  const seen = view<PgClient>(client, pgView);
   return {
     connection: pgConnection(client, options),
-    native: client,
-    release: (broken) => client.release(broken === true),
+    native: seen.proxy,
+    seal: seen.seal,
+    release(broken) {
+      seen.revoke();
+      client.release(broken === true);
+    },
   };
+}
+
+/** Whatever it is doing: who waits for an answer is told. */
+export function endPg(given: PgClient): void {
+  const { connection } = behind(given) as Innards;
+  (connection as Partial<Wire> | undefined)?.stream?.destroy();
 }
 
 export function roomOfPg(pool: PgPool): Room | undefined {
@@ -262,7 +292,7 @@ const plainBegin = /^\s*(?:BEGIN|START TRANSACTION)\s*;?\s*$/i;
  * together with the locks, and a round trip is saved.
  */
 export function withholdBegin(client: PgClient): { readonly withheld: boolean; end(): void } {
-  const target = client as { query: (...args: unknown[]) => unknown };
+  const target = behind(client) as { query: (...args: unknown[]) => unknown };
   const before = Object.getOwnPropertyDescriptor(target, "query");
   const send = target.query;
   let withheld = false;

@@ -2,6 +2,7 @@
 import type { DriverError, Pinned, Purpose, Result, SqlConnection } from "../core/database.ts";
 import { ConnectionLostError, UnsupportedError, UsageError } from "../core/errors.ts";
 import { graceMs, within } from "../core/interrupt.ts";
+import { over } from "../core/view.ts";
 import { render } from "../engines/postgres/index.ts";
 
 type PostgresResult = Record<string, unknown>[] & { count?: number | null; command?: string };
@@ -165,6 +166,9 @@ export class PostgresPin {
     return query;
   }
 
+  /** The body has ended: what it was given sends nothing more. */
+  sealed = false;
+
   get over(): boolean {
     // A COMMIT of the caller's own gives the connection back too, and the next in line may have it already.
     return this.#over || (this.#backend !== undefined && this.#backend.reserved !== this.#mine);
@@ -259,11 +263,7 @@ function guarded(pin: PostgresPin): PostgresSql {
   const { bound } = pin;
   if (!bound) throw new UsageError("The transaction has not begun");
   const refuse = () => {
-    if (pin.over)
-      throw new UsageError(
-        "This transaction is over: its client must not be used any more",
-        "HF_TRANSACTION_OVER",
-      );
+    if (pin.sealed || pin.over) throw over();
     if (pin.lost.aborted) throw new ConnectionLostError(1, pin.lost.reason);
   };
   return new Proxy(bound, {
@@ -321,6 +321,7 @@ export function pinnedPostgres(pin: PostgresPin): Pinned<PostgresSql, SqlConnect
     get native() {
       return guarded(pin);
     },
+    seal: () => void (pin.sealed = true),
     release: (broken) => pin.release(broken),
   };
 }

@@ -14,15 +14,16 @@ import type {
   SqlConnection,
 } from "../core/database.ts";
 import { NotInTransactionError, UnsupportedError, UsageError } from "../core/errors.ts";
-import { Silence, graceMs } from "../core/interrupt.ts";
 import { sql } from "../core/sql.ts";
 import { killer } from "../engines/mysql/client.ts";
 import { mysql } from "../engines/mysql/index.ts";
+import { view } from "../core/view.ts";
 import {
   type MariadbPool,
   type MariadbPoolConnection,
   checkOutMariadb,
   mariadbConnection,
+  mariadbView,
   unwrapMariadb,
 } from "./mariadb.ts";
 
@@ -42,7 +43,7 @@ interface Factory {
 interface Adapter {
   underlyingDriver(): MariadbPool;
   getConnectionInfo?(): { readonly schemaName?: string | undefined };
-  startTransaction(level?: string): Promise<{ readonly conn: MariadbPoolConnection }>;
+  startTransaction(level?: string): Promise<{ readonly conn: MariadbPoolConnection; client: object }>;
   dispose(): Promise<void>;
 }
 
@@ -61,6 +62,8 @@ interface Session {
   readonly withheld: boolean;
   /** Autocommit may have been turned off, and must be on again for whoever gets the connection next. */
   restore: boolean;
+  /** Nothing more is sent for Prisma than the end of the transaction. */
+  seal(): Promise<void>;
   /** Ends the connection: nobody answers on it. */
   drop(): void;
 }
@@ -74,6 +77,7 @@ interface Opening {
 
 interface Begun {
   readonly native: MariadbPoolConnection;
+  readonly seal: () => Promise<void>;
   readonly adapter: Adapter;
   readonly level: string | undefined;
   readonly withheld: boolean;
@@ -115,13 +119,22 @@ function watchFactory(factory: Factory): void {
       const opening = openings.getStore();
       const ours = opening?.isolation ? withoutBegin(adapter) : undefined;
       const transaction = await start.call(ours?.adapter ?? adapter, ours ? undefined : level);
-      if (opening)
+      if (opening) {
+        const seen = view(transaction.conn, mariadbView);
+        // What Prisma had accepted before it closed the transaction, it would send after its end.
+        transaction.client = seen.proxy;
         opening.begun = {
           native: transaction.conn,
+          async seal() {
+            seen.seal();
+            // The driver prepares first, and executes when that is answered.
+            await seen.idle();
+          },
           adapter,
           level: opening.isolation ?? level,
           withheld: ours?.withheld() === true,
         };
+      }
       return transaction;
     };
     adapter.dispose = () => {
@@ -174,7 +187,7 @@ function watchEngine(engine: PrismaEngine): void {
 function track(
   known: Map<string, Session>,
   id: string,
-  { native, adapter, level, withheld }: Begun,
+  { native, seal, adapter, level, withheld }: Begun,
 ): Session {
   const whole = mariadbConnection(native, killer(adapter.underlyingDriver()));
   let ended = false;
@@ -199,6 +212,7 @@ function track(
     withheld,
     database: adapter.getConnectionInfo?.().schemaName,
     restore: false,
+    seal,
     drop() {
       end();
       native.destroy();
@@ -282,43 +296,24 @@ export function prismaOnMysql(client: object): Parts {
       const given = await pool();
       return checkOutMariadb(given, killer(given), purpose);
     },
-    async transaction({ isolation, deadlineMs, signal }: ClientTransaction, body) {
-      const until = performance.now() + deadlineMs;
-      const silence = Promise.withResolvers<never>();
-      let timer: NodeJS.Timeout | undefined;
+    async transaction({ isolation, deadlineMs, timeoutMs, signal, taken }: ClientTransaction, body) {
       const run = async (tx: object) => {
         const session = find(_engine, tx);
         if (!session) throw new UsageError(late);
-        /** Prisma would wait without end for the answer to its COMMIT or ROLLBACK. */
-        const giveUpIn = (ms: number, error: unknown) => {
-          const giveUp = () => {
-            session.drop();
-            silence.reject(error);
-          };
-          timer = setTimeout(giveUp, ms);
-        };
-        try {
-          session.restore = true;
-          // Another version of the adapter may begin in a way that is not seen.
-          if (!session.withheld) await session.connection.query(sql.raw("ROLLBACK"));
-          const value = await body(session.connection, tx, false);
-          giveUpIn(Math.max(0, until - performance.now()) + graceMs, new Silence());
-          return value;
-        } catch (error) {
-          giveUpIn(graceMs, error);
-          throw error;
-        }
+        taken(() => session.drop());
+        session.restore = true;
+        // Another version of the adapter may begin in a way that is not seen.
+        if (!session.withheld) await session.connection.query(sql.raw("ROLLBACK"));
+        const { connection, seal } = session;
+        return body({ connection, native: tx, begun: false, seal });
       };
-      const options = { timeout: deadlineMs, maxWait: deadlineMs };
+      const options = { timeout: timeoutMs, maxWait: deadlineMs };
       try {
-        const running = wishes.run({ isolation, taken: false }, () => prisma.$transaction(run, options));
-        return await Promise.race([running, silence.promise]);
+        return await wishes.run({ isolation, taken: false }, () => prisma.$transaction(run, options));
       } catch (error) {
         // Prisma's own word for a pool that had none to give until the deadline.
         if ((error as { code?: unknown } | null)?.code === "P2028") signal?.throwIfAborted();
         throw error;
-      } finally {
-        clearTimeout(timer);
       }
     },
     join: (tx) => sessionOf(tx).connection,

@@ -109,7 +109,7 @@ export async function once<Native, T>(
       );
     // A savepoint may still be undone, without the transaction.
     if (scope.root === scope)
-      scope.proof = async (connection) => (await replay.find(connection, record)).kept !== undefined;
+      scope.proveBy(async (connection) => (await replay.find(connection, record)).kept !== undefined);
     // Not the body's own object: the first caller gets what a duplicate would.
     return { status: "done", value: revived(result) as T, replayed: false };
   };

@@ -11,6 +11,7 @@ import { holdfast } from "../holdfast.ts";
 import { abortCases } from "./cases/abort.ts";
 import { inspectCases } from "./cases/inspect.ts";
 import { joinCases } from "./cases/join.ts";
+import { lateCases } from "./cases/late.ts";
 import { leaseCases } from "./cases/lease.ts";
 import { lockCases } from "./cases/lock.ts";
 import { onceCases } from "./cases/once.ts";
@@ -35,6 +36,7 @@ export async function prepare(
 export function conformance(): ConformanceCase[] {
   return [
     ...transactionCases,
+    ...lateCases,
     ...lockCases,
     ...joinCases,
     ...abortCases,

@@ -13,6 +13,8 @@ export interface ConformanceSite<Native = unknown> {
   ownTransaction<T>(body: (native: Native) => Promise<T>): Promise<T>;
   /** Runs a body with a client that is in no transaction. */
   withIdle<T>(body: (native: Native) => Promise<T>): Promise<T>;
+  /** Sends a statement through the client's own transaction, as a caller would. */
+  send(native: Native, text: string): unknown;
   close(): Promise<void>;
 }
 

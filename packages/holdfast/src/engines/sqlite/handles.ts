@@ -2,9 +2,9 @@
 import type { Database, DriverError, Pinned, Purpose, Result, Row } from "../../core/database.ts";
 import { NotInTransactionError, UsageError } from "../../core/errors.ts";
 import { Queue } from "../../core/queue.ts";
-import { revocable } from "../../core/revocable.ts";
 import { Single } from "../../core/single.ts";
 import type { Statement } from "../../core/sql.ts";
+import { type View, type ViewOptions, view } from "../../core/view.ts";
 import { type SqliteConnection, render } from "./dialect.ts";
 import { sqlite } from "./index.ts";
 import { type Line, lineOf } from "./line.ts";
@@ -229,6 +229,8 @@ export function fromHandles<Handle extends object>(
   };
 }
 
+const seen: ViewOptions = { makers: ["prepare"] };
+
 type Connect<Handle> = (purpose: Purpose) => Promise<Pinned<Handle, SqliteConnection>>;
 
 function one<Handle extends object>(driver: Driver<Handle>, handle: Handle): Connect<Handle> {
@@ -242,10 +244,11 @@ function one<Handle extends object>(driver: Driver<Handle>, handle: Handle): Con
     if (file !== undefined) line = lineOf(file);
     const connection = new HandleConnection(driver, line, station);
     const theirs = driver.inTransaction(handle);
-    const own = revocable(handle, ["prepare"]);
+    const own = view(handle, seen);
     return {
       connection,
       native: own.proxy,
+      seal: own.seal,
       release(broken) {
         own.revoke();
         connection.revoke();
@@ -286,6 +289,7 @@ class Lent<Handle extends object> implements Pinned<Handle, SqliteConnection> {
   readonly connection: HandleConnection<Handle>;
   readonly #shelf: Shelf<Handle>;
   readonly #leave: () => void;
+  #seen: View<Handle> | undefined;
 
   constructor(connection: HandleConnection<Handle>, shelf: Shelf<Handle>, leave: () => void) {
     this.connection = connection;
@@ -294,11 +298,17 @@ class Lent<Handle extends object> implements Pinned<Handle, SqliteConnection> {
   }
 
   get native(): Handle {
-    return this.connection.station.handle;
+    this.#seen ??= view(this.connection.station.handle, seen);
+    return this.#seen.proxy;
+  }
+
+  seal(): void {
+    this.#seen?.seal();
   }
 
   release(broken?: boolean): void {
     const { taken, line } = this.connection;
+    this.#seen?.revoke();
     this.connection.revoke();
     if (taken && broken) close(taken.driver, taken.handle);
     else if (taken) this.#shelf.give(taken);

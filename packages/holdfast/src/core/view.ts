@@ -1,0 +1,96 @@
+import { UsageError } from "./errors.ts";
+
+/**
+ * The same object, for as long as a body may use it. What the body was given is often shared with others, or theirs
+ * once it is back in its pool: a body that goes on must not write into their transactions.
+ */
+export interface View<T extends object> {
+  readonly proxy: T;
+  /** From now on nothing is sent but what ends the transaction: a client that writes COMMIT itself has yet to do so. */
+  seal(): void;
+  /** From now on nothing can be called at all. */
+  revoke(): void;
+  /** Resolves when what was called has been answered. */
+  idle(): Promise<void>;
+}
+
+export interface ViewOptions {
+  /** Methods whose results, or what they promise, are part of it, such as prepared statements. */
+  readonly makers?: readonly string[];
+  /** Methods that send something to the server. Left out: all. */
+  readonly senders?: readonly string[];
+  /** Whether a call of one of them ends the transaction. */
+  readonly ends?: (name: string, args: readonly unknown[]) => boolean;
+}
+
+const targets = new WeakMap<object, object>();
+
+/** What is behind a view; anything else is itself. */
+export function behind<T extends object>(object: T): T {
+  return (targets.get(object) as T | undefined) ?? object;
+}
+
+export function over(): UsageError {
+  return new UsageError(
+    "This transaction is over: its client must not be used any more. Is an `await` missing in its body?",
+    "HF_TRANSACTION_OVER",
+  );
+}
+
+const ending = /^\s*(?:commit|rollback|end|abort)(?:\s+(?:work|transaction))?\s*;?\s*$/i;
+
+/** Whether a statement, as text or as an object that has it, is the end of a transaction. */
+export function endsTransaction(statement: unknown): boolean {
+  const { text, sql } = (typeof statement === "object" ? (statement ?? {}) : {}) as Record<string, unknown>;
+  const words = typeof statement === "string" ? statement : (text ?? sql);
+  return typeof words === "string" && ending.test(words);
+}
+
+export function view<T extends object>(
+  target: T,
+  { makers = [], senders, ends = () => false }: ViewOptions = {},
+): View<T> {
+  let state: "open" | "sealed" | "revoked" = "open";
+  const running = new Set<Promise<unknown>>();
+  const check = (name: string, args: readonly unknown[]) => {
+    if (state === "open") return;
+    if (state === "revoked" || ((!senders || senders.includes(name)) && !ends(name, args))) throw over();
+  };
+  const show = <O extends object>(object: O): O => {
+    const proxy: O = new Proxy(object, {
+      get(_, name) {
+        const value: unknown = Reflect.get(object, name, object);
+        if (typeof value !== "function" || name === "constructor") return value;
+        return (...args: unknown[]) => {
+          check(String(name), args);
+          // Methods of native objects work on the object itself only.
+          const made: unknown = Reflect.apply(value as (...a: unknown[]) => unknown, object, args);
+          if (made === object) return proxy;
+          if (made instanceof Promise) {
+            running.add(made);
+            const done = () => void running.delete(made);
+            made.then(done, done);
+          }
+          if (!makers.includes(String(name))) return made;
+          return made instanceof Promise ? made.then(shown) : shown(made);
+        };
+      },
+      set: (_, name, value) => Reflect.set(object, name, value, object),
+    });
+    targets.set(proxy, object);
+    return proxy;
+  };
+  const shown = (made: unknown) => (typeof made === "object" && made !== null ? show(made) : made);
+  return {
+    proxy: show(target),
+    seal() {
+      if (state === "open") state = "sealed";
+    },
+    revoke() {
+      state = "revoked";
+    },
+    async idle() {
+      while (running.size > 0) await Promise.allSettled(running);
+    },
+  };
+}
