@@ -117,6 +117,29 @@ describe.each(chosen)("$name", (backend) => {
     expect(await failure(body, options)).toBe(expected);
   });
 
+  test.for([
+    ["a lock_timeout of the body's own is retried", "SET LOCAL lock_timeout = 20", "", 3],
+    ["NOWAIT is not, though its code is the same", "SELECT 1", "NOWAIT", 1],
+  ] as const)("%s", async ([, before, word, runs], { skip }) => {
+    skip(why !== undefined, why);
+    let attempts = 0;
+    await psql.query("BEGIN; SELECT FROM parent WHERE id = 1 FOR UPDATE");
+    try {
+      const running = hf.transaction(
+        { retry: { attempts: 3, baseMs: 1, on: ["lock-timeout"] } },
+        async (tx) => {
+          attempts++;
+          await tx.query(sql.raw(before));
+          await tx.query(sql.raw(`SELECT 1 FROM parent WHERE id = 1 FOR UPDATE ${word}`));
+        },
+      );
+      expect(hf.classify(await running.catch((error: unknown) => error))).toBe("lock-timeout");
+    } finally {
+      await psql.query("ROLLBACK");
+    }
+    expect(attempts).toBe(runs);
+  });
+
   test("two that wait for each other", async ({ skip }) => {
     skip(why !== undefined, why);
     const found: (Failure | undefined)[] = [];

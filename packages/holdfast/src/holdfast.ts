@@ -4,9 +4,15 @@ import type { Connection, Database, Failure, Isolation, Migration, Wait } from "
 import { Beside, type BesideMode, besideModes } from "./core/beside.ts";
 import { emit } from "./core/events.ts";
 import { HoldfastError, type Holder, LockNotAvailableError, UsageError, keyNames } from "./core/errors.ts";
-import { classify, remember } from "./core/failure.ts";
+import { classify, remember, waited } from "./core/failure.ts";
 import { type Key, type LockRequest, type Lockable, canonical, wanted } from "./core/key.ts";
-import { type RetryOptions, type RetryPolicy, retryPolicy } from "./core/retry.ts";
+import {
+  type OwnRetryOptions,
+  type RetryOptions,
+  type RetryPolicy,
+  retried,
+  retryPolicy,
+} from "./core/retry.ts";
 import type { LeaseInfo } from "./core/leases.ts";
 import { type Home, Scope, type Transaction, remember as rememberHome } from "./core/scope.ts";
 import { type Site, sites } from "./core/site.ts";
@@ -204,6 +210,24 @@ export class Holdfast<Native> {
       if (!entered && error instanceof LockNotAvailableError) return { acquired: false };
       throw error;
     }
+  }
+
+  /**
+   * Runs work that opens a transaction of its own, by the client's own means, again after a deadlock or a serialization
+   * failure: `hf.retry(() => prisma.$transaction(async (tx) => …))`. Inside a transaction of this instance it runs once:
+   * only the outermost one can be run again.
+   */
+  async retry<T>(work: (attempt: number) => Promise<T>, options: OwnRetryOptions = {}): Promise<T> {
+    if (typeof (work as unknown) !== "function")
+      throw new UsageError("hf.retry(work): the work must be an async function");
+    checkNames("hf.retry", options, new Set(["attempts", "baseMs", "maxMs", "on", "signal"]));
+    checkSignal(options.signal);
+    if (this.#current.getStore()?.open) return work(1);
+    return retried(work, options, (error) => {
+      const failure = classify(this.#database, error);
+      const late = failure === "lock-timeout" && waited(this.#database, error, this.#known?.flavour) !== true;
+      return late ? undefined : failure;
+    });
   }
 
   /** Takes part in a transaction that you opened and will end: `await hf.join(tx).lock(key(…))`. */

@@ -6,7 +6,7 @@ export { sql } from "./core/sql.ts";
 export type { Statement } from "./core/sql.ts";
 export type { LockOptions, NestedOptions, Transaction } from "./core/scope.ts";
 export type { TransactionOptions } from "./core/transaction.ts";
-export type { RetryOptions } from "./core/retry.ts";
+export type { OwnRetryOptions, RetryOptions } from "./core/retry.ts";
 export type {
   ClientTraits,
   Connection,

@@ -196,29 +196,27 @@ const reaches: Readonly<Record<string, (dataSource: TypeormDataSource) => Reach>
 /** A QueryFailedError has the driver's error inside, and its code, but not its words. */
 function unwrapPostgres(error: unknown): DriverError | undefined {
   const { driverError } = (error ?? {}) as { driverError?: unknown };
-  return unwrapPg(driverError ?? error);
+  return released(error) ?? unwrapPg(driverError ?? error);
 }
 
 function unwrapMysql(error: unknown): DriverError | undefined {
   const { driverError } = (error ?? {}) as { driverError?: unknown };
-  return unwrapMysql2(driverError ?? error);
+  return released(error) ?? unwrapMysql2(driverError ?? error);
+}
+
+/**
+ * A runner whose connection has died is released by TypeORM, and what is sent on it from then on fails with that. As a
+ * socket's code: if the connection is alive, it is somebody else's runner.
+ */
+function released(error: unknown): DriverError | undefined {
+  const { name, message: text = "" } = (error ?? {}) as Partial<Error>;
+  return name === "QueryRunnerAlreadyReleasedError" || name === "QueryRunnerProviderAlreadyReleasedError"
+    ? { code: "ECONNRESET", message: text }
+    : undefined;
 }
 
 function unwrapSqlite(error: unknown): DriverError | undefined {
   return ((error ?? {}) as { driverError?: DriverError }).driverError;
-}
-
-/** A runner whose connection has died is released by TypeORM; what is sent on it from then on fails with that. */
-class Lost extends Error {
-  readonly lost = true;
-  constructor(cause: unknown) {
-    super(message(cause), { cause });
-  }
-}
-
-function isReleased(error: unknown): boolean {
-  const { name } = (error ?? {}) as { name?: unknown };
-  return name === "QueryRunnerAlreadyReleasedError" || name === "QueryRunnerProviderAlreadyReleasedError";
 }
 
 /** Resolves to whether the connection is fit for others. */
@@ -384,7 +382,7 @@ export function fromTypeorm<Client extends TypeormDataSource>(
         clean = true;
       } catch (error) {
         clean = await undo(runner, connection);
-        throw connection.lost.aborted && isReleased(error) ? new Lost(error) : error;
+        throw error;
       } finally {
         runner.databaseConnection = raw;
         await (clean ? runner.release() : reach.drop(runner, raw));

@@ -307,6 +307,11 @@ export interface Engine<C extends Connection = Connection> {
   /** A statement for `tx.query`; engines without SQL leave it out. */
   query?(connection: C, statement: Statement): Promise<Result>;
   classify(error: DriverError): Failure | undefined;
+  /**
+   * Of an error about a lock: whether it came after a wait, and not of a statement that was not to wait. Undefined: it
+   * does not say.
+   */
+  waited?(error: object, flavour?: string): boolean | undefined;
   /** What an error of this engine's drivers says of the rule that was broken. */
   violated?(error: object): Violated;
   readonly migrations: Migrations<C>;

@@ -33,7 +33,30 @@ export interface FailureInfo extends Violated {
   readonly kind: Failure;
 }
 
-function find(source: Source, error: unknown, sockets = true): FailureInfo | undefined {
+/**
+ * Whether an error about a lock came after a wait, and not of a statement that was not to wait. Undefined: the server has
+ * the same words for both.
+ */
+export function waited(
+  source: Source & { readonly engine: { waited?(error: object, flavour?: string): boolean | undefined } },
+  error: unknown,
+  flavour: string | undefined,
+): boolean | undefined {
+  for (const each of chain(error)) {
+    if (each instanceof LockTimeoutError) return true;
+    if (each instanceof LockNotAvailableError) return false;
+    const found = findOne(source, each, false);
+    if (found?.kind === "lock-timeout")
+      return (
+        source.engine.waited?.(source.unwrap?.(each) ?? each, flavour) ??
+        source.engine.waited?.(each, flavour)
+      );
+  }
+  return undefined;
+}
+
+/** An error, and what it says that it was caused by. */
+export function* chain(error: unknown): Generator<object> {
   const seen = new Set<unknown>();
   for (
     let e = error;
@@ -41,7 +64,13 @@ function find(source: Source, error: unknown, sockets = true): FailureInfo | und
     e = (e as { cause?: unknown }).cause
   ) {
     seen.add(e);
-    const found = findOne(source, e, sockets);
+    yield e;
+  }
+}
+
+function find(source: Source, error: unknown, sockets = true): FailureInfo | undefined {
+  for (const each of chain(error)) {
+    const found = findOne(source, each, sockets);
     if (found) return found;
   }
   return undefined;

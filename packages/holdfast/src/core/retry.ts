@@ -1,6 +1,6 @@
 import { UsageError } from "./errors.ts";
 import { checkNames } from "./options.ts";
-import { milliseconds } from "./wait.ts";
+import { milliseconds, sleep } from "./wait.ts";
 import type { Failure } from "./database.ts";
 
 export interface RetryOptions {
@@ -10,7 +10,10 @@ export interface RetryOptions {
   readonly baseMs?: number;
   /** The longest random pause. Default 1,000 ms. */
   readonly maxMs?: number;
-  /** Failures retried besides deadlock, serialization failure and a connection lost before COMMIT. */
+  /**
+   * Failures retried besides deadlock, serialization failure and a connection lost before COMMIT. "lock-timeout": a wait
+   * for a lock that was over, that of `lock` or of a call in the body. What was not to wait is never retried.
+   */
   readonly on?: readonly "lock-timeout"[];
 }
 
@@ -50,4 +53,36 @@ export function retryPolicy(options: RetryOptions | false | undefined, fallback?
 /** Full jitter: callers that collided once must not meet again at the same instant. */
 export function pause({ baseMs, maxMs }: RetryPolicy, attempt: number): number {
   return Math.random() * Math.min(maxMs, baseMs * 2 ** Math.min(attempt - 1, 31));
+}
+
+export interface OwnRetryOptions extends Omit<RetryOptions, "on"> {
+  /**
+   * Failures retried besides deadlock and serialization failure, of which the server has undone everything. "lost": a
+   * connection that was lost, perhaps after COMMIT, so only for work that may be done twice.
+   */
+  readonly on?: readonly ("lock-timeout" | "lost")[];
+  readonly signal?: AbortSignal | undefined;
+}
+
+/** `failureOf`: what an error means, if it may be retried at all. */
+export async function retried<T>(
+  work: (attempt: number) => Promise<T>,
+  { on = [], signal, ...options }: OwnRetryOptions,
+  failureOf: (error: unknown) => Failure | undefined,
+): Promise<T> {
+  const policy = retryPolicy(options);
+  for (const extra of on)
+    if (extra !== "lock-timeout" && extra !== "lost")
+      throw new UsageError(`on may add "lock-timeout" and "lost", not ${JSON.stringify(extra)}`);
+  const kinds = new Set<Failure>(["deadlock", "serialization", ...on]);
+  for (let attempt = 1; ; attempt++) {
+    signal?.throwIfAborted();
+    try {
+      return await work(attempt);
+    } catch (error) {
+      const failure = failureOf(error);
+      if (attempt >= policy.attempts || failure === undefined || !kinds.has(failure)) throw error;
+      await sleep(pause(policy, attempt), signal);
+    }
+  }
 }

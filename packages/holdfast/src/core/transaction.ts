@@ -17,7 +17,7 @@ import {
   UsageError,
   WrongConnectionError,
 } from "./errors.ts";
-import { classify } from "./failure.ts";
+import { chain, classify, waited } from "./failure.ts";
 import { runInClient } from "./in-client.ts";
 import { graceMs, interruptible, within } from "./interrupt.ts";
 import type { LockRequest, Lockable } from "./key.ts";
@@ -106,20 +106,13 @@ async function runAttempts<Native, C extends Connection, T>(
           () => run.execute(body),
         );
       } catch (error) {
-        const failure =
-          error instanceof Refused
-            ? error.reason === "timeout"
-              ? "lock-timeout"
-              : undefined
-            : run.failure(error);
+        const failure = run.failure(error);
         const giveUp =
           deadline.signal.aborted ||
           attempt >= plan.retry.attempts ||
           !failure ||
           !plan.retry.on.has(failure);
-        // A body's own lock timeout is the body's business; only the one of `lock` may be retried.
-        if (giveUp || (failure === "lock-timeout" && !(error instanceof Refused)))
-          throw await run.present(error);
+        if (giveUp) throw await run.present(error);
         const delayMs = pause(plan.retry, attempt);
         emit("holdfast:transaction:retry", () => ({
           attempt,
@@ -137,8 +130,8 @@ async function runAttempts<Native, C extends Connection, T>(
 }
 
 function misuse(error: unknown): HoldfastError | undefined {
-  for (let e = error, depth = 0; e instanceof Error && depth < 5; e = e.cause, depth++)
-    if (e instanceof WrongConnectionError || e instanceof PoolExhaustedError) return e;
+  for (const each of chain(error))
+    if (each instanceof WrongConnectionError || each instanceof PoolExhaustedError) return each;
   return undefined;
 }
 
@@ -171,11 +164,20 @@ class Attempt<Native, C extends Connection> {
   }
 
   failure(error: unknown) {
+    if (error instanceof Refused) return error.reason === "timeout" ? "lock-timeout" : undefined;
     if (error instanceof SerializationError) return "serialization";
-    if (error instanceof HoldfastError && !(error instanceof ConnectionLostError)) return undefined;
+    const { database } = this.#home;
+    // An ORM wraps what is thrown in its callbacks.
+    const own = [...chain(error)].find((each) => each instanceof HoldfastError);
+    if (own instanceof LockTimeoutError) return "lock-timeout";
+    if (own && !(own instanceof ConnectionLostError)) return undefined;
     // A body talks to others too: that one of them hung up says nothing of our connection.
     const sockets = this.#thrown !== error || this.#connection?.lost.aborted === true;
-    return classify(this.#home.database, error, sockets);
+    const failure = classify(database, error, sockets);
+    // What was not to wait is not to wait now.
+    if (failure === "lock-timeout" && waited(database, error, this.#home.known()?.flavour) !== true)
+      return undefined;
+    return failure;
   }
 
   async execute<T>(body: Body<Native, T>): Promise<T> {

@@ -38,12 +38,13 @@ export function over(): UsageError {
 }
 
 const ending = /^\s*(?:commit|rollback|end|abort)(?:\s+(?:work|transaction))?\s*;?\s*$/i;
+const savepoint = /^\s*(?:rollback\s+to|release)(?:\s+savepoint)?\s+\S+\s*$/i;
 
-/** Whether a statement, as text or as an object that has it, is the end of a transaction. */
+/** Whether a statement, as text or as an object that has it, ends a transaction, or a savepoint that was left in it. */
 export function endsTransaction(statement: unknown): boolean {
   const { text, sql } = (typeof statement === "object" ? (statement ?? {}) : {}) as Record<string, unknown>;
   const words = typeof statement === "string" ? statement : (text ?? sql);
-  return typeof words === "string" && ending.test(words);
+  return typeof words === "string" && (ending.test(words) || savepoint.test(words));
 }
 
 export function view<T extends object>(

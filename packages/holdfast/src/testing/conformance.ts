@@ -15,6 +15,7 @@ import { lateCases } from "./cases/late.ts";
 import { leaseCases } from "./cases/lease.ts";
 import { lockCases } from "./cases/lock.ts";
 import { onceCases } from "./cases/once.ts";
+import { retryCases } from "./cases/retry.ts";
 import { rowCases, tableCases } from "./cases/rows.ts";
 import { sessionCases } from "./cases/session.ts";
 import { transactionCases } from "./cases/transaction.ts";
@@ -37,6 +38,7 @@ export function conformance(): ConformanceCase[] {
   return [
     ...transactionCases,
     ...lateCases,
+    ...retryCases,
     ...lockCases,
     ...joinCases,
     ...abortCases,

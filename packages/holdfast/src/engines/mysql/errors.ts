@@ -68,3 +68,10 @@ export function violated(error: object): Violated {
     [];
   return { table: table || undefined, constraint };
 }
+
+/** MariaDB has one number for both. */
+export function waited(error: object, flavour?: string): boolean | undefined {
+  const { errno } = error as { errno?: unknown };
+  if (errno === 3572) return false;
+  return errno === 1205 && flavour === "mysql" ? true : undefined;
+}

@@ -1,6 +1,6 @@
 import type { Engine, SqlConnection } from "../../core/database.ts";
 import { sql } from "../../core/sql.ts";
-import { classify, violated } from "./errors.ts";
+import { classify, violated, waited } from "./errors.ts";
 import { inspect } from "./inspect.ts";
 import { leases } from "./leases.ts";
 import { holders, lock, session } from "./locks.ts";
@@ -38,6 +38,7 @@ export const mysql: Engine<SqlConnection> = {
   query: (connection, statement) => connection.query(statement),
   classify,
   violated,
+  waited,
   migrations,
   wire,
 };

@@ -51,3 +51,11 @@ export function violated(error: object): Violated {
     columns: columns?.split(", ").map((name) => name.replaceAll(/^"|"$/g, "")),
   };
 }
+
+/** One code for both. The place in the server's source is the same in every language; Prisma passes on the words only. */
+export function waited(error: object): boolean | undefined {
+  const { routine, message = "" } = error as { routine?: unknown; message?: string };
+  if (typeof routine === "string") return routine === "ProcessInterrupts";
+  if (/due to lock timeout/.test(message)) return true;
+  return /could not obtain lock/.test(message) ? false : undefined;
+}
