@@ -105,7 +105,7 @@ export function fromDuckdb<Handle extends DuckdbHandle>(
         const handle = idle.pop() ?? (await instance.connect());
         const connection = connectionOf(handle);
         const desk = await connection.desk;
-        const seen = view(handle, { makers: ["prepare", "createAppender"] });
+        const seen = view(handle, { makers: ["prepare", "createAppender"], tracked: true });
         return {
           connection,
           native: seen.proxy,

@@ -12,6 +12,8 @@ export interface View<T extends object> {
   revoke(): void;
   /** Resolves when what was called has been answered. */
   idle(): Promise<void>;
+  /** Who waits for an answer has waited in vain: of a client that does not tell them when its connection is ended. */
+  fail(error: Error): void;
 }
 
 export interface ViewOptions {
@@ -19,6 +21,8 @@ export interface ViewOptions {
   readonly makers?: readonly string[];
   /** Methods that send something to the server. Left out: all. */
   readonly senders?: readonly string[];
+  /** Whether promises are kept track of, for `idle` and `fail`. A client may return promises of its own kind. */
+  readonly tracked?: boolean;
   /** Whether a call of one of them ends the transaction. */
   readonly ends?: (name: string, args: readonly unknown[]) => boolean;
 }
@@ -49,10 +53,11 @@ export function endsTransaction(statement: unknown): boolean {
 
 export function view<T extends object>(
   target: T,
-  { makers = [], senders, ends = () => false }: ViewOptions = {},
+  { makers = [], senders, tracked = false, ends = () => false }: ViewOptions = {},
 ): View<T> {
   let state: "open" | "sealed" | "revoked" = "open";
   const running = new Set<Promise<unknown>>();
+  const failures = new Set<(error: Error) => void>();
   const check = (name: string, args: readonly unknown[]) => {
     if (state === "open") return;
     if (state === "revoked" || ((!senders || senders.includes(name)) && !ends(name, args))) throw over();
@@ -67,10 +72,18 @@ export function view<T extends object>(
           // Methods of native objects work on the object itself only.
           const made: unknown = Reflect.apply(value as (...a: unknown[]) => unknown, object, args);
           if (made === object) return proxy;
-          if (made instanceof Promise) {
+          if (tracked && made instanceof Promise) {
             running.add(made);
-            const done = () => void running.delete(made);
+            let fail!: (error: Error) => void;
+            const failed = new Promise<never>((_, reject) => (fail = reject));
+            failures.add(fail);
+            const done = () => {
+              running.delete(made);
+              failures.delete(fail);
+            };
             made.then(done, done);
+            const answer: Promise<unknown> = Promise.race([made, failed]);
+            return makers.includes(String(name)) ? answer.then(shown) : answer;
           }
           if (!makers.includes(String(name))) return made;
           return made instanceof Promise ? made.then(shown) : shown(made);
@@ -92,6 +105,10 @@ export function view<T extends object>(
     },
     async idle() {
       while (running.size > 0) await Promise.allSettled(running);
+    },
+    fail(error) {
+      running.clear();
+      for (const fail of failures) fail(error);
     },
   };
 }

@@ -89,6 +89,7 @@ export function unwrapMariadb(error: unknown): DriverError | undefined {
 /** What a body may send through a connection once it has ended: nothing but the end that an ORM writes. */
 export const mariadbView: ViewOptions = {
   makers: ["prepare"],
+  tracked: true,
   senders: [
     "query",
     "queryStream",

@@ -78,6 +78,7 @@ interface Opening {
 interface Begun {
   readonly native: MariadbPoolConnection;
   readonly seal: () => Promise<void>;
+  readonly fail: (error: Error) => void;
   readonly adapter: Adapter;
   readonly level: string | undefined;
   readonly withheld: boolean;
@@ -130,6 +131,7 @@ function watchFactory(factory: Factory): void {
             // The driver prepares first, and executes when that is answered.
             await seen.idle();
           },
+          fail: seen.fail,
           adapter,
           level: opening.isolation ?? level,
           withheld: ours?.withheld() === true,
@@ -187,7 +189,7 @@ function watchEngine(engine: PrismaEngine): void {
 function track(
   known: Map<string, Session>,
   id: string,
-  { native, seal, adapter, level, withheld }: Begun,
+  { native, seal, fail, adapter, level, withheld }: Begun,
 ): Session {
   const whole = mariadbConnection(native, killer(adapter.underlyingDriver()));
   let ended = false;
@@ -215,7 +217,9 @@ function track(
     seal,
     drop() {
       end();
+      // It asks the server to end the session, and tells nobody if it cannot reach it.
       native.destroy();
+      fail(new Error("it was given up"));
     },
   };
   const { release } = native;
