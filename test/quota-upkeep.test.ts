@@ -206,6 +206,19 @@ describe("prune", () => {
     }
   });
 
+  test("of a window in parts, what is counted for up to a part longer stays too", async () => {
+    const q = quota(hf, { name: named(), limit: 10, per: "hour", window: "sliding-parts", parts: 4 });
+    await q.consume("u", 3);
+    await earlier(q, "1 hour");
+    await q.consume("u", 1);
+    await q.consume("u", 1);
+    expect(await q.prune({ before: new Date(Date.now() + day) })).toEqual({ entries: 0, broken: [] });
+    await whole(q, "u");
+    await earlier(q, "15 minutes");
+    expect(await q.prune({ before: new Date(Date.now() + day) })).toEqual({ entries: 1, broken: [] });
+    await whole(q, "u");
+  });
+
   test("by age: by the database's clock alone", async () => {
     const q = quota(hf, { name: named(), limit: 10 });
     for (let i = 0; i < 4; i++) await q.consume("u");
