@@ -91,17 +91,20 @@ describe("migrate", () => {
     expect((await hf.migrations()).every(({ state }) => state === "missing")).toBe(true);
 
     const no = terminal(["migrate"], { env: { HOLDFAST_URL: database.url }, columns: 80 });
-    await no.until("Apply 9 migrations?");
+    await no.until("Apply 10 migrations?");
     no.type("n\r");
     expect(await no.ended).toBe(1);
     expect(await no.screen()).toContain("Nothing was done.");
     expect((await hf.migrations()).every(({ state }) => state === "missing")).toBe(true);
 
-    const yes = terminal(["migrate", "--note", "first"], { env: { HOLDFAST_URL: database.url } });
-    await yes.until("Apply 9 migrations?");
+    const yes = terminal(["migrate", "--note", "first"], {
+      env: { HOLDFAST_URL: database.url },
+      columns: 200,
+    });
+    await yes.until("Apply 10 migrations?");
     yes.type("y\r");
     expect(await yes.ended).toBe(0);
-    expect(await yes.screen()).toMatch(/Applied 1 keys, .*9 audit\./s);
+    expect(await yes.screen()).toMatch(/Applied 1 keys, .*10 history\./s);
 
     const after = await run("migrate", "status", "--json");
     expect(after.code).toBe(0);

@@ -11,7 +11,7 @@ import {
   queue,
 } from "holdfast/queue";
 import { Pool, type PoolClient } from "pg";
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, inject, test } from "vitest";
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, inject, test, vi } from "vitest";
 import { z } from "zod";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
 import { random } from "./harness/random.ts";
@@ -103,6 +103,37 @@ describe.each(["postgres", "pgbouncer"] as const)("on %s", (server) => {
       work(q, ({ payload }) => void seen.push(payload), { concurrency: 1 });
       await eventually(() => empty(q));
       expect(seen).toEqual(["first", "usual", "past", "late", "soon"]);
+    });
+
+    test.for([-1, 1])("a delay is by the database's clock, whatever ours says: %i hours", async (hours) => {
+      const q = queue<string>(hf, named());
+      const [half, real] = [1_800_000, Date.now];
+      const clock = vi.spyOn(Date, "now").mockImplementation(() => real() + hours * 2 * half);
+      try {
+        await q.enqueue("at once", { delayMs: 0 });
+        const { id } = await q.enqueue("later", { delayMs: half });
+        const far = new Date(real() + 10 * half);
+        const many = await q.enqueueMany([
+          { payload: "no delay" },
+          { payload: "at", runAt: far, key: "at" },
+          { payload: "past", runAt: new Date(0) },
+          { payload: "delayed", delayMs: half, group: "g" },
+        ]);
+        expect(await q.counts()).toMatchObject({ waiting: 3, delayed: 3 });
+        const when = async (job: number | undefined) => (await q.inspect(job as number))?.runAt;
+        expect(await when(many[1]?.id)).toBe(far.getTime());
+        const at = (
+          await pool.query<{ now: number }>(
+            "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::float8 AS now",
+          )
+        ).rows[0]?.now as number;
+        for (const job of [id, many[3]?.id]) {
+          expect(await when(job)).toBeLessThanOrEqual(at + half);
+          expect(await when(job)).toBeGreaterThan(at);
+        }
+      } finally {
+        clock.mockRestore();
+      }
     });
 
     test("in a transaction of the caller's: there if it is committed, and not if it is rolled back", async () => {
@@ -211,6 +242,18 @@ describe.each(["postgres", "pgbouncer"] as const)("on %s", (server) => {
       expect(await q.counts()).toMatchObject({ waiting: 1 });
       await q.resume();
       await eventually(async () => (await q.failed()).length === 1);
+      expect(await q.prune({ olderThanMs: 60_000 })).toBe(0);
+      const [real, hour] = [Date.now, 3_600_000];
+      const clock = vi.spyOn(Date, "now").mockImplementation(() => real() + 2 * hour);
+      try {
+        expect(await q.prune({ olderThanMs: hour })).toBe(0);
+      } finally {
+        clock.mockRestore();
+      }
+      for (const wrong of [{}, { before: "2026-01-01" }, { before: new Date(NaN) }, { olderThanMs: NaN }])
+        await expect(q.prune(wrong as never), JSON.stringify(wrong)).rejects.toMatchObject({
+          code: "HF_USAGE",
+        });
       expect(await q.prune({ before: new Date(Date.now() + 60_000) })).toBe(1);
     });
 

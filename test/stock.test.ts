@@ -722,6 +722,62 @@ describe("history", () => {
     expect(await shop.byChannel({ to: new Date(0) })).toEqual([]);
   });
 
+  test("of a SKU with many movements, a page reads about a page", async () => {
+    const shop = stock(hf, { name: named() });
+    const each = 20_000;
+    for (const sku of ["MANY", "FEW"])
+      for (const location of ["main", "east"]) await shop.apply([{ sku, location, quantity: 1 }]);
+    await pool.query(
+      `INSERT INTO holdfast.stock_movement (level, version, quantity, balance, at, line, parts, kind, source, external_id)
+        SELECT t.id, n, 1, n, m.at - (${each} - n) / 2 * interval '1 second', 1, 1, 'apply', (ARRAY['POS', 'ML_SALE', 'ORDER'])[1 + n % 3], t.id || '-' || n
+        FROM holdfast.stock_level t JOIN holdfast.stock_movement m ON m.level = t.id, generate_series(2, ${each}) n
+        WHERE t.book = $1 AND t.sku = 'MANY'`,
+      [shop.name],
+    );
+    await pool.query("ANALYZE holdfast.stock_movement");
+    const name = "stock reader";
+    const other = new Pool({ connectionString: database.url, max: 1, application_name: name });
+    const far = holdfast(fromPg(other));
+    const it = stock(far, { name: shop.name });
+    const read = async (): Promise<number> => {
+      const { rows } = await pool.query<{ n: number }>(
+        "SELECT (seq_tup_read + idx_tup_fetch)::int AS n FROM pg_stat_user_tables WHERE relname = 'stock_movement'",
+      );
+      return rows[0]?.n as number;
+    };
+    await pool.query("SELECT pg_stat_force_next_flush()");
+    const before = await read();
+    const seen: string[] = [];
+    let after: string | undefined;
+    for (let page = 0; page < 20; page++) {
+      const found = await it.history({ sku: "MANY", limit: 50, ...(after !== undefined && { after }) });
+      seen.push(...found.movements.map(({ location, version }) => `${location} ${version}`));
+      after = found.next;
+    }
+    const east = await it.history({ sku: "MANY", location: "east", source: "ML_SALE", limit: 50 });
+    // A session tells what it has read when it ends, at the latest.
+    await far.close();
+    await other.end();
+    await eventually(async () => {
+      const { rows } = await pool.query("SELECT FROM pg_stat_activity WHERE application_name = $1", [name]);
+      return rows.length === 0;
+    });
+    // 2,300 or so; all of it for each page would be 840,000.
+    expect((await read()) - before).toBeLessThan(5 * each);
+    const { rows } = await pool.query<{ location: string; version: number; source: string }>(
+      `SELECT t.location, m.version::int, m.source FROM holdfast.stock_movement m JOIN holdfast.stock_level t ON t.id = m.level
+        WHERE t.book = $1 AND t.sku = 'MANY' ORDER BY m.at DESC, m.level DESC, m.version DESC`,
+      [shop.name],
+    );
+    expect(seen).toEqual(rows.slice(0, 1000).map(({ location, version }) => `${location} ${version}`));
+    expect(east.movements.map(({ version }) => version)).toEqual(
+      rows
+        .filter(({ location, source }) => location === "east" && source === "ML_SALE")
+        .slice(0, 50)
+        .map(({ version }) => version),
+    );
+  });
+
   test("levelAt is what a replay of history comes to, at 100 random times", async () => {
     const seed = inject("seed");
     const next = random(seed);

@@ -1,6 +1,6 @@
 import type { Command } from "commander";
 import { whole } from "../options.ts";
-import { ids, moment } from "../patterns/parse.ts";
+import { ids, older } from "../patterns/parse.ts";
 import { below, does, family } from "../patterns/verbs.ts";
 
 const load = () => import("../patterns/queue.ts");
@@ -89,11 +89,7 @@ Examples:
   holdfast queue prune emails --before 2026-01-01 --yes`,
     })
       .argument("<name>")
-      .requiredOption(
-        "--before <date>",
-        "that failed before this date, or so long ago: 30d, 12h",
-        moment(-1),
-      ),
+      .requiredOption("--before <date>", "that failed before this date, or so long ago: 30d, 12h", older),
     async ([name], options) => (await load()).prune(name as string, options),
   );
 

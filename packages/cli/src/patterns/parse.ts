@@ -1,5 +1,6 @@
 /** What people type, made into values; or a line that says what it should look like. */
 import { InvalidArgumentError } from "commander";
+import type { Older } from "holdfast/queue";
 import type { Subject } from "holdfast/quota";
 import { whole } from "../options.ts";
 
@@ -11,18 +12,28 @@ const units: Readonly<Record<string, number>> = {
   w: 604_800_000,
 };
 
+const notThat = "It is a date such as 2026-05-01, or a span such as 30d, 12h or 15m.";
+
+function spanOf(text: string): number | undefined {
+  const [, amount, unit] = /^(\d+)([smhdw])$/.exec(text) ?? [];
+  return amount === undefined ? undefined : Number(amount) * (units[unit ?? ""] ?? 0);
+}
+
 /** A date, or how long ago: `30d`, `12h`. */
 export function moment(sign: 1 | -1): (text: string) => Date {
   return (text) => {
-    const [, amount, unit] = /^(\d+)([smhdw])$/.exec(text) ?? [];
-    const at =
-      amount === undefined
-        ? new Date(text)
-        : new Date(Date.now() + sign * Number(amount) * (units[unit ?? ""] ?? 0));
-    if (Number.isNaN(at.getTime()) || (amount === undefined && !/^\d{4}-\d\d-\d\d/.test(text)))
-      throw new InvalidArgumentError("It is a date such as 2026-05-01, or a span such as 30d, 12h or 15m.");
+    const span = spanOf(text);
+    const at = new Date(span === undefined ? text : Date.now() + sign * span);
+    if (Number.isNaN(at.getTime()) || (span === undefined && !/^\d{4}-\d\d-\d\d/.test(text)))
+      throw new InvalidArgumentError(notThat);
     return at;
   };
+}
+
+/** The same for what is to go: how long ago, the database says. */
+export function older(text: string): Older & { readonly typed: string } {
+  const olderThanMs = spanOf(text);
+  return olderThanMs === undefined ? { before: moment(-1)(text), typed: text } : { olderThanMs, typed: text };
 }
 
 /** A number, or "none". */

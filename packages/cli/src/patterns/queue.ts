@@ -1,4 +1,4 @@
-import { type FailedJob, type QueueInfo, queue, queues } from "holdfast/queue";
+import { type FailedJob, type Older, type QueueInfo, queue, queues } from "holdfast/queue";
 import { Failure, exitCodes } from "../failure.ts";
 import { plural, shown } from "../text.ts";
 import type { Server } from "../server.ts";
@@ -174,20 +174,24 @@ export async function discard(name: string, some: readonly number[], options: Ch
   });
 }
 
-export async function prune(name: string, options: ChangeOptions & { readonly before: Date }): Promise<void> {
-  const { before } = options;
+export async function prune(
+  name: string,
+  options: ChangeOptions & { readonly before: Older & { readonly typed: string } },
+): Promise<void> {
+  const { typed, ...which } = options.before;
+  const long = which.before ? `before ${when(which.before)} UTC` : `more than ${typed} ago`;
   await onServer("queue", options, async (server) => {
     await found(server, name);
     const done = await change(
       server,
       {
-        question: `Forget the jobs of queue ${quoted(name)} that failed before ${when(before)} UTC? They cannot be had back.`,
+        question: `Forget the jobs of queue ${quoted(name)} that failed ${long}? They cannot be had back.`,
         action: "queue.prune",
         target: ["queue", name],
-        details: { before },
+        details: which,
       },
       options,
-      async () => ({ jobs: await queue(server.hf, name).prune({ before }) }),
+      async () => ({ jobs: await queue(server.hf, name).prune(which) }),
     );
     if (done) told(done.jobs, undefined, "forgotten", options.json);
   });

@@ -411,10 +411,12 @@ export async function reconcile(
       );
     }
     const repaired =
-      wrong.length > 0 && options.repair ? await repair(server, name, it, wrong, options) : false;
-    if (wrong.length > 0 && !repaired) process.exitCode = exitCodes.no;
-    if (options.json) printJson({ quota: name, subjects: looked, entries, wrong, repaired });
-    else if (repaired) print(`${plural(wrong.length, "subject")} repaired.`);
+      wrong.length > 0 && options.repair ? await repair(server, name, it, wrong, options) : undefined;
+    if (wrong.length > 0 && repaired === undefined) process.exitCode = exitCodes.no;
+    if (options.json)
+      printJson({ quota: name, subjects: looked, entries, wrong, repaired: repaired !== undefined });
+    // Somebody else may have been faster.
+    else if (repaired !== undefined) print(`${plural(repaired, "subject")} repaired.`);
   });
 }
 
@@ -442,7 +444,7 @@ async function repair(
   it: Quota,
   wrong: readonly Wrong[],
   options: ChangeOptions,
-): Promise<boolean> {
+): Promise<number | undefined> {
   const [one] = wrong;
   const done = await change(
     server,
@@ -460,5 +462,5 @@ async function repair(
       return { subjects: n };
     },
   );
-  return done !== undefined;
+  return done?.subjects;
 }

@@ -18,8 +18,9 @@ export interface NewJob {
   /** JSON. */
   readonly payload: string;
   readonly priority: number;
-  /** Not before. */
+  /** Not before; or not before so many milliseconds have passed. */
   readonly runAt: number | undefined;
+  readonly delayMs: number | undefined;
   readonly group: string | undefined;
   readonly key: string | undefined;
   /** If another job that has this key waits: take its place, instead of leaving it there. */
@@ -222,6 +223,10 @@ export interface Queues<C extends Connection> {
   discard(
     connection: C,
     queue: number,
-    which: { readonly ids?: readonly number[]; readonly before?: number },
+    which: {
+      readonly ids?: readonly number[];
+      /** Whichever is first: a moment, or so many milliseconds ago. */
+      readonly older?: { readonly before: number | undefined; readonly ageMs: number };
+    },
   ): Promise<number>;
 }

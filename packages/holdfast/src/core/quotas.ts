@@ -11,7 +11,7 @@ export type Rule =
 
 export interface Definition {
   readonly rule: Rule;
-  /** By name; of a bucket whose plan is stored. */
+  /** By name; of a bucket whose plan is stored. Infinity: no limit. */
   readonly plans: Readonly<Record<string, number>> | undefined;
   /** How far above the limit it may go; undefined: as far as it likes. */
   readonly over: number | undefined;
@@ -85,10 +85,10 @@ export type Amendment = {
       readonly priority: number;
       readonly until: number | undefined;
     }
+  /** Infinity: no limit; undefined: none of its own. */
   | { readonly kind: "limit"; readonly amount: number | undefined }
   | { readonly kind: "plan"; readonly plan: string | undefined }
   | { readonly kind: "reset" }
-  | { readonly kind: "repair"; readonly amount: number }
 );
 
 export interface Amended extends Standing {
@@ -134,7 +134,7 @@ export interface StoredBucket {
   readonly used: number;
   readonly held: number;
   readonly credit: number;
-  /** Its own, if it has one. */
+  /** Its own, if it has one; Infinity: it has none at all. */
   readonly limit: number | undefined;
   readonly plan: string | undefined;
   /** Of its newest entry. */
@@ -142,6 +142,20 @@ export interface StoredBucket {
   readonly since: number | undefined;
   /** Of a window that slides in parts: how many. */
   readonly parts: number | undefined;
+}
+
+export interface Reconciled {
+  readonly findings: readonly string[];
+  readonly entries: number;
+  readonly repaired: boolean;
+}
+
+export interface RollUp {
+  /** Whichever is first: a moment, or so many milliseconds ago by the database's clock. */
+  readonly before: number | undefined;
+  readonly ageMs: number;
+  readonly from: string | undefined;
+  readonly most: number;
 }
 
 export interface Quotas<C extends Connection> {
@@ -172,14 +186,26 @@ export interface Quotas<C extends Connection> {
     most: number,
   ): Promise<readonly Entry[]>;
   /**
-   * Lines before this moment, of buckets from this subject on, become one line for each bucket. Some at a time: `next`
-   * says where to go on. `broken`: subjects whose lines do not add up, and were left as they are.
+   * What does not add up, in words. With an id for it (`repair`), it is mended in the same moment, and the same id again
+   * has the same answer.
+   */
+  reconcile(
+    connection: C,
+    definition: Definition,
+    bucket: Omit<Bucket, "definition">,
+    repair: string | undefined,
+  ): Promise<Reconciled | Late>;
+  /**
+   * Lines before a moment, of buckets from this subject on, become one line for each bucket. Some at a time: `next`
+   * says where to go on, and `before` which moment it was. `broken`: subjects whose lines do not add up, and were left as
+   * they are.
    */
   rollUp(
     connection: C,
     quota: string,
-    what: { readonly before: number; readonly from: string | undefined; readonly most: number },
+    what: RollUp,
   ): Promise<{
+    readonly before: number;
     readonly gone: number;
     readonly next: string | undefined;
     readonly broken: readonly string[];

@@ -1,3 +1,4 @@
+export type { Older } from "../core/older.ts";
 export type { FailedJob, JobView, QueueCounts, QueueInfo } from "../core/queues.ts";
 export { JobLostError, PayloadError } from "./errors.ts";
 export type { Job } from "./job.ts";

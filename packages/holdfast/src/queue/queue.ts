@@ -1,6 +1,7 @@
 import type { Connection } from "../core/database.ts";
 import { UsageError, message } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
+import { type Older, olderThan } from "../core/older.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import type { FailedJob, JobView, NewJob, QueueCounts, QueueSettings } from "../core/queues.ts";
 import { type Scope, type Transaction, scopeOf } from "../core/scope.ts";
@@ -71,7 +72,7 @@ export interface EnqueueOptions {
   readonly onDuplicate?: "ignore" | "replace";
   /** Not before. */
   readonly runAt?: Date;
-  /** Not before so many milliseconds have passed. */
+  /** Not before so many milliseconds have passed, by the database's clock. */
   readonly delayMs?: number;
   /** Smaller numbers first; from -32,767 to 32,767. Default 0. */
   readonly priority?: number;
@@ -206,7 +207,8 @@ export class Queue<Input, Output = Input> {
       key,
       replace: onDuplicate === "replace",
       // Whatever is past is due now; the server's calendar does not go back as far as a Date does.
-      runAt: runAt ? Math.max(0, runAt.getTime()) : delayMs === undefined ? undefined : Date.now() + delayMs,
+      runAt: runAt ? Math.max(0, runAt.getTime()) : undefined,
+      delayMs,
     };
   }
 
@@ -351,12 +353,11 @@ export class Queue<Input, Output = Input> {
   }
 
   /** Forgets jobs that failed before. Resolves to how many. */
-  async prune(options: { readonly before: Date }): Promise<number> {
-    checkNames("prune", options, new Set(["before"]));
+  async prune(options: Older): Promise<number> {
+    checkNames("prune", options, new Set(["before", "olderThanMs"]));
+    const older = olderThan("prune", options);
     const number = await this.#desk.number(this.name);
-    return this.#desk.ask((connection) =>
-      this.#desk.store.discard(connection, number, { before: options.before.getTime() }),
-    );
+    return this.#desk.ask((connection) => this.#desk.store.discard(connection, number, { older }));
   }
 }
 

@@ -79,6 +79,7 @@ export class Desk {
   async alone<T extends object>(
     scope: Scope<unknown, Connection> | undefined,
     work: (connection: Connection, now: number) => Promise<T | Late>,
+    ms?: number,
   ): Promise<T> {
     const attempt = async (connection: Connection): Promise<T> => {
       for (;;) {
@@ -88,7 +89,7 @@ export class Desk {
       }
     };
     if (scope) return scope.work(({ connection }) => attempt(connection));
-    return again(this.home.database, () => withConnection(this.home, attempt));
+    return again(this.home.database, () => withConnection(this.home, attempt, ms));
   }
 
   /** `sent`: how often they were before, and may have been granted. */

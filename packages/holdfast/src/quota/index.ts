@@ -17,5 +17,6 @@ export {
   type Subject,
   quota,
 } from "./quota.ts";
+export type { Older } from "../core/older.ts";
 export type { QuotaInfo } from "../core/quotas.ts";
 export type { Period, Unit } from "./windows.ts";

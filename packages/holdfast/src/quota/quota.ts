@@ -2,6 +2,7 @@
 import { hash, randomUUID } from "node:crypto";
 import { UsageError } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
+import { type Older, olderThan } from "../core/older.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { json } from "../core/replay.ts";
 import { type Transaction, scopeOf } from "../core/scope.ts";
@@ -351,72 +352,45 @@ export class Quota {
     };
   }
 
-  /** Whether the ledger adds up to what is counted; with `repair`, what is counted is set to what the ledger says. */
+  /**
+   * Whether the ledger adds up to what is counted. With `repair`, what is counted is set to what the ledger says, in the
+   * same moment, and the ledger says so too.
+   */
   async reconcile(subject: Subject, options: { readonly repair?: boolean } = {}): Promise<Reconciliation> {
     checkNames("reconcile", options, new Set(["repair"]));
-    let { findings, entries, used } = await this.#check(subject);
-    // Lines that were rolled up between two pages are missing from what was read, and from nowhere else.
-    if (findings.length > 0) ({ findings, entries, used } = await this.#check(subject));
-    const repaired = findings.length > 0 && (options.repair ?? false);
-    if (repaired) await this.#amend(subject, {}, { kind: "repair", id: randomUUID(), amount: used });
+    const bucket = { quota: this.name, subject: textOf(subject), limit: await this.#limitOf(subject) };
+    const repair = options.repair ? randomUUID() : undefined;
+    const { findings, entries, repaired } = await this.#desk.alone(
+      undefined,
+      (connection, now) => this.#desk.store.reconcile(connection, this.definition(now), bucket, repair),
+      patienceMs,
+    );
     return { ok: findings.length === 0, entries, findings, repaired };
-  }
-
-  /** Back to the first version, or to the last repair: what was wrong before it has been seen to. */
-  async #check(subject: Subject): Promise<{ findings: string[]; entries: number; used: number }> {
-    const page = 1000;
-    const standing = await this.peekRaw(subject);
-    const findings: string[] = [];
-    let next: Entry | undefined;
-    let newest: Entry | undefined;
-    let entries = 0;
-    walk: for (let below = standing.version + 1; ;) {
-      const found = await this.#entries(subject, below, page, {});
-      for (const entry of found) {
-        newest ??= entry;
-        if (next) findings.push(...broken(entry, next));
-        next = entry;
-        entries++;
-        if (entry.kind === "repair") break walk;
-      }
-      if (found.length < page) {
-        if (next) findings.push(...broken(undefined, next));
-        break;
-      }
-      below = found.at(-1)?.version ?? 0;
-    }
-    if (standing.version !== (newest?.version ?? 0))
-      findings.push(`the bucket is at version ${standing.version}, the ledger at ${newest?.version ?? 0}`);
-    const used = newest?.used ?? 0;
-    if (this.#span ? standing.used > used : standing.used !== used)
-      findings.push(`the bucket counts ${standing.used} used, the ledger ${used}`);
-    return { findings, entries, used };
   }
 
   /**
    * Rolls up entries that are older: those of each subject become one, from which the chain goes on; the newest of each
    * stays. Ids that are gone are not recognised any more, and cannot be refunded: this is the horizon of replays. What a
-   * sliding window still counts is kept.
+   * sliding window still counts is kept. What time it is, the database says.
    */
-  async prune(options: { readonly before: Date; readonly signal?: AbortSignal }): Promise<Pruned> {
-    checkNames("prune", options, new Set(["before", "signal"]));
-    const { before, signal } = options;
-    if (!(before instanceof Date) || Number.isNaN(before.getTime()))
-      throw new UsageError("prune: before must be a Date");
-    const { rule } = this.definition(Date.now());
-    const kept = "per" in rule ? rule.per / 1000 : 0;
-    const until = Math.min(before.getTime(), Date.now() - kept);
+  async prune(options: Older & { readonly signal?: AbortSignal }): Promise<Pruned> {
+    checkNames("prune", options, new Set(["before", "olderThanMs", "signal"]));
+    const { signal } = options;
+    const older = olderThan("prune", options);
+    const ageMs = Math.max(older.ageMs, this.#counted());
+    let { before } = older;
     let entries = 0;
     const broken: string[] = [];
     for (let from: string | undefined; ;) {
       signal?.throwIfAborted();
+      const what = { before, ageMs, from, most: 2000 };
       const done = await this.#desk.alone(undefined, (connection) =>
-        this.#desk.store.rollUp(connection, this.name, { before: until, from, most: 2000 }),
+        this.#desk.store.rollUp(connection, this.name, what),
       );
       entries += done.gone;
       broken.push(...done.broken);
       if (done.next === undefined) return { entries, broken };
-      from = done.next;
+      ({ before, next: from } = done);
     }
   }
 
@@ -498,14 +472,6 @@ export class Quota {
   }
 
   /** @internal */
-  async peekRaw(subject: Subject): Promise<Standing> {
-    const bucket = { quota: this.name, subject: textOf(subject), limit: await this.#limitOf(subject) };
-    return this.#desk.alone(undefined, (connection, now) =>
-      this.#desk.store.peek(connection, this.definition(now), bucket),
-    );
-  }
-
-  /** @internal */
   get desk(): Desk {
     return this.#desk;
   }
@@ -562,6 +528,13 @@ export class Quota {
         `of that entry only ${done.amount} can still be given back.`,
       );
     return done;
+  }
+
+  /** For how many milliseconds a window that slides counts an entry: one in parts up to a part longer. */
+  #counted(): number {
+    const { window = "fixed", parts = 20 } = this.#options;
+    if (!this.#span || window === "fixed") return 0;
+    return this.#span.ms * (window === "sliding-parts" ? 1 + 1 / parts : 1);
   }
 
   #fixedLimit(): number | undefined {
@@ -715,6 +688,9 @@ function checkLimit(limit: number): void {
     throw new UsageError(`quota: a limit must be a whole number from 0, or Infinity, not ${String(limit)}`);
 }
 
+/** Of `reconcile`, which reads a whole ledger: a million entries in a second or two. */
+const patienceMs = 120_000;
+
 /** Index entries have their limits. */
 const longest = 400;
 
@@ -761,16 +737,4 @@ function detailsOf({ by, source, reference, metadata }: EntryOptions): string | 
 function shown(entry: Entry): HistoryEntry {
   const { delta: _, forgotten: __, details, at, kind, ...rest } = entry;
   return { ...rest, kind: kind as HistoryEntry["kind"], at: new Date(at), ...(details as object) };
-}
-
-/** What is wrong between an entry, or the beginning, and the one that follows it. */
-function broken(entry: Entry | undefined, next: Entry): string[] {
-  const { version, used } = entry ?? { version: 0, used: 0 };
-  const range =
-    next.first === next.version ? `version ${next.version}` : `versions ${next.first} to ${next.version}`;
-  if (next.first !== version + 1) return [`versions ${version + 1} to ${next.first - 1} are missing`];
-  if (next.used === used - next.forgotten + next.delta) return [];
-  return [
-    `${range}: ${used} used before, ${next.forgotten} forgotten, ${next.delta} more, and ${next.used} after`,
-  ];
 }

@@ -100,12 +100,19 @@ export const queues: Queues<SqlConnection> = {
     const any = (has: (job: NewJob) => boolean) => jobs.some(has);
     const numeric = (value: (job: NewJob) => number | undefined) =>
       any((job) => value(job) !== undefined) ? list(jobs.map(value)) : null;
+    const runs = sql`${numeric(({ runAt }) => runAt)}::text::float8[]`;
+    const delays = numeric(({ delayMs }) => delayMs);
     const [row] = await ask(
       connection,
       sql`SELECT ids::text AS ids, added::text AS added FROM holdfast.queue_add(${bound(queue, "int")},
   ${texts(jobs, ({ payload }) => payload)}::text::text[],
   ${any(({ priority }) => priority !== 0) ? list(jobs.map(({ priority }) => priority)) : null}::text::smallint[],
-  ${numeric(({ runAt }) => runAt)}::text::float8[],
+  ${
+    delays === null
+      ? runs
+      : sql`ARRAY(SELECT coalesce(u.run, extract(epoch FROM clock_timestamp()) * 1000 + u.delay)
+    FROM unnest(${runs}, ${delays}::text::float8[]) WITH ORDINALITY u (run, delay, n) ORDER BY u.n)`
+  },
   ${any(({ group }) => group !== undefined) ? texts(jobs, ({ group }) => group) : null}::text::text[],
   ${any((job) => job.key !== undefined) ? texts(jobs, (job) => job.key) : null}::text::text[],
   ${any(({ replace }) => replace) ? `{${jobs.map(({ replace }) => replace).join(",")}}` : null}::text::boolean[],
@@ -367,10 +374,13 @@ export const queues: Queues<SqlConnection> = {
     return Number(row?.["n"]);
   },
 
-  async discard(connection, queue, { ids, before }) {
+  async discard(connection, queue, { ids, older }) {
+    const before =
+      older &&
+      sql`least(${bound(older.before, "float8")}, extract(epoch FROM clock_timestamp()) * 1000 - ${bound(older.ageMs, "float8")})`;
     const [row] = await ask(
       connection,
-      sql`SELECT holdfast.queue_discard(${bound(queue, "int")}, ${ids ? list(ids) : null}::text::bigint[], ${bound(before, "float8")}) AS n`,
+      sql`SELECT holdfast.queue_discard(${bound(queue, "int")}, ${ids ? list(ids) : null}::text::bigint[], ${before ?? bound(undefined, "float8")}) AS n`,
     );
     return Number(row?.["n"]);
   },

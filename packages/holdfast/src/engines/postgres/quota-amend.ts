@@ -1,9 +1,10 @@
 /** The functions that change a bucket otherwise, or only look at it. */
 import { type Statement, sql } from "../../core/sql.ts";
+import { limitOf, mostUsed } from "./quota-limits.ts";
 
 /**
  * One change of one bucket: 'refund' (of an entry), 'settle' and 'release' (of a hold), 'grant', 'limit', 'plan',
- * 'reset', 'repair'. Verdicts as above, and 4: there is no such entry or hold, 5: more than there is.
+ * 'reset'. Verdicts as above, and 4: there is no such entry or hold, 5: more than there is.
  */
 const amend = sql`CREATE OR REPLACE FUNCTION holdfast.quota_amend(
   rule jsonb, what text, q text, s text, code_max bigint, op text, of_entry text, n bigint, more jsonb, note text,
@@ -51,7 +52,14 @@ BEGIN
     verdict := CASE WHEN e.kind = what AND (n IS NULL OR n = e.amount) AND e.entry IS NOT DISTINCT FROM of_entry THEN 2 ELSE 3 END;
     RETURN;
   END IF;
-  max := coalesce(b.own_limit, (rule->'plans'->>b.plan)::bigint, code_max);
+  max := ${limitOf("b", "rule", "code_max")};
+  IF what = 'repair' THEN
+    -- Of a process of an earlier release, which says what it has read before: quota_reconcile looks for itself.
+    PERFORM holdfast.quota_reconcile(rule, q, s, code_max, op);
+    SELECT t.used, t.held, t.credit, t.version INTO used, held, credit, version FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s;
+    verdict := 1;
+    RETURN;
+  END IF;
   before := b.used;
   b := holdfast.quota_roll(b, rule, max, moment);
   before := before - b.used;
@@ -61,7 +69,7 @@ BEGIN
     IF b.version > version THEN before := 0; END IF;
   END IF;
   verdict := 1;
-  cap := least(9007199254740991, coalesce(max, 9007199254740991) + coalesce((rule->>'over')::bigint, 9007199254740991));
+  cap := least(${mostUsed}, max + (rule->>'over')::bigint);
 
   CASE what
   WHEN 'refund' THEN
@@ -162,20 +170,11 @@ BEGIN
     b.reset := b.version + 1;
     b.parts := NULL;
     IF rule->>'window' <> 'fixed' THEN b.since := NULL; END IF;
-  WHEN 'repair' THEN
-    amount := n;
-    -- From what the ledger says, not from what was found wrong.
-    before := coalesce((SELECT t.used FROM holdfast.quota_line t WHERE t.bucket = b.id AND t.version <= b.version
-      ORDER BY t.version DESC LIMIT 1), 0);
-    b.used := 0;
-    delta := n;
-    b.held := coalesce((SELECT sum(t.amount) FROM holdfast.quota_hold t WHERE t.quota = q AND t.subject = s), 0);
-    b.credit := coalesce((SELECT sum(t.amount - t.spent) FROM holdfast.quota_grant t WHERE t.quota = q AND t.subject = s), 0);
   END CASE;
 
   IF verdict = 1 THEN
     IF what IN ('limit', 'plan') THEN
-      max := coalesce(b.own_limit, (rule->'plans'->>b.plan)::bigint, code_max);
+      max := ${limitOf("b", "rule", "code_max")};
     END IF;
     b.used := b.used + delta;
     b.version := b.version + 1;
@@ -213,7 +212,7 @@ BEGIN
   b.quota := q;
   b.subject := s;
   b.used := coalesce(b.used, 0);
-  max := coalesce(b.own_limit, (rule->'plans'->>b.plan)::bigint, code_max);
+  max := ${limitOf("b", "rule", "code_max")};
   b := holdfast.quota_roll(b, rule, max, moment);
   used := b.used;
   held := coalesce((SELECT sum(t.amount) FROM holdfast.quota_hold t WHERE t.quota = q AND t.subject = s AND t.until > moment), 0);
@@ -223,73 +222,4 @@ BEGIN
 END
 $function$`;
 
-/**
- * Lines before a moment, of the buckets from this subject on, become one line each: its version, and what was used after
- * it, are those of the last; delta and forgotten are sums, so that the chain goes on. The newest line of a bucket stays.
- * A ledger that does not add up is left as it is. next: where to go on, NULL at the end. Only the first one is waited for,
- * with nothing in hand: who uses several in one transaction could wait for the others.
- */
-const rollUp = sql`CREATE OR REPLACE FUNCTION holdfast.quota_roll_up(q text, onward text, before timestamptz, most int,
-  OUT gone bigint, OUT next text, OUT broken text[])
-LANGUAGE plpgsql AS $function$
-#variable_conflict use_variable
-DECLARE
-  b record;
-  top bigint;
-  newest bigint;
-  buckets int := 0;
-  locked boolean := false;
-BEGIN
-  gone := 0;
-  broken := '{}';
-  FOR b IN SELECT t.id, t.subject FROM holdfast.quota_bucket t
-    WHERE t.quota = q AND (onward IS NULL OR t.subject >= onward COLLATE "C") ORDER BY t.subject LOOP
-    IF gone >= most OR buckets = 1000 THEN
-      next := b.subject;
-      RETURN;
-    END IF;
-    buckets := buckets + 1;
-    CONTINUE WHEN NOT EXISTS (SELECT FROM (SELECT l.at, l.kind FROM holdfast.quota_line l WHERE l.bucket = b.id ORDER BY l.version LIMIT 2) o
-      WHERE o.kind <> 'rollup' AND o.at < before);
-    IF locked THEN
-      SELECT t.version INTO newest FROM holdfast.quota_bucket t WHERE t.id = b.id AND t.quota = q AND t.subject = b.subject FOR NO KEY UPDATE SKIP LOCKED;
-      IF NOT FOUND THEN
-        next := b.subject;
-        RETURN;
-      END IF;
-    ELSE
-      SELECT t.version INTO newest FROM holdfast.quota_bucket t WHERE t.id = b.id AND t.quota = q AND t.subject = b.subject FOR NO KEY UPDATE;
-      locked := true;
-    END IF;
-    SELECT coalesce(min(o.version) FILTER (WHERE o.at >= before OR o.version >= newest) - 1, max(o.version)) INTO top FROM (
-      SELECT l.version, l.at FROM holdfast.quota_line l WHERE l.bucket = b.id ORDER BY l.version LIMIT most + 1) o;
-    CONTINUE WHEN top IS NULL;
-    IF NOT (SELECT coalesce(bool_and(o.first = o.version_before + 1 AND o.used = o.used_before - o.forgotten + o.delta), true) FROM (
-      SELECT coalesce(l.first, l.version) AS first, coalesce(lag(l.version) OVER w, 0) AS version_before, l.used,
-        coalesce(lag(l.used) OVER w, 0) AS used_before, coalesce(l.forgotten, 0) AS forgotten, coalesce(l.delta, l.amount) AS delta
-      FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.version <= top WINDOW w AS (ORDER BY l.version)) o) THEN
-      broken := broken || b.subject;
-      CONTINUE;
-    END IF;
-    WITH lines AS (DELETE FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.version <= top RETURNING l.*),
-    kinds AS (SELECT k.kind, sum(k.lines) AS lines, sum(k.amount) AS amount FROM (
-        SELECT l.kind, 1::numeric AS lines, l.amount::numeric FROM lines l WHERE l.kind <> 'rollup'
-        UNION ALL SELECT x.key, (x.value->>'lines')::numeric, (x.value->>'amount')::numeric
-        FROM lines l, jsonb_each(l.details->'kinds') x WHERE l.kind = 'rollup') k GROUP BY k.kind),
-    made AS (INSERT INTO holdfast.quota_line (bucket, version, amount, used, at, max, since, delta, forgotten, held, credit, first, kind, id, details)
-      SELECT b.id, top, s.amount, l.used, l.at, l.max, l.since, s.delta, s.forgotten, l.held, l.credit, s.first, 'rollup', 'rollup:' || top,
-        jsonb_build_object('kinds', (SELECT jsonb_object_agg(k.kind, jsonb_build_object('lines', k.lines, 'amount', k.amount)) FROM kinds k))
-      FROM lines l, (SELECT sum(l.amount) FILTER (WHERE l.kind IN ('consume', 'settle', 'rollup')) AS amount, sum(coalesce(l.delta, l.amount)) AS delta,
-          sum(coalesce(l.forgotten, 0)) AS forgotten, min(coalesce(l.first, l.version)) AS first FROM lines l) s
-      WHERE l.version = top)
-    SELECT gone + count(*) FILTER (WHERE l.kind <> 'rollup') INTO gone FROM lines l;
-    IF EXISTS (SELECT FROM (SELECT l.at, l.version FROM holdfast.quota_line l WHERE l.bucket = b.id ORDER BY l.version OFFSET 1 LIMIT 1) o
-      WHERE o.at < before AND o.version < newest) THEN
-      next := b.subject;
-      RETURN;
-    END IF;
-  END LOOP;
-END
-$function$`;
-
-export const amending: readonly Statement[] = [amend, peek, rollUp];
+export const amending: readonly Statement[] = [amend, peek];

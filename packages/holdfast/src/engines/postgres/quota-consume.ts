@@ -1,5 +1,6 @@
 /** The functions that decide whether something may be used: for any batch, for the usual one, and for a single call. */
 import { type Statement, sql } from "../../core/sql.ts";
+import { limitOf, mostUsed } from "./quota-limits.ts";
 
 /** The answers of functions that take a batch: lists side by side. */
 const answers =
@@ -94,7 +95,7 @@ BEGIN
     credit[k] := r.credit;
     version[k] := r.version;
     since[k] := r.since;
-    max[k] := coalesce(r.own_limit, (rules->(br[k] - 1)->'plans'->>r.plan)::bigint, bm[k]);
+    max[k] := ${limitOf("r", "rules->(br[k] - 1)", "bm[k]")};
     IF r.parts IS NOT NULL THEN
       parts := coalesce(parts, '{}') || jsonb_build_object(k::text, to_jsonb(r.parts));
     END IF;
@@ -147,7 +148,7 @@ BEGIN
         parts := coalesce(parts, '{}') || jsonb_build_object(k::text, to_jsonb(b.parts));
       END IF;
     END IF;
-    cap[k] := least(9007199254740991, coalesce(max[k], 9007199254740991) + coalesce(overs[br[k]], 9007199254740991));
+    cap[k] := least(${mostUsed}, max[k] + overs[br[k]]);
   END LOOP;
 
   SELECT used, held, credit, version, forgotten, newest INTO saved;
@@ -391,11 +392,11 @@ BEGIN
       array_agg(b.held ORDER BY b.n), array_agg(b.credit ORDER BY b.n), array_agg(b.version ORDER BY b.n),
       array_agg(b.version + b.c ORDER BY b.n), array_agg(b.max ORDER BY b.n),
       array_agg(coalesce(opens, b.since) ORDER BY b.n), bool_and(b.since IS NULL OR opens IS NULL OR b.since <= opens),
-      bool_and(b.before + b.held + b.a <= coalesce(b.max + over, 9007199254740991))
+      bool_and(b.before + b.held + b.a <= least(${mostUsed}, b.max + over))
     INTO found, ids, places, useds, rolled, after, helds, credits, versions, next, maxes, since, forward, fits FROM (
       SELECT u.n, u.a, u.c, t.id, t.ctid AS place, t.used, t.held, t.credit, t.version, t.since,
         CASE WHEN opens IS NULL OR t.since = opens THEN t.used ELSE 0 END AS before,
-        coalesce(t.own_limit, (rules->0->'plans'->>t.plan)::bigint, u.m) AS max
+        ${limitOf("t", "rules->0", "u.m")} AS max
       FROM (SELECT * FROM unnest(bs, bm, bt, bn) WITH ORDINALITY l (s, m, a, c, n) ORDER BY l.s COLLATE "C") u,
       -- Apart, so that it is looked up by both columns: as a join, one plan read the whole quota for each.
       LATERAL (SELECT x.ctid, x.* FROM holdfast.quota_bucket x WHERE x.quota = q AND x.subject = u.s FOR NO KEY UPDATE) t) b;
@@ -438,11 +439,11 @@ DECLARE
   moment timestamptz;
   before bigint;
 BEGIN
-  SELECT t.id, t.used, t.held, t.credit, t.version, t.since, coalesce(t.own_limit, (rules->0->'plans'->>t.plan)::bigint, own) AS max
+  SELECT t.id, t.used, t.held, t.credit, t.version, t.since, ${limitOf("t", "rules->0", "own")} AS max
     INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
   IF NOT FOUND THEN
     INSERT INTO holdfast.quota_bucket (quota, subject) VALUES (q, s) ON CONFLICT DO NOTHING;
-    SELECT t.id, t.used, t.held, t.credit, t.version, t.since, coalesce(t.own_limit, (rules->0->'plans'->>t.plan)::bigint, own) AS max
+    SELECT t.id, t.used, t.held, t.credit, t.version, t.since, ${limitOf("t", "rules->0", "own")} AS max
       INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
   END IF;
   IF FOUND THEN
@@ -450,7 +451,7 @@ BEGIN
     before := CASE WHEN opens IS NULL OR b.since = opens THEN b.used ELSE 0 END;
     used := before + amount;
     IF (opens IS NULL OR moment >= opens AND moment < ends AND (b.since IS NULL OR b.since <= opens))
-      AND used + b.held <= coalesce(b.max + over, 9007199254740991) THEN
+      AND used + b.held <= least(${mostUsed}, b.max + over) THEN
       INSERT INTO holdfast.quota_line (bucket, version, amount, used, at, max, since, forgotten, held, credit, kind, id, details)
         VALUES (b.id, b.version + 1, amount, used, moment, b.max, coalesce(opens, b.since), nullif(b.used - before, 0),
           nullif(b.held, 0), nullif(b.credit, 0), 'consume', op, note::jsonb)

@@ -6,6 +6,7 @@
 import { type Statement, sql } from "../../core/sql.ts";
 import { amending } from "./quota-amend.ts";
 import { consuming } from "./quota-consume.ts";
+import { upkeep } from "./quota-upkeep.ts";
 
 /**
  * No index on what changes, and half of each page left free, so that an update stays on its page (HOT).
@@ -103,7 +104,8 @@ BEGIN
     END IF;
   WHEN 'refill' THEN
     elapsed := greatest(0, extract(epoch FROM moment - b.since) * 1000000);
-    IF b.since IS NULL OR elapsed >= per OR max <= 0 THEN
+    -- Without a limit, all of it is back at once.
+    IF b.since IS NULL OR elapsed >= per OR max <= 0 OR max IS NULL THEN
       b.used := CASE WHEN max <= 0 THEN b.used ELSE 0 END;
       b.since := moment;
     ELSE
@@ -245,4 +247,13 @@ export const quotaTables: readonly Statement[] = [
   leaves,
   ...consuming,
   ...amending,
+  ...upkeep,
+];
+
+/**
+ * Since migration 10. rolled: the version of the bucket's roll-up, below which there are no lines. Looking for the first
+ * line from 0 on steps over every one that was rolled up and not vacuumed yet, once for each 2,000 that are rolled up.
+ */
+export const quotaHistory: readonly Statement[] = [
+  sql`ALTER TABLE holdfast.quota_bucket ADD COLUMN IF NOT EXISTS rolled bigint`,
 ];

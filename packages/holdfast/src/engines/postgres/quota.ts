@@ -17,11 +17,23 @@ import type {
 } from "../../core/quotas.ts";
 import { failureOf } from "./locks.ts";
 import { isTrue } from "./probe.ts";
+import { unlimited } from "./quota-limits.ts";
 import { list, numbers, texts } from "./values.ts";
 
-function definitionJson({ rule, plans, over }: Definition): object {
-  return { ...rule, plans, over };
+function definitionJson({ rule, plans, over }: Definition): string {
+  // JSON has no Infinity: it would be null, which is no plan.
+  return JSON.stringify({ ...rule, plans, over }, (_, value: unknown) =>
+    value === Infinity ? Number(unlimited) : value,
+  );
 }
+
+const definitionsJson = (definitions: readonly Definition[]) => `[${definitions.map(definitionJson).join()}]`;
+
+const finite = (amount: number | undefined): string | null =>
+  amount === undefined ? null : amount === Infinity ? unlimited : String(amount);
+
+const orInfinity = (amount: unknown): number =>
+  Number(amount) === Number(unlimited) ? Infinity : Number(amount);
 
 const verdictKinds = ["refused", "granted", "before", "conflict"] as const;
 
@@ -40,7 +52,7 @@ function standing(row: Record<string, unknown> | undefined): Standing {
     used: Number(row?.["used"]),
     held: Number(row?.["held"]),
     credit: Number(row?.["credit"]),
-    limit: row?.["max"] === null ? undefined : Number(row?.["max"]),
+    limit: row?.["max"] === null ? undefined : orInfinity(row?.["max"]),
     version: Number(row?.["version"]),
     at: Number(row?.["at"]),
   };
@@ -57,7 +69,7 @@ export const quotas: Quotas<SqlConnection> = {
   async amend(connection, amendment: Amendment): Promise<Amended | Late> {
     const { definition, bucket, id, details, kind } = amendment;
     const of = "of" in amendment ? amendment.of : null;
-    const amount = "amount" in amendment ? (amendment.amount ?? null) : null;
+    const amount = "amount" in amendment ? finite(amendment.amount) : null;
     const more =
       kind === "grant"
         ? { priority: amendment.priority, until: amendment.until }
@@ -66,9 +78,9 @@ export const quotas: Quotas<SqlConnection> = {
           : {};
     const [row] = await ask(
       connection,
-      sql`SELECT * FROM holdfast.quota_amend(${JSON.stringify(definitionJson(definition))}::text::jsonb, ${kind}::text,
+      sql`SELECT * FROM holdfast.quota_amend(${definitionJson(definition)}::text::jsonb, ${kind}::text,
   ${bucket.quota}::text, ${bucket.subject}::text, ${bucket.limit === undefined ? null : String(bucket.limit)}::text::bigint,
-  ${id}::text, ${of}::text, ${amount === null ? null : String(amount)}::text::bigint,
+  ${id}::text, ${of}::text, ${amount}::text::bigint,
   ${JSON.stringify(more)}::text::jsonb, ${details ?? null}::text)`,
     );
     if (Number(row?.["verdict"]) === -1) return { late: Number(row?.["at"]) };
@@ -83,7 +95,7 @@ export const quotas: Quotas<SqlConnection> = {
   async peek(connection, definition, bucket) {
     const [row] = await ask(
       connection,
-      sql`SELECT * FROM holdfast.quota_peek(${JSON.stringify(definitionJson(definition))}::text::jsonb,
+      sql`SELECT * FROM holdfast.quota_peek(${definitionJson(definition)}::text::jsonb,
   ${bucket.quota}::text, ${bucket.subject}::text, ${bucket.limit === undefined ? null : String(bucket.limit)}::text::bigint)`,
     );
     if (Number(row?.["version"]) === -1) return { late: Number(row?.["at"]) };
@@ -141,7 +153,7 @@ export const quotas: Quotas<SqlConnection> = {
       kind: String(row["kind"]),
       id: String(row["id"]),
       of: typeof row["entry"] === "string" ? row["entry"] : undefined,
-      amount: Number(row["amount"]),
+      amount: orInfinity(row["amount"]),
       delta: Number(row["delta"]),
       first: Number(row["first"]),
       forgotten: Number(row["forgotten"]),
@@ -153,13 +165,30 @@ export const quotas: Quotas<SqlConnection> = {
     }));
   },
 
-  async rollUp(connection, quota, { before, from, most }) {
+  async reconcile(connection, definition, bucket, repair) {
     const [row] = await ask(
       connection,
-      sql`SELECT gone, next, to_json(broken)::text AS broken FROM holdfast.quota_roll_up(${quota}::text, ${from ?? null}::text,
-  to_timestamp(${String(before)}::text::float8 / 1000), ${String(most)}::text::int)`,
+      sql`SELECT at, late, to_json(findings)::text AS findings, entries, repaired
+  FROM holdfast.quota_reconcile(${definitionJson(definition)}::text::jsonb, ${bucket.quota}::text, ${bucket.subject}::text,
+  ${finite(bucket.limit)}::text::bigint, ${repair ?? null}::text)`,
+    );
+    if (isTrue(row?.["late"])) return { late: Number(row?.["at"]) };
+    return {
+      findings: JSON.parse(String(row?.["findings"])) as string[],
+      entries: Number(row?.["entries"]),
+      repaired: isTrue(row?.["repaired"]),
+    };
+  },
+
+  async rollUp(connection, quota, { before, ageMs, from, most }) {
+    const [row] = await ask(
+      connection,
+      sql`SELECT r.gone, r.next, to_json(r.broken)::text AS broken, (extract(epoch FROM c.before) * 1000)::float8 AS before
+  FROM (SELECT least(${moment(before)}, clock_timestamp() - ${String(ageMs)}::text::float8 * interval '1 millisecond') AS before OFFSET 0) c,
+  LATERAL holdfast.quota_roll_up(${quota}::text, ${from ?? null}::text, c.before, ${String(most)}::text::int) r`,
     );
     return {
+      before: Number(row?.["before"]),
       gone: Number(row?.["gone"]),
       next: typeof row?.["next"] === "string" ? row["next"] : undefined,
       broken: JSON.parse(String(row?.["broken"])) as string[],
@@ -179,7 +208,7 @@ async function useOne(
   const { id, amount, details } = uses[0] as Use;
   const [row] = await ask(
     connection,
-    sql`SELECT * FROM holdfast.quota_use(${JSON.stringify(definitions.map(definitionJson))}::text::jsonb,
+    sql`SELECT * FROM holdfast.quota_use(${definitionsJson(definitions)}::text::jsonb,
   ${moment(opens)}, ${moment(ends)}, ${over === undefined ? null : String(over)}::text::bigint,
   ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${quota}::text, ${subject}::text,
   ${limit === undefined ? null : String(limit)}::text::bigint, ${id}::text, ${String(amount)}::text::bigint, ${details ?? null}::text)`,
@@ -208,7 +237,7 @@ async function useMany(
   const noted = uses.some(({ details }) => details !== undefined);
   const [row] = await ask(
     connection,
-    sql`SELECT fast, ${columns} FROM holdfast.quota_batch(${JSON.stringify(definitions.map(definitionJson))}::text::jsonb,
+    sql`SELECT fast, ${columns} FROM holdfast.quota_batch(${definitionsJson(definitions)}::text::jsonb,
   ${moment(opens)}, ${moment(ends)}, ${over === undefined ? null : String(over)}::text::bigint,
   ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${buckets[0]?.quota}::text,
   ${texts(buckets, ({ subject }) => subject)}::text::text[], ${list(buckets.map(({ limit }) => limit))}::text::bigint[],
@@ -240,7 +269,7 @@ async function decide(
 ): Promise<Verdicts> {
   const [row] = await ask(
     connection,
-    sql`SELECT ${columns} FROM holdfast.quota_decide(${JSON.stringify(definitions.map(definitionJson))}::text::jsonb,
+    sql`SELECT ${columns} FROM holdfast.quota_decide(${definitionsJson(definitions)}::text::jsonb,
   ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${texts(buckets, ({ quota }) => quota)}::text::text[],
   ${texts(buckets, ({ subject }) => subject)}::text::text[],
   ${list(buckets.map(({ definition }) => definition + 1))}::text::int[],

@@ -10,8 +10,8 @@ import { lockRowTable } from "./lock-rows.ts";
 import { isTrue } from "./probe.ts";
 import { queueFunctions } from "./queue-functions.ts";
 import { queueTables } from "./queue-schema.ts";
-import { quotaTables } from "./quota-schema.ts";
-import { stockTables } from "./stock-schema.ts";
+import { quotaHistory, quotaTables } from "./quota-schema.ts";
+import { stockHistory, stockTables } from "./stock-schema.ts";
 import { replayTable } from "./replay.ts";
 import { scheduleTables } from "./schedule-schema.ts";
 
@@ -50,6 +50,7 @@ $function$`,
   { id: 7, name: "schedule", statements: scheduleTables },
   { id: 8, name: "queue", statements: [...queueTables, ...queueFunctions] },
   { id: 9, name: "audit", statements: auditTable },
+  { id: 10, name: "history", statements: [...quotaHistory, ...stockHistory] },
 ];
 
 const one = [{ key: key("holdfast", "migrate"), mode: "exclusive" }] as const;

@@ -105,3 +105,8 @@ END
 $function$`;
 
 export const stockTables: readonly Statement[] = [...tables, levelAt, ...deciding];
+
+/** Since migration 10: pages of one SKU's history, by time. */
+export const stockHistory: readonly Statement[] = [
+  sql`CREATE INDEX IF NOT EXISTS stock_movement_level ON holdfast.stock_movement (level, at)`,
+];

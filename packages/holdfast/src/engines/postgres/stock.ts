@@ -190,15 +190,28 @@ export const stocks: Stocks<SqlConnection> = {
 
   async history(connection, book, filter, after, most) {
     const [micros, level, version] = (after ?? "").split(".");
+    const at = sql`('epoch'::timestamptz + ${micros}::text::bigint * interval '1 microsecond')`;
+    // The first condition is for the index, which does not have them in this order.
     const below = after
-      ? sql` AND (m.at, m.level, m.version) < ('epoch'::timestamptz + ${micros}::text::bigint * interval '1 microsecond', ${level}::text::bigint, ${version}::text::bigint)`
-      : sql.raw("");
+      ? [
+          sql`m.at <= ${at}`,
+          sql`(m.at, m.level, m.version) < (${at}, ${level}::text::bigint, ${version}::text::bigint)`,
+        ]
+      : [];
+    const page = sql`ORDER BY m.at DESC, m.level DESC, m.version DESC LIMIT ${String(most)}::text::int`;
+    const where = [...movementsOf(filter), ...below];
+    // Of each level of a SKU a page by the index, then one of these: of 400,000 movements 4 ms in place of 1,000.
+    const from =
+      filter.sku !== undefined && filter.referenceId === undefined
+        ? sql`FROM holdfast.stock_level t, LATERAL (SELECT m.* FROM holdfast.stock_movement m
+  WHERE ${sql.join([sql`m.level = t.id`, ...where], " AND ")} ${page}) m WHERE ${sql.join(levelsOf(book, filter), " AND ")}`
+        : sql`FROM holdfast.stock_movement m JOIN holdfast.stock_level t ON t.id = m.level
+  WHERE ${sql.join([...levelsOf(book, filter), ...where], " AND ")}`;
     const rows = await ask(
       connection,
       sql`SELECT t.sku, t.location, m.version, m.kind, m.quantity, m.balance, m.source, m.reference_type, m.reference_id, m.external_id,
   m.user_id, m.note, m.origin, m.level, (extract(epoch FROM m.at) * 1000000)::bigint::text AS micros
-  FROM holdfast.stock_movement m JOIN holdfast.stock_level t ON t.id = m.level WHERE ${matching(book, filter)}${below}
-  ORDER BY m.at DESC, m.level DESC, m.version DESC LIMIT ${String(most)}::text::int`,
+  ${from} ${page}`,
     );
     return rows.map((row): StockMovement => ({
       sku: String(row["sku"]),
@@ -486,10 +499,18 @@ async function moveSome(
 }
 
 function matching(book: Book, filter: MovementFilter): Statement {
-  const { sku, location, source, referenceType, referenceId, from, to } = filter;
-  const conditions: Statement[] = [sql`t.book = ${book.name}::text`];
+  return sql.join([...levelsOf(book, filter), ...movementsOf(filter)], " AND ");
+}
+
+function levelsOf(book: Book, { sku, location }: MovementFilter): Statement[] {
+  const conditions = [sql`t.book = ${book.name}::text`];
   if (sku !== undefined) conditions.push(sql`t.sku = ${sku}::text`);
   if (location !== undefined) conditions.push(sql`t.location = ${location}::text`);
+  return conditions;
+}
+
+function movementsOf({ source, referenceType, referenceId, from, to }: MovementFilter): Statement[] {
+  const conditions: Statement[] = [];
   if (source !== undefined) conditions.push(sql`m.source = ${source}::text`);
   if (referenceType !== undefined) conditions.push(sql`m.reference_type = ${referenceType}::text`);
   if (referenceId !== undefined)
@@ -497,5 +518,5 @@ function matching(book: Book, filter: MovementFilter): Statement {
   SELECT f.external_id FROM holdfast.stock_movement f WHERE f.reference_id = ${referenceId}::text AND f.line = 1)`);
   if (from !== undefined) conditions.push(sql`m.at >= ${moment(from)}`);
   if (to !== undefined) conditions.push(sql`m.at < ${moment(to)}`);
-  return sql.join(conditions, " AND ");
+  return conditions;
 }
