@@ -1,3 +1,4 @@
+import { placeOf, send } from "../core/calls.ts";
 import { UsageError } from "../core/errors.ts";
 import { checkNames } from "../core/options.ts";
 import type { QueueInfo } from "../core/queues.ts";
@@ -13,5 +14,6 @@ export async function queues(
   if (names?.some((name) => typeof name !== "string" || name.includes("\0")))
     throw new UsageError("queues: names must be texts, without NUL");
   const desk = deskOf(hf);
-  return desk.ask((connection) => desk.store.list(connection, names));
+  const place = placeOf(desk.home, {}, "queues");
+  return send(desk.home, place, { names: ["queues"] }, (connection) => desk.store.list(connection, names));
 }

@@ -1,9 +1,10 @@
-import type { Connection } from "../core/database.ts";
+import { type CallOptions, callNames } from "../core/calls.ts";
+import type { Connection, Wait } from "../core/database.ts";
 import { UsageError, message } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import type { FailedJob, JobView, NewJob, QueueCounts, QueueSettings } from "../core/queues.ts";
-import { type Scope, type Transaction, scopeOf } from "../core/scope.ts";
+import { type Transaction, detached } from "../core/scope.ts";
 import { milliseconds, sleep } from "../core/wait.ts";
 import { type Desk, deskOf } from "./desk.ts";
 import { PayloadError } from "./errors.ts";
@@ -63,8 +64,16 @@ export interface QueueOptions<Input, Output> {
 }
 
 export interface EnqueueOptions {
-  /** In your own transaction: it is there if that is committed. */
+  /**
+   * In your own transaction: it is there if that is committed. Without it: in the transaction of the same instance whose
+   * body calls, if there is one.
+   */
   readonly tx?: unknown;
+  /** Inside a transaction's body: apart from it. The job is there also if that is rolled back. */
+  readonly separate?: boolean;
+  /** Milliseconds to wait while somebody's transaction has added a job with the same key. Default: the instance's (5 s). */
+  readonly wait?: Wait;
+  readonly signal?: AbortSignal | undefined;
   /** At most one job of a key waits or runs: see `onDuplicate`. */
   readonly key?: string;
   /** If there is one: leave it (`"ignore"`, default), or put this in the place of one that waits (`"replace"`). */
@@ -85,7 +94,9 @@ export interface Enqueued {
 }
 
 const queueOptions = new Set(["schema", "retries", "backoff", "concurrency", "groups"]);
-const enqueueOptions = new Set(["tx", "key", "onDuplicate", "runAt", "delayMs", "priority", "group"]);
+const jobNames = ["key", "onDuplicate", "runAt", "delayMs", "priority", "group"];
+const jobOptions = new Set(jobNames);
+const enqueueOptions = new Set([...callNames, ...jobNames]);
 const workOptions = new Set([
   "concurrency",
   "batch",
@@ -145,31 +156,25 @@ export class Queue<Input, Output = Input> {
 
   async enqueue(payload: Input, options: EnqueueOptions = {}): Promise<Enqueued> {
     checkNames("enqueue", options, enqueueOptions);
-    const [added] = await this.#add([await this.#job(payload, options)], options);
+    const [added] = await this.#desk.add(this.name, [await this.#job(payload, options)], options);
     return added as Enqueued;
   }
 
   /** Several at once: each a payload, or with options of its own. All of them are added, or none. */
   async enqueueMany(
-    jobs: readonly (Omit<EnqueueOptions, "tx"> & { readonly payload: Input })[],
-    options: Pick<EnqueueOptions, "tx"> = {},
+    jobs: readonly (Omit<EnqueueOptions, keyof CallOptions> & { readonly payload: Input })[],
+    options: Pick<EnqueueOptions, keyof CallOptions> = {},
   ): Promise<readonly Enqueued[]> {
-    checkNames("enqueueMany", options, new Set(["tx"]));
+    checkNames("enqueueMany", options, new Set(callNames));
     const made: NewJob[] = [];
     for (const { payload, ...each } of jobs) {
-      checkNames("enqueueMany", each, enqueueOptions);
+      checkNames("enqueueMany", each, jobOptions);
       made.push(await this.#job(payload, each));
     }
-    return made.length === 0 ? [] : this.#add(made, options);
+    return made.length === 0 ? [] : this.#desk.add(this.name, made, options);
   }
 
-  #add(jobs: readonly NewJob[], { tx }: Pick<EnqueueOptions, "tx">): Promise<readonly Enqueued[]> {
-    const scope: Scope<unknown, Connection> | undefined =
-      tx === undefined ? undefined : scopeOf(tx, "enqueue");
-    return this.#desk.add(this.name, jobs, scope);
-  }
-
-  async #job(payload: Input, options: Omit<EnqueueOptions, "tx">): Promise<NewJob> {
+  async #job(payload: Input, options: Omit<EnqueueOptions, keyof CallOptions>): Promise<NewJob> {
     const { key, group, priority = 0, runAt, delayMs, onDuplicate = "ignore" } = options;
     if (onDuplicate !== "ignore" && onDuplicate !== "replace")
       throw new UsageError('enqueue: onDuplicate must be "ignore" or "replace"');
@@ -296,24 +301,26 @@ export class Queue<Input, Output = Input> {
 
   /** Nothing more is claimed, by any worker; what runs goes on. */
   async pause(): Promise<void> {
-    const number = await this.#desk.number(this.name);
-    await this.#desk.ask((connection) => this.#desk.store.pause(connection, number, true));
+    await this.#call((connection, number) => this.#desk.store.pause(connection, number, true));
   }
 
   async resume(): Promise<void> {
-    const number = await this.#desk.number(this.name);
-    await this.#desk.ask((connection) => this.#desk.store.pause(connection, number, false));
+    await this.#call((connection, number) => this.#desk.store.pause(connection, number, false));
     await this.#wake();
+  }
+
+  /** In the transaction of the same instance whose body calls, if there is one. */
+  #call<T>(work: (connection: Connection, number: number) => Promise<T>): Promise<T> {
+    return this.#desk.call({}, this.name, work);
   }
 
   async #wake(): Promise<void> {
     this.#desk.bell.ring(this.name);
-    await this.#desk.ask(async (connection) => this.#desk.store.ring?.(connection, this.name));
+    await this.#call(async (connection) => this.#desk.store.ring?.(connection, this.name));
   }
 
   async counts(): Promise<QueueCounts> {
-    const number = await this.#desk.number(this.name);
-    return this.#desk.ask((connection) => this.#desk.store.counts(connection, number));
+    return this.#call((connection, number) => this.#desk.store.counts(connection, number));
   }
 
   /** Jobs that have failed for good, by their ids. */
@@ -321,31 +328,26 @@ export class Queue<Input, Output = Input> {
     options: { readonly after?: number; readonly limit?: number } = {},
   ): Promise<readonly FailedJob[]> {
     checkNames("failed", options, new Set(["after", "limit"]));
-    const number = await this.#desk.number(this.name);
-    return this.#desk.ask((connection) =>
-      this.#desk.store.failed(connection, number, options.after, options.limit ?? 100),
-    );
+    const { after, limit = 100 } = options;
+    return this.#call((connection, number) => this.#desk.store.failed(connection, number, after, limit));
   }
 
   /** Where a job is, and how it stands; undefined if it has ended. Looks into what runs, so it is for people to ask. */
   async inspect(id: number): Promise<JobView | undefined> {
-    const number = await this.#desk.number(this.name);
-    return this.#desk.ask((connection) => this.#desk.store.find(connection, number, id));
+    return this.#call((connection, number) => this.#desk.store.find(connection, number, id));
   }
 
   /** Failed jobs begin anew: those with these ids, or all of them. Resolves to how many. */
   async retry(ids?: number | readonly number[]): Promise<number> {
-    const number = await this.#desk.number(this.name);
     const some = ids === undefined ? undefined : [ids].flat();
-    const n = await this.#desk.ask((connection) => this.#desk.store.revive(connection, number, some));
+    const n = await this.#call((connection, number) => this.#desk.store.revive(connection, number, some));
     if (n > 0) await this.#wake();
     return n;
   }
 
   /** Failed jobs, and those that wait: gone. What runs goes on. Resolves to how many. */
   async discard(ids: number | readonly number[]): Promise<number> {
-    const number = await this.#desk.number(this.name);
-    return this.#desk.ask((connection) =>
+    return this.#call((connection, number) =>
       this.#desk.store.discard(connection, number, { ids: [ids].flat() }),
     );
   }
@@ -353,10 +355,8 @@ export class Queue<Input, Output = Input> {
   /** Forgets jobs that failed before. Resolves to how many. */
   async prune(options: { readonly before: Date }): Promise<number> {
     checkNames("prune", options, new Set(["before"]));
-    const number = await this.#desk.number(this.name);
-    return this.#desk.ask((connection) =>
-      this.#desk.store.discard(connection, number, { before: options.before.getTime() }),
-    );
+    const before = options.before.getTime();
+    return this.#call((connection, number) => this.#desk.store.discard(connection, number, { before }));
   }
 }
 
@@ -387,7 +387,8 @@ class Starting implements Worker {
       }
       return undefined;
     };
-    this.#worker = begin();
+    // Its jobs are no part of the transaction in whose body it may have been started.
+    this.#worker = detached(desk.home, begin);
     this.done = this.#worker.then((worker) => worker?.done);
   }
 

@@ -1,10 +1,12 @@
 /** Limits that are exact: `quota(hf, { name: "uploads", limit: 100, per: "day" })`. */
 import { hash, randomUUID } from "node:crypto";
+import { callNames } from "../core/calls.ts";
+import type { Wait } from "../core/database.ts";
 import { UsageError } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
-import { checkNames, checkSignal } from "../core/options.ts";
+import { checkNames } from "../core/options.ts";
 import { json } from "../core/replay.ts";
-import { type Transaction, scopeOf } from "../core/scope.ts";
+import type { Transaction } from "../core/scope.ts";
 import type { Transactor } from "../core/transaction.ts";
 import { type Desk, type Part, deskOf } from "./desk.ts";
 import { QuotaError, QuotaExceededError } from "./errors.ts";
@@ -44,8 +46,15 @@ export interface QuotaOptions {
 export interface EntryOptions {
   /** The same id is applied once, and answered again. Default: another one each time. */
   readonly id?: string;
-  /** Takes part in this transaction: rolled back with it. Others who use the same subject wait for its end. */
+  /**
+   * Takes part in this transaction: rolled back with it. Others who use the same subject wait for its end. Without it:
+   * in the transaction of the same instance whose body calls, if there is one.
+   */
   readonly tx?: Transaction<unknown> | undefined;
+  /** Inside a transaction's body: apart from it. What was used stays used also if it is rolled back. */
+  readonly separate?: boolean;
+  /** Milliseconds to wait while somebody's transaction has the subject. Default: the instance's (5 s). */
+  readonly wait?: Wait;
   readonly signal?: AbortSignal | undefined;
   /** For the ledger: who did it, where it came from, what it is about. */
   readonly by?: string;
@@ -155,8 +164,12 @@ export interface Reconciliation {
   readonly repaired: boolean;
 }
 
+/** Of calls that only look. */
+type ReadOptions = Pick<EntryOptions, "tx" | "separate">;
+const readNames = ["tx", "separate"];
+
 const names = new Set(["name", "limit", "per", "window", "parts", "timeZone", "over"]);
-const entryNames = ["id", "tx", "signal", "by", "source", "reference", "metadata"];
+const entryNames = ["id", ...callNames, "by", "source", "reference", "metadata"];
 const entryOptions = new Set(entryNames);
 const holdOptions = new Set([...entryNames, "holdFor"]);
 const grantOptions = new Set([...entryNames, "expiresAt", "priority"]);
@@ -221,7 +234,7 @@ export class Quota {
   async tryConsume(subject: Subject, amount = 1, options: EntryOptions = {}): Promise<Granted | Denied> {
     checkNames("consume", options, entryOptions);
     const part = await this.part(subject, amount, options, undefined);
-    const [verdict] = await this.#desk.consume([part], scope(options), options.signal);
+    const [verdict] = await this.#desk.consume([part], options);
     return this.answer(part, verdict as Verdict);
   }
 
@@ -232,7 +245,7 @@ export class Quota {
     if (!Number.isSafeInteger(holdFor) || holdFor < 1)
       throw new UsageError("hold: holdFor must be a whole number of milliseconds from 1");
     const part = await this.part(subject, amount, options, holdFor);
-    const [verdict] = await this.#desk.consume([part], scope(options), options.signal);
+    const [verdict] = await this.#desk.consume([part], options);
     const answer = granted(this.answer(part, verdict as Verdict));
     return {
       ...answer,
@@ -326,10 +339,10 @@ export class Quota {
   }
 
   /** How it stands, without using anything. */
-  async peek(subject: Subject, options: Pick<EntryOptions, "tx"> = {}): Promise<QuotaStanding> {
-    checkNames("peek", options, new Set(["tx"]));
+  async peek(subject: Subject, options: ReadOptions = {}): Promise<QuotaStanding> {
+    checkNames("peek", options, new Set(readNames));
     const bucket = { quota: this.name, subject: textOf(subject), limit: await this.#limitOf(subject) };
-    const found = await this.#desk.alone(scope(options), (connection, now) =>
+    const found = await this.#desk.alone(options, (connection, now) =>
       this.#desk.store.peek(connection, this.definition(now), bucket),
     );
     return this.#standing(found);
@@ -338,9 +351,9 @@ export class Quota {
   /** The ledger, newest first: a page, and where the next one begins. */
   async history(
     subject: Subject,
-    options: { readonly before?: number; readonly limit?: number } & Pick<EntryOptions, "tx"> = {},
+    options: { readonly before?: number; readonly limit?: number } & ReadOptions = {},
   ): Promise<{ readonly entries: readonly HistoryEntry[]; readonly next: number | undefined }> {
-    checkNames("history", options, new Set(["before", "limit", "tx"]));
+    checkNames("history", options, new Set(["before", "limit", ...readNames]));
     const { before, limit = 100 } = options;
     if (!Number.isSafeInteger(limit) || limit < 1 || limit > 10_000)
       throw new UsageError("history: limit must be a whole number from 1 to 10,000");
@@ -428,7 +441,6 @@ export class Quota {
     holdMs: number | undefined,
   ): Promise<Part> {
     checkAmount(amount);
-    checkSignal(options.signal);
     const { limit } = this.#options;
     return {
       quota: this,
@@ -519,10 +531,10 @@ export class Quota {
     subject: Subject,
     before: number | undefined,
     most: number,
-    options: Pick<EntryOptions, "tx">,
+    options: ReadOptions,
   ): Promise<readonly Entry[]> {
     const bucket = { quota: this.name, subject: textOf(subject) };
-    const { entries } = await this.#desk.alone(scope(options), async (connection) => ({
+    const { entries } = await this.#desk.alone(options, async (connection) => ({
       entries: await this.#desk.store.entries(connection, bucket, before, most),
     }));
     return entries;
@@ -533,17 +545,24 @@ export class Quota {
     options: EntryOptions,
     what: DistributiveOmit<Amendment, "definition" | "bucket" | "details">,
   ): Promise<Amended> {
-    checkSignal(options.signal);
     options.signal?.throwIfAborted();
     const text = textOf(subject);
     const bucket = { quota: this.name, subject: text, limit: await this.#limitOf(subject) };
-    const done = await this.#desk.alone(scope(options), (connection, now) =>
-      this.#desk.store.amend(connection, {
-        ...what,
-        definition: this.definition(now),
-        bucket,
-        details: detailsOf(options),
-      }),
+    const details = detailsOf(options);
+    const done = await this.#desk.alone(
+      options,
+      (connection, now, waitMs) =>
+        this.#desk.store.amend(
+          connection,
+          { ...what, definition: this.definition(now), bucket, details },
+          waitMs,
+        ),
+      {
+        names: [`quota ${this.name}:${text}`],
+        id: what.id,
+        named: options.id !== undefined || followsFrom(what),
+        locks: true,
+      },
     );
     const named = { quota: this.name, subject: text, id: what.id };
     if (done.kind === "conflict") throw conflict(this.name, text, what.id);
@@ -624,6 +643,17 @@ export class Quota {
   }
 }
 
+/** Its id follows from what it is about: whoever calls again, has the same one. */
+function followsFrom({
+  kind,
+  amount,
+}: {
+  readonly kind: Amendment["kind"];
+  readonly amount?: number | undefined;
+}) {
+  return kind === "settle" || kind === "release" || (kind === "refund" && amount === undefined);
+}
+
 type DistributiveOmit<T, K extends PropertyKey> = T extends unknown ? Omit<T, K> : never;
 
 /** Several limits that one call must fit into. */
@@ -679,7 +709,7 @@ export class QuotaSet {
       throw new UsageError("quota.all: two of these are the same quota of the same subject");
     const named = parts.map((part) => ({ ...part, named: options.id !== undefined }));
     const [{ desk }] = this.#quotas as [Quota];
-    const verdicts = await desk.consume(named, scope(options), options.signal);
+    const verdicts = await desk.consume(named, options);
     const answers = this.#quotas.map((one, i) => one.answer(named[i] as Part, verdicts[i] as Verdict));
     const refused = verdicts.findIndex(({ kind, retry }) => kind === "refused" && retry !== undefined);
     const denied = answers[refused];
@@ -699,10 +729,6 @@ function conflict(quotaName: string, subject: string, id: string): QuotaError {
     { quota: quotaName, subject, id },
     `the id ${id} was used before for something else. One id stands for one use: give another use another id.`,
   );
-}
-
-function scope(options: Pick<EntryOptions, "tx">) {
-  return options.tx && scopeOf(options.tx, "quota");
 }
 
 function checkAmount(amount: number, least = 1): void {

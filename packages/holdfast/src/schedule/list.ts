@@ -1,5 +1,5 @@
+import { placeOf, send } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
-import { again, withConnection } from "../core/errand.ts";
 import { UnsupportedError, UsageError } from "../core/errors.ts";
 import { checkNames } from "../core/options.ts";
 import type { Schedules } from "../core/schedules.ts";
@@ -27,7 +27,7 @@ async function ask<T>(
   const home = homeOf(hf, call);
   const { schedules: store, name } = home.database.engine;
   if (!store) throw new UnsupportedError(`${call}: ${name} does not keep schedules yet`);
-  return again(home.database, () => withConnection(home, (connection) => work(store, connection)));
+  return send(home, placeOf(home, {}, call), { names: [call] }, (connection) => work(store, connection));
 }
 
 /** All schedules of this database, or those of these names that are there, by name. Nothing is made by asking. */

@@ -1,5 +1,6 @@
 import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
+import { placeOf, send } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
 import { withConnection } from "../core/errand.ts";
 import { UnsupportedError, UsageError, message } from "../core/errors.ts";
@@ -7,7 +8,7 @@ import { emit, traced } from "../core/events.ts";
 import { classify } from "../core/failure.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { pause, retryPolicy } from "../core/retry.ts";
-import { type Home, type Transaction, homeOf, scopeOf } from "../core/scope.ts";
+import { type Home, type Transaction, detached, homeOf, scopeOf } from "../core/scope.ts";
 import type {
   Claimed,
   Due,
@@ -284,7 +285,7 @@ class Keeping<Native> implements Schedule, Keeper {
     const stop = new AbortController();
     const begun = Promise.withResolvers<void>();
     // Outside of whatever transaction this is called in, which will be over by the time of the first tick.
-    const ended = this.home.current.run(undefined as never, () => this.#loop(stop.signal, begun));
+    const ended = detached(this.home, () => this.#loop(stop.signal, begun));
     this.#looping = { stop, ended };
     const onAbort = () => {
       // Told by the signal, so whoever aborts it need not wait here.
@@ -331,7 +332,7 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   async runNow(): Promise<{ readonly ran: boolean; readonly tick: Date | undefined }> {
-    return this.home.current.run(undefined as never, async () => {
+    return detached(this.home, async () => {
       const sentAt = performance.now();
       const { claimed } = this.#enqueue
         ? await this.#enqueueOne(this.#enqueue, "now")
@@ -354,13 +355,18 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   async #pause(paused: boolean): Promise<void> {
-    await this.home.current.run(undefined as never, async () => {
-      const set = () => this.errand((connection) => this.store.pause(connection, this.name, paused));
+    await this.#call(async (connection) => {
+      const set = () => this.store.pause(connection, this.name, paused);
       if (await set()) return;
       // It was never started anywhere.
-      await this.#step({ take: false, wish: undefined, as: "running" });
+      await this.#step({ take: false, wish: undefined, as: "running" }, connection);
       await set();
     });
+  }
+
+  /** In the transaction of the same instance whose body calls, if there is one. What it does may be done again. */
+  #call<T>(work: (connection: Connection) => Promise<T>): Promise<T> {
+    return send(this.home, placeOf(this.home, {}, "schedule"), { names: [`schedule ${this.name}`] }, work);
   }
 
   async status(): Promise<ScheduleStatus> {
@@ -386,9 +392,7 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   #list(limit: number) {
-    return this.home.current.run(undefined as never, () =>
-      this.errand((connection) => this.store.list(connection, this.name, limit)),
-    );
+    return this.#call((connection) => this.store.list(connection, this.name, limit));
   }
 
   /** A statement of its own, again after a failure that may pass. */

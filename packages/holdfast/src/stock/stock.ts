@@ -1,9 +1,10 @@
 /** Stock that changes by movements only: `stock(hf).apply([{ sku: "CAP", quantity: -2 }], { source: "ORDER" })`. */
 import { hash, randomBytes } from "node:crypto";
-import type { Connection } from "../core/database.ts";
+import { callNames } from "../core/calls.ts";
+import type { Wait } from "../core/database.ts";
 import { UsageError } from "../core/errors.ts";
-import { checkNames, checkSignal } from "../core/options.ts";
-import { type Scope, type Transaction, scopeOf } from "../core/scope.ts";
+import { checkNames } from "../core/options.ts";
+import type { Transaction } from "../core/scope.ts";
 import type {
   About,
   Facts,
@@ -63,10 +64,21 @@ export interface Line {
   readonly location?: string;
 }
 
-interface CallOptions {
-  /** Takes part in this transaction: rolled back with it. Others who want the same SKU wait for its end. */
-  readonly tx?: Transaction<unknown> | undefined;
+interface CallOptions extends ReadOptions {
+  /** Milliseconds to wait while somebody's transaction has the same SKU. Default: the instance's (5 s). */
+  readonly wait?: Wait;
   readonly signal?: AbortSignal | undefined;
+}
+
+/** Of calls that only look. */
+interface ReadOptions {
+  /**
+   * Takes part in this transaction: rolled back with it. Others who want the same SKU wait for its end. Without it: in
+   * the transaction of the same instance whose body calls, if there is one.
+   */
+  readonly tx?: Transaction<unknown> | undefined;
+  /** Inside a transaction's body: apart from it. What was moved stays moved also if it is rolled back. */
+  readonly separate?: boolean;
 }
 
 export interface MovementOptions<W extends StockWords = StockWords> extends CallOptions {
@@ -171,7 +183,7 @@ interface Span {
   readonly to?: Date;
 }
 
-export interface HistoryOptions<W extends StockWords = StockWords> extends Span, Pick<CallOptions, "tx"> {
+export interface HistoryOptions<W extends StockWords = StockWords> extends Span, ReadOptions {
   readonly sku?: string;
   readonly location?: string;
   readonly source?: SourceOf<W>;
@@ -211,7 +223,7 @@ export interface Reconciliation {
 
 const optionNames = new Set(["name", "location", "levels"]);
 const ownNames = new Set(["table", "sku", "onHand", "location", "minLevel"]);
-const callNames = ["tx", "signal"];
+const readNames = ["tx", "separate"];
 const aboutNames = [...callNames, "source", "reference", "by", "note"];
 const movementNames = new Set([...aboutNames, "externalId"]);
 const atNames = new Set([...movementNames, "location"]);
@@ -228,9 +240,9 @@ const historyNames = new Set([
   "to",
   "limit",
   "after",
-  "tx",
+  ...readNames,
 ]);
-const channelNames = new Set(["sku", "location", "from", "to", "tx"]);
+const channelNames = new Set(["sku", "location", "from", "to", ...readNames]);
 
 // `any`: who names words of their own need not name their client's transaction too.
 export function stock<W extends StockWords = StockWords, Native = any>(
@@ -306,12 +318,7 @@ export class Stock<W extends StockWords = StockWords> {
       about: aboutOf(options, "ORDER"),
       ttlMs: ttl,
     };
-    checkSignal(options.signal);
-    const verdict = await this.#desk.order(
-      { ...order, named: options.id !== undefined },
-      scope(options),
-      options.signal,
-    );
+    const verdict = await this.#desk.order({ ...order, named: options.id !== undefined }, options);
     this.#refuse(order, verdict);
     return {
       id,
@@ -350,8 +357,8 @@ export class Stock<W extends StockWords = StockWords> {
     return applied(id, verdict);
   }
 
-  async level(sku: string, options: AtLocation & Pick<CallOptions, "tx"> = {}): Promise<CurrentLevel> {
-    checkNames("level", options, new Set(["location", "tx"]));
+  async level(sku: string, options: AtLocation & ReadOptions = {}): Promise<CurrentLevel> {
+    checkNames("level", options, new Set(["location", ...readNames]));
     const spot = this.#spot(sku, options);
     const [found] = await this.#levels([spot.sku], spot.location, options);
     if (!found) throw new UnknownSkuError([spot]);
@@ -366,9 +373,9 @@ export class Stock<W extends StockWords = StockWords> {
       /** At most so many, by SKU and location; and the last one of the page before. */
       readonly limit?: number;
       readonly after?: { readonly sku: string; readonly location: string };
-    } & Pick<CallOptions, "tx"> = {},
+    } & ReadOptions = {},
   ): Promise<CurrentLevel[]> {
-    checkNames("levels", options, new Set(["skus", "location", "limit", "after", "tx"]));
+    checkNames("levels", options, new Set(["skus", "location", "limit", "after", ...readNames]));
     const { skus, location, limit, after } = options;
     for (const sku of skus ?? []) checkText("sku", sku);
     if (limit !== undefined) above(limit);
@@ -377,20 +384,19 @@ export class Stock<W extends StockWords = StockWords> {
   }
 
   /** Never below this. Negative: so many may be sold that are not there yet. */
-  async setMinimum(
-    sku: string,
-    min: number,
-    options: AtLocation & Pick<CallOptions, "tx"> = {},
-  ): Promise<void> {
-    checkNames("setMinimum", options, new Set(["location", "tx"]));
+  async setMinimum(sku: string, min: number, options: AtLocation & ReadOptions = {}): Promise<void> {
+    checkNames("setMinimum", options, new Set(["location", ...readNames]));
     const spot = this.#spot(sku, options);
     whole(min);
     if (this.#desk.book.table?.minLevel !== undefined)
       throw new UsageError(
         `setMinimum: the minimum is kept in your column ${this.#desk.book.table.minLevel}: change it there`,
       );
-    const { outcome, lines } = await this.#desk.alone(scope(options), (connection, store, book) =>
-      store.minimum(connection, book, spot, min),
+    const { outcome, lines } = await this.#desk.alone(
+      options,
+      (connection, store, book, waitMs) => store.minimum(connection, book, spot, min, waitMs),
+      undefined,
+      { names: [`stock ${this.name}:${spot.sku}:${spot.location}`], locks: true },
     );
     if (outcome === "short") throw new InsufficientStockError([shortage(spot, min, lines[0]?.room ?? 0)]);
   }
@@ -398,9 +404,9 @@ export class Stock<W extends StockWords = StockWords> {
   /** Spreads an order over locations, by what they have now: lines for `apply` or `reserve`, which decide. */
   async split(
     wanted: readonly { readonly sku: string; readonly quantity: number }[],
-    options: { readonly locations: readonly string[] } & Pick<CallOptions, "tx">,
+    options: { readonly locations: readonly string[] } & ReadOptions,
   ): Promise<{ readonly lines: readonly OrderLine[]; readonly short: readonly Shortage[] }> {
-    checkNames("split", options, new Set(["locations", "tx"]));
+    checkNames("split", options, new Set(["locations", ...readNames]));
     for (const { quantity } of wanted) above(quantity);
     const levels = await this.#levels([...new Set(wanted.map(({ sku }) => sku))], undefined, options);
     return splitOrder(wanted, levels, options.locations);
@@ -422,7 +428,7 @@ export class Stock<W extends StockWords = StockWords> {
       referenceType: reference?.type,
       referenceId: reference?.id,
     };
-    const found = await this.#desk.alone(scope(options), (connection, store, book) =>
+    const found = await this.#desk.alone(options, (connection, store, book) =>
       store.history(connection, book, filter, after, limit),
     );
     return {
@@ -449,16 +455,12 @@ export class Stock<W extends StockWords = StockWords> {
   }
 
   /** What was on hand at that time, as the movements say; 0 before the first one. */
-  async levelAt(
-    sku: string,
-    time: Date,
-    options: AtLocation & Pick<CallOptions, "tx"> = {},
-  ): Promise<number> {
-    checkNames("levelAt", options, new Set(["location", "tx"]));
+  async levelAt(sku: string, time: Date, options: AtLocation & ReadOptions = {}): Promise<number> {
+    checkNames("levelAt", options, new Set(["location", ...readNames]));
     const spot = this.#spot(sku, options);
     const at = timeOf("time", time);
     return (
-      (await this.#desk.alone(scope(options), (connection, store, book) =>
+      (await this.#desk.alone(options, (connection, store, book) =>
         store.levelAt(connection, book, spot, at),
       )) ?? 0
     );
@@ -466,11 +468,11 @@ export class Stock<W extends StockWords = StockWords> {
 
   /** What came from where, to be compared with what a marketplace or a till says. */
   async byChannel(
-    options: { readonly sku?: string; readonly location?: string } & Span & Pick<CallOptions, "tx"> = {},
+    options: { readonly sku?: string; readonly location?: string } & Span & ReadOptions = {},
   ): Promise<ChannelSum<W>[]> {
     checkNames("byChannel", options, channelNames);
     const found = await this.#desk.alone(
-      scope(options),
+      options,
       (connection, store, book) => store.channels(connection, book, filterOf(options)),
       longMs,
     );
@@ -541,10 +543,9 @@ export class Stock<W extends StockWords = StockWords> {
     options: MovementOptions<W>,
     id = idOf(options.externalId),
   ): Promise<Applied> {
-    checkSignal(options.signal);
     const order: Order = { kind, id, lines, about: aboutOf(options, "MANUAL"), ttlMs: undefined };
     const named = options.externalId !== undefined;
-    const verdict = await this.#desk.order({ ...order, named }, scope(options), options.signal);
+    const verdict = await this.#desk.order({ ...order, named }, options);
     this.#refuse(order, verdict);
     return applied(id, verdict);
   }
@@ -555,12 +556,21 @@ export class Stock<W extends StockWords = StockWords> {
     of: string,
     about: About,
     lines: readonly OrderLine[] | undefined,
-    options: CallOptions,
+    options: CallOptions & { readonly externalId?: string },
   ): Promise<Verdict> {
-    checkSignal(options.signal);
     options.signal?.throwIfAborted();
-    const verdict = await this.#desk.alone(scope(options), (connection, store, book) =>
-      store.follow(connection, book, { kind, id, of, about, lines }),
+    const verdict = await this.#desk.alone(
+      options,
+      (connection, store, book, waitMs) =>
+        store.follow(connection, book, { kind, id, of, about, lines }, waitMs),
+      undefined,
+      {
+        names: [`stock ${this.name}: ${kind} of ${of}`],
+        id,
+        // Without lines the id follows from what it is about.
+        named: lines === undefined || options.externalId !== undefined,
+        locks: true,
+      },
     );
     const { outcome } = verdict;
     if (outcome === "unknown")
@@ -616,13 +626,13 @@ export class Stock<W extends StockWords = StockWords> {
   async #levels(
     skus: readonly string[] | undefined,
     location: string | undefined,
-    options: Pick<CallOptions, "tx">,
+    options: ReadOptions,
     page: { readonly most: number | undefined; readonly after: Spot | undefined } = {
       most: undefined,
       after: undefined,
     },
   ): Promise<CurrentLevel[]> {
-    const found = await this.#desk.alone(scope(options), (connection, store, book) =>
+    const found = await this.#desk.alone(options, (connection, store, book) =>
       store.levels(connection, book, { skus, location, ...page }),
     );
     return found.map((level) => ({ ...level, available: level.onHand - level.reserved - level.min }));
@@ -658,10 +668,6 @@ function applied(externalId: string, { outcome, at, lines }: Verdict): Applied {
       version,
     })),
   };
-}
-
-function scope(options: Pick<CallOptions, "tx">): Scope<unknown, Connection> | undefined {
-  return options.tx && scopeOf(options.tx, "stock");
 }
 
 function aboutOf(
