@@ -149,7 +149,9 @@ describe.each(Object.entries(calls))(
       await queue(hf, name).counts();
       await queue(patient, name).counts();
       const end = await holding((other) => hold(other, name));
-      expect(await errorOf(hf.transaction<unknown>(() => call(hf, name)))).toMatchObject({ code: "HF_LOCK_TIMEOUT" });
+      expect(await errorOf(hf.transaction<unknown>(() => call(hf, name)))).toMatchObject({
+        code: "HF_LOCK_TIMEOUT",
+      });
       const abort = new AbortController();
       const unwanted = errorOf(patient.transaction<unknown>(() => call(patient, name, abort.signal)));
       await eventually(async () => (await waiting()) > 0);
