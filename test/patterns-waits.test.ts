@@ -39,12 +39,12 @@ async function waiting(): Promise<number> {
 }
 
 /** A transaction of somebody else's that has done something, until it is told to end. */
-async function holding(work: (hf: ReturnType<typeof holdfast>) => Promise<unknown>) {
+async function holding(work: (hf: object, tx: never) => Promise<unknown>) {
   const hf = holdfast(fromPg(theirs));
   const begun = Promise.withResolvers<void>();
   const end = Promise.withResolvers<void>();
-  const done = hf.transaction(async () => {
-    await work(hf as never);
+  const done = hf.transaction(async (tx) => {
+    await work(hf, tx as never);
     begun.resolve();
     await end.promise;
   });
@@ -69,26 +69,28 @@ const shop = (hf: object, name: string) => stock(hf as never, { name });
 /** A call that others' transactions hold up, what holds it up, and what has come of both. */
 const calls = {
   "quota.consume": {
-    hold: (hf: object, name: string) => quota(hf as never, { name, limit: 100 }).consume("ada", 1),
+    hold: (hf: object, name: string, tx: never) =>
+      quota(hf as never, { name, limit: 100 }).consume("ada", 1, { tx }),
     call: (hf: object, name: string, signal?: AbortSignal) =>
       quota(hf as never, { name, limit: 100 }).consume("ada", 1, { signal }),
     applied: async (hf: object, name: string) =>
       (await quota(hf as never, { name, limit: 100 }).peek("ada")).used - 1,
   },
   "quota.grant": {
-    hold: (hf: object, name: string) => quota(hf as never, { name, limit: 100 }).grant("ada", 1),
+    hold: (hf: object, name: string, tx: never) =>
+      quota(hf as never, { name, limit: 100 }).grant("ada", 1, { tx }),
     call: (hf: object, name: string, signal?: AbortSignal) =>
       quota(hf as never, { name, limit: 100 }).grant("ada", 1, { signal }),
     applied: async (hf: object, name: string) =>
       (await quota(hf as never, { name, limit: 100 }).peek("ada")).credit - 1,
   },
   "stock.apply": {
-    hold: (hf: object, name: string) => shop(hf, name).increase("cap", 100),
+    hold: (hf: object, name: string, tx: never) => shop(hf, name).increase("cap", 100, { tx }),
     call: (hf: object, name: string, signal?: AbortSignal) => shop(hf, name).increase("cap", 1, { signal }),
     applied: async (hf: object, name: string) => (await shop(hf, name).level("cap")).onHand - 100,
   },
   enqueue: {
-    hold: (hf: object, name: string) => queue(hf, name).enqueue(1, { key: "k" }),
+    hold: (hf: object, name: string, tx: never) => queue(hf, name).enqueue(1, { key: "k", tx }),
     call: (hf: object, name: string, signal?: AbortSignal) =>
       queue(hf, name).enqueue(1, { key: "k", onDuplicate: "replace", signal }),
     applied: async (hf: object, name: string) => (await queue(hf, name).counts()).waiting - 1,
@@ -103,7 +105,7 @@ describe.each(Object.entries(calls))(
       const hf = holdfast(fromPg(pool), { wait: 700 });
       // Known, so that nothing else is waited for.
       await queue(hf, name).counts();
-      const end = await holding((other) => hold(other, name));
+      const end = await holding((other, tx) => hold(other, name, tx));
       let most = 0;
       let over = false;
       const watch = (async () => {
@@ -127,7 +129,7 @@ describe.each(Object.entries(calls))(
       const name = named();
       const hf = holdfast(fromPg(pool), { wait: 60_000 });
       await queue(hf, name).counts();
-      const end = await holding((other) => hold(other, name));
+      const end = await holding((other, tx) => hold(other, name, tx));
       const abort = new AbortController();
       const unwanted = Array.from({ length: 5 }, () => errorOf(call(hf, name, abort.signal)));
       const wanted = call(hf, name);
@@ -148,7 +150,7 @@ describe.each(Object.entries(calls))(
       const patient = holdfast(fromPg(pool), { wait: 60_000 });
       await queue(hf, name).counts();
       await queue(patient, name).counts();
-      const end = await holding((other) => hold(other, name));
+      const end = await holding((other, tx) => hold(other, name, tx));
       expect(await errorOf(hf.transaction<unknown>(() => call(hf, name)))).toMatchObject({
         code: "HF_LOCK_TIMEOUT",
       });
@@ -170,7 +172,9 @@ test("a subject that somebody holds keeps nobody from another one", async () => 
   const name = named();
   const hf = holdfast(fromPg(pool), { wait: 60_000 });
   const q = quota(hf, { name, limit: 100 });
-  const end = await holding((other) => quota(other as never, { name, limit: 100 }).consume("held", 1));
+  const end = await holding((other, tx) =>
+    quota(other as never, { name, limit: 100 }).consume("held", 1, { tx }),
+  );
   const held = [q.consume("held"), q.consume("held"), q.consume("held")];
   await eventually(async () => (await waiting()) > 0);
   for (let i = 0; i < 5; i++) expect(await q.consume("free")).toMatchObject({ used: i + 1 });

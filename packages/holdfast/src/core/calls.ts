@@ -128,7 +128,7 @@ async function attempts<T>(home: Home<unknown, Connection>, sending: Sending, wo
         (connection) => work(connection, { again: perhaps || attempt > 1, waitMs }),
         sending.ms ?? Math.max(errandMs, waitMs + graceMs),
         // Once it may have been applied, the question is no longer whether it is wanted, but what became of it.
-        { signal: perhaps ? undefined : signal, sent: () => (sent = true) },
+        { signal: perhaps ? undefined : signal, sent: () => (sent = true), certain: true },
       );
     } catch (error) {
       const why: Why =

@@ -14,6 +14,8 @@ export interface ErrandOptions {
   readonly signal?: AbortSignal | undefined;
   /** Called before anything that may be kept is on its way. */
   readonly sent?: (() => void) | undefined;
+  /** When its time is over, it is worth waiting for what the server says of the end: else nobody is known to have ended it. */
+  readonly certain?: boolean;
 }
 
 /** It was ended before it had done anything, since its time was over or its signal aborted: nothing of it was kept. */
@@ -73,7 +75,7 @@ async function onConnection<Native, C extends Connection, T>(
   database: Database<Native, C>,
   errand: (connection: C) => Promise<T>,
   ms: number,
-  { signal: caller, sent }: ErrandOptions,
+  { signal: caller, sent, certain = false }: ErrandOptions,
 ): Promise<T> {
   if (caller?.aborted) throw new Ended("aborted", caller.reason);
   // Not AbortSignal.timeout, whose timer would outlive the errand: thousands of them at a thousand errands a second.
@@ -105,6 +107,7 @@ async function onConnection<Native, C extends Connection, T>(
       return await answered(database, connection, errand(connection), {
         ms,
         signal: caller,
+        certain,
         onSilence: () => (broken = true),
       });
     } finally {
@@ -123,7 +126,7 @@ async function onConnection<Native, C extends Connection, T>(
     async (connection) => {
       got();
       // What throws here is rolled back by the client.
-      const terms = { ms, signal: caller, rolledBack: true, onSilence: () => {} };
+      const terms = { ms, signal: caller, certain, rolledBack: true, onSilence: () => {} };
       value = { result: await answered(database, connection, errand(connection), terms) };
       sent?.();
     },
@@ -141,6 +144,7 @@ async function onConnection<Native, C extends Connection, T>(
 interface Answering {
   readonly ms: number;
   readonly signal: AbortSignal | undefined;
+  readonly certain: boolean;
   /** Whoever throws has it rolled back, also where it cannot be cancelled. */
   readonly rolledBack?: boolean;
   /** There was no word, or the cancel request may still be under way: the connection must not be used again. */
@@ -155,7 +159,7 @@ async function answered<T>(
   database: Pick<Database, "engine" | "unwrap">,
   connection: Connection,
   running: Promise<T>,
-  { ms, signal, rolledBack = false, onSilence }: Answering,
+  { ms, signal, certain, rolledBack = false, onSilence }: Answering,
 ): Promise<T> {
   const stopped = Promise.withResolvers<"late" | "aborted">();
   const onAbort = () => stopped.resolve("aborted");
@@ -171,6 +175,11 @@ async function answered<T>(
   if (why === undefined) return running;
   // Caught at once: a request that fails must not end the process while the statement is still running.
   const cancelling = connection.cancel?.().catch(() => {});
+  if (why === "late" && !certain) {
+    running.catch(() => {});
+    onSilence();
+    throw new Silence();
+  }
   try {
     if (!cancelling) throw rolledBack ? new Ended(why, signal?.reason) : new Silence();
     return await within(graceMs, running);

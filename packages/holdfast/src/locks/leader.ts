@@ -90,8 +90,12 @@ class Candidate implements Leader {
     if (signal?.aborted) onAbort();
     signal?.addEventListener("abort", onAbort, { once: true });
     // Outside of whatever transaction this is called in, which will be over by then.
+    const forget = home.started.add("leader", () => this.stop());
     const looping = detached(home, () => this.#loop());
-    this.ended = looping.finally(() => signal?.removeEventListener("abort", onAbort));
+    this.ended = looping.finally(() => {
+      forget();
+      signal?.removeEventListener("abort", onAbort);
+    });
   }
 
   get leading(): boolean {

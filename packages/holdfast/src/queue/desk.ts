@@ -28,7 +28,7 @@ export interface Session extends AsyncDisposable {
 /** What is needed of an instance of Holdfast besides its database. */
 export interface Instance {
   hold(lock: Lockable): Promise<Session>;
-  transaction<T>(options: { readonly retry?: false }, body: (tx: never) => Promise<T>): Promise<T>;
+  transaction<T>(options: { readonly signal?: AbortSignal }, body: (tx: never) => Promise<T>): Promise<T>;
 }
 
 /** Others are told of new jobs at once, and then at most this often: each message makes every commit wait in line. */
@@ -69,6 +69,7 @@ export class Desk {
     this.instance = instance;
     this.hold = (lock) => instance.hold(lock);
     this.bell = new Bell(home, "queues");
+    home.started.finally(() => this.bell.close());
     this.#marks = new Coalescer({
       inFlight: 2,
       most: 500,

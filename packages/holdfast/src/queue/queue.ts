@@ -2,6 +2,7 @@ import { type CallOptions, callNames } from "../core/calls.ts";
 import type { Connection, Wait } from "../core/database.ts";
 import { UsageError, message } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
+import { Silence, within } from "../core/interrupt.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import type { FailedJob, JobView, NewJob, QueueCounts, QueueSettings } from "../core/queues.ts";
 import { type Transaction, detached } from "../core/scope.ts";
@@ -10,7 +11,7 @@ import { type Desk, deskOf } from "./desk.ts";
 import { PayloadError } from "./errors.ts";
 import type { Job } from "./job.ts";
 import { type TransactionalJob, TransactionalWorker } from "./transactional.ts";
-import { QueueWorker, type WorkOptions, type Worker, type WorkerSettings } from "./worker.ts";
+import { QueueWorker, type WorkOptions, type Worker, type WorkerSettings, leaveMs } from "./worker.ts";
 
 /** Any library that speaks Standard Schema (Zod, Valibot, ArkType, …): https://standardschema.dev */
 export interface StandardSchema<Input, Output = Input> {
@@ -374,6 +375,7 @@ class Starting implements Worker {
     signal: AbortSignal | undefined,
     start: (number: number, stop: AbortSignal | undefined) => Worker,
   ) {
+    const forget = desk.home.started.add("work", (patienceMs) => this.stop({ patienceMs }));
     const stops = signal ? AbortSignal.any([signal, this.#stop.signal]) : this.#stop.signal;
     const begin = async () => {
       for (let pause = 100; !stops.aborted; pause = Math.min(pause * 2, 5000)) {
@@ -389,12 +391,19 @@ class Starting implements Worker {
     };
     // Its jobs are no part of the transaction in whose body it may have been started.
     this.#worker = detached(desk.home, begin);
-    this.done = this.#worker.then((worker) => worker?.done);
+    this.done = this.#worker.then((worker) => worker?.done).finally(forget);
   }
 
-  async stop(options?: { readonly patienceMs?: number }): Promise<void> {
+  async stop(options: { readonly patienceMs?: number } = {}): Promise<void> {
+    checkNames("stop", options, new Set(["patienceMs"]));
+    const { patienceMs = 30_000 } = options;
+    milliseconds(patienceMs, "stop: patienceMs");
     this.#stop.abort();
-    await (await this.#worker)?.stop(options);
+    const begun = await within(leaveMs, this.#worker).catch((error: unknown) => {
+      // Its queue is still being asked for, of a database that does not answer: it begins nothing any more.
+      if (!(error instanceof Silence)) throw error;
+    });
+    await begun?.stop({ patienceMs });
   }
 
   [Symbol.asyncDispose](): Promise<void> {

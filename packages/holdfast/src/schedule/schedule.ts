@@ -284,6 +284,8 @@ class Keeping<Native> implements Schedule, Keeper {
     if (this.#looping) throw new UsageError(`schedule ${this.name}: it was started already`);
     const stop = new AbortController();
     const begun = Promise.withResolvers<void>();
+    const forget = this.home.started.add("schedule.start", (grace) => this.stop({ grace }));
+    stop.signal.addEventListener("abort", forget);
     // Outside of whatever transaction this is called in, which will be over by the time of the first tick.
     const ended = detached(this.home, () => this.#loop(stop.signal, begun));
     this.#looping = { stop, ended };
