@@ -3,6 +3,7 @@ import type { Audits, LineEnd, WrittenLine } from "../core/audit.ts";
 import { placeOf, send } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
 import { UnsupportedError, UsageError, message } from "../core/errors.ts";
+import { checkJson, checkRows, checkText, checkWhole, optionalText } from "../core/input.ts";
 import { checkNames } from "../core/options.ts";
 import { type Home, homeOf } from "../core/scope.ts";
 
@@ -59,9 +60,7 @@ export async function audited<T>(hf: object, what: Audit, work: (line: number) =
   const home = homeOf(hf, "audited");
   checkNames("audited", what, auditNames);
   for (const [name, most] of Object.entries(longest)) {
-    const value: unknown = what[name as keyof typeof longest];
-    if (typeof value !== "string" || value === "" || value.includes("\0") || Buffer.byteLength(value) > most)
-      throw new UsageError(`audited: ${name} must be text of up to ${most} bytes, without NUL`);
+    checkText("audited", name, what[name as keyof typeof longest], { most });
   }
   if (typeof work !== "function") throw new UsageError("audited: the work must be a function");
   const place = placeOf(home, what.separate === undefined ? {} : { separate: what.separate }, "audited");
@@ -71,7 +70,8 @@ export async function audited<T>(hf: object, what: Audit, work: (line: number) =
     );
   const store = storeOf(home);
   const { actor, action, target, details } = what;
-  const line = { actor, action, target, details: details && json(details, "details") };
+  const kept = details === undefined ? undefined : checkJson("audited", "details", details);
+  const line = { actor, action, target, details: kept };
   const about = { names: ["audit"] };
   // Not again after an answer was lost: it may have been written, and a line that nobody ends would stay.
   const id = await send(home, place, { ...about, once: true }, (connection) => store.begin(connection, line));
@@ -108,12 +108,9 @@ export async function trail(
   const home = homeOf(hf, "trail");
   checkNames("trail", options, trailNames);
   const { limit = 50, before, target } = options;
-  if (!Number.isSafeInteger(limit) || limit < 1 || limit > 10_000)
-    throw new UsageError("trail: limit must be a whole number from 1 to 10,000");
-  if (before !== undefined && !Number.isSafeInteger(before))
-    throw new UsageError("trail: before must be the id of a line");
-  if (target !== undefined && (typeof target !== "string" || target.includes("\0")))
-    throw new UsageError("trail: target must be text, without NUL");
+  checkRows("trail", "limit", limit, 10_000);
+  if (before !== undefined) checkWhole("trail", "before", before);
+  optionalText("trail", "target", target);
   const store = storeOf(home);
   const lines = await send(home, placeOf(home, {}, "trail"), { names: ["audit"] }, (connection) =>
     store.list(connection, { before, target, most: limit }),

@@ -12,6 +12,7 @@ import {
   OutcomeUnknownError,
   ReplicaError,
   SerializationError,
+  UsageError,
 } from "./errors.ts";
 import { classify } from "./failure.ts";
 import { graceMs } from "./interrupt.ts";
@@ -303,14 +304,14 @@ async function halves<Item, Answer>(
   } catch (error) {
     const failed = (item: Item) => new Failed(explain(error, together.about(item), home));
     if (!(error instanceof Unanswered)) return items.map(failed);
-    const { why } = error;
+    const { why, cause } = error;
     const several = items.length > 1 && new Set(items.flatMap((item) => together.about(item).names)).size > 1;
     const waited = why === "lock-timeout";
     if (first && !error.perhaps) {
-      if (why === "aborted") throw new Undone("aborted", error.cause);
-      if (waited) throw new Undone(several ? "crowded" : "waited", error.cause);
+      if (why === "aborted") throw new Undone("aborted", cause);
+      if (waited) throw new Undone(several ? "crowded" : "waited", cause);
     }
-    const faulty = !troubles.has(why) && !(error.cause instanceof HoldfastError);
+    const faulty = !troubles.has(why) && (!(cause instanceof HoldfastError) || cause instanceof UsageError);
     const apart =
       faulty ||
       ((why === "lost" || why === "deadlock" || why === "serialization" || (waited && several)) &&

@@ -3,6 +3,7 @@ import type { Wait } from "../core/database.ts";
 import { emit } from "../core/events.ts";
 import { LockNotAvailableError, OnceError, UnsupportedError, UsageError } from "../core/errors.ts";
 import type { KeyPart } from "../core/key.ts";
+import { checkMoment } from "../core/input.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { type Kept, fingerprint, idKey, idLock, idText, json } from "../core/replay.ts";
 import type { RetryOptions } from "../core/retry.ts";
@@ -172,8 +173,7 @@ function check<Native>(options: OnceOptions<Native>): { keepMs: number; print: s
     throw new UsageError(
       `once: keepFor must be a number of milliseconds from ${least} to ${most}, not ${String(keepFor)}`,
     );
-  if (issuedAt !== undefined && !(issuedAt instanceof Date && !Number.isNaN(issuedAt.getTime())))
-    throw new UsageError(`once: issuedAt must be a valid Date, not ${String(issuedAt)}`);
+  if (issuedAt !== undefined) checkMoment("once", "issuedAt", issuedAt);
   if (tx && (deadline !== undefined || retry !== undefined))
     throw new UsageError("once: deadline and retry are those of the transaction that `tx` belongs to");
   if ("payload" in options && options.payload === undefined)

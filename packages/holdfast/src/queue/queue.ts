@@ -2,6 +2,7 @@ import { type CallOptions, callNames } from "../core/calls.ts";
 import type { Connection, Wait } from "../core/database.ts";
 import { UsageError, message } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
+import { checkJson, checkMoment, checkRows, checkText, checkWhole } from "../core/input.ts";
 import { Silence, within } from "../core/interrupt.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import type { FailedJob, JobView, NewJob, QueueCounts, QueueSettings } from "../core/queues.ts";
@@ -124,8 +125,7 @@ export class Queue<Input, Output = Input> {
   readonly #settings: QueueSettings;
 
   constructor(desk: Desk, name: string, options: QueueOptions<Input, Output>) {
-    if (typeof name !== "string" || name === "" || name.includes("\0") || Buffer.byteLength(name) > 200)
-      throw new UsageError("queue: the name must be text of up to 200 bytes");
+    checkText("queue", "the name", name, { most: 200 });
     checkNames("queue", options, queueOptions);
     const { retries = 10, groups = {}, concurrency } = options;
     checkNames("queue: groups", groups, new Set(["concurrency", "rate", "serial"]));
@@ -179,32 +179,18 @@ export class Queue<Input, Output = Input> {
     const { key, group, priority = 0, runAt, delayMs, onDuplicate = "ignore" } = options;
     if (onDuplicate !== "ignore" && onDuplicate !== "replace")
       throw new UsageError('enqueue: onDuplicate must be "ignore" or "replace"');
-    if (!Number.isSafeInteger(priority) || Math.abs(priority) > 32_767)
-      throw new UsageError("enqueue: priority must be a whole number from -32,767 to 32,767");
-    if (runAt !== undefined && (!(runAt instanceof Date) || Number.isNaN(runAt.getTime())))
-      throw new UsageError("enqueue: runAt must be a Date");
+    checkWhole("enqueue", "priority", priority, -32_767, 32_767);
+    if (runAt !== undefined) checkMoment("enqueue", "runAt", runAt);
     if (runAt !== undefined && delayMs !== undefined)
       throw new UsageError("enqueue: either runAt or delayMs");
     if (delayMs !== undefined && !(typeof delayMs === "number" && delayMs >= 0 && delayMs <= longestMs))
       throw new UsageError(
         `enqueue: delayMs must be a number of milliseconds from 0 to ${longestMs}, not ${String(delayMs)}`,
       );
-    for (const [what, text] of [
-      ["key", key],
-      ["group", group],
-    ] as const)
-      if (text !== undefined && !isName(text))
-        throw new UsageError(
-          `enqueue: ${what} must be text that is not empty, of ${longestName} bytes at the most, without NUL and without half of a character`,
-        );
+    for (const [what, text] of Object.entries({ key, group }))
+      if (text !== undefined) checkText("enqueue", what, text, { most: longestName });
     if (this.#options.schema) await this.#validate(payload);
-    const json = JSON.stringify(payload) as string | undefined;
-    if (json === undefined)
-      throw new UsageError("enqueue: the payload must be something that JSON can hold; for none, pass null");
-    if (unfit.test(json))
-      throw new UsageError(
-        "enqueue: the payload has a NUL character or half of a surrogate pair in it, which a database cannot hold. Take it out, e.g. with text.toWellFormed()",
-      );
+    const json = checkJson("enqueue", "the payload", payload);
     return {
       payload: json,
       priority,
@@ -330,17 +316,20 @@ export class Queue<Input, Output = Input> {
   ): Promise<readonly FailedJob[]> {
     checkNames("failed", options, new Set(["after", "limit"]));
     const { after, limit = 100 } = options;
+    if (after !== undefined) checkWhole("failed", "after", after);
+    checkRows("failed", "limit", limit, 100_000);
     return this.#call((connection, number) => this.#desk.store.failed(connection, number, after, limit));
   }
 
   /** Where a job is, and how it stands; undefined if it has ended. Looks into what runs, so it is for people to ask. */
   async inspect(id: number): Promise<JobView | undefined> {
+    checkWhole("inspect", "id", id);
     return this.#call((connection, number) => this.#desk.store.find(connection, number, id));
   }
 
   /** Failed jobs begin anew: those with these ids, or all of them. Resolves to how many. */
   async retry(ids?: number | readonly number[]): Promise<number> {
-    const some = ids === undefined ? undefined : [ids].flat();
+    const some = ids === undefined ? undefined : idsOf("retry", ids);
     const n = await this.#call((connection, number) => this.#desk.store.revive(connection, number, some));
     if (n > 0) await this.#wake();
     return n;
@@ -348,17 +337,20 @@ export class Queue<Input, Output = Input> {
 
   /** Failed jobs, and those that wait: gone. What runs goes on. Resolves to how many. */
   async discard(ids: number | readonly number[]): Promise<number> {
-    return this.#call((connection, number) =>
-      this.#desk.store.discard(connection, number, { ids: [ids].flat() }),
-    );
+    const some = idsOf("discard", ids);
+    return this.#call((connection, number) => this.#desk.store.discard(connection, number, { ids: some }));
   }
 
   /** Forgets jobs that failed before. Resolves to how many. */
   async prune(options: { readonly before: Date }): Promise<number> {
     checkNames("prune", options, new Set(["before"]));
-    const before = options.before.getTime();
+    const before = checkMoment("prune", "before", options.before);
     return this.#call((connection, number) => this.#desk.store.discard(connection, number, { before }));
   }
+}
+
+function idsOf(call: string, ids: number | readonly number[]): readonly number[] {
+  return [ids].flat().map((id) => checkWhole(call, "id", id));
 }
 
 /** A worker, from the moment at which it is wanted: its queue has to be found first. */
@@ -429,16 +421,6 @@ function warner(queue: string): (error: unknown) => void {
 const longestMs = 100 * 365 * 86_400_000;
 /** Of a key, or of a group: an index has to hold it. */
 const longestName = 1000;
-
-const isName = (text: unknown): boolean =>
-  typeof text === "string" &&
-  text !== "" &&
-  !text.includes("\0") &&
-  text.isWellFormed() &&
-  Buffer.byteLength(text) <= longestName;
-
-/** As JSON writes them; a backslash that is itself written as two is none. */
-const unfit = /(?<!\\)(?:\\\\)*\\u(?:0000|d[89a-f][0-9a-f]{2})/i;
 
 /** What a function of the caller's returns may be anything. */
 function checked(

@@ -19,7 +19,9 @@ export interface Part {
   readonly quota: { readonly name: string; definition(now: number): Definition };
   readonly subject: string;
   readonly limit: number | undefined;
+  /** As it is kept; and as the caller knows it. */
   readonly id: string;
+  readonly given: string;
   readonly amount: number;
   readonly holdMs: number | undefined;
   readonly details: string | undefined;
@@ -166,7 +168,7 @@ function aboutOf(parts: readonly Part[]): About {
   const [first] = parts;
   return {
     names: parts.map(({ quota, subject }) => `quota ${quota.name}:${subject}`),
-    id: first?.id,
+    id: first?.given,
     named: first?.named ?? false,
   };
 }

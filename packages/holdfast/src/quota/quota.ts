@@ -1,11 +1,23 @@
 /** Limits that are exact: `quota(hf, { name: "uploads", limit: 100, per: "day" })`. */
-import { hash, randomUUID } from "node:crypto";
+import { randomUUID } from "node:crypto";
 import { callNames } from "../core/calls.ts";
 import type { Wait } from "../core/database.ts";
 import { UsageError } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
+import {
+  checkId,
+  checkJson,
+  checkMoment,
+  checkReference,
+  checkRows,
+  checkSpan,
+  checkText,
+  checkWhole,
+  optionalText,
+  shown as shownValue,
+  subjectText,
+} from "../core/input.ts";
 import { checkNames } from "../core/options.ts";
-import { json } from "../core/replay.ts";
 import type { Transaction } from "../core/scope.ts";
 import type { Transactor } from "../core/transaction.ts";
 import { type Desk, type Part, deskOf } from "./desk.ts";
@@ -193,19 +205,19 @@ export class Quota {
   constructor(desk: Desk, options: QuotaOptions) {
     checkNames("quota", options, names);
     const { name, limit, per, window = "fixed", parts, timeZone = "UTC", over = "reject" } = options;
-    if (typeof name !== "string" || name === "" || name.includes("\0") || Buffer.byteLength(name) > 200)
-      throw new UsageError("quota: name must be text of up to 200 bytes");
+    checkText("quota", "name", name, { most: 200 });
     if (typeof limit === "number") checkLimit(limit);
     else if (typeof limit === "object" && limit !== null) {
-      for (const each of Object.values(limit.plans ?? {})) checkLimit(each);
-      if (limit.plans?.[limit.default] === undefined)
-        throw new UsageError(
-          `quota ${name}: there is no plan ${JSON.stringify(limit.default)} among \`plans\``,
-        );
+      for (const [plan, each] of Object.entries(limit.plans ?? {})) {
+        checkText(`quota ${name}`, "the name of a plan", plan, { most: 200 });
+        checkLimit(each);
+      }
+      if (!Object.hasOwn(limit.plans ?? {}, limit.default))
+        throw new UsageError(`quota ${name}: there is no plan ${shownValue(limit.default)} among \`plans\``);
     } else if (typeof limit !== "function")
       throw new UsageError(`quota ${name}: limit must be a number, a function, or numbers by plan`);
     if (!["fixed", "sliding-log", "sliding-parts", "refill"].includes(window))
-      throw new UsageError(`quota ${name}: there is no window ${JSON.stringify(window)}`);
+      throw new UsageError(`quota ${name}: there is no window ${shownValue(window)}`);
     if (per === undefined && window !== "fixed")
       throw new UsageError(`quota ${name}: a window that slides or refills needs \`per\``);
     if (
@@ -242,8 +254,7 @@ export class Quota {
   async hold(subject: Subject, amount: number, options: HoldOptions = {}): Promise<QuotaHold> {
     checkNames("hold", options, holdOptions);
     const { holdFor = 900_000 } = options;
-    if (!Number.isSafeInteger(holdFor) || holdFor < 1)
-      throw new UsageError("hold: holdFor must be a whole number of milliseconds from 1");
+    checkSpan("hold", "holdFor", holdFor);
     const part = await this.part(subject, amount, options, holdFor);
     const [verdict] = await this.#desk.consume([part], options);
     const answer = granted(this.answer(part, verdict as Verdict));
@@ -263,15 +274,18 @@ export class Quota {
   ): Promise<Granted> {
     checkNames("settle", options, unnamedOptions);
     checkAmount(actual, 0);
-    const id = `settle:${idOf(hold)}`;
-    const done = await this.#amend(subject, options, { kind: "settle", id, of: idOf(hold), amount: actual });
+    const of = checkId("settle", "hold", hold);
+    const id = `settle:${of}`;
+    const done = await this.#amend(subject, options, { kind: "settle", id, of, amount: actual });
     if (done.kind === "refused") throw this.#exceeded(textOf(subject), actual, done, undefined);
-    return { ...this.#standing(done), granted: true, id, amount: actual, replayed: done.kind === "before" };
+    const replayed = done.kind === "before";
+    return { ...this.#standing(done), granted: true, id: `settle:${hold}`, amount: actual, replayed };
   }
 
   async release(subject: Subject, hold: string, options: Omit<EntryOptions, "id"> = {}): Promise<void> {
     checkNames("release", options, unnamedOptions);
-    await this.#amend(subject, options, { kind: "release", id: `release:${idOf(hold)}`, of: idOf(hold) });
+    const of = checkId("release", "hold", hold);
+    await this.#amend(subject, options, { kind: "release", id: `release:${of}`, of });
   }
 
   /** Gives back of what an entry used: all that is left of it, or some. Never more than it was. */
@@ -282,9 +296,11 @@ export class Quota {
   ): Promise<QuotaStanding & { readonly id: string; readonly amount: number; readonly replayed: boolean }> {
     checkNames("refund", options, new Set([...entryNames, "amount"]));
     if (options.amount !== undefined) checkAmount(options.amount);
-    const id = idOf(options.id ?? (options.amount === undefined ? `refund:${entry}` : randomUUID()));
+    const of = checkReference("refund", "entry", entry, ["settle:"]);
     const { amount } = options;
-    const done = await this.#amend(subject, options, { kind: "refund", id, of: idOf(entry), amount });
+    const id =
+      options.id !== undefined ? idOf(options.id) : amount === undefined ? `refund:${of}` : randomUUID();
+    const done = await this.#amend(subject, options, { kind: "refund", id, of, amount });
     return { ...this.#standing(done), id, amount: done.amount, replayed: done.kind === "before" };
   }
 
@@ -293,12 +309,9 @@ export class Quota {
     checkNames("grant", options, grantOptions);
     checkAmount(amount);
     const { expiresAt, priority = 0 } = options;
-    if (expiresAt !== undefined && !(expiresAt instanceof Date && !Number.isNaN(expiresAt.getTime())))
-      throw new UsageError("grant: expiresAt must be a valid Date");
-    if (!Number.isSafeInteger(priority) || Math.abs(priority) > 1_000_000)
-      throw new UsageError("grant: priority must be a whole number");
+    const until = expiresAt === undefined ? undefined : checkMoment("grant", "expiresAt", expiresAt);
+    checkWhole("grant", "priority", priority, -1_000_000, 1_000_000);
     const id = idOf(options.id ?? randomUUID());
-    const until = expiresAt?.getTime();
     return this.#standing(
       await this.#amend(subject, options, { kind: "grant", id, amount, priority, until }),
     );
@@ -326,7 +339,7 @@ export class Quota {
     const { limit } = this.#options;
     const plans = typeof limit === "object" ? limit.plans : {};
     if (plan !== undefined && !Object.hasOwn(plans, plan))
-      throw new UsageError(`quota ${this.name}: there is no plan ${JSON.stringify(plan)}`);
+      throw new UsageError(`quota ${this.name}: there is no plan ${shownValue(plan)}`);
     const id = idOf(options.id ?? randomUUID());
     return this.#standing(await this.#amend(subject, options, { kind: "plan", id, plan }));
   }
@@ -355,8 +368,8 @@ export class Quota {
   ): Promise<{ readonly entries: readonly HistoryEntry[]; readonly next: number | undefined }> {
     checkNames("history", options, new Set(["before", "limit", ...readNames]));
     const { before, limit = 100 } = options;
-    if (!Number.isSafeInteger(limit) || limit < 1 || limit > 10_000)
-      throw new UsageError("history: limit must be a whole number from 1 to 10,000");
+    checkRows("history", "limit", limit, 10_000);
+    if (before !== undefined) checkWhole("history", "before", before, 0);
     const entries = await this.#entries(subject, before, limit, options);
     return {
       entries: entries.map(shown),
@@ -442,11 +455,13 @@ export class Quota {
   ): Promise<Part> {
     checkAmount(amount);
     const { limit } = this.#options;
+    const given = options.id ?? randomUUID();
     return {
       quota: this,
       subject: textOf(subject),
       limit: typeof limit === "function" ? await this.#limitOf(subject) : this.#fixedLimit(),
-      id: options.id === undefined ? randomUUID() : idOf(options.id),
+      id: options.id === undefined ? given : idOf(given),
+      given,
       amount,
       holdMs,
       details: detailsOf(options),
@@ -457,7 +472,7 @@ export class Quota {
   /** @internal */
   answer(part: Part, verdict: Verdict): Granted | Denied {
     const standing = this.#standing(verdict);
-    const { id, amount, subject } = part;
+    const { given: id, amount, subject } = part;
     if (verdict.kind === "conflict") throw conflict(this.name, subject, id);
     const refused = verdict.kind === "refused";
     // Of several, those that would have granted have no `retry`: they have neither granted nor refused.
@@ -732,8 +747,7 @@ function conflict(quotaName: string, subject: string, id: string): QuotaError {
 }
 
 function checkAmount(amount: number, least = 1): void {
-  if (!Number.isSafeInteger(amount) || amount < least)
-    throw new UsageError(`quota: an amount must be a whole number from ${least}, not ${String(amount)}`);
+  checkWhole("quota", "an amount", amount, least);
 }
 
 function checkLimit(limit: number): void {
@@ -741,47 +755,22 @@ function checkLimit(limit: number): void {
     throw new UsageError(`quota: a limit must be a whole number from 0, or Infinity, not ${String(limit)}`);
 }
 
-/** Index entries have their limits. */
-const longest = 400;
+/** Ids that follow from others. */
+const ownPrefixes = ["settle:", "release:", "refund:", "rollup:"];
 
-function bounded(text: string): string {
-  return Buffer.byteLength(text) <= longest ? text : `sha256:${hash("sha256", text, "hex")}`;
-}
-
-/** Text stays as it is, unless it could be taken for something else, or cannot be stored. */
 export function textOf(subject: Subject): string {
-  if (typeof subject === "number" || typeof subject === "bigint") return String(subject);
-  if (typeof subject === "string") {
-    if (subject === "")
-      throw new UsageError(
-        "quota: the subject is empty: everybody without an id would share it",
-        "HF_BAD_KEY",
-      );
-    return bounded(/^[[{"]|\0/.test(subject) ? JSON.stringify(subject) : subject);
-  }
-  if (typeof subject !== "object" || subject === null || Object.keys(subject).length === 0)
-    throw new UsageError(
-      `quota: the subject must be text, a number or an object, not ${String(subject)}`,
-      "HF_BAD_KEY",
-    );
-  for (const [name, value] of Object.entries(subject))
-    if (value === "" || (typeof value !== "string" && typeof value !== "number"))
-      throw new UsageError(
-        `quota: ${name} of the subject is ${value === "" ? "empty" : String(value)}`,
-        "HF_BAD_KEY",
-      );
-  return bounded(json(subject, "subject", true));
+  return subjectText("quota", subject);
 }
 
 function idOf(id: string): string {
-  if (typeof id !== "string" || id === "") throw new UsageError("quota: an id is text that is not empty");
-  return bounded(/^"|\0/.test(id) ? JSON.stringify(id) : id);
+  return checkId("quota", "id", id, ownPrefixes);
 }
 
 function detailsOf({ by, source, reference, metadata }: EntryOptions): string | undefined {
   if (by === undefined && source === undefined && reference === undefined && metadata === undefined)
     return undefined;
-  return JSON.stringify({ by, source, reference, metadata }).replaceAll("\\u0000", "\\ufffd");
+  for (const [name, value] of Object.entries({ by, source, reference })) optionalText("quota", name, value);
+  return checkJson("quota", "metadata", { by, source, reference, metadata });
 }
 
 function shown(entry: Entry): HistoryEntry {

@@ -6,6 +6,7 @@ import { withConnection } from "../core/errand.ts";
 import { UnsupportedError, UsageError, message } from "../core/errors.ts";
 import { emit, traced } from "../core/events.ts";
 import { classify } from "../core/failure.ts";
+import { checkMoment, checkText, longestName, shown as shownValue } from "../core/input.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { pause, retryPolicy } from "../core/retry.ts";
 import { type Home, type Transaction, detached, homeOf, scopeOf } from "../core/scope.ts";
@@ -221,8 +222,7 @@ class Keeping<Native> implements Schedule, Keeper {
   ) {
     this.home = homeOf(hf, "schedule");
     this.#hf = hf;
-    if (typeof name !== "string" || name === "" || name.includes("\0") || !name.isWellFormed())
-      throw new UsageError("schedule: the name must be a text that is not empty, without NUL characters");
+    checkText("schedule", "the name", name, { most: longestName });
     checkNames("schedule", options, names);
     checkWhen(options);
     const { catchUp = "last", retries = 2, backoff = 1000, keep = 100, enqueue, onError } = options;
@@ -239,8 +239,7 @@ class Keeping<Native> implements Schedule, Keeper {
     for (const [what, body] of Object.entries({ handler, enqueue, onError }))
       if (body !== undefined && typeof body !== "function")
         throw new UsageError(`schedule: ${what} must be a function`);
-    if (typeof holder !== "string" || holder === "" || holder.includes("\0") || !holder.isWellFormed())
-      throw new UsageError("schedule: holder must be a text that is not empty, without NUL characters");
+    checkText("schedule", "holder", holder);
     if (typeof backoff !== "number" && typeof backoff !== "function")
       throw new UsageError("schedule: backoff must be a number of milliseconds or a function");
     const first = typeof backoff === "number" ? milliseconds(backoff, "backoff") : 0;
@@ -330,7 +329,7 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   nextRuns(count = 1, from: Date = new Date()): Date[] {
-    return following(this.#rhythm, count, from.getTime());
+    return following(this.#rhythm, count, checkMoment("nextRuns", "from", from));
   }
 
   async runNow(): Promise<{ readonly ran: boolean; readonly tick: Date | undefined }> {
@@ -739,7 +738,7 @@ function text(error: unknown): string {
 function oneOf(what: string, value: unknown, words: readonly string[]): void {
   if (!words.includes(value as string))
     throw new UsageError(
-      `schedule: ${what} must be ${words.map((word) => `"${word}"`).join(" or ")}, not ${JSON.stringify(value)}`,
+      `schedule: ${what} must be ${words.map((word) => `"${word}"`).join(" or ")}, not ${shownValue(value)}`,
     );
 }
 

@@ -16,6 +16,8 @@ import type { Book, Order, Stocks, Verdict } from "../core/stocks.ts";
 import { sameLines, spotName } from "./domain.ts";
 
 export interface Call extends Order {
+  /** The id, as the caller knows it. */
+  readonly given: string;
   /** The caller gave the id: it may have been used before. */
   readonly named: boolean;
 }
@@ -96,10 +98,10 @@ export class Desk {
     );
   }
 
-  #aboutOf({ id, named, lines }: Call): About {
+  #aboutOf({ given, named, lines }: Call): About {
     return {
       names: lines.map(({ sku, location }) => `stock ${this.book.name}:${sku}:${location}`),
-      id,
+      id: given,
       named,
     };
   }

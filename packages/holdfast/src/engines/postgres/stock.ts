@@ -1,5 +1,5 @@
 import type { Result, SqlConnection } from "../../core/database.ts";
-import { SchemaMissingError } from "../../core/errors.ts";
+import { SchemaMissingError, UsageError } from "../../core/errors.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import type {
   Book,
@@ -16,6 +16,7 @@ import type {
   Verdict,
 } from "../../core/stocks.ts";
 import { dialect } from "./dialect.ts";
+import { violated } from "./errors.ts";
 import { failureOf } from "./locks.ts";
 import { impatient, patiently } from "./patience.ts";
 import { isTrue } from "./probe.ts";
@@ -48,11 +49,26 @@ async function answered(
   const { rows } = await asking.catch((error: unknown) => {
     // A table of the caller's that is not there is the caller's error.
     const ours = error instanceof Error && /holdfast\b/.test(error.message);
+    if (isTooMuch(connection, error))
+      throw new UsageError(
+        `stock: with this quantity, more than ${Number.MAX_SAFE_INTEGER} would be on hand, or less than that below 0`,
+        "HF_USAGE",
+        error,
+      );
     throw ours && failureOf(connection, error) === "schema-missing"
       ? new SchemaMissingError("A table or function of stock", error)
       : error;
   });
   return rows as Record<string, unknown>[];
+}
+
+/** Beyond what JavaScript counts exactly, or beyond what the server counts at all. */
+function isTooMuch(connection: SqlConnection, error: unknown): boolean {
+  const { code } = (connection.unwrap?.(error) ?? error ?? {}) as { readonly code?: unknown };
+  return (
+    code === "22003" ||
+    (failureOf(connection, error) === "check" && violated(error as object).constraint === "stock_level_range")
+  );
 }
 
 const place = ({ table }: Book) => sql`${table ? JSON.stringify(table) : null}::text::jsonb`;
