@@ -212,7 +212,7 @@ export class Quota {
         checkText(`quota ${name}`, "the name of a plan", plan, { most: 200 });
         checkLimit(each);
       }
-      if (!Object.hasOwn(limit.plans ?? {}, limit.default))
+      if (typeof limit.default !== "string" || !Object.hasOwn(limit.plans ?? {}, limit.default))
         throw new UsageError(`quota ${name}: there is no plan ${shownValue(limit.default)} among \`plans\``);
     } else if (typeof limit !== "function")
       throw new UsageError(`quota ${name}: limit must be a number, a function, or numbers by plan`);
@@ -311,7 +311,7 @@ export class Quota {
     const { expiresAt, priority = 0 } = options;
     const until = expiresAt === undefined ? undefined : checkMoment("grant", "expiresAt", expiresAt);
     checkWhole("grant", "priority", priority, -1_000_000, 1_000_000);
-    const id = idOf(options.id ?? randomUUID());
+    const id = idFor(options);
     return this.#standing(
       await this.#amend(subject, options, { kind: "grant", id, amount, priority, until }),
     );
@@ -325,7 +325,7 @@ export class Quota {
   ): Promise<QuotaStanding> {
     checkNames("setLimit", options, entryOptions);
     if (limit !== undefined) checkLimit(limit);
-    const id = idOf(options.id ?? randomUUID());
+    const id = idFor(options);
     return this.#standing(await this.#amend(subject, options, { kind: "limit", id, amount: limit }));
   }
 
@@ -338,16 +338,16 @@ export class Quota {
     checkNames("setPlan", options, entryOptions);
     const { limit } = this.#options;
     const plans = typeof limit === "object" ? limit.plans : {};
-    if (plan !== undefined && !Object.hasOwn(plans, plan))
+    if (plan !== undefined && (typeof plan !== "string" || !Object.hasOwn(plans, plan)))
       throw new UsageError(`quota ${this.name}: there is no plan ${shownValue(plan)}`);
-    const id = idOf(options.id ?? randomUUID());
+    const id = idFor(options);
     return this.#standing(await this.#amend(subject, options, { kind: "plan", id, plan }));
   }
 
   /** Nothing is used any more. Holds and credits stay. */
   async reset(subject: Subject, options: EntryOptions = {}): Promise<QuotaStanding> {
     checkNames("reset", options, entryOptions);
-    const id = idOf(options.id ?? randomUUID());
+    const id = idFor(options);
     return this.#standing(await this.#amend(subject, options, { kind: "reset", id }));
   }
 
@@ -455,7 +455,7 @@ export class Quota {
   ): Promise<Part> {
     checkAmount(amount);
     const { limit } = this.#options;
-    const given = options.id ?? randomUUID();
+    const given = options.id === undefined ? randomUUID() : options.id;
     return {
       quota: this,
       subject: textOf(subject),
@@ -714,7 +714,7 @@ export class QuotaSet {
     for (const value of [subjects, amount])
       if (Array.isArray(value) && value.length !== this.#quotas.length)
         throw new UsageError(`quota.all: ${value.length} values for ${this.#quotas.length} quotas`);
-    const id = options.id ?? randomUUID();
+    const id = options.id === undefined ? randomUUID() : options.id;
     const parts = await Promise.all(
       this.#quotas.map((one, i) =>
         one.part(each<Subject>(subjects, i), each<number>(amount, i), { ...options, id }, undefined),
@@ -764,6 +764,11 @@ export function textOf(subject: Subject): string {
 
 function idOf(id: string): string {
   return checkId("quota", "id", id, ownPrefixes);
+}
+
+/** The caller's, or one of its own. */
+function idFor({ id }: Pick<EntryOptions, "id">): string {
+  return id === undefined ? randomUUID() : idOf(id);
 }
 
 function detailsOf({ by, source, reference, metadata }: EntryOptions): string | undefined {

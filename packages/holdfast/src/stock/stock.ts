@@ -306,7 +306,7 @@ export class Stock<W extends StockWords = StockWords> {
     checkNames("transfer", options, transferNames);
     const { from, to } = options;
     if (from === to) throw new UsageError("transfer: from and to are the same location");
-    const given = options.externalId ?? ownId();
+    const given = givenOr(options.externalId);
     const id = idOf("externalId", given, options.externalId);
     const lines = sumLines([
       { ...this.#spot(sku, { location: from }), quantity: -above(quantity) },
@@ -321,7 +321,7 @@ export class Stock<W extends StockWords = StockWords> {
     checkNames("reserve", options, reserveNames);
     const { ttl = 900_000 } = options;
     checkSpan("reserve", "ttl", ttl);
-    const given = options.id ?? ownId();
+    const given = givenOr(options.id);
     const id = idOf("id", given, options.id);
     const order: Order = {
       kind: "reserve",
@@ -369,7 +369,7 @@ export class Stock<W extends StockWords = StockWords> {
     checkNames("return", options, returnNames);
     const of = checkReference("return", "sale", sale, ["commit:"]);
     const lines = options.lines && this.#lines("return", options.lines, above);
-    const given = options.externalId ?? (lines ? ownId() : `return:${sale}`);
+    const given = !lines && options.externalId === undefined ? `return:${sale}` : givenOr(options.externalId);
     const id =
       options.externalId === undefined && !lines
         ? `return:${of}`
@@ -576,7 +576,7 @@ export class Stock<W extends StockWords = StockWords> {
     kind: "apply" | "adjust" | "transfer",
     lines: readonly OrderLine[],
     options: MovementOptions<W>,
-    given = options.externalId ?? ownId(),
+    given = givenOr(options.externalId),
   ): Promise<Applied> {
     const id = idOf("externalId", given, options.externalId);
     const order: Order = { kind, id, lines, about: aboutOf(options, "MANUAL"), ttlMs: undefined };
@@ -762,6 +762,10 @@ function checkText(name: string, value: string): void {
 
 /** Ids that follow from others. */
 const ownPrefixes = ["commit:", "release:", "return:"];
+
+function givenOr(id: string | undefined): string {
+  return id === undefined ? ownId() : id;
+}
 
 /** As it is kept: ours, if the caller named none. */
 function idOf(name: string, given: string, named: string | undefined): string {
