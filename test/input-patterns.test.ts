@@ -21,7 +21,7 @@ let hf: ReturnType<typeof holdfast<PoolClient, never>>;
 beforeAll(async () => {
   database = await createDatabase("postgres");
   pool = new Pool({ connectionString: database.url, max: 8 });
-  hf = holdfast(fromPg(pool)) as never;
+  hf = holdfast(fromPg(pool));
   await hf.migrate();
 });
 afterAll(async () => {

@@ -127,7 +127,7 @@ class Undo extends Error {}
 describe.each(Object.entries(patterns))("%s in the body of a transaction", (_, { prepare, write, count }) => {
   test("is part of it, also if the pool has one connection", async () => {
     const single = new Pool({ connectionString: database.url, max: 1 });
-    const hf = holdfast(fromPg(single), { wrongConnection: "throw" }) as Instance;
+    const hf = holdfast(fromPg(single), { wrongConnection: "throw" });
     const name = named();
     try {
       await prepare?.(hf, name);
@@ -147,7 +147,7 @@ describe.each(Object.entries(patterns))("%s in the body of a transaction", (_, {
   });
 
   test("is apart from it if it is told so, and in the body of another instance", async () => {
-    const hf = holdfast(fromPg(pool)) as Instance;
+    const hf = holdfast(fromPg(pool));
     const other = holdfast(fromPg(pool));
     const name = named();
     await prepare?.(hf, name);

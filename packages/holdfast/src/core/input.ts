@@ -39,9 +39,12 @@ export function checkText(
   call: string,
   name: string,
   value: unknown,
-  { most = Infinity, empty = false }: { readonly most?: number; readonly empty?: boolean } = {},
+  {
+    most = Infinity,
+    empty = false,
+    code = "HF_USAGE",
+  }: { readonly most?: number; readonly empty?: boolean; readonly code?: string } = {},
 ): string {
-  const code = empty ? "HF_USAGE" : "HF_BAD_KEY";
   if (typeof value !== "string" || (value === "" && !empty))
     throw new UsageError(
       `${call}: ${name} must be text${empty ? "" : " that is not empty"}, not ${shown(value)}`,

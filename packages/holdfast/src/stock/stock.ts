@@ -757,7 +757,7 @@ function above(quantity: number): number {
 }
 
 function checkText(name: string, value: string): void {
-  checkAnyText("stock", name, value, { most: longestName });
+  checkAnyText("stock", name, value, { most: longestName, code: "HF_BAD_KEY" });
 }
 
 /** Ids that follow from others. */
