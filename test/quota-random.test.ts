@@ -147,7 +147,7 @@ test("connections that are cut, also during a commit: every id is applied once",
       const granted = new Set<string>();
       await Promise.all(
         Array.from({ length: 16 }, async (_, caller) => {
-          for (let i = 0; i < 25; i++) {
+          for (let i = 0; i < 75; i++) {
             const id = `${caller}-${i}`;
             // Holdfast gives up after some tries; the caller tries again with the same id.
             for (;;) {
@@ -166,7 +166,7 @@ test("connections that are cut, also during a commit: every id is applied once",
       const { rows } = await pool.query(
         "SELECT count(*)::int AS n, max(used)::int AS used FROM holdfast.quota_entry WHERE quota = 'cut off'",
       );
-      expect([granted.size, rows[0].n, rows[0].used]).toEqual([400, 400, 400]);
+      expect([granted.size, rows[0].n, rows[0].used]).toEqual([1200, 1200, 1200]);
     } finally {
       await hf.close();
       await through.end();
