@@ -702,9 +702,9 @@ describe("the audit", () => {
   const me = { action: "test", target: "a test", actor: "me" };
 
   test("has what was done, what failed, and what was begun by a process that died", async () => {
-    const nul = { a: "\0", n: 1 };
+    const details = { a: "é", n: 1 };
     await expect(
-      audited(hf, { ...me, details: nul }, async (line) => ({ line, big: 2n ** 60n })),
+      audited(hf, { ...me, details }, async (line) => ({ line, big: 2n ** 60n })),
     ).resolves.toBeTruthy();
     await expect(
       audited(hf, me, async () => {
@@ -734,7 +734,7 @@ describe("the audit", () => {
     expect(lines).toMatchObject([
       { actor: "it", outcome: "begun", endedAt: undefined },
       { actor: "me", outcome: "failed", error: "no\ufffdpe" },
-      { actor: "me", outcome: "done", details: { a: "\ufffd", n: 1 } },
+      { actor: "me", outcome: "done", details },
     ]);
     expect(lines[2]?.result).toEqual({ line: lines[2]?.id, big: String(2n ** 60n) });
     expect(lines[2]?.endedAt?.getTime()).toBeGreaterThanOrEqual(lines[2]?.at.getTime() ?? Infinity);
@@ -766,6 +766,7 @@ describe("the audit", () => {
   test("does nothing if the line cannot be written", async () => {
     let done = false;
     const work = async () => void (done = true);
+    await expect(audited(hf, { ...me, details: { a: "\0" } }, work)).rejects.toThrow(/details.*NUL/);
     await expect(audited(hf, { ...me, target: "" }, work)).rejects.toMatchObject({ code: "HF_USAGE" });
     await expect(audited(hf, { ...me, actor: "x".repeat(1001) }, work)).rejects.toThrow(/up to 1000 bytes/);
     await expect(audited(hf, { ...me, secret: 1 } as never, work)).rejects.toMatchObject({

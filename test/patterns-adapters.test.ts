@@ -24,7 +24,7 @@ describe.each(backends.filter(isPostgres))("$name", (backend) => {
     if (why !== undefined) return;
     place = await placeFor(backend);
     site = await backend.open(place.url);
-    hf = holdfast(site.database);
+    hf = holdfast(site.database, { wait: 60_000 });
     await hf.migrate();
     table = `effect_${++made}`;
     await execute(site, sql`CREATE TABLE ${sql.id(table)} (n int NOT NULL)`);
@@ -139,7 +139,7 @@ describe.each(backends.filter((backend) => !isPostgres(backend)))("$name", (back
   test("has neither, and says so", async () => {
     const place = await placeFor(backend);
     const site = await backend.open(place.url);
-    const hf = holdfast(site.database);
+    const hf = holdfast(site.database, { wait: 60_000 });
     try {
       await expect(stock(hf).level("CAP")).rejects.toThrow(UnsupportedError);
       await expect(queue(hf, "jobs").enqueue(1)).rejects.toThrow(UnsupportedError);

@@ -16,7 +16,8 @@ interface Site {
 
 async function reach(backend: Backend, place: Place): Promise<Site> {
   const site = await backend.open(place.url);
-  return { site, hf: holdfast(site.database) };
+  // Many wait for each other here, and the machine may be busy.
+  return { site, hf: holdfast(site.database, { wait: 60_000 }) };
 }
 
 let made = 0;

@@ -135,7 +135,7 @@ test("connections that are cut, also during a commit: every id is applied once",
     const proxy = await startProxy({ port: Number(new URL(database.url).port) });
     const through = new Pool({ connectionString: proxy.url(database.url), max: 4 });
     through.on("error", () => {});
-    const hf = holdfast(fromPg(through));
+    const hf = holdfast(fromPg(through), { wait: 60_000 });
     const of = quota(hf, { name: "cut off", limit: 100_000 });
     const next = random(inject("seed"));
     // Before it gets there, or after it was committed and before the answer is back.
@@ -147,7 +147,7 @@ test("connections that are cut, also during a commit: every id is applied once",
       const granted = new Set<string>();
       await Promise.all(
         Array.from({ length: 16 }, async (_, caller) => {
-          for (let i = 0; i < 25; i++) {
+          for (let i = 0; i < 75; i++) {
             const id = `${caller}-${i}`;
             // Holdfast gives up after some tries; the caller tries again with the same id.
             for (;;) {
@@ -166,7 +166,7 @@ test("connections that are cut, also during a commit: every id is applied once",
       const { rows } = await pool.query(
         "SELECT count(*)::int AS n, max(used)::int AS used FROM holdfast.quota_entry WHERE quota = 'cut off'",
       );
-      expect([granted.size, rows[0].n, rows[0].used]).toEqual([400, 400, 400]);
+      expect([granted.size, rows[0].n, rows[0].used]).toEqual([1200, 1200, 1200]);
     } finally {
       await hf.close();
       await through.end();
@@ -178,7 +178,9 @@ test("connections that are cut, also during a commit: every id is applied once",
 test("1,024 callers, 10,000 users, 4 batches in flight: the server sees no deadlock", async () => {
   await within(async (database, pool) => {
     const pools = [pool, new Pool({ connectionString: database.url, max: 8 })];
-    const quotas = pools.map((each) => quota(holdfast(fromPg(each)), { name: "spread", limit: 1_000_000 }));
+    const quotas = pools.map((each) =>
+      quota(holdfast(fromPg(each), { wait: 60_000 }), { name: "spread", limit: 1_000_000 }),
+    );
     try {
       const before = await deadlocks(pool);
       let next = inject("seed");

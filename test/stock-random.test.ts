@@ -153,7 +153,7 @@ test("connections that are cut, also during a commit: every id is applied once",
     const proxy = await startProxy({ port: Number(new URL(database.url).port) });
     const through = new Pool({ connectionString: proxy.url(database.url), max: 4 });
     through.on("error", () => {});
-    const hf = holdfast(fromPg(through));
+    const hf = holdfast(fromPg(through), { wait: 60_000 });
     const shop = stock(hf, { name: "cut" });
     const sku = (n: number) => `sku-${n % 5}`;
     await stock(holdfast(fromPg(pool)), { name: "cut" }).apply(
@@ -217,7 +217,7 @@ test("connections that are cut, also during a commit: every id is applied once",
 test("512 callers, orders of 3 out of 1,000 SKUs written in any order, new ones among them: no deadlock", async () => {
   await within(async (database, pool) => {
     const pools = [pool, new Pool({ connectionString: database.url, max: 8 })];
-    const shops = pools.map((each) => stock(holdfast(fromPg(each)), { name: "spread" }));
+    const shops = pools.map((each) => stock(holdfast(fromPg(each), { wait: 60_000 }), { name: "spread" }));
     try {
       const next = random(inject("seed"));
       const lines = (quantity: number) =>

@@ -20,7 +20,8 @@ export interface QueueArg {
 export default async function worker(arg: QueueArg, context: WorkerContext): Promise<void> {
   const pool = new Pool({ connectionString: arg.url, max: arg.concurrency + 4 });
   pool.on("error", () => {});
-  const hf = holdfast(fromPg(pool));
+  // Many wait for each other here, and the machine may be busy.
+  const hf = holdfast(fromPg(pool), { wait: 60_000 });
   const jobs = queue<number>(hf, arg.queue, { retries: 1000, backoff: { baseMs: 1, maxMs: 10 } });
   const insert = "INSERT INTO effect (job, pid) VALUES ($1, $2)";
   const options = { concurrency: arg.concurrency, pollMs: 100, ttlMs: arg.ttlMs };

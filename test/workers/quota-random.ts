@@ -171,7 +171,8 @@ export default async function quotaRandom(arg: QuotaArg, context: WorkerContext)
   const pool = new Pool({ connectionString: arg.url, max: 4 });
   // A connection that is cut while nobody uses it is the pool's to replace.
   pool.on("error", () => {});
-  const hf = holdfast(fromPg(pool));
+  // Many wait for each other here, and the machine may be busy.
+  const hf = holdfast(fromPg(pool), { wait: 60_000 });
   const all = quotasOf(hf, arg.naive);
   const steps = plan(arg);
   const answers: Answer[] = [];

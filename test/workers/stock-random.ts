@@ -110,7 +110,8 @@ function plan({ seed, index, calls }: StockArg): Step[] {
 
 export default async function stockRandom(arg: StockArg, context: WorkerContext): Promise<Answer[]> {
   const pool = new Pool({ connectionString: arg.url, max: 4 });
-  const hf = holdfast(fromPg(pool));
+  // Many wait for each other here, and the machine may be busy.
+  const hf = holdfast(fromPg(pool), { wait: 60_000 });
   const shop = shopOf(hf);
   const steps = plan(arg);
   const answers: Answer[] = [];

@@ -25,7 +25,8 @@ export default async function sale(
   context: WorkerContext,
 ): Promise<SaleResult> {
   const pool = new Pool({ connectionString: url, max: 2 });
-  const hf = holdfast(fromPg(pool));
+  // Many wait for each other here, and the machine may be busy.
+  const hf = holdfast(fromPg(pool), { wait: 60_000 });
   const shop = stock(hf, { name });
   const result: SaleResult = { sold: 0, short: 0, errors: [] };
   let left = attempts;

@@ -16,6 +16,7 @@ import {
 import type { LeaseInfo } from "./core/leases.ts";
 import { type Home, Scope, type Transaction, remember as rememberHome } from "./core/scope.ts";
 import { type Site, sites } from "./core/site.ts";
+import { Started } from "./core/started.ts";
 import { withConnection } from "./core/errand.ts";
 import { type Plan, type TransactionOptions, runTransaction } from "./core/transaction.ts";
 import { checkCall, checkNames, checkSignal } from "./core/options.ts";
@@ -136,6 +137,7 @@ export class Holdfast<Native> {
       wait: this.#defaults.wait,
       beside: new Beside(database, this.#current, wrongConnection),
       rows: new Rows(() => this.#home),
+      started: new Started(),
       ...(guard && { guard }),
       names: (locks) => keyNames(locks, show),
       shown: (locks) => (names === false ? [] : keyNames(locks, show)),
@@ -380,8 +382,12 @@ export class Holdfast<Native> {
       .join("\n");
   }
 
-  /** Gives back what is still held. The client stays open: it is yours. */
+  /**
+   * Ends what this instance has started (workers, schedules, leaders) and gives back what is still held. What runs may
+   * go on for 5 s, is told to end, and is waited for 5 s more. The client stays open: it is yours.
+   */
   async close(): Promise<void> {
+    await this.#home.started.close();
     await Promise.all([this.#sessions.close(), this.#leases.close()]);
     this.#home.beside.close();
     await this.#database.close?.();

@@ -73,6 +73,7 @@ export {
   LockTimeoutError,
   NoConnectionError,
   NotInTransactionError,
+  OutcomeUnknownError,
   OnceError,
   PoolExhaustedError,
   ReplicaError,

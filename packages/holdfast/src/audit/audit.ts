@@ -1,8 +1,9 @@
 /** Changes that people make by hand leave a trace: `audited(hf, { action, target, actor }, work)`. */
 import type { Audits, LineEnd, WrittenLine } from "../core/audit.ts";
+import { placeOf, send } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
-import { again, withConnection } from "../core/errand.ts";
 import { UnsupportedError, UsageError, message } from "../core/errors.ts";
+import { checkJson, checkRows, checkText, checkWhole, optionalText } from "../core/input.ts";
 import { checkNames } from "../core/options.ts";
 import { type Home, homeOf } from "../core/scope.ts";
 
@@ -15,6 +16,8 @@ export interface Audit {
   readonly actor: string;
   /** What else is to be known, as JSON has it. It is stored as it is: no passwords, no tokens. */
   readonly details?: Readonly<Record<string, unknown>> | undefined;
+  /** Inside a transaction's body: apart from it. The line is there also if that is rolled back. */
+  readonly separate?: boolean;
 }
 
 export interface AuditLine {
@@ -33,7 +36,7 @@ export interface AuditLine {
   readonly endedAt: Date | undefined;
 }
 
-const auditNames = new Set(["action", "target", "actor", "details"]);
+const auditNames = new Set(["action", "target", "actor", "details", "separate"]);
 const trailNames = new Set(["limit", "before", "target"]);
 /** Index entries have their limits. */
 const longest = { actor: 1000, action: 200, target: 2000 };
@@ -50,30 +53,34 @@ function storeOf(home: Home<unknown, Connection>): Audits<Connection> {
 /**
  * Writes a line that says what is to be done, in a transaction of its own, then does it, then writes what became of it.
  * A process that dies meanwhile leaves a line that was begun and not ended. If the first line cannot be written, nothing
- * is done. The work is given the id of its line; what it returns is stored as JSON.
+ * is done. The work is given the id of its line; what it returns is stored as JSON. Inside a transaction of the same
+ * instance the line is part of that, as the work is, unless it is to be `separate`: if it is rolled back, there is neither.
  */
 export async function audited<T>(hf: object, what: Audit, work: (line: number) => Promise<T>): Promise<T> {
   const home = homeOf(hf, "audited");
   checkNames("audited", what, auditNames);
   for (const [name, most] of Object.entries(longest)) {
-    const value: unknown = what[name as keyof typeof longest];
-    if (typeof value !== "string" || value === "" || value.includes("\0") || Buffer.byteLength(value) > most)
-      throw new UsageError(`audited: ${name} must be text of up to ${most} bytes, without NUL`);
+    checkText("audited", name, what[name as keyof typeof longest], { most });
   }
   if (typeof work !== "function") throw new UsageError("audited: the work must be a function");
-  if (home.database.traits.single && home.current.getStore())
+  const place = placeOf(home, what.separate === undefined ? {} : { separate: what.separate }, "audited");
+  if (what.separate && home.database.traits.single && home.current.getStore())
     throw new UsageError(
-      "audited: this client has one connection, and it is in a transaction: the line would wait for its end. Call it outside",
+      "audited: this client has one connection, and it is in a transaction: a line apart from it would wait for its end. Call it outside",
     );
   const store = storeOf(home);
   const { actor, action, target, details } = what;
-  const line = { actor, action, target, details: details && json(details, "details") };
-  // Not again after a lost connection: it may have been written, and a line that nobody ends would stay.
-  const id = await withConnection(home, (connection) => store.begin(connection, line));
+  const kept = details === undefined ? undefined : checkJson("audited", "details", details);
+  const line = { actor, action, target, details: kept };
+  const about = { names: ["audit"] };
+  // Not again after an answer was lost: it may have been written, and a line that nobody ends would stay.
+  const id = await send(home, place, { ...about, once: true }, (connection) => store.begin(connection, line));
   const end = async (how: LineEnd) => {
     try {
-      await again(home.database, () => withConnection(home, (connection) => store.end(connection, id, how)));
+      await send(home, place, about, (connection) => store.end(connection, id, how));
     } catch (error) {
+      // In a transaction that has failed: the line goes with it.
+      if (place.scope) return;
       // What was done is done: the caller is told of that, and not of this.
       process.emitWarning(
         `Line ${id} of the audit stays "begun", for its end could not be written: ${message(error)}`,
@@ -101,15 +108,12 @@ export async function trail(
   const home = homeOf(hf, "trail");
   checkNames("trail", options, trailNames);
   const { limit = 50, before, target } = options;
-  if (!Number.isSafeInteger(limit) || limit < 1 || limit > 10_000)
-    throw new UsageError("trail: limit must be a whole number from 1 to 10,000");
-  if (before !== undefined && !Number.isSafeInteger(before))
-    throw new UsageError("trail: before must be the id of a line");
-  if (target !== undefined && (typeof target !== "string" || target.includes("\0")))
-    throw new UsageError("trail: target must be text, without NUL");
+  checkRows("trail", "limit", limit, 10_000);
+  if (before !== undefined) checkWhole("trail", "before", before);
+  optionalText("trail", "target", target);
   const store = storeOf(home);
-  const lines = await again(home.database, () =>
-    withConnection(home, (connection) => store.list(connection, { before, target, most: limit })),
+  const lines = await send(home, placeOf(home, {}, "trail"), { names: ["audit"] }, (connection) =>
+    store.list(connection, { before, target, most: limit }),
   );
   return lines.map(shown);
 }

@@ -1,3 +1,5 @@
+import { Queue } from "./queue.ts";
+
 /**
  * What queued while a batch was in flight goes together. There is no timer: who comes when nobody is under way goes at
  * once and alone, and the busier it is, the more go at a time.
@@ -9,10 +11,18 @@ export interface CoalesceOptions<Item, Answer> {
   readonly most: number;
   /** So many go in one batch even if another could go at the same time; more are shared out. Without it: all. */
   readonly together?: number;
-  /** What an item needs for itself alone: for the sake of those that need something else, after `Crowded`. */
+  /** What an item needs for itself alone: those that need the same wait for each other, if one has to wait. */
   readonly names?: (item: Item) => readonly string[];
   /** Answers in the order of the items; an error among them is that item's own. What is thrown is everybody's. */
-  readonly run: (items: readonly Item[]) => Promise<readonly (Answer | Failed)[]>;
+  readonly run: (items: readonly Item[], terms: Terms) => Promise<readonly (Answer | Failed)[]>;
+  /** What is told to one who has waited for so long in vain. */
+  readonly late?: (item: Item, waitedMs: number, cause: unknown) => unknown;
+}
+
+/** How long a batch may wait for others (by the clock that never jumps), and what ends it before. */
+export interface Terms {
+  readonly until: number;
+  readonly signal: AbortSignal;
 }
 
 /** The error of one item of a batch. */
@@ -25,26 +35,49 @@ export class Failed {
 }
 
 /**
- * Thrown by `run`: nothing was done, since one of several has to wait for somebody else. Those that need the same are sent
- * again one after the other, those of a single name together. Not thrown about these.
+ * Thrown by `run`: nothing was done. "crowded": one of several has to wait for somebody else. Those that need the same are
+ * sent again one after the other, those of a single name together. "waited": what they need was not free in time. "aborted":
+ * as its signal said, for the sake of one of them.
  */
-export class Crowded extends Error {}
+export class Undone extends Error {
+  readonly why: "crowded" | "waited" | "aborted";
+
+  constructor(why: "crowded" | "waited" | "aborted", cause?: unknown) {
+    super(why, { cause });
+    this.why = why;
+  }
+}
 
 interface Waiting<Item, Answer> {
   readonly item: Item;
   readonly signal: AbortSignal | undefined;
+  readonly waitMs: number;
   readonly resolve: (answer: Answer) => void;
   readonly reject: (error: unknown) => void;
+  /** Since when it waits for others, and not only for its turn. */
+  since?: number;
+  /** While it is under way: ends its batch. */
+  recall?: (() => void) | undefined;
+  /** It was answered, or left. */
+  gone?: boolean;
 }
 
 type Line<Item, Answer> = Waiting<Item, Answer>[];
+
+/** A batch that takes longer gives up its place: others are not to wait for those whom it waits for. */
+const briefMs = 250;
+/** So many have given up their place at the most, and so many go one by one at a time: each takes a connection. */
+const most = 8;
 
 export class Coalescer<Item, Answer> {
   readonly #options: CoalesceOptions<Item, Answer>;
   #line: Line<Item, Answer> = [];
   /** By what somebody waits for: who came later and needs it too. */
   readonly #behind = new Map<string, Line<Item, Answer>>();
+  readonly #apart = new Queue(most);
   #flying = 0;
+  /** Batches that have given up their place. */
+  #slow = 0;
   /** The last batch was of several. */
   #busy = false;
   #called = false;
@@ -53,37 +86,35 @@ export class Coalescer<Item, Answer> {
     this.#options = options;
   }
 
-  add(item: Item, signal?: AbortSignal): Promise<Answer> {
+  add(item: Item, signal?: AbortSignal, waitMs = Infinity): Promise<Answer> {
     return new Promise((resolve, reject) => {
       if (signal?.aborted) return reject(signal.reason as Error);
-      const alone = { item, signal, resolve, reject };
+      const alone = { item, signal, waitMs, resolve, reject };
       const waiting = signal ? this.#leaving(alone, signal) : alone;
-      const behind = this.#behind.size > 0 ? this.#behindWhom([waiting]) : undefined;
-      if (behind) return void behind.push(waiting);
+      if (this.#stands(waiting)) return;
       this.#line.push(waiting);
       if (this.#flying === 0 && !this.#busy) this.#go();
       else this.#soon();
     });
   }
 
-  /** Who gives up while it queues leaves the line; a batch that is under way is not called back. */
+  /** Who gives up while it queues leaves the line; a batch that is under way is called back for its sake. */
   #leaving(waiting: Waiting<Item, Answer>, signal: AbortSignal): Waiting<Item, Answer> {
     const onAbort = () => {
-      const at = this.#line.indexOf(wrapped);
-      if (at >= 0) this.#line.splice(at, 1);
-      waiting.reject(signal.reason);
+      if (wrapped.recall) wrapped.recall();
+      else wrapped.reject(signal.reason);
     };
-    const wrapped = {
-      item: waiting.item,
-      signal,
-      resolve: (answer: Answer) => {
+    const ended =
+      <T>(tell: (value: T) => void) =>
+      (value: T) => {
         signal.removeEventListener("abort", onAbort);
-        waiting.resolve(answer);
-      },
-      reject: (error: unknown) => {
-        signal.removeEventListener("abort", onAbort);
-        waiting.reject(error);
-      },
+        wrapped.gone = true;
+        tell(value);
+      };
+    const wrapped: Waiting<Item, Answer> = {
+      ...waiting,
+      resolve: ended(waiting.resolve),
+      reject: ended(waiting.reject),
     };
     signal.addEventListener("abort", onAbort, { once: true });
     return wrapped;
@@ -104,33 +135,85 @@ export class Coalescer<Item, Answer> {
 
   #go(): void {
     const { inFlight, together } = this.#options;
-    const share = Math.ceil(this.#line.length / (inFlight - this.#flying));
-    const most = Math.min(this.#options.most, Math.max(together ?? Infinity, share));
-    const batch = this.#line.length <= most ? this.#line : this.#line.slice(0, most);
-    this.#line = this.#line.length <= most ? [] : this.#line.slice(most);
+    const line = this.#line.filter(({ gone }) => !gone);
+    const share = Math.ceil(line.length / (inFlight - this.#flying));
+    const size = Math.min(this.#options.most, Math.max(together ?? Infinity, share));
+    const batch = line.slice(0, size);
+    this.#line = line.slice(size);
+    if (batch.length === 0) return;
     this.#flying++;
     this.#busy = batch.length > 1;
-    void this.#send(batch, () => {
+    let free = () => {
       this.#flying--;
       if (this.#line.length > 0) this.#soon();
+    };
+    const timer = setTimeout(() => {
+      if (this.#slow >= most) return;
+      this.#slow++;
+      const leave = free;
+      const release = this.#block(batch);
+      free = () => {
+        this.#slow--;
+        release();
+      };
+      leave();
+    }, briefMs);
+    timer.unref();
+    void this.#send(batch, () => {
+      clearTimeout(timer);
+      free();
     });
   }
 
-  /** `landed`: before anybody who was answered can come again. */
+  /** Sends them until each has its answer, or is to go another way. `landed`: before who was answered can come again. */
   async #send(batch: Line<Item, Answer>, landed?: () => void): Promise<void> {
-    try {
-      const answers = await this.#options.run(batch.map(({ item }) => item));
-      for (const [i, { resolve, reject }] of batch.entries()) {
-        const answer = answers[i] as Answer | Failed;
-        if (answer instanceof Failed) reject(answer.error);
-        else resolve(answer);
+    for (let left = batch; left.length > 0;) {
+      const stop = new AbortController();
+      const now = performance.now();
+      let until = Infinity;
+      for (const waiting of left) {
+        waiting.since ??= now;
+        waiting.recall = () => stop.abort();
+        // With those that have waited longer: not all of them are to come again for every one whose time is over.
+        until = Math.min(until, Math.max(waiting.since + waiting.waitMs, now + waiting.waitMs / 10));
       }
-    } catch (error) {
-      if (error instanceof Crowded && this.#several(batch)) this.#part(batch);
-      else for (const { reject } of batch) reject(error);
-    } finally {
-      landed?.();
+      const sent = left;
+      left = [];
+      const back = () => {
+        for (const waiting of sent) waiting.recall = undefined;
+      };
+      try {
+        const answers = await this.#options.run(
+          sent.map(({ item }) => item),
+          { until, signal: stop.signal },
+        );
+        back();
+        for (const [i, { resolve, reject }] of sent.entries()) {
+          const answer = answers[i] as Answer | Failed;
+          if (answer instanceof Failed) reject(answer.error);
+          else resolve(answer);
+        }
+      } catch (error) {
+        back();
+        if (!(error instanceof Undone)) for (const { reject } of sent) reject(error);
+        else if (error.why === "crowded" && this.#several(sent)) this.#part(sent);
+        else left = this.#staying(sent, until, error);
+      }
     }
+    landed?.();
+  }
+
+  /** Those of them that are still wanted, and have time left. */
+  #staying(sent: Line<Item, Answer>, until: number, undone: Undone): Line<Item, Answer> {
+    return sent.filter(({ item, signal, since = 0, waitMs, reject }) => {
+      if (signal?.aborted) reject(signal.reason);
+      else if (undone.why === "aborted" || since + waitMs > until) return true;
+      else
+        reject(
+          this.#options.late?.(item, Math.round(performance.now() - since), undone.cause) ?? undone.cause,
+        );
+      return false;
+    });
   }
 
   #names(waiting: Line<Item, Answer>): Set<string> {
@@ -142,11 +225,35 @@ export class Coalescer<Item, Answer> {
   }
 
   #behindWhom(waiting: Line<Item, Answer>): Line<Item, Answer> | undefined {
+    if (this.#behind.size === 0) return undefined;
     for (const name of this.#names(waiting)) {
       const behind = this.#behind.get(name);
       if (behind) return behind;
     }
     return undefined;
+  }
+
+  /** Whether it has to wait for what somebody before it needs: then it does. */
+  #stands(waiting: Waiting<Item, Answer>): boolean {
+    const behind = this.#behindWhom([waiting]);
+    if (!behind) return false;
+    waiting.since ??= performance.now();
+    behind.push(waiting);
+    return true;
+  }
+
+  /** From now on, whoever needs what these need stands behind them. Returns what ends that. */
+  #block(batch: Line<Item, Answer>): () => void {
+    const behind: Line<Item, Answer> = [];
+    const names = [...this.#names(batch)].filter((name) => !this.#behind.has(name));
+    for (const name of names) this.#behind.set(name, behind);
+    this.#line = this.#line.filter((waiting) => !this.#stands(waiting));
+    return () => {
+      for (const name of names) this.#behind.delete(name);
+      // They came before those that are in line now.
+      this.#line = [...behind, ...this.#line].filter((waiting) => !waiting.gone && !this.#stands(waiting));
+      if (this.#line.length > 0) this.#soon();
+    };
   }
 
   /** Those that share a name, by themselves or by way of others, stay together and in their order. */
@@ -165,23 +272,18 @@ export class Coalescer<Item, Answer> {
       if (behind) behind.push(...line);
       else void this.#oneByOne(line);
     }
-    this.#line = this.#line.filter((waiting) => !this.#behindWhom([waiting])?.push(waiting));
   }
 
   async #oneByOne(group: Line<Item, Answer>): Promise<void> {
-    const names = this.#names(group);
-    const behind: Line<Item, Answer> = [];
-    for (const name of names) this.#behind.set(name, behind);
-    for (let next = 0; next < group.length;) {
-      const start = next++;
-      while (next < group.length && !this.#several(group.slice(start, next + 1))) next++;
-      const batch = group.slice(start, next).filter(({ signal }) => !signal?.aborted);
-      if (batch.length > 0) await this.#send(batch);
-    }
-    for (const name of names) this.#behind.delete(name);
-    // They came before those that are in line now.
-    const back = behind.filter(({ signal }) => !signal?.aborted);
-    this.#line = [...back, ...this.#line].filter((waiting) => !this.#behindWhom([waiting])?.push(waiting));
-    if (this.#line.length > 0) this.#soon();
+    const release = this.#block(group);
+    await this.#apart.run(async () => {
+      for (let next = 0; next < group.length;) {
+        const start = next++;
+        while (next < group.length && !this.#several(group.slice(start, next + 1))) next++;
+        const batch = group.slice(start, next).filter(({ gone }) => !gone);
+        if (batch.length > 0) await this.#send(batch);
+      }
+    });
+    release();
   }
 }

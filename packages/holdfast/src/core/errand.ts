@@ -3,19 +3,40 @@ import type { Connection, Database, Purpose } from "./database.ts";
 import { NoConnectionError } from "./errors.ts";
 import { classify } from "./failure.ts";
 import { runInClient } from "./in-client.ts";
-import { Silence, within } from "./interrupt.ts";
+import { Silence, graceMs, within } from "./interrupt.ts";
 import { pause, retryPolicy } from "./retry.ts";
 import { sleep } from "./wait.ts";
 
-const errandMs = 10_000;
+export const errandMs = 10_000;
+
+/** What an errand can be told besides how long it may take. */
+export interface ErrandOptions {
+  /** Ends it on the server. It rejects with {@link Ended} only if nothing of it was kept. */
+  readonly signal?: AbortSignal | undefined;
+  /** Called before anything that may be kept is on its way. */
+  readonly sent?: (() => void) | undefined;
+  /** When its time is over, it is worth waiting for what the server says of the end: else nobody is known to have ended it. */
+  readonly certain?: boolean;
+}
+
+/** It was ended before it had done anything, since its time was over or its signal aborted: nothing of it was kept. */
+export class Ended extends Error {
+  readonly why: "late" | "aborted";
+
+  constructor(why: "late" | "aborted", cause: unknown) {
+    super(why === "late" ? "it took too long, and was ended on the server" : "it was aborted", { cause });
+    this.why = why;
+  }
+}
 
 /** A short errand on any connection, inside no transaction of ours. */
 export function withConnection<Native, C extends Connection, T>(
   { database, beside }: { readonly database: Database<Native, C>; readonly beside?: Beside },
   errand: (connection: C) => Promise<T>,
   ms = errandMs,
+  options: ErrandOptions = {},
 ): Promise<T> {
-  const run = () => onConnection(database, errand, ms);
+  const run = () => onConnection(database, errand, ms, options);
   return beside ? beside.ours(run) : run();
 }
 
@@ -55,28 +76,43 @@ async function onConnection<Native, C extends Connection, T>(
   database: Database<Native, C>,
   errand: (connection: C) => Promise<T>,
   ms: number,
+  { signal: caller, sent, certain = false }: ErrandOptions,
 ): Promise<T> {
+  if (caller?.aborted) throw new Ended("aborted", caller.reason);
   // Not AbortSignal.timeout, whose timer would outlive the errand: thousands of them at a thousand errands a second.
   const patience = new AbortController();
   const { signal } = patience;
-  const timer = setTimeout(() => patience.abort(), errandMs);
+  const giveUp = () => patience.abort();
+  const timer = setTimeout(giveUp, errandMs);
+  caller?.addEventListener("abort", giveUp, { once: true });
+  const got = () => {
+    clearTimeout(timer);
+    caller?.removeEventListener("abort", giveUp);
+  };
+  const refused = (error: unknown) => {
+    if (error !== signal.reason) return error;
+    return caller?.aborted ? new Ended("aborted", caller.reason) : new NoConnectionError(errandMs);
+  };
   const purpose: Purpose = { use: "session", locks: [], wait: 5000, signal };
   if (database.connect) {
     const pinned = await database
       .connect(purpose)
       .catch((error: unknown) => {
-        throw error === signal.reason ? new NoConnectionError(errandMs) : error;
+        throw refused(error);
       })
-      .finally(() => clearTimeout(timer));
+      .finally(got);
     const { connection } = pinned;
-    let silent = false;
+    let broken = false;
     try {
-      return await within(ms, errand(connection));
-    } catch (error) {
-      silent = error instanceof Silence;
-      throw error;
+      sent?.();
+      return await answered(database, connection, errand(connection), {
+        ms,
+        signal: caller,
+        certain,
+        onSilence: () => (broken = true),
+      });
     } finally {
-      await pinned.release(silent || connection.lost.aborted);
+      await pinned.release(broken || connection.lost.aborted);
     }
   }
   let value: { result: T } | undefined;
@@ -94,13 +130,67 @@ async function onConnection<Native, C extends Connection, T>(
     },
     { signal, leftMs: () => Math.max(0, endsAt - performance.now()) },
     async ({ connection }) => {
-      clearTimeout(timer);
-      value = { result: await within(ms, errand(connection)) };
+      got();
+      // What throws here is rolled back by the client.
+      const terms = { ms, signal: caller, certain, rolledBack: true, onSilence: () => {} };
+      value = { result: await answered(database, connection, errand(connection), terms) };
+      sent?.();
     },
   )
     .catch((error: unknown) => {
-      throw error === signal.reason ? new NoConnectionError(errandMs) : error;
+      throw refused(error);
     })
-    .finally(() => clearTimeout(timer));
+    .finally(got);
   return (value as unknown as { result: T }).result;
+}
+
+interface Answering {
+  readonly ms: number;
+  readonly signal: AbortSignal | undefined;
+  readonly certain: boolean;
+  /** Whoever throws has it rolled back, also where it cannot be cancelled. */
+  readonly rolledBack?: boolean;
+  /** There was no word, or the cancel request may still be under way: the connection must not be used again. */
+  readonly onSilence: () => void;
+}
+
+/**
+ * What the server says, if it says so in time and nobody aborts. Then the statement is cancelled, and it is still the server's
+ * word that counts: who is told that it was ended can rely on that nothing was kept.
+ */
+async function answered<T>(
+  database: Pick<Database, "engine" | "unwrap">,
+  connection: Connection,
+  running: Promise<T>,
+  { ms, signal, certain, rolledBack = false, onSilence }: Answering,
+): Promise<T> {
+  const stopped = Promise.withResolvers<"late" | "aborted">();
+  const onAbort = () => stopped.resolve("aborted");
+  const timer = setTimeout(() => stopped.resolve("late"), ms);
+  // Nobody could end it, nor undo it: its answer is waited for.
+  const heeded = connection.cancel || rolledBack ? signal : undefined;
+  heeded?.addEventListener("abort", onAbort, { once: true });
+  if (heeded?.aborted) onAbort();
+  const settled = () => undefined;
+  const why = await Promise.race([stopped.promise, running.then(settled, settled)]);
+  clearTimeout(timer);
+  heeded?.removeEventListener("abort", onAbort);
+  if (why === undefined) return running;
+  // Caught at once: a request that fails must not end the process while the statement is still running.
+  const cancelling = connection.cancel?.().catch(() => {});
+  if (why === "late" && !certain) {
+    running.catch(() => {});
+    onSilence();
+    throw new Silence();
+  }
+  try {
+    if (!cancelling) throw rolledBack ? new Ended(why, signal?.reason) : new Silence();
+    return await within(graceMs, running);
+  } catch (error) {
+    running.catch(() => {});
+    if (error instanceof Silence) onSilence();
+    throw classify(database, error) === "canceled" ? new Ended(why, error) : error;
+  } finally {
+    if (cancelling) await within(graceMs, cancelling).catch(onSilence);
+  }
 }

@@ -173,6 +173,26 @@ export class CommitUnknownError extends HoldfastError {
   }
 }
 
+/** A call of a pattern was sent, its answer was lost, and it could not be found out whether it was applied. */
+export class OutcomeUnknownError extends HoldfastError {
+  /** What the call is known by: with this id it is applied once, however often it is sent. */
+  readonly id: string | undefined;
+  /** `named`: the id was the caller's own, so that repeating the call is safe as it is. */
+  constructor(what: string, id: string | undefined, named: boolean, cause: unknown) {
+    super(
+      "HF_OUTCOME_UNKNOWN",
+      `${what}: the call was sent, and its answer was lost (${message(cause)}): it was applied whole, or not at all. ` +
+        (id === undefined
+          ? `Look for its effects before you repeat it.`
+          : named
+            ? `Repeat it with the same id: it is applied once.`
+            : `Repeat it with the id of this error, ${JSON.stringify(id)}: it is applied once. Without it, it may count twice.`),
+      { retryable: named, cause },
+    );
+    this.id = id;
+  }
+}
+
 /** A statement failed, its error was swallowed, and the server turned COMMIT into ROLLBACK. */
 export class TransactionAbortedError extends HoldfastError {
   constructor(

@@ -146,12 +146,15 @@ export interface Queues<C extends Connection> {
   readonly channel?: string;
   ring?(connection: C, payload: string): Promise<void>;
   open(connection: C, name: string, settings: QueueSettings | undefined): Promise<number>;
-  /** `tell`: ring with this, if the jobs are committed. `joined`: in a transaction of the caller's. */
+  /**
+   * `tell`: ring with this, if the jobs are committed. `joined`: in a transaction of the caller's. `waitMs`: for somebody's
+   * transaction that has added a job with the same key.
+   */
   add(
     connection: C,
     queue: number,
     jobs: readonly NewJob[],
-    how: { readonly tell: string | undefined; readonly joined: boolean },
+    how: { readonly tell: string | undefined; readonly joined: boolean; readonly waitMs: number },
   ): Promise<readonly Added[]>;
   enlist(
     connection: C,

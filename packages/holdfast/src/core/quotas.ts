@@ -46,6 +46,8 @@ export interface Batch {
   readonly make: boolean;
   /** Ids may have been used before. */
   readonly look: boolean;
+  /** How long it may wait for somebody else's transaction. */
+  readonly waitMs: number;
 }
 
 export interface Standing {
@@ -160,7 +162,7 @@ export interface RollUp {
 
 export interface Quotas<C extends Connection> {
   consume(connection: C, batch: Batch): Promise<Verdicts>;
-  amend(connection: C, amendment: Amendment): Promise<Amended | Late>;
+  amend(connection: C, amendment: Amendment, waitMs: number): Promise<Amended | Late>;
   peek(
     connection: C,
     definition: Definition,

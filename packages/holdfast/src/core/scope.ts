@@ -32,6 +32,7 @@ import type {
 } from "./rows.ts";
 import type { Beside } from "./beside.ts";
 import type { Site } from "./site.ts";
+import type { Started } from "./started.ts";
 import { Identifier, type Statement } from "./sql.ts";
 import type { TableMode, Where } from "./tables.ts";
 import { checkWait } from "./wait.ts";
@@ -134,6 +135,8 @@ export interface Home<Native, C extends Connection> {
   look(ask: (connection: C) => Promise<readonly Holder[]>, connection?: C): Promise<readonly Holder[]>;
   /** Whether locks of a session hold: not only what the server says, but what an experiment has shown. */
   sessionSupport(): Promise<Support<Strategy>>;
+  /** What goes on in the background until it is stopped, or the instance is closed. */
+  readonly started: Started;
   /** Throws if these locks do not belong on this database, where there are several. */
   guard?(locks: readonly LockRequest[]): void;
 }
@@ -527,4 +530,28 @@ export function scopeOf(tx: unknown, call: string): Scope<unknown, Connection> {
   throw new UsageError(
     `${call}: this is no transaction of Holdfast. Pass the \`tx\` of hf.transaction(async (tx) => …), or hf.join(yourTransaction).`,
   );
+}
+
+/**
+ * Where a call of a pattern belongs: in the transaction that is named, or in the one of the same instance whose body calls,
+ * unless it is to be apart. Undefined: in none.
+ */
+export function scopeFor(
+  home: Home<unknown, Connection>,
+  options: { readonly tx?: unknown; readonly separate?: boolean },
+  call: string,
+): Scope<unknown, Connection> | undefined {
+  const { tx, separate = false } = options;
+  if (typeof separate !== "boolean") throw new UsageError(`${call}: separate must be true or false`);
+  if (tx === undefined) return separate ? undefined : home.current.getStore();
+  const scope = scopeOf(tx, call);
+  if (separate) throw new UsageError(`${call}: either \`tx\` or \`separate\`, not both`);
+  if (scope.home !== home)
+    throw new UsageError(`${call}: \`tx\` is a transaction of another instance of Holdfast`);
+  return scope;
+}
+
+/** Runs what goes on in the background outside of whatever transaction it is begun in, which will be over by then. */
+export function detached<T>(home: Pick<Home<unknown, Connection>, "current">, work: () => T): T {
+  return home.current.run(undefined as never, work);
 }

@@ -160,17 +160,17 @@ export interface BookInfo {
 export interface Stocks<C extends Connection> {
   /**
    * Decides in the order in which they came, each all or nothing. `make`: spots that something is put into may not be
-   * there yet. `look`: ids may have been used before. Undefined: spots are missing that would have to be made.
+   * there yet. `look`: ids may have been used before. `waitMs`: for transactions of others. Undefined: spots are missing that would have to be made.
    */
   decide(
     connection: C,
     book: Book,
     orders: readonly Order[],
-    options: { readonly make: boolean; readonly look: boolean },
+    options: { readonly make: boolean; readonly look: boolean; readonly waitMs: number },
   ): Promise<readonly Verdict[] | undefined>;
-  follow(connection: C, book: Book, sequel: Sequel): Promise<Verdict>;
+  follow(connection: C, book: Book, sequel: Sequel, waitMs: number): Promise<Verdict>;
   /** Never below this. "short": what is there is below it already. */
-  minimum(connection: C, book: Book, spot: Spot, min: number): Promise<Verdict>;
+  minimum(connection: C, book: Book, spot: Spot, min: number, waitMs: number): Promise<Verdict>;
   levels(
     connection: C,
     book: Book,

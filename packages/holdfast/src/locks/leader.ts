@@ -3,7 +3,7 @@ import { LockTimeoutError, UnsupportedError, UsageError, message } from "../core
 import { emit } from "../core/events.ts";
 import { type Key, key } from "../core/key.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
-import { homeOf } from "../core/scope.ts";
+import { detached, homeOf } from "../core/scope.ts";
 import { sleep } from "../core/wait.ts";
 import { watched } from "../core/watched.ts";
 import { type Lease, type LeaseOptions, checkTerms } from "./lease.ts";
@@ -90,8 +90,12 @@ class Candidate implements Leader {
     if (signal?.aborted) onAbort();
     signal?.addEventListener("abort", onAbort, { once: true });
     // Outside of whatever transaction this is called in, which will be over by then.
-    const looping = home.current.run(undefined as never, () => this.#loop());
-    this.ended = looping.finally(() => signal?.removeEventListener("abort", onAbort));
+    const forget = home.started.add("leader", () => this.stop());
+    const looping = detached(home, () => this.#loop());
+    this.ended = looping.finally(() => {
+      forget();
+      signal?.removeEventListener("abort", onAbort);
+    });
   }
 
   get leading(): boolean {

@@ -3,10 +3,11 @@ import type { Wait } from "../core/database.ts";
 import { emit } from "../core/events.ts";
 import { LockNotAvailableError, OnceError, UnsupportedError, UsageError } from "../core/errors.ts";
 import type { KeyPart } from "../core/key.ts";
+import { checkMoment } from "../core/input.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { type Kept, fingerprint, idKey, idLock, idText, json } from "../core/replay.ts";
 import type { RetryOptions } from "../core/retry.ts";
-import { type Transaction, homeOf, scopeOf } from "../core/scope.ts";
+import { type Transaction, homeOf, scopeFor, scopeOf } from "../core/scope.ts";
 import type { Transactor } from "../core/transaction.ts";
 
 export interface OnceResult<T> {
@@ -33,6 +34,8 @@ export interface OnceOptions<Native = unknown> {
   readonly issuedAt?: Date | undefined;
   /** Takes part in this transaction: effects and record are kept if it is committed. */
   readonly tx?: Transaction<Native> | undefined;
+  /** Inside a transaction's body: in a transaction of its own, kept also if that is rolled back. */
+  readonly separate?: boolean;
   /** As in `hf.transaction`. Not with `tx`. */
   readonly deadline?: number;
   readonly signal?: AbortSignal | undefined;
@@ -40,7 +43,17 @@ export interface OnceOptions<Native = unknown> {
   readonly retry?: RetryOptions | false;
 }
 
-const names = new Set(["payload", "wait", "keepFor", "issuedAt", "tx", "deadline", "signal", "retry"]);
+const names = new Set([
+  "payload",
+  "wait",
+  "keepFor",
+  "issuedAt",
+  "tx",
+  "separate",
+  "deadline",
+  "signal",
+  "retry",
+]);
 
 const day = 86_400_000;
 const least = 1000;
@@ -76,14 +89,9 @@ export async function once<Native, T>(
   const { keepMs, print } = check(options);
   if (typeof body !== "function")
     throw new UsageError("once(hf, id, body): the body must be an async function");
-  const { issuedAt, tx, wait, signal, deadline, retry } = options;
+  const { issuedAt, tx, separate, wait, signal, deadline, retry } = options;
   const record = idText(idKey(parts));
-
-  const outer = tx && scopeOf(tx, "once");
-  if (outer && outer.home !== home)
-    throw new UsageError(
-      `once ${label}: \`tx\` is a transaction of another instance than the first argument`,
-    );
+  scopeFor(home, options, `once ${label}`);
   const { replay, name } = home.database.engine;
   if (!replay) throw new UnsupportedError(`once: nothing is kept of calls on ${name}`);
 
@@ -134,7 +142,12 @@ export async function once<Native, T>(
     // A savepoint: a body that fails, and whose error is swallowed, must leave no effects without a record.
     if (tx) return await tx.transaction(common, run);
     return await hf.transaction(
-      { ...common, ...(deadline !== undefined && { deadline }), ...(retry !== undefined && { retry }) },
+      {
+        ...common,
+        ...(separate && { separate }),
+        ...(deadline !== undefined && { deadline }),
+        ...(retry !== undefined && { retry }),
+      },
       run,
     );
   } catch (error) {
@@ -163,8 +176,7 @@ function check<Native>(options: OnceOptions<Native>): { keepMs: number; print: s
     throw new UsageError(
       `once: keepFor must be a number of milliseconds from ${least} to ${most}, not ${String(keepFor)}`,
     );
-  if (issuedAt !== undefined && !(issuedAt instanceof Date && !Number.isNaN(issuedAt.getTime())))
-    throw new UsageError(`once: issuedAt must be a valid Date, not ${String(issuedAt)}`);
+  if (issuedAt !== undefined) checkMoment("once", "issuedAt", issuedAt);
   if (tx && (deadline !== undefined || retry !== undefined))
     throw new UsageError("once: deadline and retry are those of the transaction that `tx` belongs to");
   if ("payload" in options && options.payload === undefined)

@@ -16,7 +16,7 @@ import { classify } from "../core/failure.ts";
 import { interruptible } from "../core/interrupt.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { type RowKey, type TableName, tableName } from "../core/rows.ts";
-import { type Home, type Transaction, type Work, homeOf, scopeOf } from "../core/scope.ts";
+import { type Home, type Transaction, type Work, homeOf, scopeFor, scopeOf } from "../core/scope.ts";
 import type { Identifier } from "../core/sql.ts";
 import type { RowCall, TableShape, Tables } from "../core/tables.ts";
 import type { Transactor } from "../core/transaction.ts";
@@ -35,8 +35,10 @@ export interface VersionedOptions {
 export interface UpdateOptions<Native = unknown> {
   readonly attempts?: number;
   readonly signal?: AbortSignal | undefined;
-  /** Takes part in this transaction instead of writing by itself. */
+  /** Takes part in this transaction. Without it: in the one of the same instance whose body calls, if there is one. */
   readonly tx?: Transaction<Native>;
+  /** Inside a transaction's body: apart from it. What is written stays also if that is rolled back. */
+  readonly separate?: boolean;
 }
 
 type Changes<R> = Partial<R> | undefined;
@@ -55,7 +57,7 @@ type Place = Pick<Work<Connection>, "connection" | "capabilities"> & {
   wrote?: string;
 };
 
-const updateNames = new Set(["attempts", "signal", "tx"]);
+const updateNames = new Set(["attempts", "signal", "tx", "separate"]);
 
 /**
  * Rows with a version column. Better than a lock where writers of one row seldom meet, or where what is decided takes
@@ -80,8 +82,11 @@ export class Versioned<R extends object, Native = unknown> {
   }
 
   /** The row as it is now, without a lock; undefined if there is none. */
-  async read(id: RowKey<R>, options: { tx?: Transaction<Native> } = {}): Promise<R | undefined> {
-    checkNames("read", options, new Set(["tx"]));
+  async read(
+    id: RowKey<R>,
+    options: { tx?: Transaction<Native>; separate?: boolean } = {},
+  ): Promise<R | undefined> {
+    checkNames("read", options, new Set(["tx", "separate"]));
     return (await this.#work(options, (work) => this.#read(work, [id])))[0] as R | undefined;
   }
 
@@ -214,10 +219,11 @@ export class Versioned<R extends object, Native = unknown> {
 
   /** In the transaction that was given, or that the calling code is in; else by itself, on any connection. */
   async #work<T>(
-    { tx, signal }: Pick<UpdateOptions<Native>, "tx" | "signal">,
+    options: Pick<UpdateOptions<Native>, "tx" | "separate" | "signal">,
     run: (work: Place) => Promise<T>,
   ): Promise<T> {
-    const scope = tx === undefined ? this.#home.current.getStore() : scopeOf(tx, "versioned: tx");
+    const { signal } = options;
+    const scope = scopeFor(this.#home, options, "versioned");
     if (scope) return scope.work((work) => run({ ...work, alone: false }), signal);
     let place: Place | undefined;
     try {
@@ -247,7 +253,8 @@ export class Versioned<R extends object, Native = unknown> {
   #within<T>(options: UpdateOptions<Native>, body: (tx: Transaction<Native>) => Promise<T>): Promise<T> {
     // A savepoint: what one row's stale version undoes must not be half of the caller's transaction.
     if (options.tx !== undefined) return options.tx.transaction(body);
-    return this.#hf.transaction(options.signal ? { signal: options.signal } : {}, body);
+    const { signal, separate = false } = options;
+    return this.#hf.transaction({ ...(signal && { signal }), separate }, body);
   }
 
   async #lock(tx: Transaction<Native>, ids: readonly RowKey<R>[]): Promise<Row[]> {

@@ -1,14 +1,24 @@
 /** What the queues of one instance share: who tells of new jobs, who looks for dead workers, and who is asked. */
 import { Bell } from "../core/bell.ts";
-import { Coalescer, Failed } from "../core/coalesce.ts";
+import {
+  type About,
+  type CallOptions,
+  type Place,
+  type Together,
+  placeOf,
+  send,
+  sendTogether,
+  waitedInVain,
+} from "../core/calls.ts";
+import { Coalescer } from "../core/coalesce.ts";
 import type { Connection } from "../core/database.ts";
-import { again, passes, undone, withConnection } from "../core/errand.ts";
-import { HoldfastError, NoConnectionError, UnsupportedError } from "../core/errors.ts";
+import { again, undone, withConnection } from "../core/errand.ts";
+import { NoConnectionError, UnsupportedError } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
 import { Silence, within } from "../core/interrupt.ts";
 import type { Lockable } from "../core/key.ts";
 import type { Added, NewJob, Queues } from "../core/queues.ts";
-import { type Home, type Scope, homeOf } from "../core/scope.ts";
+import { type Home, detached, homeOf } from "../core/scope.ts";
 
 /** A lock of a session. Its signal aborts when the session is lost. */
 export interface Session extends AsyncDisposable {
@@ -18,11 +28,13 @@ export interface Session extends AsyncDisposable {
 /** What is needed of an instance of Holdfast besides its database. */
 export interface Instance {
   hold(lock: Lockable): Promise<Session>;
-  transaction<T>(options: { readonly retry?: false }, body: (tx: never) => Promise<T>): Promise<T>;
+  transaction<T>(options: { readonly signal?: AbortSignal }, body: (tx: never) => Promise<T>): Promise<T>;
 }
 
 /** Others are told of new jobs at once, and then at most this often: each message makes every commit wait in line. */
 const tellMs = 20;
+/** How long several calls wait together for one of their keys. Then they part, and those who need it wait on. */
+const briefMs = 200;
 /** How long a transaction waits for what is done beside it. */
 const besideMs = 300;
 
@@ -57,6 +69,7 @@ export class Desk {
     this.instance = instance;
     this.hold = (lock) => instance.hold(lock);
     this.bell = new Bell(home, "queues");
+    home.started.finally(() => this.bell.close());
     this.#marks = new Coalescer({
       inFlight: 2,
       most: 500,
@@ -70,8 +83,20 @@ export class Desk {
     return engine.queues;
   }
 
+  /** Of workers: by itself, and not again if it may have been done. */
   async ask<T>(work: (connection: Connection) => Promise<T>): Promise<T> {
     return again(this.home.database, () => withConnection(this.home, work), undone);
+  }
+
+  /** Of callers: in their transaction, if they are in one. What it does may be done again. */
+  async call<T>(
+    options: CallOptions,
+    name: string,
+    work: (connection: Connection, number: number) => Promise<T>,
+  ): Promise<T> {
+    const place = placeOf(this.home, options, "queue");
+    const number = await this.number(name, place);
+    return send(this.home, place, aboutOf(name), (connection) => work(connection, number));
   }
 
   completed(mark: { readonly lease: number; readonly place: number }): Promise<boolean> {
@@ -79,18 +104,17 @@ export class Desk {
   }
 
   /**
-   * Of a queue that somebody adds to: found once, and made if it is new. Beside the caller's transaction, or others who
+   * Of a queue that somebody calls: found once, and made if it is new. Beside the caller's transaction, or others who
    * add to the same new queue would wait for its end; inside it, if there is no other connection.
    */
-  async number(name: string, scope?: Scope<unknown, Connection>): Promise<number> {
-    const inside = () =>
-      (scope as Scope<unknown, Connection>).work(({ connection }) =>
-        this.store.open(connection, name, undefined),
-      );
-    if (scope && this.home.database.traits.single) return inside();
+  async number(name: string, place: Pick<Place, "scope"> = { scope: undefined }): Promise<number> {
+    const { scope } = place;
+    const open = (connection: Connection) => this.store.open(connection, name, undefined);
+    if (scope && this.home.database.traits.single) return scope.work(({ connection }) => open(connection));
     let asking = this.#numbers.get(name);
     if (!asking) {
-      asking = this.ask((connection) => this.store.open(connection, name, undefined));
+      const apart = placeOf(this.home, { separate: true }, "queue");
+      asking = send(this.home, apart, aboutOf(name), open);
       this.#numbers.set(name, asking);
       asking.catch(() => this.#numbers.delete(name));
     }
@@ -99,29 +123,31 @@ export class Desk {
       return await within(besideMs, asking);
     } catch (error) {
       // Everybody who holds a connection may be waiting for one more.
-      if (error instanceof Silence || error instanceof NoConnectionError) return inside();
+      if (error instanceof Silence || error instanceof NoConnectionError)
+        return scope.work(({ connection }) => open(connection));
       throw error;
     }
   }
 
-  async add(
-    name: string,
-    jobs: readonly NewJob[],
-    scope: Scope<unknown, Connection> | undefined,
-  ): Promise<readonly Added[]> {
-    if (scope) {
-      const number = await this.number(name, scope);
-      // It is told when the transaction is committed.
-      return scope.work(({ connection }) =>
-        this.store.add(connection, number, jobs, { tell: name, joined: true }),
-      );
-    }
-    return this.#line(name).coalescer.add(jobs);
+  async add(name: string, jobs: readonly NewJob[], options: CallOptions): Promise<readonly Added[]> {
+    const place = placeOf(this.home, options, "enqueue");
+    if (!place.scope)
+      return detached(this.home, () => this.#line(name).coalescer.add(jobs, place.signal, place.waitMs));
+    const number = await this.number(name, place);
+    // It is told when the transaction is committed.
+    return send(this.home, place, aboutOf(name, jobs), (connection, { waitMs }) =>
+      this.store.add(connection, number, jobs, { tell: name, joined: true, waitMs }),
+    );
   }
 
   #line(name: string): Line {
     let line = this.#lines.get(name);
     if (line) return line;
+    const sending: Together<readonly NewJob[], readonly Added[]> = {
+      about: (jobs) => aboutOf(name, jobs),
+      once: true,
+      decide: (connection, calls, { waitMs }) => this.#addAll(connection, name, calls, waitMs),
+    };
     line = {
       toldAt: 0,
       timer: undefined,
@@ -129,35 +155,35 @@ export class Desk {
         inFlight: 2,
         most: 500,
         together: 64,
-        run: (calls) => this.#addAll(name, calls),
+        names: keysOf,
+        run: async (calls, terms) => {
+          await this.number(name);
+          const answers = await sendTogether(this.home, sending, calls, terms);
+          this.bell.ring(name);
+          return answers;
+        },
+        late: (jobs, waitedMs, cause) => waitedInVain(this.home, aboutOf(name, jobs), waitedMs, cause),
       }),
     };
     this.#lines.set(name, line);
     return line;
   }
 
-  async #addAll(name: string, calls: readonly (readonly NewJob[])[]): Promise<(readonly Added[] | Failed)[]> {
+  async #addAll(
+    connection: Connection,
+    name: string,
+    calls: readonly (readonly NewJob[])[],
+    waitMs: number,
+  ): Promise<readonly (readonly Added[])[]> {
     const number = await this.number(name);
-    try {
-      const added = await this.ask((connection) =>
-        this.store.add(connection, number, calls.flat(), { tell: this.#tells(name), joined: false }),
-      );
-      this.bell.ring(name);
-      let next = 0;
-      return calls.map((jobs) => added.slice(next, (next += jobs.length)));
-    } catch (error) {
-      // Of what was lost on its way nobody knows whether it was added. Else nothing was, by the fault of one of them.
-      if (calls.length === 1 || error instanceof HoldfastError || passes(this.home.database, error))
-        throw error;
-      return Promise.all(
-        calls.map((jobs) =>
-          this.#addAll(name, [jobs]).then(
-            ([added]) => added as readonly Added[],
-            (own: unknown) => new Failed(own),
-          ),
-        ),
-      );
-    }
+    const brief = calls.length > 1 && new Set(calls.flatMap(keysOf)).size > 1;
+    const added = await this.store.add(connection, number, calls.flat(), {
+      tell: this.#tells(name),
+      joined: false,
+      waitMs: brief ? Math.min(waitMs, briefMs) : waitMs,
+    });
+    let next = 0;
+    return calls.map((jobs) => added.slice(next, (next += jobs.length)));
   }
 
   #tells(name: string): string | undefined {
@@ -192,4 +218,14 @@ export class Desk {
     this.#sweeping = run().finally(() => (this.#sweeping = undefined));
     return this.#sweeping;
   }
+}
+
+/** Those without a key need nothing that others could have: they stay together. */
+function keysOf(jobs: readonly NewJob[]): string[] {
+  const keys = jobs.flatMap((job) => (job.key === undefined ? [] : [job.key]));
+  return keys.length > 0 ? keys : [""];
+}
+
+function aboutOf(queue: string, jobs: readonly NewJob[] = []): About {
+  return { names: keysOf(jobs).map((key) => (key === "" ? `queue ${queue}` : `queue ${queue}:${key}`)) };
 }

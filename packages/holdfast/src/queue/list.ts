@@ -1,4 +1,5 @@
-import { UsageError } from "../core/errors.ts";
+import { placeOf, send } from "../core/calls.ts";
+import { checkTexts } from "../core/input.ts";
 import { checkNames } from "../core/options.ts";
 import type { QueueInfo } from "../core/queues.ts";
 import { deskOf } from "./desk.ts";
@@ -10,8 +11,8 @@ export async function queues(
 ): Promise<readonly QueueInfo[]> {
   checkNames("queues", options, new Set(["names"]));
   const { names } = options;
-  if (names?.some((name) => typeof name !== "string" || name.includes("\0")))
-    throw new UsageError("queues: names must be texts, without NUL");
+  checkTexts("queues", "names", names);
   const desk = deskOf(hf);
-  return desk.ask((connection) => desk.store.list(connection, names));
+  const place = placeOf(desk.home, {}, "queues");
+  return send(desk.home, place, { names: ["queues"] }, (connection) => desk.store.list(connection, names));
 }

@@ -1,16 +1,19 @@
-import type { Connection } from "../core/database.ts";
+import { type CallOptions, callNames } from "../core/calls.ts";
+import type { Connection, Wait } from "../core/database.ts";
 import { UsageError, message } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
+import { checkJson, checkMoment, checkRows, checkText, checkWhole } from "../core/input.ts";
+import { Silence, within } from "../core/interrupt.ts";
 import { type Older, olderThan } from "../core/older.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import type { FailedJob, JobView, NewJob, QueueCounts, QueueSettings } from "../core/queues.ts";
-import { type Scope, type Transaction, scopeOf } from "../core/scope.ts";
+import { type Transaction, detached } from "../core/scope.ts";
 import { milliseconds, sleep } from "../core/wait.ts";
 import { type Desk, deskOf } from "./desk.ts";
 import { PayloadError } from "./errors.ts";
 import type { Job } from "./job.ts";
 import { type TransactionalJob, TransactionalWorker } from "./transactional.ts";
-import { QueueWorker, type WorkOptions, type Worker, type WorkerSettings } from "./worker.ts";
+import { QueueWorker, type WorkOptions, type Worker, type WorkerSettings, leaveMs } from "./worker.ts";
 
 /** Any library that speaks Standard Schema (Zod, Valibot, ArkType, …): https://standardschema.dev */
 export interface StandardSchema<Input, Output = Input> {
@@ -64,8 +67,16 @@ export interface QueueOptions<Input, Output> {
 }
 
 export interface EnqueueOptions {
-  /** In your own transaction: it is there if that is committed. */
+  /**
+   * In your own transaction: it is there if that is committed. Without it: in the transaction of the same instance whose
+   * body calls, if there is one.
+   */
   readonly tx?: unknown;
+  /** Inside a transaction's body: apart from it. The job is there also if that is rolled back. */
+  readonly separate?: boolean;
+  /** Milliseconds to wait while somebody's transaction has added a job with the same key. Default: the instance's (5 s). */
+  readonly wait?: Wait;
+  readonly signal?: AbortSignal | undefined;
   /** At most one job of a key waits or runs: see `onDuplicate`. */
   readonly key?: string;
   /** If there is one: leave it (`"ignore"`, default), or put this in the place of one that waits (`"replace"`). */
@@ -86,7 +97,9 @@ export interface Enqueued {
 }
 
 const queueOptions = new Set(["schema", "retries", "backoff", "concurrency", "groups"]);
-const enqueueOptions = new Set(["tx", "key", "onDuplicate", "runAt", "delayMs", "priority", "group"]);
+const jobNames = ["key", "onDuplicate", "runAt", "delayMs", "priority", "group"];
+const jobOptions = new Set(jobNames);
+const enqueueOptions = new Set([...callNames, ...jobNames]);
 const workOptions = new Set([
   "concurrency",
   "batch",
@@ -113,8 +126,7 @@ export class Queue<Input, Output = Input> {
   readonly #settings: QueueSettings;
 
   constructor(desk: Desk, name: string, options: QueueOptions<Input, Output>) {
-    if (typeof name !== "string" || name === "" || name.includes("\0") || Buffer.byteLength(name) > 200)
-      throw new UsageError("queue: the name must be text of up to 200 bytes");
+    checkText("queue", "the name", name, { most: 200 });
     checkNames("queue", options, queueOptions);
     const { retries = 10, groups = {}, concurrency } = options;
     checkNames("queue: groups", groups, new Set(["concurrency", "rate", "serial"]));
@@ -146,60 +158,40 @@ export class Queue<Input, Output = Input> {
 
   async enqueue(payload: Input, options: EnqueueOptions = {}): Promise<Enqueued> {
     checkNames("enqueue", options, enqueueOptions);
-    const [added] = await this.#add([await this.#job(payload, options)], options);
+    const [added] = await this.#desk.add(this.name, [await this.#job(payload, options)], options);
     return added as Enqueued;
   }
 
   /** Several at once: each a payload, or with options of its own. All of them are added, or none. */
   async enqueueMany(
-    jobs: readonly (Omit<EnqueueOptions, "tx"> & { readonly payload: Input })[],
-    options: Pick<EnqueueOptions, "tx"> = {},
+    jobs: readonly (Omit<EnqueueOptions, keyof CallOptions> & { readonly payload: Input })[],
+    options: Pick<EnqueueOptions, keyof CallOptions> = {},
   ): Promise<readonly Enqueued[]> {
-    checkNames("enqueueMany", options, new Set(["tx"]));
+    checkNames("enqueueMany", options, new Set(callNames));
     const made: NewJob[] = [];
     for (const { payload, ...each } of jobs) {
-      checkNames("enqueueMany", each, enqueueOptions);
+      checkNames("enqueueMany", each, jobOptions);
       made.push(await this.#job(payload, each));
     }
-    return made.length === 0 ? [] : this.#add(made, options);
+    return made.length === 0 ? [] : this.#desk.add(this.name, made, options);
   }
 
-  #add(jobs: readonly NewJob[], { tx }: Pick<EnqueueOptions, "tx">): Promise<readonly Enqueued[]> {
-    const scope: Scope<unknown, Connection> | undefined =
-      tx === undefined ? undefined : scopeOf(tx, "enqueue");
-    return this.#desk.add(this.name, jobs, scope);
-  }
-
-  async #job(payload: Input, options: Omit<EnqueueOptions, "tx">): Promise<NewJob> {
+  async #job(payload: Input, options: Omit<EnqueueOptions, keyof CallOptions>): Promise<NewJob> {
     const { key, group, priority = 0, runAt, delayMs, onDuplicate = "ignore" } = options;
     if (onDuplicate !== "ignore" && onDuplicate !== "replace")
       throw new UsageError('enqueue: onDuplicate must be "ignore" or "replace"');
-    if (!Number.isSafeInteger(priority) || Math.abs(priority) > 32_767)
-      throw new UsageError("enqueue: priority must be a whole number from -32,767 to 32,767");
-    if (runAt !== undefined && (!(runAt instanceof Date) || Number.isNaN(runAt.getTime())))
-      throw new UsageError("enqueue: runAt must be a Date");
+    checkWhole("enqueue", "priority", priority, -32_767, 32_767);
+    if (runAt !== undefined) checkMoment("enqueue", "runAt", runAt);
     if (runAt !== undefined && delayMs !== undefined)
       throw new UsageError("enqueue: either runAt or delayMs");
     if (delayMs !== undefined && !(typeof delayMs === "number" && delayMs >= 0 && delayMs <= longestMs))
       throw new UsageError(
         `enqueue: delayMs must be a number of milliseconds from 0 to ${longestMs}, not ${String(delayMs)}`,
       );
-    for (const [what, text] of [
-      ["key", key],
-      ["group", group],
-    ] as const)
-      if (text !== undefined && !isName(text))
-        throw new UsageError(
-          `enqueue: ${what} must be text that is not empty, of ${longestName} bytes at the most, without NUL and without half of a character`,
-        );
+    for (const [what, text] of Object.entries({ key, group }))
+      if (text !== undefined) checkText("enqueue", what, text, { most: longestName });
     if (this.#options.schema) await this.#validate(payload);
-    const json = JSON.stringify(payload) as string | undefined;
-    if (json === undefined)
-      throw new UsageError("enqueue: the payload must be something that JSON can hold; for none, pass null");
-    if (unfit.test(json))
-      throw new UsageError(
-        "enqueue: the payload has a NUL character or half of a surrogate pair in it, which a database cannot hold. Take it out, e.g. with text.toWellFormed()",
-      );
+    const json = checkJson("enqueue", "the payload", payload);
     return {
       payload: json,
       priority,
@@ -298,24 +290,26 @@ export class Queue<Input, Output = Input> {
 
   /** Nothing more is claimed, by any worker; what runs goes on. */
   async pause(): Promise<void> {
-    const number = await this.#desk.number(this.name);
-    await this.#desk.ask((connection) => this.#desk.store.pause(connection, number, true));
+    await this.#call((connection, number) => this.#desk.store.pause(connection, number, true));
   }
 
   async resume(): Promise<void> {
-    const number = await this.#desk.number(this.name);
-    await this.#desk.ask((connection) => this.#desk.store.pause(connection, number, false));
+    await this.#call((connection, number) => this.#desk.store.pause(connection, number, false));
     await this.#wake();
+  }
+
+  /** In the transaction of the same instance whose body calls, if there is one. */
+  #call<T>(work: (connection: Connection, number: number) => Promise<T>): Promise<T> {
+    return this.#desk.call({}, this.name, work);
   }
 
   async #wake(): Promise<void> {
     this.#desk.bell.ring(this.name);
-    await this.#desk.ask(async (connection) => this.#desk.store.ring?.(connection, this.name));
+    await this.#call(async (connection) => this.#desk.store.ring?.(connection, this.name));
   }
 
   async counts(): Promise<QueueCounts> {
-    const number = await this.#desk.number(this.name);
-    return this.#desk.ask((connection) => this.#desk.store.counts(connection, number));
+    return this.#call((connection, number) => this.#desk.store.counts(connection, number));
   }
 
   /** Jobs that have failed for good, by their ids. */
@@ -323,42 +317,42 @@ export class Queue<Input, Output = Input> {
     options: { readonly after?: number; readonly limit?: number } = {},
   ): Promise<readonly FailedJob[]> {
     checkNames("failed", options, new Set(["after", "limit"]));
-    const number = await this.#desk.number(this.name);
-    return this.#desk.ask((connection) =>
-      this.#desk.store.failed(connection, number, options.after, options.limit ?? 100),
-    );
+    const { after, limit = 100 } = options;
+    if (after !== undefined) checkWhole("failed", "after", after);
+    checkRows("failed", "limit", limit, 100_000);
+    return this.#call((connection, number) => this.#desk.store.failed(connection, number, after, limit));
   }
 
   /** Where a job is, and how it stands; undefined if it has ended. Looks into what runs, so it is for people to ask. */
   async inspect(id: number): Promise<JobView | undefined> {
-    const number = await this.#desk.number(this.name);
-    return this.#desk.ask((connection) => this.#desk.store.find(connection, number, id));
+    checkWhole("inspect", "id", id);
+    return this.#call((connection, number) => this.#desk.store.find(connection, number, id));
   }
 
   /** Failed jobs begin anew: those with these ids, or all of them. Resolves to how many. */
   async retry(ids?: number | readonly number[]): Promise<number> {
-    const number = await this.#desk.number(this.name);
-    const some = ids === undefined ? undefined : [ids].flat();
-    const n = await this.#desk.ask((connection) => this.#desk.store.revive(connection, number, some));
+    const some = ids === undefined ? undefined : idsOf("retry", ids);
+    const n = await this.#call((connection, number) => this.#desk.store.revive(connection, number, some));
     if (n > 0) await this.#wake();
     return n;
   }
 
   /** Failed jobs, and those that wait: gone. What runs goes on. Resolves to how many. */
   async discard(ids: number | readonly number[]): Promise<number> {
-    const number = await this.#desk.number(this.name);
-    return this.#desk.ask((connection) =>
-      this.#desk.store.discard(connection, number, { ids: [ids].flat() }),
-    );
+    const some = idsOf("discard", ids);
+    return this.#call((connection, number) => this.#desk.store.discard(connection, number, { ids: some }));
   }
 
   /** Forgets jobs that failed before. Resolves to how many. */
   async prune(options: Older): Promise<number> {
     checkNames("prune", options, new Set(["before", "olderThanMs"]));
     const older = olderThan("prune", options);
-    const number = await this.#desk.number(this.name);
-    return this.#desk.ask((connection) => this.#desk.store.discard(connection, number, { older }));
+    return this.#call((connection, number) => this.#desk.store.discard(connection, number, { older }));
   }
+}
+
+function idsOf(call: string, ids: number | readonly number[]): readonly number[] {
+  return [ids].flat().map((id) => checkWhole(call, "id", id));
 }
 
 /** A worker, from the moment at which it is wanted: its queue has to be found first. */
@@ -375,6 +369,7 @@ class Starting implements Worker {
     signal: AbortSignal | undefined,
     start: (number: number, stop: AbortSignal | undefined) => Worker,
   ) {
+    const forget = desk.home.started.add("work", (patienceMs) => this.stop({ patienceMs }));
     const stops = signal ? AbortSignal.any([signal, this.#stop.signal]) : this.#stop.signal;
     const begin = async () => {
       for (let pause = 100; !stops.aborted; pause = Math.min(pause * 2, 5000)) {
@@ -388,13 +383,21 @@ class Starting implements Worker {
       }
       return undefined;
     };
-    this.#worker = begin();
-    this.done = this.#worker.then((worker) => worker?.done);
+    // Its jobs are no part of the transaction in whose body it may have been started.
+    this.#worker = detached(desk.home, begin);
+    this.done = this.#worker.then((worker) => worker?.done).finally(forget);
   }
 
-  async stop(options?: { readonly patienceMs?: number }): Promise<void> {
+  async stop(options: { readonly patienceMs?: number } = {}): Promise<void> {
+    checkNames("stop", options, new Set(["patienceMs"]));
+    const { patienceMs = 30_000 } = options;
+    milliseconds(patienceMs, "stop: patienceMs");
     this.#stop.abort();
-    await (await this.#worker)?.stop(options);
+    const begun = await within(leaveMs, this.#worker).catch((error: unknown) => {
+      // Its queue is still being asked for, of a database that does not answer: it begins nothing any more.
+      if (!(error instanceof Silence)) throw error;
+    });
+    await begun?.stop({ patienceMs });
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -420,16 +423,6 @@ function warner(queue: string): (error: unknown) => void {
 const longestMs = 100 * 365 * 86_400_000;
 /** Of a key, or of a group: an index has to hold it. */
 const longestName = 1000;
-
-const isName = (text: unknown): boolean =>
-  typeof text === "string" &&
-  text !== "" &&
-  !text.includes("\0") &&
-  text.isWellFormed() &&
-  Buffer.byteLength(text) <= longestName;
-
-/** As JSON writes them; a backslash that is itself written as two is none. */
-const unfit = /(?<!\\)(?:\\\\)*\\u(?:0000|d[89a-f][0-9a-f]{2})/i;
 
 /** What a function of the caller's returns may be anything. */
 function checked(

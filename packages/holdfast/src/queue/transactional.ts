@@ -8,7 +8,7 @@ import { type Scope, scopeOf } from "../core/scope.ts";
 import { sleep } from "../core/wait.ts";
 import type { Desk } from "./desk.ts";
 import { words } from "./errors.ts";
-import { type Began, type Worker, type WorkerSettings, beginning, timesOf } from "./worker.ts";
+import { type Began, type Worker, type WorkerSettings, beginning, leaveMs, timesOf } from "./worker.ts";
 
 export interface TransactionalJob<P> {
   readonly id: number;
@@ -37,6 +37,10 @@ export class TransactionalWorker<P> implements Worker {
   readonly #settings: Omit<WorkerSettings<P>, "handler">;
   readonly #handler: (job: TransactionalJob<P>, tx: never) => unknown;
   readonly #stop = new AbortController();
+  /** Ends transactions that are under way: they are rolled back, and their jobs are there for others. */
+  readonly #hard = new AbortController();
+  readonly #ended = Promise.withResolvers<void>();
+  #stopping: NodeJS.Timeout[] | undefined;
   /** As many as were done in time: behind a slow one, the others of its transaction would wait. */
   #size = 1;
   #dueAt = 0;
@@ -52,13 +56,28 @@ export class TransactionalWorker<P> implements Worker {
     this.#desk = desk;
     this.#settings = settings;
     this.#handler = handler;
-    const onAbort = () => this.#stop.abort();
+    this.done = this.#ended.promise;
+    const onAbort = () => void this.stop();
     signal?.addEventListener("abort", onAbort, { once: true });
     if (signal?.aborted) onAbort();
-    this.done = this.#run().finally(() => signal?.removeEventListener("abort", onAbort));
+    void this.#run()
+      .then(this.#ended.resolve, this.#ended.reject)
+      .finally(() => {
+        for (const timer of this.#stopping ?? []) clearTimeout(timer);
+        signal?.removeEventListener("abort", onAbort);
+      });
   }
 
-  async stop(): Promise<void> {
+  async stop({ patienceMs = 30_000 }: { readonly patienceMs?: number } = {}): Promise<void> {
+    const { queue } = this.#settings;
+    this.#stopping ??= [
+      setTimeout(
+        () => this.#hard.abort(new Error(`The worker of queue ${JSON.stringify(queue)} stops`)),
+        patienceMs,
+      ),
+      // What is not committed by then is rolled back, or found to be committed by whoever looks.
+      setTimeout(this.#ended.resolve, patienceMs + leaveMs),
+    ];
     this.#stop.abort();
     await this.done;
   }
@@ -96,7 +115,7 @@ export class TransactionalWorker<P> implements Worker {
       try {
         await this.#due(false);
         let busy = 0;
-        const done = await this.#desk.instance.transaction({}, async (tx) => {
+        const done = await this.#desk.instance.transaction({ signal: this.#hard.signal }, async (tx) => {
           const scope = scopeOf(tx, "queue");
           busy = 0;
           ended = [];
@@ -142,6 +161,8 @@ export class TransactionalWorker<P> implements Worker {
           if (soon !== 0) await ear.sleep(Math.min(pollMs, soon ?? pollMs), signal).catch(() => {});
         }
       } catch (error) {
+        // Given up, and not its fault.
+        if (this.#hard.signal.aborted) return;
         trouble(error);
         if (last && !passes(this.#desk.home.database, error)) {
           if (batch > 1) alone = batch;

@@ -37,9 +37,16 @@ export interface WorkOptions {
 export interface Worker extends AsyncDisposable {
   /** Resolves when the worker has ended. */
   readonly done: Promise<void>;
-  /** Lets running handlers finish (their signals abort after `patienceMs`, 30 s), gives back the rest, and ends. */
+  /**
+   * Lets running handlers finish, gives back the rest, and ends. After `patienceMs` (30 s) the signals of handlers that still
+   * run are aborted. 5 s later it has ended, whatever they do and whether or not there is a database: what could not be
+   * written down is found by others, and runs again.
+   */
   stop(options?: { readonly patienceMs?: number }): Promise<void>;
 }
+
+/** After the signals of handlers were aborted. */
+export const leaveMs = 5000;
 
 /** A batch that takes less is too small, one that takes more too large. */
 const shortMs = 50;
@@ -111,6 +118,9 @@ export class QueueWorker<P> implements Worker, Keeper {
   #partTimer: NodeJS.Timeout | undefined;
   #soonCalled = false;
   #stopping: { readonly patienceMs: number } | undefined;
+  /** Nobody waits for it any more. */
+  #left = false;
+  #leaving: NodeJS.Timeout | undefined;
   readonly #stop = new AbortController();
   #wake: (() => void) | undefined;
   /** Leases that the database may still have. */
@@ -141,7 +151,10 @@ export class QueueWorker<P> implements Worker, Keeper {
     signal?.addEventListener("abort", onAbort, { once: true });
     void this.#run()
       .then(this.#ended.resolve, this.#ended.reject)
-      .finally(() => signal?.removeEventListener("abort", onAbort));
+      .finally(() => {
+        clearTimeout(this.#leaving);
+        signal?.removeEventListener("abort", onAbort);
+      });
     if (signal?.aborted) onAbort();
   }
 
@@ -156,10 +169,28 @@ export class QueueWorker<P> implements Worker, Keeper {
   async stop({ patienceMs = 30_000 }: { readonly patienceMs?: number } = {}): Promise<void> {
     if (!this.#stopping) {
       this.#stopping = { patienceMs };
+      this.#leaving = setTimeout(() => this.#leave(), patienceMs + leaveMs);
       this.#stop.abort();
       this.#wake?.();
     }
     await this.done;
+  }
+
+  /** Gives no more signs of life: others find what it had. */
+  #leave(): void {
+    this.#left = true;
+    for (const timer of this.#timers) clearInterval(timer);
+    const running = this.#running;
+    for (const batch of this.#batches) this.#drop(batch);
+    const { queue, trouble } = this.#settings;
+    trouble(
+      new Error(
+        `The worker of queue ${JSON.stringify(queue)} was stopped and left without having come to an end (handlers that still run: ${running}): ` +
+          `what it had not written down runs again elsewhere`,
+      ),
+    );
+    void this.#let(this.#session);
+    this.#ended.resolve();
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -180,7 +211,8 @@ export class QueueWorker<P> implements Worker, Keeper {
       clearTimeout(this.#partTimer);
       silence();
       this.#desk.bell.forget(this.#settings.queue, this.#ear);
-      await this.#retire().catch(this.#settings.trouble);
+      if (!this.#left)
+        await this.#retire().catch((error: unknown) => this.#left || this.#settings.trouble(error));
     }
   }
 
@@ -322,7 +354,7 @@ export class QueueWorker<P> implements Worker, Keeper {
    * claim is under way meanwhile, or its lease would be taken for one of those.
    */
   async #fetchAstray(): Promise<void> {
-    while (this.#asking > 0) await sleep(5);
+    while (this.#asking > 0 && !this.#left) await sleep(5);
     this.#astray.at = performance.now() + astrayMs;
     const { store } = this.#desk;
     const worker = this.#id;
@@ -426,7 +458,7 @@ export class QueueWorker<P> implements Worker, Keeper {
   /** Of a job that was completed in a transaction: only the database knows whether that was committed. */
   async #confirm(item: Item, failed: boolean, error: unknown): Promise<void> {
     const { batch, place } = item;
-    for (let pause = 50; !batch.lost; pause = Math.min(pause * 2, 5000)) {
+    for (let pause = 50; !batch.lost && !this.#left; pause = Math.min(pause * 2, 5000)) {
       try {
         const committed = await this.#desk.completed({ lease: batch.lease, place });
         const rolledBack = () =>
@@ -511,6 +543,7 @@ export class QueueWorker<P> implements Worker, Keeper {
           for (const batch of this.#batches) if (gone.has(batch.lease)) this.#drop(batch);
           return;
         } catch (error) {
+          if (this.#left) return;
           this.#settings.trouble(error);
           // Written or not: a second time it changes nothing that is not ours, and finds what is gone gone.
           await sleep(pause);
@@ -563,6 +596,7 @@ export class QueueWorker<P> implements Worker, Keeper {
   }
 
   async #beat(): Promise<void> {
+    if (this.#left) return;
     try {
       const worker = this.#id;
       const alive = await this.#desk.ask((connection) => this.#desk.store.beat(connection, worker));
@@ -598,7 +632,7 @@ export class QueueWorker<P> implements Worker, Keeper {
 
   async #retire(): Promise<void> {
     // What they bring is to be given back too.
-    while (this.#asking > 0) await sleep(5);
+    while (this.#asking > 0 && !this.#left) await sleep(5);
     const rest = this.#buffer.slice(this.#next);
     this.#buffer = [];
     this.#next = 0;
@@ -622,7 +656,8 @@ export class QueueWorker<P> implements Worker, Keeper {
           // Their leases are left behind, and others find them.
           this.#settings.trouble(error);
         }
-      while (this.#running > 0) await sleep(5);
+      while (this.#running > 0 && !this.#left) await sleep(5);
+      if (this.#left) return;
       for (const batch of this.#batches)
         if (batch.left === 0) {
           this.#whole.push(batch.lease);

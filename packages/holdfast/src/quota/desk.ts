@@ -1,10 +1,17 @@
 /** Where calls of one instance come together, are sent as one statement, and get their own answers. */
-import { Coalescer, Crowded, Failed } from "../core/coalesce.ts";
+import {
+  type About,
+  type CallOptions,
+  type Together,
+  placeOf,
+  send,
+  sendTogether,
+  waitedInVain,
+} from "../core/calls.ts";
+import { Coalescer } from "../core/coalesce.ts";
 import type { Connection } from "../core/database.ts";
-import { again, withConnection } from "../core/errand.ts";
 import { UnsupportedError } from "../core/errors.ts";
-import { classify } from "../core/failure.ts";
-import { type Home, type Scope, homeOf } from "../core/scope.ts";
+import { type Home, detached, homeOf } from "../core/scope.ts";
 import type { Bucket, Definition, Late, Quotas, Use, Verdict } from "../core/quotas.ts";
 
 /** One limit of one call. */
@@ -12,7 +19,9 @@ export interface Part {
   readonly quota: { readonly name: string; definition(now: number): Definition };
   readonly subject: string;
   readonly limit: number | undefined;
+  /** As it is kept; and as the caller knows it. */
   readonly id: string;
+  readonly given: string;
   readonly amount: number;
   readonly holdMs: number | undefined;
   readonly details: string | undefined;
@@ -41,6 +50,10 @@ export function deskOf(hf: unknown): Desk {
 export class Desk {
   readonly home: Home<unknown, Connection>;
   readonly #coalescer: Coalescer<readonly Part[], readonly Verdict[]>;
+  readonly #together: Together<readonly Part[], readonly Verdict[]> = {
+    about: aboutOf,
+    decide: (connection, calls, { again, waitMs }) => this.#decide(connection, calls, again, waitMs),
+  };
   #known = new Set<string>();
   /** The database's clock, ahead of ours. */
   #skew = 0;
@@ -52,7 +65,8 @@ export class Desk {
       most,
       together,
       names: (parts) => parts.map(nameOf),
-      run: (calls) => this.#together(calls),
+      run: (calls, terms) => sendTogether(this.home, this.#together, calls, terms),
+      late: (parts, waitedMs, cause) => waitedInVain(this.home, aboutOf(parts), waitedMs, cause),
     });
   }
 
@@ -63,60 +77,38 @@ export class Desk {
   }
 
   /** All of these or none, of one call. */
-  consume(
-    parts: readonly Part[],
-    scope: Scope<unknown, Connection> | undefined,
-    signal: AbortSignal | undefined,
-  ): Promise<readonly Verdict[]> {
-    if (!scope) return this.#coalescer.add(parts, signal);
-    return scope.work(async ({ connection }) => {
-      const [verdicts] = await this.#decide(connection, [parts], true);
-      return verdicts as readonly Verdict[];
-    });
+  async consume(parts: readonly Part[], options: CallOptions): Promise<readonly Verdict[]> {
+    const place = placeOf(this.home, options, "quota");
+    if (!place.scope)
+      // A batch is of many callers, who are in different transactions, or in none.
+      return detached(this.home, () => this.#coalescer.add(parts, place.signal, place.waitMs));
+    const [verdicts] = await send(this.home, place, aboutOf(parts), (connection, { again, waitMs }) =>
+      this.#decide(connection, [parts], again, waitMs),
+    );
+    return verdicts as readonly Verdict[];
   }
 
   /** A statement of its own, in the caller's transaction or outside of any; again, if what was named is out of date. */
   async alone<T extends object>(
-    scope: Scope<unknown, Connection> | undefined,
-    work: (connection: Connection, now: number) => Promise<T | Late>,
-    ms?: number,
+    options: CallOptions | undefined,
+    work: (connection: Connection, now: number, waitMs: number) => Promise<T | Late>,
+    about: About & { readonly ms?: number } = { names: ["quota"] },
   ): Promise<T> {
-    const attempt = async (connection: Connection): Promise<T> => {
+    const place = placeOf(this.home, options ?? {}, "quota");
+    return send(this.home, place, about, async (connection, { waitMs }) => {
       for (;;) {
-        const answer = await work(connection, Date.now() + this.#skew);
+        const answer = await work(connection, Date.now() + this.#skew, waitMs);
         if (!("late" in answer)) return answer;
         this.#skew = answer.late - Date.now();
       }
-    };
-    if (scope) return scope.work(({ connection }) => attempt(connection));
-    return again(this.home.database, () => withConnection(this.home, attempt, ms));
-  }
-
-  /** `sent`: how often they were before, and may have been granted. */
-  async #together(
-    calls: readonly (readonly Part[])[],
-    sent = 0,
-  ): Promise<readonly (readonly Verdict[] | Failed)[]> {
-    let attempt = sent;
-    try {
-      return await again(this.home.database, () =>
-        withConnection(this.home, (connection) => this.#decide(connection, calls, attempt++ > 0)),
-      );
-    } catch (error) {
-      if (calls.length === 1) return [new Failed(error)];
-      if (attempt === 1 && crowded(calls) && classify(this.home.database, error) === "lock-timeout")
-        throw new Crowded();
-      // It may be the fault of one of them.
-      return Promise.all(
-        calls.map(async (call) => (await this.#together([call], attempt))[0] as readonly Verdict[] | Failed),
-      );
-    }
+    });
   }
 
   async #decide(
     connection: Connection,
     calls: readonly (readonly Part[])[],
     again: boolean,
+    waitMs: number,
   ): Promise<(readonly Verdict[])[]> {
     for (let make = false; ; make = true) {
       const definitions: Definition[] = [];
@@ -148,7 +140,14 @@ export class Desk {
           uses.push({ bucket, id, amount, group, holdMs, details });
         }
       }
-      const answer = await this.store.consume(connection, { definitions, buckets, uses, make, look });
+      const answer = await this.store.consume(connection, {
+        definitions,
+        buckets,
+        uses,
+        make,
+        look,
+        waitMs,
+      });
       this.#skew = answer.at - Date.now();
       if (answer.missing) continue;
       this.#remember(bucketPlaces.keys());
@@ -165,5 +164,11 @@ export class Desk {
 
 const nameOf = ({ quota, subject }: Part) => `${quota.name}\0${subject}`;
 
-const crowded = (calls: readonly (readonly Part[])[]) =>
-  new Set(calls.flatMap((parts) => parts.map(nameOf))).size > 1;
+function aboutOf(parts: readonly Part[]): About {
+  const [first] = parts;
+  return {
+    names: parts.map(({ quota, subject }) => `quota ${quota.name}:${subject}`),
+    id: first?.given,
+    named: first?.named ?? false,
+  };
+}

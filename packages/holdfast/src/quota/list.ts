@@ -1,4 +1,4 @@
-import { UsageError } from "../core/errors.ts";
+import { checkRows, checkText, optionalText } from "../core/input.ts";
 import { checkNames } from "../core/options.ts";
 import type { QuotaInfo, StoredBucket } from "../core/quotas.ts";
 import { deskOf } from "./desk.ts";
@@ -27,11 +27,9 @@ export async function subjects(
 ): Promise<readonly SubjectInfo[]> {
   checkNames("subjects", options, new Set(["after", "limit", "of"]));
   const { after, limit = 100, of } = options;
-  for (const [name, value] of Object.entries({ quota, after }))
-    if (value !== undefined && (typeof value !== "string" || value.includes("\0")))
-      throw new UsageError(`subjects: ${name} must be text, without NUL`);
-  if (!Number.isSafeInteger(limit) || limit < 1 || limit > 10_000)
-    throw new UsageError("subjects: limit must be a whole number from 1 to 10,000");
+  checkText("subjects", "quota", quota, { empty: true });
+  optionalText("subjects", "after", after);
+  checkRows("subjects", "limit", limit, 10_000);
   const which = { after, most: limit, of: of?.map(textOf) };
   const desk = deskOf(hf);
   const { found } = await desk.alone(undefined, async (connection) => ({

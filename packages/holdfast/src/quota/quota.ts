@@ -1,11 +1,25 @@
 /** Limits that are exact: `quota(hf, { name: "uploads", limit: 100, per: "day" })`. */
-import { hash, randomUUID } from "node:crypto";
+import { randomUUID } from "node:crypto";
+import { callNames } from "../core/calls.ts";
+import type { Wait } from "../core/database.ts";
 import { UsageError } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
+import {
+  checkId,
+  checkJson,
+  checkMoment,
+  checkReference,
+  checkRows,
+  checkSpan,
+  checkText,
+  checkWhole,
+  optionalText,
+  shown as shownValue,
+  subjectText,
+} from "../core/input.ts";
 import { type Older, olderThan } from "../core/older.ts";
-import { checkNames, checkSignal } from "../core/options.ts";
-import { json } from "../core/replay.ts";
-import { type Transaction, scopeOf } from "../core/scope.ts";
+import { checkNames } from "../core/options.ts";
+import type { Transaction } from "../core/scope.ts";
 import type { Transactor } from "../core/transaction.ts";
 import { type Desk, type Part, deskOf } from "./desk.ts";
 import { QuotaError, QuotaExceededError } from "./errors.ts";
@@ -45,8 +59,15 @@ export interface QuotaOptions {
 export interface EntryOptions {
   /** The same id is applied once, and answered again. Default: another one each time. */
   readonly id?: string;
-  /** Takes part in this transaction: rolled back with it. Others who use the same subject wait for its end. */
+  /**
+   * Takes part in this transaction: rolled back with it. Others who use the same subject wait for its end. Without it:
+   * in the transaction of the same instance whose body calls, if there is one.
+   */
   readonly tx?: Transaction<unknown> | undefined;
+  /** Inside a transaction's body: apart from it. What was used stays used also if it is rolled back. */
+  readonly separate?: boolean;
+  /** Milliseconds to wait while somebody's transaction has the subject. Default: the instance's (5 s). */
+  readonly wait?: Wait;
   readonly signal?: AbortSignal | undefined;
   /** For the ledger: who did it, where it came from, what it is about. */
   readonly by?: string;
@@ -156,8 +177,12 @@ export interface Reconciliation {
   readonly repaired: boolean;
 }
 
+/** Of calls that only look. */
+type ReadOptions = Pick<EntryOptions, "tx" | "separate">;
+const readNames = ["tx", "separate"];
+
 const names = new Set(["name", "limit", "per", "window", "parts", "timeZone", "over"]);
-const entryNames = ["id", "tx", "signal", "by", "source", "reference", "metadata"];
+const entryNames = ["id", ...callNames, "by", "source", "reference", "metadata"];
 const entryOptions = new Set(entryNames);
 const holdOptions = new Set([...entryNames, "holdFor"]);
 const grantOptions = new Set([...entryNames, "expiresAt", "priority"]);
@@ -181,19 +206,19 @@ export class Quota {
   constructor(desk: Desk, options: QuotaOptions) {
     checkNames("quota", options, names);
     const { name, limit, per, window = "fixed", parts, timeZone = "UTC", over = "reject" } = options;
-    if (typeof name !== "string" || name === "" || name.includes("\0") || Buffer.byteLength(name) > 200)
-      throw new UsageError("quota: name must be text of up to 200 bytes");
+    checkText("quota", "name", name, { most: 200 });
     if (typeof limit === "number") checkLimit(limit);
     else if (typeof limit === "object" && limit !== null) {
-      for (const each of Object.values(limit.plans ?? {})) checkLimit(each);
-      if (limit.plans?.[limit.default] === undefined)
-        throw new UsageError(
-          `quota ${name}: there is no plan ${JSON.stringify(limit.default)} among \`plans\``,
-        );
+      for (const [plan, each] of Object.entries(limit.plans ?? {})) {
+        checkText(`quota ${name}`, "the name of a plan", plan, { most: 200 });
+        checkLimit(each);
+      }
+      if (typeof limit.default !== "string" || !Object.hasOwn(limit.plans ?? {}, limit.default))
+        throw new UsageError(`quota ${name}: there is no plan ${shownValue(limit.default)} among \`plans\``);
     } else if (typeof limit !== "function")
       throw new UsageError(`quota ${name}: limit must be a number, a function, or numbers by plan`);
     if (!["fixed", "sliding-log", "sliding-parts", "refill"].includes(window))
-      throw new UsageError(`quota ${name}: there is no window ${JSON.stringify(window)}`);
+      throw new UsageError(`quota ${name}: there is no window ${shownValue(window)}`);
     if (per === undefined && window !== "fixed")
       throw new UsageError(`quota ${name}: a window that slides or refills needs \`per\``);
     if (
@@ -222,7 +247,7 @@ export class Quota {
   async tryConsume(subject: Subject, amount = 1, options: EntryOptions = {}): Promise<Granted | Denied> {
     checkNames("consume", options, entryOptions);
     const part = await this.part(subject, amount, options, undefined);
-    const [verdict] = await this.#desk.consume([part], scope(options), options.signal);
+    const [verdict] = await this.#desk.consume([part], options);
     return this.answer(part, verdict as Verdict);
   }
 
@@ -230,10 +255,9 @@ export class Quota {
   async hold(subject: Subject, amount: number, options: HoldOptions = {}): Promise<QuotaHold> {
     checkNames("hold", options, holdOptions);
     const { holdFor = 900_000 } = options;
-    if (!Number.isSafeInteger(holdFor) || holdFor < 1)
-      throw new UsageError("hold: holdFor must be a whole number of milliseconds from 1");
+    checkSpan("hold", "holdFor", holdFor);
     const part = await this.part(subject, amount, options, holdFor);
-    const [verdict] = await this.#desk.consume([part], scope(options), options.signal);
+    const [verdict] = await this.#desk.consume([part], options);
     const answer = granted(this.answer(part, verdict as Verdict));
     return {
       ...answer,
@@ -251,15 +275,18 @@ export class Quota {
   ): Promise<Granted> {
     checkNames("settle", options, unnamedOptions);
     checkAmount(actual, 0);
-    const id = `settle:${idOf(hold)}`;
-    const done = await this.#amend(subject, options, { kind: "settle", id, of: idOf(hold), amount: actual });
+    const of = checkId("settle", "hold", hold);
+    const id = `settle:${of}`;
+    const done = await this.#amend(subject, options, { kind: "settle", id, of, amount: actual });
     if (done.kind === "refused") throw this.#exceeded(textOf(subject), actual, done, undefined);
-    return { ...this.#standing(done), granted: true, id, amount: actual, replayed: done.kind === "before" };
+    const replayed = done.kind === "before";
+    return { ...this.#standing(done), granted: true, id: `settle:${hold}`, amount: actual, replayed };
   }
 
   async release(subject: Subject, hold: string, options: Omit<EntryOptions, "id"> = {}): Promise<void> {
     checkNames("release", options, unnamedOptions);
-    await this.#amend(subject, options, { kind: "release", id: `release:${idOf(hold)}`, of: idOf(hold) });
+    const of = checkId("release", "hold", hold);
+    await this.#amend(subject, options, { kind: "release", id: `release:${of}`, of });
   }
 
   /** Gives back of what an entry used: all that is left of it, or some. Never more than it was. */
@@ -270,9 +297,11 @@ export class Quota {
   ): Promise<QuotaStanding & { readonly id: string; readonly amount: number; readonly replayed: boolean }> {
     checkNames("refund", options, new Set([...entryNames, "amount"]));
     if (options.amount !== undefined) checkAmount(options.amount);
-    const id = idOf(options.id ?? (options.amount === undefined ? `refund:${entry}` : randomUUID()));
+    const of = checkReference("refund", "entry", entry, ["settle:"]);
     const { amount } = options;
-    const done = await this.#amend(subject, options, { kind: "refund", id, of: idOf(entry), amount });
+    const id =
+      options.id !== undefined ? idOf(options.id) : amount === undefined ? `refund:${of}` : randomUUID();
+    const done = await this.#amend(subject, options, { kind: "refund", id, of, amount });
     return { ...this.#standing(done), id, amount: done.amount, replayed: done.kind === "before" };
   }
 
@@ -281,12 +310,9 @@ export class Quota {
     checkNames("grant", options, grantOptions);
     checkAmount(amount);
     const { expiresAt, priority = 0 } = options;
-    if (expiresAt !== undefined && !(expiresAt instanceof Date && !Number.isNaN(expiresAt.getTime())))
-      throw new UsageError("grant: expiresAt must be a valid Date");
-    if (!Number.isSafeInteger(priority) || Math.abs(priority) > 1_000_000)
-      throw new UsageError("grant: priority must be a whole number");
-    const id = idOf(options.id ?? randomUUID());
-    const until = expiresAt?.getTime();
+    const until = expiresAt === undefined ? undefined : checkMoment("grant", "expiresAt", expiresAt);
+    checkWhole("grant", "priority", priority, -1_000_000, 1_000_000);
+    const id = idFor(options);
     return this.#standing(
       await this.#amend(subject, options, { kind: "grant", id, amount, priority, until }),
     );
@@ -300,7 +326,7 @@ export class Quota {
   ): Promise<QuotaStanding> {
     checkNames("setLimit", options, entryOptions);
     if (limit !== undefined) checkLimit(limit);
-    const id = idOf(options.id ?? randomUUID());
+    const id = idFor(options);
     return this.#standing(await this.#amend(subject, options, { kind: "limit", id, amount: limit }));
   }
 
@@ -313,24 +339,24 @@ export class Quota {
     checkNames("setPlan", options, entryOptions);
     const { limit } = this.#options;
     const plans = typeof limit === "object" ? limit.plans : {};
-    if (plan !== undefined && !Object.hasOwn(plans, plan))
-      throw new UsageError(`quota ${this.name}: there is no plan ${JSON.stringify(plan)}`);
-    const id = idOf(options.id ?? randomUUID());
+    if (plan !== undefined && (typeof plan !== "string" || !Object.hasOwn(plans, plan)))
+      throw new UsageError(`quota ${this.name}: there is no plan ${shownValue(plan)}`);
+    const id = idFor(options);
     return this.#standing(await this.#amend(subject, options, { kind: "plan", id, plan }));
   }
 
   /** Nothing is used any more. Holds and credits stay. */
   async reset(subject: Subject, options: EntryOptions = {}): Promise<QuotaStanding> {
     checkNames("reset", options, entryOptions);
-    const id = idOf(options.id ?? randomUUID());
+    const id = idFor(options);
     return this.#standing(await this.#amend(subject, options, { kind: "reset", id }));
   }
 
   /** How it stands, without using anything. */
-  async peek(subject: Subject, options: Pick<EntryOptions, "tx"> = {}): Promise<QuotaStanding> {
-    checkNames("peek", options, new Set(["tx"]));
+  async peek(subject: Subject, options: ReadOptions = {}): Promise<QuotaStanding> {
+    checkNames("peek", options, new Set(readNames));
     const bucket = { quota: this.name, subject: textOf(subject), limit: await this.#limitOf(subject) };
-    const found = await this.#desk.alone(scope(options), (connection, now) =>
+    const found = await this.#desk.alone(options, (connection, now) =>
       this.#desk.store.peek(connection, this.definition(now), bucket),
     );
     return this.#standing(found);
@@ -339,12 +365,12 @@ export class Quota {
   /** The ledger, newest first: a page, and where the next one begins. */
   async history(
     subject: Subject,
-    options: { readonly before?: number; readonly limit?: number } & Pick<EntryOptions, "tx"> = {},
+    options: { readonly before?: number; readonly limit?: number } & ReadOptions = {},
   ): Promise<{ readonly entries: readonly HistoryEntry[]; readonly next: number | undefined }> {
-    checkNames("history", options, new Set(["before", "limit", "tx"]));
+    checkNames("history", options, new Set(["before", "limit", ...readNames]));
     const { before, limit = 100 } = options;
-    if (!Number.isSafeInteger(limit) || limit < 1 || limit > 10_000)
-      throw new UsageError("history: limit must be a whole number from 1 to 10,000");
+    checkRows("history", "limit", limit, 10_000);
+    if (before !== undefined) checkWhole("history", "before", before, 0);
     const entries = await this.#entries(subject, before, limit, options);
     return {
       entries: entries.map(shown),
@@ -363,7 +389,7 @@ export class Quota {
     const { findings, entries, repaired } = await this.#desk.alone(
       undefined,
       (connection, now) => this.#desk.store.reconcile(connection, this.definition(now), bucket, repair),
-      patienceMs,
+      { names: [`quota ${this.name}:${bucket.subject}`], id: repair, ms: patienceMs },
     );
     return { ok: findings.length === 0, entries, findings, repaired };
   }
@@ -402,13 +428,14 @@ export class Quota {
     holdMs: number | undefined,
   ): Promise<Part> {
     checkAmount(amount);
-    checkSignal(options.signal);
     const { limit } = this.#options;
+    const given = options.id === undefined ? randomUUID() : options.id;
     return {
       quota: this,
       subject: textOf(subject),
       limit: typeof limit === "function" ? await this.#limitOf(subject) : this.#fixedLimit(),
-      id: options.id === undefined ? randomUUID() : idOf(options.id),
+      id: options.id === undefined ? given : idOf(given),
+      given,
       amount,
       holdMs,
       details: detailsOf(options),
@@ -419,7 +446,7 @@ export class Quota {
   /** @internal */
   answer(part: Part, verdict: Verdict): Granted | Denied {
     const standing = this.#standing(verdict);
-    const { id, amount, subject } = part;
+    const { given: id, amount, subject } = part;
     if (verdict.kind === "conflict") throw conflict(this.name, subject, id);
     const refused = verdict.kind === "refused";
     // Of several, those that would have granted have no `retry`: they have neither granted nor refused.
@@ -485,10 +512,10 @@ export class Quota {
     subject: Subject,
     before: number | undefined,
     most: number,
-    options: Pick<EntryOptions, "tx">,
+    options: ReadOptions,
   ): Promise<readonly Entry[]> {
     const bucket = { quota: this.name, subject: textOf(subject) };
-    const { entries } = await this.#desk.alone(scope(options), async (connection) => ({
+    const { entries } = await this.#desk.alone(options, async (connection) => ({
       entries: await this.#desk.store.entries(connection, bucket, before, most),
     }));
     return entries;
@@ -499,17 +526,24 @@ export class Quota {
     options: EntryOptions,
     what: DistributiveOmit<Amendment, "definition" | "bucket" | "details">,
   ): Promise<Amended> {
-    checkSignal(options.signal);
     options.signal?.throwIfAborted();
     const text = textOf(subject);
     const bucket = { quota: this.name, subject: text, limit: await this.#limitOf(subject) };
-    const done = await this.#desk.alone(scope(options), (connection, now) =>
-      this.#desk.store.amend(connection, {
-        ...what,
-        definition: this.definition(now),
-        bucket,
-        details: detailsOf(options),
-      }),
+    const details = detailsOf(options);
+    const done = await this.#desk.alone(
+      options,
+      (connection, now, waitMs) =>
+        this.#desk.store.amend(
+          connection,
+          { ...what, definition: this.definition(now), bucket, details },
+          waitMs,
+        ),
+      {
+        names: [`quota ${this.name}:${text}`],
+        id: what.id,
+        named: options.id !== undefined || followsFrom(what),
+        locks: true,
+      },
     );
     const named = { quota: this.name, subject: text, id: what.id };
     if (done.kind === "conflict") throw conflict(this.name, text, what.id);
@@ -597,6 +631,17 @@ export class Quota {
   }
 }
 
+/** Its id follows from what it is about: whoever calls again, has the same one. */
+function followsFrom({
+  kind,
+  amount,
+}: {
+  readonly kind: Amendment["kind"];
+  readonly amount?: number | undefined;
+}) {
+  return kind === "settle" || kind === "release" || (kind === "refund" && amount === undefined);
+}
+
 type DistributiveOmit<T, K extends PropertyKey> = T extends unknown ? Omit<T, K> : never;
 
 /** Several limits that one call must fit into. */
@@ -642,7 +687,7 @@ export class QuotaSet {
     for (const value of [subjects, amount])
       if (Array.isArray(value) && value.length !== this.#quotas.length)
         throw new UsageError(`quota.all: ${value.length} values for ${this.#quotas.length} quotas`);
-    const id = options.id ?? randomUUID();
+    const id = options.id === undefined ? randomUUID() : options.id;
     const parts = await Promise.all(
       this.#quotas.map((one, i) =>
         one.part(each<Subject>(subjects, i), each<number>(amount, i), { ...options, id }, undefined),
@@ -652,7 +697,7 @@ export class QuotaSet {
       throw new UsageError("quota.all: two of these are the same quota of the same subject");
     const named = parts.map((part) => ({ ...part, named: options.id !== undefined }));
     const [{ desk }] = this.#quotas as [Quota];
-    const verdicts = await desk.consume(named, scope(options), options.signal);
+    const verdicts = await desk.consume(named, options);
     const answers = this.#quotas.map((one, i) => one.answer(named[i] as Part, verdicts[i] as Verdict));
     const refused = verdicts.findIndex(({ kind, retry }) => kind === "refused" && retry !== undefined);
     const denied = answers[refused];
@@ -674,13 +719,8 @@ function conflict(quotaName: string, subject: string, id: string): QuotaError {
   );
 }
 
-function scope(options: Pick<EntryOptions, "tx">) {
-  return options.tx && scopeOf(options.tx, "quota");
-}
-
 function checkAmount(amount: number, least = 1): void {
-  if (!Number.isSafeInteger(amount) || amount < least)
-    throw new UsageError(`quota: an amount must be a whole number from ${least}, not ${String(amount)}`);
+  checkWhole("quota", "an amount", amount, least);
 }
 
 function checkLimit(limit: number): void {
@@ -691,47 +731,27 @@ function checkLimit(limit: number): void {
 /** Of `reconcile`, which reads a whole ledger: a million entries in a second or two. */
 const patienceMs = 120_000;
 
-/** Index entries have their limits. */
-const longest = 400;
+/** Ids that follow from others. */
+const ownPrefixes = ["settle:", "release:", "refund:", "rollup:"];
 
-function bounded(text: string): string {
-  return Buffer.byteLength(text) <= longest ? text : `sha256:${hash("sha256", text, "hex")}`;
-}
-
-/** Text stays as it is, unless it could be taken for something else, or cannot be stored. */
 export function textOf(subject: Subject): string {
-  if (typeof subject === "number" || typeof subject === "bigint") return String(subject);
-  if (typeof subject === "string") {
-    if (subject === "")
-      throw new UsageError(
-        "quota: the subject is empty: everybody without an id would share it",
-        "HF_BAD_KEY",
-      );
-    return bounded(/^[[{"]|\0/.test(subject) ? JSON.stringify(subject) : subject);
-  }
-  if (typeof subject !== "object" || subject === null || Object.keys(subject).length === 0)
-    throw new UsageError(
-      `quota: the subject must be text, a number or an object, not ${String(subject)}`,
-      "HF_BAD_KEY",
-    );
-  for (const [name, value] of Object.entries(subject))
-    if (value === "" || (typeof value !== "string" && typeof value !== "number"))
-      throw new UsageError(
-        `quota: ${name} of the subject is ${value === "" ? "empty" : String(value)}`,
-        "HF_BAD_KEY",
-      );
-  return bounded(json(subject, "subject", true));
+  return subjectText("quota", subject);
 }
 
 function idOf(id: string): string {
-  if (typeof id !== "string" || id === "") throw new UsageError("quota: an id is text that is not empty");
-  return bounded(/^"|\0/.test(id) ? JSON.stringify(id) : id);
+  return checkId("quota", "id", id, ownPrefixes);
+}
+
+/** The caller's, or one of its own. */
+function idFor({ id }: Pick<EntryOptions, "id">): string {
+  return id === undefined ? randomUUID() : idOf(id);
 }
 
 function detailsOf({ by, source, reference, metadata }: EntryOptions): string | undefined {
   if (by === undefined && source === undefined && reference === undefined && metadata === undefined)
     return undefined;
-  return JSON.stringify({ by, source, reference, metadata }).replaceAll("\\u0000", "\\ufffd");
+  for (const [name, value] of Object.entries({ by, source, reference })) optionalText("quota", name, value);
+  return checkJson("quota", "metadata", { by, source, reference, metadata });
 }
 
 function shown(entry: Entry): HistoryEntry {

@@ -1,5 +1,6 @@
 /** When windows begin: by the calendar of a time zone, or counted from 1970. */
 import { UsageError } from "../core/errors.ts";
+import { checkSpan, shown } from "../core/input.ts";
 
 export type Unit = "second" | "minute" | "hour" | "day" | "week" | "month" | "year";
 /** "day", "1 day", "15 minutes", or a number of milliseconds. */
@@ -26,25 +27,26 @@ const calendar = new Set<Unit>(["day", "week", "month", "year"]);
 
 export function spanOf(period: Period): Span {
   if (typeof period === "number") {
-    if (!Number.isSafeInteger(period) || period < 1)
-      throw new UsageError(`quota: per must be a whole number of milliseconds from 1, not ${period}`);
+    checkSpan("quota", "per", period);
     return { unit: "second", count: period / 1000, ms: period };
   }
   const [, count = "1", unit = ""] =
-    /^(?:(\d+) )?(second|minute|hour|day|week|month|year)s?$/.exec(period) ?? [];
+    (typeof period === "string" && /^(?:(\d+) )?(second|minute|hour|day|week|month|year)s?$/.exec(period)) ||
+    [];
   const length = lengths[unit as Unit];
   if (length === undefined || Number(count) < 1)
     throw new UsageError(
-      `quota: per must be a unit of time, e.g. "day", "15 minutes" or a number of milliseconds, not ${JSON.stringify(period)}`,
+      `quota: per must be a unit of time, e.g. "day", "15 minutes" or a number of milliseconds, not ${shown(period)}`,
     );
-  return { unit: unit as Unit, count: Number(count), ms: Number(count) * length };
+  const ms = checkSpan("quota", "per, in milliseconds,", Number(count) * length);
+  return { unit: unit as Unit, count: Number(count), ms };
 }
 
 export function checkZone(timeZone: string): void {
   try {
     Intl.DateTimeFormat("en", { timeZone });
   } catch (error) {
-    throw new UsageError(`quota: there is no time zone ${JSON.stringify(timeZone)}`, "HF_USAGE", error);
+    throw new UsageError(`quota: there is no time zone ${shown(timeZone)}`, "HF_USAGE", error);
   }
 }
 

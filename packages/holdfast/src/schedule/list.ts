@@ -1,6 +1,7 @@
+import { placeOf, send } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
-import { again, withConnection } from "../core/errand.ts";
-import { UnsupportedError, UsageError } from "../core/errors.ts";
+import { UnsupportedError } from "../core/errors.ts";
+import { checkRows, checkText, checkTexts } from "../core/input.ts";
 import { checkNames } from "../core/options.ts";
 import type { Schedules } from "../core/schedules.ts";
 import { homeOf } from "../core/scope.ts";
@@ -27,7 +28,7 @@ async function ask<T>(
   const home = homeOf(hf, call);
   const { schedules: store, name } = home.database.engine;
   if (!store) throw new UnsupportedError(`${call}: ${name} does not keep schedules yet`);
-  return again(home.database, () => withConnection(home, (connection) => work(store, connection)));
+  return send(home, placeOf(home, {}, call), { names: [call] }, (connection) => work(store, connection));
 }
 
 /** All schedules of this database, or those of these names that are there, by name. Nothing is made by asking. */
@@ -37,8 +38,7 @@ export async function schedules(
 ): Promise<readonly ScheduleInfo[]> {
   checkNames("schedules", options, new Set(["names"]));
   const { names } = options;
-  if (names?.some((name) => typeof name !== "string" || name.includes("\0")))
-    throw new UsageError("schedules: names must be texts, without NUL");
+  checkTexts("schedules", "names", names);
   const found = await ask(hf, "schedules", (store, connection) => store.all(connection, names));
   return found.map(({ name, paused, last, open, lastRun }) => ({
     name,
@@ -60,8 +60,7 @@ export async function resumeSchedule(hf: object, name: string): Promise<boolean>
 }
 
 function setPaused(hf: object, call: string, name: string, paused: boolean): Promise<boolean> {
-  if (typeof name !== "string" || name.includes("\0"))
-    throw new UsageError(`${call}: the name of a schedule is text, without NUL`);
+  checkText(call, "the name", name, { empty: true });
   return ask(hf, call, (store, connection) => store.pause(connection, name, paused));
 }
 
@@ -73,10 +72,8 @@ export async function runs(
 ): Promise<readonly RunInfo[]> {
   checkNames("runs", options, new Set(["limit"]));
   const { limit = 20 } = options;
-  if (typeof schedule !== "string" || schedule.includes("\0"))
-    throw new UsageError("runs: the name of a schedule is text, without NUL");
-  if (!Number.isSafeInteger(limit) || limit < 1 || limit > 1_000_000)
-    throw new UsageError("runs: limit must be a whole number from 1 to 1,000,000");
+  checkText("runs", "the name", schedule, { empty: true });
+  checkRows("runs", "limit", limit, 1_000_000);
   const found = await ask(hf, "runs", (store, connection) => store.list(connection, schedule, limit));
   return found.runs.map(asInfo);
 }

@@ -1,13 +1,15 @@
 import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
+import { placeOf, send } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
 import { withConnection } from "../core/errand.ts";
 import { UnsupportedError, UsageError, message } from "../core/errors.ts";
 import { emit, traced } from "../core/events.ts";
 import { classify } from "../core/failure.ts";
+import { checkMoment, checkText, longestName, shown as shownValue } from "../core/input.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { pause, retryPolicy } from "../core/retry.ts";
-import { type Home, type Transaction, homeOf, scopeOf } from "../core/scope.ts";
+import { type Home, type Transaction, detached, homeOf, scopeOf } from "../core/scope.ts";
 import type {
   Claimed,
   Due,
@@ -220,8 +222,7 @@ class Keeping<Native> implements Schedule, Keeper {
   ) {
     this.home = homeOf(hf, "schedule");
     this.#hf = hf;
-    if (typeof name !== "string" || name === "" || name.includes("\0") || !name.isWellFormed())
-      throw new UsageError("schedule: the name must be a text that is not empty, without NUL characters");
+    checkText("schedule", "the name", name, { most: longestName });
     checkNames("schedule", options, names);
     checkWhen(options);
     const { catchUp = "last", retries = 2, backoff = 1000, keep = 100, enqueue, onError } = options;
@@ -238,8 +239,7 @@ class Keeping<Native> implements Schedule, Keeper {
     for (const [what, body] of Object.entries({ handler, enqueue, onError }))
       if (body !== undefined && typeof body !== "function")
         throw new UsageError(`schedule: ${what} must be a function`);
-    if (typeof holder !== "string" || holder === "" || holder.includes("\0") || !holder.isWellFormed())
-      throw new UsageError("schedule: holder must be a text that is not empty, without NUL characters");
+    checkText("schedule", "holder", holder);
     if (typeof backoff !== "number" && typeof backoff !== "function")
       throw new UsageError("schedule: backoff must be a number of milliseconds or a function");
     const first = typeof backoff === "number" ? milliseconds(backoff, "backoff") : 0;
@@ -283,8 +283,10 @@ class Keeping<Native> implements Schedule, Keeper {
     if (this.#looping) throw new UsageError(`schedule ${this.name}: it was started already`);
     const stop = new AbortController();
     const begun = Promise.withResolvers<void>();
+    const forget = this.home.started.add("schedule.start", (grace) => this.stop({ grace }));
+    stop.signal.addEventListener("abort", forget);
     // Outside of whatever transaction this is called in, which will be over by the time of the first tick.
-    const ended = this.home.current.run(undefined as never, () => this.#loop(stop.signal, begun));
+    const ended = detached(this.home, () => this.#loop(stop.signal, begun));
     this.#looping = { stop, ended };
     const onAbort = () => {
       // Told by the signal, so whoever aborts it need not wait here.
@@ -327,11 +329,11 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   nextRuns(count = 1, from: Date = new Date()): Date[] {
-    return following(this.#rhythm, count, from.getTime());
+    return following(this.#rhythm, count, checkMoment("nextRuns", "from", from));
   }
 
   async runNow(): Promise<{ readonly ran: boolean; readonly tick: Date | undefined }> {
-    return this.home.current.run(undefined as never, async () => {
+    return detached(this.home, async () => {
       const sentAt = performance.now();
       const { claimed } = this.#enqueue
         ? await this.#enqueueOne(this.#enqueue, "now")
@@ -354,13 +356,18 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   async #pause(paused: boolean): Promise<void> {
-    await this.home.current.run(undefined as never, async () => {
-      const set = () => this.errand((connection) => this.store.pause(connection, this.name, paused));
+    await this.#call(async (connection) => {
+      const set = () => this.store.pause(connection, this.name, paused);
       if (await set()) return;
       // It was never started anywhere.
-      await this.#step({ take: false, wish: undefined, as: "running" });
+      await this.#step({ take: false, wish: undefined, as: "running" }, connection);
       await set();
     });
+  }
+
+  /** In the transaction of the same instance whose body calls, if there is one. What it does may be done again. */
+  #call<T>(work: (connection: Connection) => Promise<T>): Promise<T> {
+    return send(this.home, placeOf(this.home, {}, "schedule"), { names: [`schedule ${this.name}`] }, work);
   }
 
   async status(): Promise<ScheduleStatus> {
@@ -386,9 +393,7 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   #list(limit: number) {
-    return this.home.current.run(undefined as never, () =>
-      this.errand((connection) => this.store.list(connection, this.name, limit)),
-    );
+    return this.#call((connection) => this.store.list(connection, this.name, limit));
   }
 
   /** A statement of its own, again after a failure that may pass. */
@@ -733,7 +738,7 @@ function text(error: unknown): string {
 function oneOf(what: string, value: unknown, words: readonly string[]): void {
   if (!words.includes(value as string))
     throw new UsageError(
-      `schedule: ${what} must be ${words.map((word) => `"${word}"`).join(" or ")}, not ${JSON.stringify(value)}`,
+      `schedule: ${what} must be ${words.map((word) => `"${word}"`).join(" or ")}, not ${shownValue(value)}`,
     );
 }
 

@@ -2,6 +2,7 @@
 import { createRequire } from "node:module";
 import { setImmediate as breathe } from "node:timers/promises";
 import { UsageError } from "../core/errors.ts";
+import { checkMoment, shown } from "../core/input.ts";
 import { ScheduleError } from "./errors.ts";
 import { checkZone, dayNumber, dayStart } from "./zone.ts";
 
@@ -61,7 +62,7 @@ export function checkWhen({ cron, every, timeZone }: When): void {
     if (timeZone !== undefined)
       throw new UsageError("schedule: give the time zone to the parser of your own, not to schedule");
   } else if (typeof cron !== "string" || cron.trim() === "")
-    throw new UsageError(`schedule: cron must be a pattern such as "0 3 * * *", not ${JSON.stringify(cron)}`);
+    throw new UsageError(`schedule: cron must be a pattern such as "0 3 * * *", not ${shown(cron)}`);
 }
 
 export function rhythmOf({ cron, every, timeZone }: When): Rhythm {
@@ -75,7 +76,7 @@ function everyOf(every: unknown, timeZone = "UTC"): Rhythm {
   const ms = typeof every === "number" ? every : Number(count) * (lengths[unit as Unit] ?? Number.NaN);
   if (!Number.isSafeInteger(ms) || ms < 1)
     throw new UsageError(
-      `schedule: every must be e.g. "15 minutes", "1 day" or a whole number of milliseconds from 1, not ${JSON.stringify(every)}`,
+      `schedule: every must be e.g. "15 minutes", "1 day" or a whole number of milliseconds from 1, not ${shown(every)}`,
     );
   if (unit !== "day" && unit !== "week")
     return { after: (moment) => (Math.floor(moment / ms) + 1) * ms, leastMs: ms };
@@ -156,7 +157,7 @@ export async function due(rhythm: Rhythm, after: number, until: number, limit: n
 /** The next times of a schedule, without a database: `await nextRuns({ cron: "0 3 * * *", timeZone }, 5)`. */
 export async function nextRuns(when: When, count = 1, from: Date = new Date()): Promise<Date[]> {
   checkWhen(when);
-  return following(rhythmOf(when), count, from.getTime());
+  return following(rhythmOf(when), count, checkMoment("nextRuns", "from", from));
 }
 
 export function following(rhythm: Rhythm, count: number, from: number): Date[] {

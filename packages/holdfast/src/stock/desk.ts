@@ -1,14 +1,23 @@
 /** Where orders of one instance come together, are sent as one statement, and get their own answers. */
-import { Coalescer, Crowded, Failed } from "../core/coalesce.ts";
+import {
+  type About,
+  type CallOptions,
+  type Together,
+  placeOf,
+  send,
+  sendTogether,
+  waitedInVain,
+} from "../core/calls.ts";
+import { Coalescer, Failed, type Terms, Undone } from "../core/coalesce.ts";
 import type { Connection } from "../core/database.ts";
-import { again, withConnection } from "../core/errand.ts";
 import { UnsupportedError } from "../core/errors.ts";
-import { classify } from "../core/failure.ts";
-import { type Home, type Scope, homeOf } from "../core/scope.ts";
+import { type Home, detached, homeOf } from "../core/scope.ts";
 import type { Book, Order, Stocks, Verdict } from "../core/stocks.ts";
 import { sameLines, spotName } from "./domain.ts";
 
 export interface Call extends Order {
+  /** The id, as the caller knows it. */
+  readonly given: string;
   /** The caller gave the id: it may have been used before. */
   readonly named: boolean;
 }
@@ -40,6 +49,10 @@ export class Desk {
   readonly home: Home<unknown, Connection>;
   readonly book: Book;
   readonly #coalescer: Coalescer<Call, Verdict>;
+  readonly #sending: Together<Call, Verdict> = {
+    about: (call) => this.#aboutOf(call),
+    decide: (connection, calls, { again, waitMs }) => this.#decide(connection, calls, again, waitMs),
+  };
   #known = new Set<string>();
 
   constructor(home: Home<unknown, Connection>, book: Book) {
@@ -50,7 +63,8 @@ export class Desk {
       most,
       together,
       names: ({ lines }) => lines.map(spotName),
-      run: (calls) => this.#together(calls),
+      run: (calls, terms) => this.#together(calls, terms),
+      late: (call, waitedMs, cause) => waitedInVain(this.home, this.#aboutOf(call), waitedMs, cause),
     });
   }
 
@@ -60,31 +74,40 @@ export class Desk {
     return engine.stocks;
   }
 
-  async order(
-    call: Call,
-    scope: Scope<unknown, Connection> | undefined,
-    signal: AbortSignal | undefined,
-  ): Promise<Verdict> {
-    if (!scope) return this.#coalescer.add(call, signal);
-    return scope.work(async ({ connection }) => {
-      const [verdict] = await this.#decide(connection, [call], true);
-      return verdict as Verdict;
-    }, signal);
+  async order(call: Call, options: CallOptions): Promise<Verdict> {
+    const place = placeOf(this.home, options, "stock");
+    if (!place.scope)
+      // A batch is of many callers, who are in different transactions, or in none.
+      return detached(this.home, () => this.#coalescer.add(call, place.signal, place.waitMs));
+    const [verdict] = await send(this.home, place, this.#aboutOf(call), (connection, { again, waitMs }) =>
+      this.#decide(connection, [call], again, waitMs),
+    );
+    return verdict as Verdict;
   }
 
   /** A statement of its own, in the caller's transaction or outside of any. */
   async alone<T>(
-    scope: Scope<unknown, Connection> | undefined,
-    work: (connection: Connection, store: Stocks<Connection>, book: Book) => Promise<T>,
+    options: CallOptions | undefined,
+    work: (connection: Connection, store: Stocks<Connection>, book: Book, waitMs: number) => Promise<T>,
     ms?: number,
+    about: About = { names: [`stock ${this.book.name}`] },
   ): Promise<T> {
-    const run = (connection: Connection) => work(connection, this.store, this.book);
-    if (scope) return scope.work(({ connection }) => run(connection));
-    return again(this.home.database, () => withConnection(this.home, run, ms));
+    const place = placeOf(this.home, options ?? {}, "stock");
+    return send(this.home, place, { ...about, ...(ms !== undefined && { ms }) }, (connection, { waitMs }) =>
+      work(connection, this.store, this.book, waitMs),
+    );
+  }
+
+  #aboutOf({ given, named, lines }: Call): About {
+    return {
+      names: lines.map(({ sku, location }) => `stock ${this.book.name}:${sku}:${location}`),
+      id: given,
+      named,
+    };
   }
 
   /** The same id twice in a batch: the same content has the same answer, and other content comes after it. */
-  async #together(calls: readonly Call[]): Promise<readonly (Verdict | Failed)[]> {
+  async #together(calls: readonly Call[], terms: Terms): Promise<readonly (Verdict | Failed)[]> {
     const first = new Map<string, number>();
     const now: Call[] = [];
     /** Places in `now`; undefined: later. */
@@ -98,11 +121,11 @@ export class Desk {
       if (call.named) first.set(name, now.length);
       return now.push(call) - 1;
     });
-    const answers = await this.#send(now);
+    const answers = await sendTogether(this.home, this.#sending, now, terms);
     const seen = new Set<number>();
     const others: (Verdict | Failed)[] = [];
     for (const [i, call] of calls.entries())
-      if (places[i] === undefined) others.push(...(await this.#send([call])));
+      if (places[i] === undefined) others.push(...(await this.#after(call, terms)));
     return places.map((at) => {
       if (at === undefined) return others.shift() as Verdict | Failed;
       const answer = answers[at] as Verdict | Failed;
@@ -116,21 +139,16 @@ export class Desk {
     });
   }
 
-  /** `sent`: how often they were before, and may have been done. */
-  async #send(calls: readonly Call[], sent = 0): Promise<readonly (Verdict | Failed)[]> {
-    let attempt = sent;
+  /** One whose id was in the batch, which is done by now: it is not undone together with it. */
+  async #after(call: Call, { until }: Terms): Promise<readonly (Verdict | Failed)[]> {
+    const started = performance.now();
     try {
-      return await again(this.home.database, () =>
-        withConnection(this.home, (connection) => this.#decide(connection, calls, attempt++ > 0)),
-      );
+      const { signal } = new AbortController();
+      return await sendTogether(this.home, this.#sending, [call], { until, signal });
     } catch (error) {
-      if (calls.length === 1) return [new Failed(error)];
-      if (attempt === 1 && crowded(calls) && classify(this.home.database, error) === "lock-timeout")
-        throw new Crowded();
-      // It may be the fault of one of them.
-      return Promise.all(
-        calls.map(async (call) => (await this.#send([call], attempt))[0] as Verdict | Failed),
-      );
+      if (!(error instanceof Undone)) throw error;
+      const waitedMs = performance.now() - started;
+      return [new Failed(waitedInVain(this.home, this.#aboutOf(call), waitedMs, error.cause))];
     }
   }
 
@@ -139,13 +157,14 @@ export class Desk {
     connection: Connection,
     calls: readonly Call[],
     careful: boolean,
+    waitMs: number,
   ): Promise<readonly Verdict[]> {
     const names = new Set(calls.flatMap(({ lines }) => lines.map(spotName)));
     const look = careful || calls.some(({ named }) => named);
     let make = careful;
     for (const name of names) make ||= !this.#known.has(name);
     for (;;) {
-      const verdicts = await this.store.decide(connection, this.book, calls, { make, look });
+      const verdicts = await this.store.decide(connection, this.book, calls, { make, look, waitMs });
       if (verdicts) {
         for (const { outcome, lines } of verdicts)
           if (outcome === "done" || outcome === "before") this.#remember(lines.map(spotName));
@@ -160,9 +179,6 @@ export class Desk {
     for (const name of names) this.#known.add(name);
   }
 }
-
-const crowded = (calls: readonly Call[]) =>
-  new Set(calls.flatMap(({ lines }) => lines.map(spotName))).size > 1;
 
 function sameOrder(a: Call, b: Call): boolean {
   return (

@@ -1,9 +1,21 @@
 /** Stock that changes by movements only: `stock(hf).apply([{ sku: "CAP", quantity: -2 }], { source: "ORDER" })`. */
-import { hash, randomBytes } from "node:crypto";
-import type { Connection } from "../core/database.ts";
+import { randomBytes } from "node:crypto";
+import { callNames } from "../core/calls.ts";
+import type { Wait } from "../core/database.ts";
 import { UsageError } from "../core/errors.ts";
-import { checkNames, checkSignal } from "../core/options.ts";
-import { type Scope, type Transaction, scopeOf } from "../core/scope.ts";
+import {
+  checkId,
+  checkMoment,
+  checkReference,
+  checkRows,
+  checkSpan,
+  checkText as checkAnyText,
+  checkWhole,
+  longestName,
+  optionalText,
+} from "../core/input.ts";
+import { checkNames } from "../core/options.ts";
+import type { Transaction } from "../core/scope.ts";
 import type {
   About,
   Facts,
@@ -63,10 +75,21 @@ export interface Line {
   readonly location?: string;
 }
 
-interface CallOptions {
-  /** Takes part in this transaction: rolled back with it. Others who want the same SKU wait for its end. */
-  readonly tx?: Transaction<unknown> | undefined;
+interface CallOptions extends ReadOptions {
+  /** Milliseconds to wait while somebody's transaction has the same SKU. Default: the instance's (5 s). */
+  readonly wait?: Wait;
   readonly signal?: AbortSignal | undefined;
+}
+
+/** Of calls that only look. */
+interface ReadOptions {
+  /**
+   * Takes part in this transaction: rolled back with it. Others who want the same SKU wait for its end. Without it: in
+   * the transaction of the same instance whose body calls, if there is one.
+   */
+  readonly tx?: Transaction<unknown> | undefined;
+  /** Inside a transaction's body: apart from it. What was moved stays moved also if it is rolled back. */
+  readonly separate?: boolean;
 }
 
 export interface MovementOptions<W extends StockWords = StockWords> extends CallOptions {
@@ -171,7 +194,7 @@ interface Span {
   readonly to?: Date;
 }
 
-export interface HistoryOptions<W extends StockWords = StockWords> extends Span, Pick<CallOptions, "tx"> {
+export interface HistoryOptions<W extends StockWords = StockWords> extends Span, ReadOptions {
   readonly sku?: string;
   readonly location?: string;
   readonly source?: SourceOf<W>;
@@ -211,7 +234,7 @@ export interface Reconciliation {
 
 const optionNames = new Set(["name", "location", "levels"]);
 const ownNames = new Set(["table", "sku", "onHand", "location", "minLevel"]);
-const callNames = ["tx", "signal"];
+const readNames = ["tx", "separate"];
 const aboutNames = [...callNames, "source", "reference", "by", "note"];
 const movementNames = new Set([...aboutNames, "externalId"]);
 const atNames = new Set([...movementNames, "location"]);
@@ -228,9 +251,9 @@ const historyNames = new Set([
   "to",
   "limit",
   "after",
-  "tx",
+  ...readNames,
 ]);
-const channelNames = new Set(["sku", "location", "from", "to", "tx"]);
+const channelNames = new Set(["sku", "location", "from", "to", ...readNames]);
 
 // `any`: who names words of their own need not name their client's transaction too.
 export function stock<W extends StockWords = StockWords, Native = any>(
@@ -283,22 +306,23 @@ export class Stock<W extends StockWords = StockWords> {
     checkNames("transfer", options, transferNames);
     const { from, to } = options;
     if (from === to) throw new UsageError("transfer: from and to are the same location");
-    const id = idOf(options.externalId);
+    const given = givenOr(options.externalId);
+    const id = idOf("externalId", given, options.externalId);
     const lines = sumLines([
       { ...this.#spot(sku, { location: from }), quantity: -above(quantity) },
       { ...this.#spot(sku, { location: to }), quantity: above(quantity) },
     ]);
     const reference = options.reference ?? { type: "TRANSFER" as ReferenceOf<W>, id };
-    return this.#move("transfer", lines, { ...options, reference }, id);
+    return this.#move("transfer", lines, { ...options, reference }, given);
   }
 
   /** Keeps some apart for a while: nobody else can take or reserve it until then. */
   async reserve(lines: readonly Line[], options: ReserveOptions<W> = {}): Promise<Reservation<W>> {
     checkNames("reserve", options, reserveNames);
     const { ttl = 900_000 } = options;
-    if (!Number.isSafeInteger(ttl) || ttl < 1)
-      throw new UsageError("reserve: ttl must be a whole number of milliseconds from 1");
-    const id = idOf(options.id);
+    checkSpan("reserve", "ttl", ttl);
+    const given = givenOr(options.id);
+    const id = idOf("id", given, options.id);
     const order: Order = {
       kind: "reserve",
       id,
@@ -306,52 +330,56 @@ export class Stock<W extends StockWords = StockWords> {
       about: aboutOf(options, "ORDER"),
       ttlMs: ttl,
     };
-    checkSignal(options.signal);
-    const verdict = await this.#desk.order(
-      { ...order, named: options.id !== undefined },
-      scope(options),
-      options.signal,
-    );
+    const verdict = await this.#desk.order({ ...order, given, named: options.id !== undefined }, options);
     this.#refuse(order, verdict);
     return {
-      id,
+      id: given,
       until: new Date(verdict.until ?? Number.NaN),
       state: verdict.state as "open" | "committed",
       replayed: verdict.outcome === "before",
       lines: order.lines,
-      commit: (more) => this.commit(id, more),
-      release: (more) => this.release(id, more),
+      commit: (more) => this.commit(given, more),
+      release: (more) => this.release(given, more),
     };
   }
 
   /** Takes what was reserved, also in another process than the one that did. */
   async commit(reservation: string, options: Omit<MovementOptions<W>, "externalId"> = {}): Promise<Applied> {
     checkNames("commit", options, commitNames);
-    const of = idOf(reservation);
-    const id = bounded(`commit:${of}`);
-    const verdict = await this.#follow("commit", id, of, aboutOf(options, ""), undefined, options);
-    return applied(id, verdict);
+    const of = checkId("commit", "reservation", reservation);
+    const verdict = await this.#follow(
+      "commit",
+      `commit:${of}`,
+      of,
+      aboutOf(options, ""),
+      undefined,
+      options,
+    );
+    return applied(`commit:${reservation}`, verdict);
   }
 
   async release(reservation: string, options: CallOptions = {}): Promise<void> {
     checkNames("release", options, new Set(callNames));
-    const of = idOf(reservation);
-    await this.#follow("release", bounded(`release:${of}`), of, aboutOf({}, ""), undefined, options);
+    const of = checkId("release", "reservation", reservation);
+    await this.#follow("release", `release:${of}`, of, aboutOf({}, ""), undefined, options);
   }
 
   /** Of what was sold under this id (that of `apply` or `decrease`, or `commit:<reservation>`): never more than that. */
   async return(sale: string, options: ReturnOptions<W> = {}): Promise<Applied> {
     checkNames("return", options, returnNames);
-    const of = idOf(sale);
+    const of = checkReference("return", "sale", sale, ["commit:"]);
     const lines = options.lines && this.#lines("return", options.lines, above);
+    const given = !lines && options.externalId === undefined ? `return:${sale}` : givenOr(options.externalId);
     const id =
-      options.externalId === undefined && !lines ? bounded(`return:${of}`) : idOf(options.externalId);
-    const verdict = await this.#follow("return", id, of, aboutOf(options, "RETURN"), lines, options);
-    return applied(id, verdict);
+      options.externalId === undefined && !lines
+        ? `return:${of}`
+        : idOf("externalId", given, options.externalId);
+    const verdict = await this.#follow("return", id, of, aboutOf(options, "RETURN"), lines, options, given);
+    return applied(given, verdict);
   }
 
-  async level(sku: string, options: AtLocation & Pick<CallOptions, "tx"> = {}): Promise<CurrentLevel> {
-    checkNames("level", options, new Set(["location", "tx"]));
+  async level(sku: string, options: AtLocation & ReadOptions = {}): Promise<CurrentLevel> {
+    checkNames("level", options, new Set(["location", ...readNames]));
     const spot = this.#spot(sku, options);
     const [found] = await this.#levels([spot.sku], spot.location, options);
     if (!found) throw new UnknownSkuError([spot]);
@@ -366,31 +394,33 @@ export class Stock<W extends StockWords = StockWords> {
       /** At most so many, by SKU and location; and the last one of the page before. */
       readonly limit?: number;
       readonly after?: { readonly sku: string; readonly location: string };
-    } & Pick<CallOptions, "tx"> = {},
+    } & ReadOptions = {},
   ): Promise<CurrentLevel[]> {
-    checkNames("levels", options, new Set(["skus", "location", "limit", "after", "tx"]));
+    checkNames("levels", options, new Set(["skus", "location", "limit", "after", ...readNames]));
     const { skus, location, limit, after } = options;
+    if (skus !== undefined && !Array.isArray(skus))
+      throw new UsageError("levels: skus must be a list of texts");
     for (const sku of skus ?? []) checkText("sku", sku);
-    if (limit !== undefined) above(limit);
+    optionalText("levels", "location", location);
+    if (limit !== undefined) checkRows("levels", "limit", limit);
     const from = after && this.#spot(after.sku, after);
     return this.#levels(skus, location, options, { most: limit, after: from });
   }
 
   /** Never below this. Negative: so many may be sold that are not there yet. */
-  async setMinimum(
-    sku: string,
-    min: number,
-    options: AtLocation & Pick<CallOptions, "tx"> = {},
-  ): Promise<void> {
-    checkNames("setMinimum", options, new Set(["location", "tx"]));
+  async setMinimum(sku: string, min: number, options: AtLocation & ReadOptions = {}): Promise<void> {
+    checkNames("setMinimum", options, new Set(["location", ...readNames]));
     const spot = this.#spot(sku, options);
     whole(min);
     if (this.#desk.book.table?.minLevel !== undefined)
       throw new UsageError(
         `setMinimum: the minimum is kept in your column ${this.#desk.book.table.minLevel}: change it there`,
       );
-    const { outcome, lines } = await this.#desk.alone(scope(options), (connection, store, book) =>
-      store.minimum(connection, book, spot, min),
+    const { outcome, lines } = await this.#desk.alone(
+      options,
+      (connection, store, book, waitMs) => store.minimum(connection, book, spot, min, waitMs),
+      undefined,
+      { names: [`stock ${this.name}:${spot.sku}:${spot.location}`], locks: true },
     );
     if (outcome === "short") throw new InsufficientStockError([shortage(spot, min, lines[0]?.room ?? 0)]);
   }
@@ -398,12 +428,19 @@ export class Stock<W extends StockWords = StockWords> {
   /** Spreads an order over locations, by what they have now: lines for `apply` or `reserve`, which decide. */
   async split(
     wanted: readonly { readonly sku: string; readonly quantity: number }[],
-    options: { readonly locations: readonly string[] } & Pick<CallOptions, "tx">,
+    options: { readonly locations: readonly string[] } & ReadOptions,
   ): Promise<{ readonly lines: readonly OrderLine[]; readonly short: readonly Shortage[] }> {
-    checkNames("split", options, new Set(["locations", "tx"]));
-    for (const { quantity } of wanted) above(quantity);
+    checkNames("split", options, new Set(["locations", ...readNames]));
+    const { locations } = options;
+    if (!Array.isArray(locations) || !Array.isArray(wanted))
+      throw new UsageError("split: a list of { sku, quantity }, and `locations`, a list of texts");
+    for (const location of locations as readonly string[]) checkText("location", location);
+    for (const { sku, quantity } of wanted) {
+      checkText("sku", sku);
+      above(quantity);
+    }
     const levels = await this.#levels([...new Set(wanted.map(({ sku }) => sku))], undefined, options);
-    return splitOrder(wanted, levels, options.locations);
+    return splitOrder(wanted, levels, locations);
   }
 
   /** Movements, newest first: a page, and where the next one begins. */
@@ -412,9 +449,11 @@ export class Stock<W extends StockWords = StockWords> {
   ): Promise<{ readonly movements: readonly Movement<W>[]; readonly next: string | undefined }> {
     checkNames("history", options, historyNames);
     const { limit = 100, after, source, reference } = options;
-    if (!Number.isSafeInteger(limit) || limit < 1 || limit > 10_000)
-      throw new UsageError("history: limit must be a whole number from 1 to 10,000");
-    if (after !== undefined && !/^-?\d+\.\d+\.\d+$/.test(after))
+    checkRows("history", "limit", limit, 10_000);
+    optionalText("history", "source", source);
+    optionalText("history", "reference.type", reference?.type);
+    optionalText("history", "reference.id", reference?.id);
+    if (after !== undefined && !(typeof after === "string" && /^-?\d{1,17}\.\d{1,17}\.\d{1,17}$/.test(after)))
       throw new UsageError("history: after must be `next` of the page before");
     const filter = {
       ...filterOf(options),
@@ -422,7 +461,7 @@ export class Stock<W extends StockWords = StockWords> {
       referenceType: reference?.type,
       referenceId: reference?.id,
     };
-    const found = await this.#desk.alone(scope(options), (connection, store, book) =>
+    const found = await this.#desk.alone(options, (connection, store, book) =>
       store.history(connection, book, filter, after, limit),
     );
     return {
@@ -449,16 +488,12 @@ export class Stock<W extends StockWords = StockWords> {
   }
 
   /** What was on hand at that time, as the movements say; 0 before the first one. */
-  async levelAt(
-    sku: string,
-    time: Date,
-    options: AtLocation & Pick<CallOptions, "tx"> = {},
-  ): Promise<number> {
-    checkNames("levelAt", options, new Set(["location", "tx"]));
+  async levelAt(sku: string, time: Date, options: AtLocation & ReadOptions = {}): Promise<number> {
+    checkNames("levelAt", options, new Set(["location", ...readNames]));
     const spot = this.#spot(sku, options);
     const at = timeOf("time", time);
     return (
-      (await this.#desk.alone(scope(options), (connection, store, book) =>
+      (await this.#desk.alone(options, (connection, store, book) =>
         store.levelAt(connection, book, spot, at),
       )) ?? 0
     );
@@ -466,11 +501,11 @@ export class Stock<W extends StockWords = StockWords> {
 
   /** What came from where, to be compared with what a marketplace or a till says. */
   async byChannel(
-    options: { readonly sku?: string; readonly location?: string } & Span & Pick<CallOptions, "tx"> = {},
+    options: { readonly sku?: string; readonly location?: string } & Span & ReadOptions = {},
   ): Promise<ChannelSum<W>[]> {
     checkNames("byChannel", options, channelNames);
     const found = await this.#desk.alone(
-      scope(options),
+      options,
       (connection, store, book) => store.channels(connection, book, filterOf(options)),
       longMs,
     );
@@ -487,6 +522,8 @@ export class Stock<W extends StockWords = StockWords> {
   async reconcile(options: ReconcileOptions = {}): Promise<Reconciliation> {
     checkNames("reconcile", options, new Set(["sku", "location", "repair", "by", "note"]));
     const { sku, location, repair = false, by } = options;
+    for (const [name, value] of Object.entries({ sku, location, by, note: options.note }))
+      optionalText("reconcile", name, value);
     const page = 500;
     const findings: Finding[] = [];
     let [levels, movements] = [0, 0];
@@ -539,14 +576,14 @@ export class Stock<W extends StockWords = StockWords> {
     kind: "apply" | "adjust" | "transfer",
     lines: readonly OrderLine[],
     options: MovementOptions<W>,
-    id = idOf(options.externalId),
+    given = givenOr(options.externalId),
   ): Promise<Applied> {
-    checkSignal(options.signal);
+    const id = idOf("externalId", given, options.externalId);
     const order: Order = { kind, id, lines, about: aboutOf(options, "MANUAL"), ttlMs: undefined };
     const named = options.externalId !== undefined;
-    const verdict = await this.#desk.order({ ...order, named }, scope(options), options.signal);
+    const verdict = await this.#desk.order({ ...order, given, named }, options);
     this.#refuse(order, verdict);
-    return applied(id, verdict);
+    return applied(given, verdict);
   }
 
   async #follow(
@@ -555,12 +592,22 @@ export class Stock<W extends StockWords = StockWords> {
     of: string,
     about: About,
     lines: readonly OrderLine[] | undefined,
-    options: CallOptions,
+    options: CallOptions & { readonly externalId?: string },
+    given = id,
   ): Promise<Verdict> {
-    checkSignal(options.signal);
     options.signal?.throwIfAborted();
-    const verdict = await this.#desk.alone(scope(options), (connection, store, book) =>
-      store.follow(connection, book, { kind, id, of, about, lines }),
+    const verdict = await this.#desk.alone(
+      options,
+      (connection, store, book, waitMs) =>
+        store.follow(connection, book, { kind, id, of, about, lines }, waitMs),
+      undefined,
+      {
+        names: [`stock ${this.name}: ${kind} of ${of}`],
+        id: given,
+        // Without lines the id follows from what it is about.
+        named: lines === undefined || options.externalId !== undefined,
+        locks: true,
+      },
     );
     const { outcome } = verdict;
     if (outcome === "unknown")
@@ -616,13 +663,13 @@ export class Stock<W extends StockWords = StockWords> {
   async #levels(
     skus: readonly string[] | undefined,
     location: string | undefined,
-    options: Pick<CallOptions, "tx">,
+    options: ReadOptions,
     page: { readonly most: number | undefined; readonly after: Spot | undefined } = {
       most: undefined,
       after: undefined,
     },
   ): Promise<CurrentLevel[]> {
-    const found = await this.#desk.alone(scope(options), (connection, store, book) =>
+    const found = await this.#desk.alone(options, (connection, store, book) =>
       store.levels(connection, book, { skus, location, ...page }),
     );
     return found.map((level) => ({ ...level, available: level.onHand - level.reserved - level.min }));
@@ -660,10 +707,6 @@ function applied(externalId: string, { outcome, at, lines }: Verdict): Applied {
   };
 }
 
-function scope(options: Pick<CallOptions, "tx">): Scope<unknown, Connection> | undefined {
-  return options.tx && scopeOf(options.tx, "stock");
-}
-
 function aboutOf(
   options: {
     readonly source?: string;
@@ -675,36 +718,33 @@ function aboutOf(
 ): About {
   const { source = otherwise, reference, by, note } = options;
   for (const [name, value] of Object.entries({ source, by, note, type: reference?.type, id: reference?.id }))
-    if (value !== undefined && (typeof value !== "string" || value.includes("\0")))
-      throw new UsageError(`stock: ${name} must be text, without NUL`);
-  if (reference && (!reference.id || !reference.type || Buffer.byteLength(reference.id) > longest))
-    throw new UsageError(`stock: a reference has a type and an id, of up to ${longest} bytes`);
+    optionalText("stock", name, value);
+  if (reference && (!reference.id || !reference.type || Buffer.byteLength(reference.id) > longestName))
+    throw new UsageError(`stock: a reference has a type and an id, of up to ${longestName} bytes`);
   return { source, referenceType: reference?.type, referenceId: reference?.id, by, note };
 }
 
 function filterOf(options: { readonly sku?: string; readonly location?: string } & Span): MovementFilter {
   const { sku, location, from, to } = options;
+  optionalText("stock", "sku", sku);
+  optionalText("stock", "location", location);
   return {
     sku,
     location,
     source: undefined,
     referenceType: undefined,
     referenceId: undefined,
-    from: from && timeOf("from", from),
-    to: to && timeOf("to", to),
+    from: from === undefined ? undefined : timeOf("from", from),
+    to: to === undefined ? undefined : timeOf("to", to),
   };
 }
 
 function timeOf(name: string, time: Date): number {
-  if (!(time instanceof Date) || Number.isNaN(time.getTime()))
-    throw new UsageError(`stock: ${name} must be a valid Date`);
-  return time.getTime();
+  return checkMoment("stock", name, time);
 }
 
 function whole(quantity: number): number {
-  if (!Number.isSafeInteger(quantity))
-    throw new UsageError(`stock: a quantity must be a whole number, not ${String(quantity)}`);
-  return quantity;
+  return checkWhole("stock", "a quantity", quantity);
 }
 
 function signedQuantity(quantity: number): number {
@@ -713,29 +753,23 @@ function signedQuantity(quantity: number): number {
 }
 
 function above(quantity: number): number {
-  if (whole(quantity) < 1)
-    throw new UsageError(`stock: a quantity must be a whole number from 1, not ${quantity}`);
-  return quantity;
+  return checkWhole("stock", "a quantity", quantity, 1);
 }
-
-/** Index entries have their limits. */
-const longest = 400;
 
 function checkText(name: string, value: string): void {
-  if (typeof value !== "string" || value === "")
-    throw new UsageError(`stock: ${name} must be text that is not empty`, "HF_BAD_KEY");
-  if (value.includes("\0") || Buffer.byteLength(value) > longest)
-    throw new UsageError(`stock: ${name} must be text of up to ${longest} bytes, without NUL`, "HF_BAD_KEY");
+  checkAnyText("stock", name, value, { most: longestName, code: "HF_BAD_KEY" });
 }
 
-function bounded(id: string): string {
-  return Buffer.byteLength(id) <= longest ? id : `sha256:${hash("sha256", id, "hex")}`;
+/** Ids that follow from others. */
+const ownPrefixes = ["commit:", "release:", "return:"];
+
+function givenOr(id: string | undefined): string {
+  return id === undefined ? ownId() : id;
 }
 
-function idOf(id: string | undefined): string {
-  if (id === undefined) return ownId();
-  if (typeof id !== "string" || id === "") throw new UsageError("stock: an id is text that is not empty");
-  return bounded(/^"|\0/.test(id) ? JSON.stringify(id) : id);
+/** As it is kept: ours, if the caller named none. */
+function idOf(name: string, given: string, named: string | undefined): string {
+  return named === undefined ? given : checkId("stock", name, given, ownPrefixes);
 }
 
 /** In the order of time, so that the index on them grows at one end. */
@@ -750,7 +784,6 @@ function ownTable(levels: OwnLevels, only: string): OwnTable {
   const table = typeof levels.table === "string" ? [levels.table] : levels.table;
   const { sku, onHand, location, minLevel } = levels;
   for (const name of [...table, sku, onHand, location ?? "x", minLevel ?? "x"])
-    if (typeof name !== "string" || name === "" || name.includes("\0"))
-      throw new UsageError(`stock: ${JSON.stringify(name)} cannot be the name of a table or column`);
+    checkAnyText("stock", "the name of a table or column", name);
   return { table, sku, onHand, location, only, minLevel };
 }

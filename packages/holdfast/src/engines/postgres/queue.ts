@@ -5,6 +5,7 @@ import type { ClaimedJob, Ended, FailedJob, NewJob, QueueCounts, Queues } from "
 import { type Statement, sql } from "../../core/sql.ts";
 import { argument } from "./keys.ts";
 import { failureOf } from "./locks.ts";
+import { impatient, patiently } from "./patience.ts";
 import { isTrue } from "./probe.ts";
 import { list, texts } from "./values.ts";
 
@@ -96,7 +97,7 @@ export const queues: Queues<SqlConnection> = {
     return Number(row?.["id"]);
   },
 
-  async add(connection, queue, jobs, { tell, joined }) {
+  async add(connection, queue, jobs, { tell, joined, waitMs }) {
     const any = (has: (job: NewJob) => boolean) => jobs.some(has);
     const numeric = (value: (job: NewJob) => number | undefined) =>
       any((job) => value(job) !== undefined) ? list(jobs.map(value)) : null;
@@ -104,7 +105,7 @@ export const queues: Queues<SqlConnection> = {
     const delays = numeric(({ delayMs }) => delayMs);
     const [row] = await ask(
       connection,
-      sql`SELECT ids::text AS ids, added::text AS added FROM holdfast.queue_add(${bound(queue, "int")},
+      sql`SELECT ids::text AS ids, added::text AS added${impatient(waitMs)} FROM holdfast.queue_add(${patiently(waitMs, bound(queue, "int"))},
   ${texts(jobs, ({ payload }) => payload)}::text::text[],
   ${any(({ priority }) => priority !== 0) ? list(jobs.map(({ priority }) => priority)) : null}::text::smallint[],
   ${

@@ -16,6 +16,7 @@ import type {
   Verdicts,
 } from "../../core/quotas.ts";
 import { failureOf } from "./locks.ts";
+import { impatient, patiently } from "./patience.ts";
 import { isTrue } from "./probe.ts";
 import { unlimited } from "./quota-limits.ts";
 import { list, numbers, texts } from "./values.ts";
@@ -66,7 +67,7 @@ export const quotas: Quotas<SqlConnection> = {
     return batch.uses.length === 1 ? useOne(connection, batch, plain) : useMany(connection, batch, plain);
   },
 
-  async amend(connection, amendment: Amendment): Promise<Amended | Late> {
+  async amend(connection, amendment: Amendment, waitMs: number): Promise<Amended | Late> {
     const { definition, bucket, id, details, kind } = amendment;
     const of = "of" in amendment ? amendment.of : null;
     const amount = "amount" in amendment ? finite(amendment.amount) : null;
@@ -78,10 +79,10 @@ export const quotas: Quotas<SqlConnection> = {
           : {};
     const [row] = await ask(
       connection,
-      sql`SELECT * FROM holdfast.quota_amend(${definitionJson(definition)}::text::jsonb, ${kind}::text,
+      sql`SELECT f.*${impatient(waitMs)} FROM holdfast.quota_amend(${patiently(waitMs, sql`${definitionJson(definition)}::text::jsonb`)}, ${kind}::text,
   ${bucket.quota}::text, ${bucket.subject}::text, ${bucket.limit === undefined ? null : String(bucket.limit)}::text::bigint,
   ${id}::text, ${of}::text, ${amount}::text::bigint,
-  ${JSON.stringify(more)}::text::jsonb, ${details ?? null}::text)`,
+  ${JSON.stringify(more)}::text::jsonb, ${details ?? null}::text) f`,
     );
     if (Number(row?.["verdict"]) === -1) return { late: Number(row?.["at"]) };
     const kinds = ["refused", "done", "before", "conflict", "unknown", "too much"] as const;
@@ -199,19 +200,22 @@ export const quotas: Quotas<SqlConnection> = {
 const numberOf = ({ quota, subject }: Pick<Bucket, "quota" | "subject">) =>
   sql`(SELECT b.id FROM holdfast.quota_bucket b WHERE b.quota = ${quota}::text AND b.subject = ${subject}::text)`;
 
+const rulesOf = (definitions: readonly Definition[], waitMs: number) =>
+  patiently(waitMs, sql`${definitionsJson(definitions)}::text::jsonb`);
+
 async function useOne(
   connection: SqlConnection,
-  { definitions, buckets, uses, make, look }: Batch,
+  { definitions, buckets, uses, make, look, waitMs }: Batch,
   { opens, ends, over }: Plain,
 ): Promise<Verdicts> {
   const { quota, subject, limit } = buckets[0] as Bucket;
   const { id, amount, details } = uses[0] as Use;
   const [row] = await ask(
     connection,
-    sql`SELECT * FROM holdfast.quota_use(${definitionsJson(definitions)}::text::jsonb,
+    sql`SELECT f.*${impatient(waitMs)} FROM holdfast.quota_use(${rulesOf(definitions, waitMs)},
   ${moment(opens)}, ${moment(ends)}, ${over === undefined ? null : String(over)}::text::bigint,
   ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${quota}::text, ${subject}::text,
-  ${limit === undefined ? null : String(limit)}::text::bigint, ${id}::text, ${String(amount)}::text::bigint, ${details ?? null}::text)`,
+  ${limit === undefined ? null : String(limit)}::text::bigint, ${id}::text, ${String(amount)}::text::bigint, ${details ?? null}::text) f`,
   );
   const at = Number(row?.["at"]);
   if (isTrue(row?.["missing"])) return { missing: true, at };
@@ -223,7 +227,7 @@ async function useOne(
 
 async function useMany(
   connection: SqlConnection,
-  { definitions, buckets, uses, make, look }: Batch,
+  { definitions, buckets, uses, make, look, waitMs }: Batch,
   { opens, ends, over }: Plain,
 ): Promise<Verdicts> {
   const totals = buckets.map(() => 0);
@@ -237,7 +241,7 @@ async function useMany(
   const noted = uses.some(({ details }) => details !== undefined);
   const [row] = await ask(
     connection,
-    sql`SELECT fast, ${columns} FROM holdfast.quota_batch(${definitionsJson(definitions)}::text::jsonb,
+    sql`SELECT fast, ${columns}${impatient(waitMs)} FROM holdfast.quota_batch(${rulesOf(definitions, waitMs)},
   ${moment(opens)}, ${moment(ends)}, ${over === undefined ? null : String(over)}::text::bigint,
   ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${buckets[0]?.quota}::text,
   ${texts(buckets, ({ subject }) => subject)}::text::text[], ${list(buckets.map(({ limit }) => limit))}::text::bigint[],
@@ -264,12 +268,12 @@ async function useMany(
 
 async function decide(
   connection: SqlConnection,
-  { definitions, buckets, uses, make, look }: Batch,
+  { definitions, buckets, uses, make, look, waitMs }: Batch,
   again: readonly number[],
 ): Promise<Verdicts> {
   const [row] = await ask(
     connection,
-    sql`SELECT ${columns} FROM holdfast.quota_decide(${definitionsJson(definitions)}::text::jsonb,
+    sql`SELECT ${columns}${impatient(waitMs)} FROM holdfast.quota_decide(${rulesOf(definitions, waitMs)},
   ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${texts(buckets, ({ quota }) => quota)}::text::text[],
   ${texts(buckets, ({ subject }) => subject)}::text::text[],
   ${list(buckets.map(({ definition }) => definition + 1))}::text::int[],

@@ -1,5 +1,5 @@
 import type { Result, SqlConnection } from "../../core/database.ts";
-import { SchemaMissingError } from "../../core/errors.ts";
+import { SchemaMissingError, UsageError } from "../../core/errors.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import type {
   Book,
@@ -16,7 +16,9 @@ import type {
   Verdict,
 } from "../../core/stocks.ts";
 import { dialect } from "./dialect.ts";
+import { violated } from "./errors.ts";
 import { failureOf } from "./locks.ts";
+import { impatient, patiently } from "./patience.ts";
 import { isTrue } from "./probe.ts";
 import { list, numbers } from "./values.ts";
 
@@ -47,6 +49,12 @@ async function answered(
   const { rows } = await asking.catch((error: unknown) => {
     // A table of the caller's that is not there is the caller's error.
     const ours = error instanceof Error && /holdfast\b/.test(error.message);
+    if (isTooMuch(connection, error))
+      throw new UsageError(
+        `stock: with this quantity, more than ${Number.MAX_SAFE_INTEGER} would be on hand, or less than that below 0`,
+        "HF_USAGE",
+        error,
+      );
     throw ours && failureOf(connection, error) === "schema-missing"
       ? new SchemaMissingError("A table or function of stock", error)
       : error;
@@ -54,18 +62,29 @@ async function answered(
   return rows as Record<string, unknown>[];
 }
 
+/** Beyond what JavaScript counts exactly, or beyond what the server counts at all. */
+function isTooMuch(connection: SqlConnection, error: unknown): boolean {
+  const { code } = (connection.unwrap?.(error) ?? error ?? {}) as { readonly code?: unknown };
+  return (
+    code === "22003" ||
+    (failureOf(connection, error) === "check" && violated(error as object).constraint === "stock_level_range")
+  );
+}
+
 const place = ({ table }: Book) => sql`${table ? JSON.stringify(table) : null}::text::jsonb`;
+const patient = ({ name }: Book, waitMs: number) => patiently(waitMs, sql`${name}::text`);
 const text = (value: unknown) => (typeof value === "string" ? value : undefined);
 const moment = (ms: number) => sql`to_timestamp(${String(ms)}::text::float8 / 1000)`;
 
 export const stocks: Stocks<SqlConnection> = {
-  async decide(connection, book, orders, { make, look }) {
+  async decide(connection, book, orders, { make, look, waitMs }) {
     const [first] = orders;
     const [line] = first?.lines ?? [];
     const plain = !book.table && orders.every(({ kind }) => kind === "apply" || kind === "transfer");
     if (plain && orders.length === 1 && first?.lines.length === 1 && line)
-      return [await moveOne(connection, book, first, line, look)];
-    if (plain && orders.length === 1 && first) return moveSome(connection, book, first, make, look);
+      return [await moveOne(connection, book, first, line, look, waitMs)];
+    if (plain && orders.length === 1 && first)
+      return moveSome(connection, book, first, { make, look, waitMs });
     const { levels, steps } = laid(orders);
     const about = (name: keyof Order["about"]) =>
       sql`${list(orders.map((order) => order.about[name]))}::text::text[]`;
@@ -74,10 +93,10 @@ export const stocks: Stocks<SqlConnection> = {
     const [row] = await askOften(
       connection,
       sql`SELECT missing, at, verdicts::text, ats::text, untils::text, array_to_string(states, ',', '-') AS states, moved::text,
-  balances::text, versions::text, rooms::text FROM holdfast.stock_apply(${sql.raw(String(plain))},
+  balances::text, versions::text, rooms::text${impatient(waitMs)} FROM holdfast.stock_apply(${sql.raw(String(plain))},
   ${level("sum")}::text::bigint[], ${level("count")}::text::int[], ${level("lowest")}::text::bigint[],
   ${step("sum")}::text::bigint[], ${step("count")}::text::int[],
-  ${book.name}::text, ${place(book)}, ${sql.raw(String(make))}, ${sql.raw(String(look))},
+  ${patient(book, waitMs)}, ${place(book)}, ${sql.raw(String(make))}, ${sql.raw(String(look))},
   ${level("sku")}::text::text[], ${level("location")}::text::text[], ${level("into")}::text::boolean[],
   ${list(orders.map(({ kind }) => kind))}::text::text[], ${list(orders.map(({ id }) => id))}::text::text[],
   ${about("source")}, ${about("referenceType")}, ${about("referenceId")}, ${about("by")}, ${about("note")},
@@ -89,12 +108,12 @@ export const stocks: Stocks<SqlConnection> = {
     return verdicts(orders, row ?? {});
   },
 
-  async follow(connection, book, { kind, id, of, about, lines }: Sequel): Promise<Verdict> {
+  async follow(connection, book, { kind, id, of, about, lines }: Sequel, waitMs): Promise<Verdict> {
     const [row = {}] = await askOften(
       connection,
       sql`SELECT at, verdict, entered, until, state, array_to_json(skus)::text AS skus, array_to_json(locations)::text AS locations,
-  moved::text, balances::text, versions::text, rooms::text
-  FROM holdfast.stock_follow(${book.name}::text, ${place(book)}, ${kind}::text, ${id}::text, ${about.source || null}::text,
+  moved::text, balances::text, versions::text, rooms::text${impatient(waitMs)}
+  FROM holdfast.stock_follow(${patient(book, waitMs)}, ${place(book)}, ${kind}::text, ${id}::text, ${about.source || null}::text,
   ${about.referenceType ?? null}::text, ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text,
   ${of}::text, ${lines ? list(lines.map(({ sku }) => sku)) : null}::text::text[],
   ${lines ? list(lines.map(({ location }) => location)) : null}::text::text[],
@@ -112,7 +131,7 @@ export const stocks: Stocks<SqlConnection> = {
     };
   },
 
-  async minimum(connection, book, { sku, location }, min) {
+  async minimum(connection, book, { sku, location }, min, waitMs) {
     if (book.table)
       await ask(
         connection,
@@ -121,7 +140,7 @@ export const stocks: Stocks<SqlConnection> = {
       );
     const [row = {}] = await ask(
       connection,
-      sql`SELECT * FROM holdfast.stock_minimum(${book.name}::text, ${sku}::text, ${location}::text, ${String(min)}::text::bigint)`,
+      sql`SELECT f.*${impatient(waitMs)} FROM holdfast.stock_minimum(${patient(book, waitMs)}, ${sku}::text, ${location}::text, ${String(min)}::text::bigint) f`,
     );
     return {
       outcome: outcomes[Number(row["verdict"])] as Outcome,
@@ -445,12 +464,13 @@ async function moveOne(
   { kind, id, about }: Order,
   { sku, location, quantity }: OrderLine,
   look: boolean,
+  waitMs: number,
 ): Promise<Verdict> {
   const [row = {}] = await askOften(
     connection,
-    sql`SELECT * FROM holdfast.stock_move(${book.name}::text, ${sql.raw(String(look))}, ${sku}::text, ${location}::text,
+    sql`SELECT f.*${impatient(waitMs)} FROM holdfast.stock_move(${patient(book, waitMs)}, ${sql.raw(String(look))}, ${sku}::text, ${location}::text,
   ${String(quantity)}::text::bigint, ${kind}::text, ${id}::text, ${about.source}::text, ${about.referenceType ?? null}::text,
-  ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text)`,
+  ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text) f`,
   );
   return {
     outcome: outcomes[Number(row["verdict"])] as Outcome,
@@ -474,13 +494,12 @@ async function moveSome(
   connection: SqlConnection,
   book: Book,
   { kind, id, about, lines }: Order,
-  make: boolean,
-  look: boolean,
+  { make, look, waitMs }: { readonly make: boolean; readonly look: boolean; readonly waitMs: number },
 ): Promise<readonly Verdict[] | undefined> {
   const [row = {}] = await askOften(
     connection,
-    sql`SELECT missing, verdict, entered, moved::text, balances::text, versions::text, rooms::text
-  FROM holdfast.stock_order(${book.name}::text, ${sql.raw(String(make))}, ${sql.raw(String(look))},
+    sql`SELECT missing, verdict, entered, moved::text, balances::text, versions::text, rooms::text${impatient(waitMs)}
+  FROM holdfast.stock_order(${patient(book, waitMs)}, ${sql.raw(String(make))}, ${sql.raw(String(look))},
   ${list(lines.map(({ sku }) => sku))}::text::text[], ${list(lines.map(({ location }) => location))}::text::text[],
   ${list(lines.map(({ quantity }) => quantity))}::text::bigint[], ${kind}::text, ${id}::text, ${about.source}::text,
   ${about.referenceType ?? null}::text, ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text)`,
