@@ -29,8 +29,12 @@ const systems = [
   "aix",
 ];
 const processors = ["arm64", "x64", "arm", "ia32", "ppc64", "riscv64", "s390x", "wasm32", "loong64"];
-const found = (words: string[], name: string) =>
-  words.filter((word) => name.split(/[-/]/).includes(word)).slice(0, 1);
+/** Names of their own that some packages give to these. */
+const aliases: Record<string, string> = { windows: "win32", "64": "x64" };
+const found = (words: string[], name: string) => {
+  const parts = name.split(/[-/]/).map((part) => aliases[part] ?? part);
+  return words.filter((word) => parts.includes(word)).slice(0, 1);
+};
 
 let added = 0;
 for (const { optionalDependencies = {}, dev } of Object.values(lock.packages)) {

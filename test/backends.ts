@@ -19,10 +19,16 @@ import {
   sendDrizzle,
 } from "./backends/drizzle.ts";
 import { openKysely, openKyselyMysql, openKyselyOnSqlite, openKyselyWithPool } from "./backends/kysely.ts";
-import { openPrisma, openPrismaMysql } from "./backends/prisma.ts";
+import { openPrisma, openPrisma6, openPrismaMysql } from "./backends/prisma.ts";
 import { openSequelize, openSequelizeOnMysql } from "./backends/sequelize.ts";
 import { openMikroOrm, openMikroOrmOnMysql, openMikroOrmOnSqlite } from "./backends/mikro-orm.ts";
-import { openTypeorm, openTypeormOnMysql, openTypeormOnSqlite } from "./backends/typeorm.ts";
+import {
+  openTypeorm,
+  openTypeorm03,
+  openTypeorm03OnMysql,
+  openTypeormOnMysql,
+  openTypeormOnSqlite,
+} from "./backends/typeorm.ts";
 
 // Clients are imported when a backend is opened: all of them take 0.9 s of processor time, and tests start hundreds of
 // processes that need one each.
@@ -248,6 +254,7 @@ export const backends: readonly Backend[] = [
 
   backend("Prisma", "postgres", openPrisma),
   orm("Prisma through PgBouncer", "pgbouncer", openPrisma),
+  orm("Prisma 6", "postgres", openPrisma6),
   orm("Prisma on MariaDB", "mariadb", openPrismaMysql),
   orm("Prisma on MySQL", "mysql", openPrismaMysql),
 
@@ -295,6 +302,8 @@ export const backends: readonly Backend[] = [
   orm("Kysely on SQLite", "file", openKyselyOnSqlite),
   orm("TypeORM", "postgres", openTypeorm),
   orm("TypeORM through PgBouncer", "pgbouncer", openTypeorm),
+  orm("TypeORM 0.3", "postgres", openTypeorm03),
+  orm("TypeORM 0.3 on MariaDB", "mariadb", openTypeorm03OnMysql),
   orm("TypeORM on MariaDB", "mariadb", openTypeormOnMysql),
   orm("TypeORM on MySQL", "mysql", openTypeormOnMysql),
   orm("TypeORM on SQLite", "file", openTypeormOnSqlite),

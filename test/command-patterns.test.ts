@@ -19,6 +19,7 @@ import { Pool, type PoolClient } from "pg";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { type Outcome, command, environment, root } from "./harness/command.ts";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
+import { statements } from "./harness/mysql-text.ts";
 import { terminal } from "./harness/terminal.ts";
 import { eventually } from "./harness/wait.ts";
 
@@ -83,46 +84,72 @@ describe("migrate", () => {
       run("migrate"),
     ]);
     expect(missing.code).toBe(1);
-    const states = json<{ migrations: { id: number; state: string }[] }>(missing).migrations;
-    expect(states.length).toBeGreaterThan(8);
+    const states = json<{ migrations: { kind: string; state: string }[] }>(missing).migrations;
+    const count = (kind: string) => states.filter((each) => each.kind === kind).length;
+    const question = `Apply ${count("migration")} migrations and ${count("routine")} routines?`;
+    expect(count("migration")).toBeGreaterThan(8);
+    expect(count("routine")).toBeGreaterThan(40);
     expect(new Set(states.map(({ state }) => state))).toEqual(new Set(["missing"]));
     expect(complaint(early)).toContain("run holdfast migrate");
     expect(complaint(refused)).toContain("add --yes");
     expect((await hf.migrations()).every(({ state }) => state === "missing")).toBe(true);
 
     const no = terminal(["migrate"], { env: { HOLDFAST_URL: database.url }, columns: 80 });
-    await no.until("Apply 10 migrations?");
+    await no.until(question);
     no.type("n\r");
     expect(await no.ended).toBe(1);
     expect(await no.screen()).toContain("Nothing was done.");
     expect((await hf.migrations()).every(({ state }) => state === "missing")).toBe(true);
 
-    const yes = terminal(["migrate", "--note", "first"], {
-      env: { HOLDFAST_URL: database.url },
-      columns: 200,
-    });
-    await yes.until("Apply 10 migrations?");
+    const yes = terminal(["migrate", "--note", "first"], { env: { HOLDFAST_URL: database.url } });
+    await yes.until(question);
     yes.type("y\r");
     expect(await yes.ended).toBe(0);
-    expect(await yes.screen()).toMatch(/Applied 1 keys, .*10 history\./s);
+    expect(await yes.screen()).toMatch(
+      /Applied 1 keys, .*9 audit, .* routines \(holdfast\.key, .* more\)\./s,
+    );
 
     const after = await run("migrate", "status", "--json");
     expect(after.code).toBe(0);
-    expect(json(after)).toMatchObject({ missing: 0 });
+    expect(json(after)).toMatchObject({ missing: 0, outdated: 0 });
     const [line] = await trail(hf);
     expect(line).toMatchObject({ action: "migrate", outcome: "done", details: { note: "first" } });
     expect(line?.result).toHaveLength(states.length);
   });
 
+  test("says which functions are missing or outdated, and makes these again", async () => {
+    await pool.query("DROP FUNCTION holdfast.queue_pause");
+    await pool.query("UPDATE holdfast.routine SET checksum = 'another' WHERE name = 'holdfast.queue_know'");
+    const [status, inWords] = await Promise.all([
+      run("migrate", "status", "--json"),
+      run("migrate", "status"),
+    ]);
+    expect([status.code, inWords.code]).toEqual([1, 1]);
+    expect(json(status)).toMatchObject({ missing: 1, outdated: 1 });
+    expect(inWords.out).toMatch(/routine\s+missing\s+holdfast\.queue_pause/);
+    expect(inWords.out).toMatch(/routine\s+outdated\s+holdfast\.queue_know/);
+    expect(inWords.out).toContain("are missing or outdated: run holdfast migrate.");
+    const made = await run("migrate", "--yes");
+    expect(made.out).toContain("Applied 2 routines (holdfast.queue_know, holdfast.queue_pause).");
+    expect((await run("migrate", "status")).out).toContain("All of them are applied.");
+    expect((await run("migrate", "--yes")).out).toMatch(
+      /Nothing to do: \d+ migrations and \d+ routines applied/,
+    );
+  });
+
   test("prints SQL that makes the same, without a database", async () => {
-    const [all, last, nothing] = await Promise.all([
+    const [all, routines, last, nothing] = await Promise.all([
       command(["migrate", "print", "--engine", "postgres"]),
+      command(["migrate", "print", "--engine", "postgres", "--only", "routines"]),
       command(["migrate", "print", "--engine", "postgres", "--from", "9", "--json"]),
       command(["migrate", "print", "--engine", "postgres", "--from", "99"]),
     ]);
     expect(json<{ sql: string }>(last).sql).toMatch(/^-- holdfast 9: audit\n/);
     expect(json<{ sql: string }>(last).sql).not.toContain("holdfast 8");
     expect(complaint(nothing)).toContain("no migration 99");
+    expect(routines.out).toMatch(/^-- holdfast routine: holdfast\.key\n/);
+    expect(routines.out).not.toMatch(/^-- holdfast \d/m);
+    expect(all.out).toContain(routines.out.trimEnd());
     const other = await createDatabase("postgres");
     const there = new Pool({ connectionString: other.url, max: 2 });
     const elsewhere = holdfast(fromPg(there));
@@ -182,7 +209,7 @@ describe.each(["mysql", "mariadb"] as const)("migrate on %s", (server) => {
     const elsewhere = holdfast(fromMysql2(there));
     try {
       const applied = await command(["migrate", "--yes", "--json", "--url", mine.url]);
-      expect(json<{ applied: unknown[] }>(applied).applied).toHaveLength(5);
+      expect(json<{ applied: unknown[] }>(applied).applied).toHaveLength(5 + 4);
       const [status, printed, early] = await Promise.all([
         command(["migrate", "status", "--json", "--url", mine.url]),
         command(["migrate", "print", "--engine", server]),
@@ -191,7 +218,7 @@ describe.each(["mysql", "mariadb"] as const)("migrate on %s", (server) => {
       expect(status.code).toBe(0);
       expect(complaint(early)).toBe("holdfast: queue: mysql does not have queues yet");
       for (const statement of statements(printed.out)) await there.query(statement);
-      expect((await elsewhere.migrations()).map(({ state }) => state)).toEqual(Array(5).fill("applied"));
+      expect((await elsewhere.migrations()).map(({ state }) => state)).toEqual(Array(5 + 4).fill("applied"));
       const shape = async (name: string) =>
         (
           await there.query(
@@ -208,20 +235,6 @@ describe.each(["mysql", "mariadb"] as const)("migrate on %s", (server) => {
     }
   });
 });
-
-/** As the mysql command reads them. */
-function* statements(text: string): Generator<string> {
-  let end = ";";
-  let statement = "";
-  for (const line of text.split("\n")) {
-    const delimiter = /^DELIMITER (.+)$/.exec(line)?.[1];
-    if (delimiter !== undefined) end = delimiter;
-    else statement += line.startsWith("-- holdfast") ? "" : `${line}\n`;
-    if (!statement.trimEnd().endsWith(end)) continue;
-    yield statement.trimEnd().slice(0, -end.length);
-    statement = "";
-  }
-}
 
 describe("queue", () => {
   const emails = () => queue<{ to: number }>(hf, "emails", { retries: 0 });

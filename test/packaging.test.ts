@@ -269,6 +269,43 @@ describe("in a project that has nothing else", () => {
   });
 });
 
+describe("npm install", () => {
+  /** Packages of these names and versions, and nothing in them: npm looks at no more, and the network is not needed. */
+  async function install(name: string, others: Readonly<Record<string, string>>): Promise<Outcome> {
+    const folder = join(workshop, name);
+    const dependencies: Record<string, string> = { holdfast: `file:${tarball}` };
+    for (const [other, version] of Object.entries(others)) {
+      const source = join(folder, "packages", other.replace("/", "+"));
+      mkdirSync(source, { recursive: true });
+      writeFileSync(join(source, "package.json"), JSON.stringify({ name: other, version }));
+      const packed = JSON.parse(await must(source, "npm", ["pack", "--json", "--offline"])) as [
+        { filename: string },
+      ];
+      dependencies[other] = `file:${join(source, packed[0].filename)}`;
+    }
+    mkdirSync(folder, { recursive: true });
+    writeFileSync(join(folder, "package.json"), JSON.stringify({ name, private: true, dependencies }));
+    return run(folder, "npm", ["install", "--offline", "--package-lock-only", "--no-audit", "--no-fund"]);
+  }
+
+  test.each([
+    ["alone", {}],
+    ["beside-older-majors", { "@prisma/client": "6.19.3", typeorm: "0.3.31", pg: "8.11.0" }],
+    ["beside-others", { kysely: "0.20.0", "@mikro-orm/core": "5.0.0", "drizzle-orm": "1.0.0-beta.1" }],
+  ])("goes through %s", async (name, others) => {
+    const { code, errors } = await install(name, others);
+    expect(errors).not.toContain("ERESOLVE");
+    expect(code, errors).toBe(0);
+    const { packages } = JSON.parse(readFileSync(join(workshop, name, "package-lock.json"), "utf8")) as {
+      packages: Record<string, unknown>;
+    };
+    // Nothing that nobody asked for.
+    expect(Object.keys(packages).filter((place) => place !== "")).toEqual(
+      ["holdfast", ...Object.keys(others)].map((each) => `node_modules/${each}`).toSorted(),
+    );
+  });
+});
+
 describe("the first example of the README", () => {
   const file = "first-example.ts";
 

@@ -22,6 +22,20 @@ export async function openPrisma(connectionString: string): Promise<ConformanceS
   };
 }
 
+export async function openPrisma6(url: string): Promise<ConformanceSite> {
+  const [{ prisma6 }, { fromPrisma }] = await Promise.all([
+    import("../../older/clients.ts"),
+    import("holdfast/prisma"),
+  ]);
+  const prisma = prisma6(url);
+  return {
+    database: fromPrisma(prisma),
+    ownTransaction: (body) => prisma.$transaction((tx) => body(tx), patient),
+    withIdle: (body) => body({ $queryRawUnsafe: prisma.$queryRawUnsafe.bind(prisma) }),
+    close: () => prisma.$disconnect(),
+  };
+}
+
 /** On MySQL and on MariaDB: Prisma has one adapter for both. */
 export async function openPrismaMysql(url: string): Promise<ConformanceSite> {
   const [{ PrismaClient }, { PrismaMariaDb }, { fromPrisma }] = await Promise.all([

@@ -14,3 +14,9 @@ export function shown(text: string): string {
 export function plural(n: number, one: string, many = `${one}s`): string {
   return `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 }
+
+/** "a, b, c", and of many "a, b, c, d, e and 12 more". */
+export function listed(names: readonly string[], most = 5): string {
+  const more = names.length - most;
+  return more > 1 ? `${names.slice(0, most).join(", ")} and ${more} more` : names.join(", ");
+}

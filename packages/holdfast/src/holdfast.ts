@@ -1,6 +1,6 @@
 import { AsyncLocalStorage } from "node:async_hooks";
 import { type Capabilities, type Strategy, isSupported, require, strategies } from "./core/capabilities.ts";
-import type { Connection, Database, Failure, Isolation, Migration, Wait } from "./core/database.ts";
+import type { Connection, Database, Failure, Isolation, Wait } from "./core/database.ts";
 import { Beside, type BesideMode, besideModes } from "./core/beside.ts";
 import { emit } from "./core/events.ts";
 import { HoldfastError, type Holder, LockNotAvailableError, UsageError, keyNames } from "./core/errors.ts";
@@ -13,12 +13,14 @@ import {
   retried,
   retryPolicy,
 } from "./core/retry.ts";
+import type { Migrated, RoutineState } from "./core/routine.ts";
 import type { LeaseInfo } from "./core/leases.ts";
 import { type Home, Scope, type Transaction, remember as rememberHome } from "./core/scope.ts";
 import { type Site, sites } from "./core/site.ts";
 import { Started } from "./core/started.ts";
 import { withConnection } from "./core/errand.ts";
 import { type Plan, type TransactionOptions, runTransaction } from "./core/transaction.ts";
+import type { Statement } from "./core/sql.ts";
 import { checkCall, checkNames, checkSignal } from "./core/options.ts";
 import { checkWait, milliseconds } from "./core/wait.ts";
 import { type Inspection, inspection } from "./watch/inspect.ts";
@@ -51,11 +53,14 @@ export interface HoldfastOptions {
   readonly wrongConnection?: BesideMode;
 }
 
-export interface MigrationState {
-  readonly id: number;
-  readonly name: string;
-  readonly state: "applied" | "missing" | "unknown";
-}
+export type MigrationState =
+  | {
+      readonly kind: "migration";
+      readonly id: number;
+      readonly name: string;
+      readonly state: "applied" | "missing" | "unknown";
+    }
+  | { readonly kind: "routine"; readonly name: string; readonly state: RoutineState };
 
 export type TryLockResult<T> = { readonly acquired: true; readonly value: T } | { readonly acquired: false };
 
@@ -336,50 +341,70 @@ export class Holdfast<Native> {
     return classify(this.#database, error);
   }
 
-  /** Creates or updates Holdfast's own tables and functions, one process at a time. Returns what was applied. */
-  async migrate(): Promise<{ id: number; name: string }[]> {
+  /**
+   * Creates or updates Holdfast's own tables, then its routines (functions, procedures, views) whose text has changed,
+   * one process at a time. Returns what was applied, and what was made.
+   */
+  async migrate(): Promise<Migrated[]> {
     const { engine, connect } = this.#database;
     const applied = await withConnection(
       this.#home,
       (connection) => engine.migrations.apply(connection, connect === undefined),
       migrateMs,
     );
-    for (const { id, name } of applied) emit("holdfast:migrated", () => ({ id, name }));
-    return applied.map(({ id, name }) => ({ id, name }));
+    const migrated = applied.map((each): Migrated =>
+      "was" in each
+        ? { kind: "routine", name: each.name, was: each.was }
+        : { kind: "migration", id: each.id, name: each.name },
+    );
+    for (const each of migrated) emit("holdfast:migrated", () => each);
+    return migrated;
   }
 
   /**
-   * What `migrate` has applied here, and what it would apply. "unknown": applied by a newer version of Holdfast.
-   * Changes nothing.
+   * What `migrate` has applied here, and what it would apply or make again ("outdated"). "unknown": applied by a newer
+   * version of Holdfast. Changes nothing.
    */
   async migrations(): Promise<readonly MigrationState[]> {
-    const { all, applied } = this.#database.engine.migrations;
-    const found = new Map(
-      (await withConnection(this.#home, (connection) => applied(connection))).map(({ id, name }) => [
-        id,
-        name,
-      ]),
-    );
+    const { all, applied, routines } = this.#database.engine.migrations;
+    const [there, made] = await withConnection(this.#home, async (connection) => [
+      await applied(connection),
+      (await routines?.states(connection)) ?? new Map<string, RoutineState>(),
+    ]);
+    const found = new Map(there.map(({ id, name }) => [id, name]));
+    const kind = "migration";
     const known = all.map(({ id, name }): MigrationState => {
       const state = found.delete(id) ? "applied" : "missing";
-      return { id, name, state };
+      return { kind, id, name, state };
     });
-    return [...known, ...[...found].map(([id, name]): MigrationState => ({ id, name, state: "unknown" }))];
+    return [
+      ...known,
+      ...[...found].map(([id, name]): MigrationState => ({ kind, id, name, state: "unknown" })),
+      ...[...made].map(([name, state]): MigrationState => ({ kind: "routine", name, state })),
+    ];
   }
 
-  /** The same as SQL text, for your own migration tool: all of it, or from this one on. */
-  migrationSql(options: { readonly from?: number } = {}): string {
-    checkNames("hf.migrationSql", options, new Set(["from"]));
-    const { from = 1 } = options;
+  /**
+   * The same as SQL text, for your own migration tool: all of it, or the tables from this migration on. Routines can be
+   * run again and again; tools that know such files (Flyway's `R__…`) may take them apart from the tables with `only`.
+   */
+  migrationSql(options: { readonly from?: number; readonly only?: "tables" | "routines" } = {}): string {
+    checkNames("hf.migrationSql", options, new Set(["from", "only"]));
+    const { from = 1, only } = options;
     if (!Number.isSafeInteger(from)) throw new UsageError("hf.migrationSql: from must be a whole number");
+    if (only !== undefined && only !== "tables" && only !== "routines")
+      throw new UsageError('hf.migrationSql: only must be "tables" or "routines"');
     const { migrations } = this.#database.engine;
-    return migrations.all
-      .filter(({ id }) => id >= from)
-      .map(
-        (migration: Migration) =>
-          `-- holdfast ${migration.id}: ${migration.name}\n${[...migration.statements, migrations.record(migration)].map(migrations.print).join("\n")}\n`,
-      )
-      .join("\n");
+    const { all, routines } = migrations;
+    const part = (title: string, statements: readonly Statement[]) =>
+      `-- holdfast ${title}\n${statements.map(migrations.print).join("\n")}\n`;
+    const tables = all
+      .filter(({ id }) => id >= from && only !== "routines")
+      .map((each) => part(`${each.id}: ${each.name}`, [...each.statements, migrations.record(each)]));
+    const made = (only !== "tables" && routines?.all) || [];
+    return [...tables, ...made.map((each) => part(`routine: ${each.name}`, routines?.make(each) ?? []))].join(
+      "\n",
+    );
   }
 
   /**

@@ -1,4 +1,5 @@
 export { Holdfast, holdfast } from "./holdfast.ts";
+export type { Migrated } from "./core/routine.ts";
 export type { HoldfastOptions, MigrationState, TryLockResult } from "./holdfast.ts";
 export { key, shared } from "./core/key.ts";
 export type { Key, KeyPart, Lockable, LockMode, LockRequest } from "./core/key.ts";

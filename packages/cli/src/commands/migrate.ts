@@ -16,6 +16,7 @@ export interface PrintOptions {
   readonly url?: string;
   readonly engine?: Kind;
   readonly from: number;
+  readonly only?: "tables" | "routines";
   readonly json?: true;
 }
 
@@ -33,19 +34,23 @@ Examples:
   holdfast migrate status
   holdfast migrate status --json | jq '.migrations[] | select(.state == "missing")'
 
-The exit code is 0 if all of them are applied, 1 if some are missing, and 2 if it could not be found out.`;
+Routines (functions, procedures, views) are outdated if their text is not that of this version.
+
+The exit code is 0 if all of them are applied, 1 if some are missing or outdated, and 2 if it could not be found out.`;
 
 const printExamples = `
 It needs no database. The SQL also writes down what was applied, so that holdfast migrate has nothing left to do.
+Tables are numbered, and come once. Routines follow them, all of them, and can be run again with each new version.
 
 Examples:
   holdfast migrate print --engine postgres > migrations/holdfast.sql
   holdfast migrate print --engine postgres --from 9
+  holdfast migrate print --engine postgres --only routines > migrations/R__holdfast.sql
   holdfast migrate print --engine mysql | mysql shop`;
 
 export function migrate(program: Command): void {
   const command = changeOptions(urlOption(program.command("migrate")))
-    .description("Make or update Holdfast's own tables; say what is missing; print the SQL.")
+    .description("Make or update Holdfast's own tables and routines; say what is missing; print the SQL.")
     .option("--json", "print one JSON document")
     .addHelpText("after", examples)
     .showHelpAfterError("`holdfast migrate --help` lists the options.")
@@ -59,7 +64,7 @@ export function migrate(program: Command): void {
     });
 
   urlOption(command.command("status"))
-    .description("Which migrations are applied, and which are missing; changes nothing.")
+    .description("Which migrations are applied, and which are missing or outdated; changes nothing.")
     .option("--json", "print one JSON document")
     .addHelpText("after", statusExamples)
     .action(async (_, sub: Command) => {
@@ -78,6 +83,9 @@ export function migrate(program: Command): void {
       ]),
     )
     .option("--from <id>", "only from this migration on", whole(1), 1)
+    .addOption(
+      new Option("--only <part>", "without the other part (default: both)").choices(["tables", "routines"]),
+    )
     .option("--json", "print one JSON document")
     .addHelpText("after", printExamples)
     .action(async (_, sub: Command) => {

@@ -1,5 +1,6 @@
 /** Holdfast's own tables, which are as good as their unique keys. */
 import { type Check, type Finding, findings } from "./check.ts";
+import { listed } from "../text.ts";
 import type { Patient } from "./patient.ts";
 
 /** What a kind of server tells of them. */
@@ -23,6 +24,9 @@ export function ownChecks<P extends Patient>(own: Own<P>): readonly Check<P>[] {
         if (!applied) return [];
         const known = migrationsOf(patient);
         const missing = [...known].filter(([id]) => !applied.has(id));
+        const stale = (await patient.server.hf.migrations()).filter(
+          ({ kind, state }) => kind === "routine" && (state === "missing" || state === "outdated"),
+        );
         const unknown = [...applied].filter((id) => !known.has(id));
         const found: Finding[] = [];
         if (missing.length > 0)
@@ -30,6 +34,13 @@ export function ownChecks<P extends Patient>(own: Own<P>): readonly Check<P>[] {
             severity: "error",
             what: `not applied: ${missing.map(([id, name]) => `${id} (${name})`).join(", ")}`,
             why: "Calls that need these tables fail with HF_SCHEMA_MISSING.",
+            fix: "holdfast migrate",
+          });
+        if (stale.length > 0)
+          found.push({
+            severity: "error",
+            what: `${listed(stale.map(({ name }) => name))}: missing, or of an older Holdfast`,
+            why: "Calls fail with HF_SCHEMA_MISSING, or do what an older version did, with its faults.",
             fix: "holdfast migrate",
           });
         if (unknown.length > 0)
@@ -49,7 +60,7 @@ export function ownChecks<P extends Patient>(own: Own<P>): readonly Check<P>[] {
         const applied = await own.applied(patient);
         if (!applied) return [];
         const there = await own.keys(patient);
-        const missing = keysOf(patient.server.hf.migrationSql()).filter(
+        const missing = keysOf(patient.server.hf.migrationSql({ only: "tables" })).filter(
           ({ migration, table, columns }) =>
             applied.has(migration) && !there.get(table)?.includes(columns.join(",")),
         );

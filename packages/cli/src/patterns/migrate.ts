@@ -1,9 +1,9 @@
 /** Holdfast's own tables: what is missing, and how it comes there. */
-import { type Holdfast, type MigrationState, holdfast } from "holdfast";
+import { type Holdfast, type Migrated, type MigrationState, holdfast } from "holdfast";
 import { audited } from "holdfast/audit";
 import type { MigrateOptions, PrintOptions } from "../commands/migrate.ts";
 import { Failure, exitCodes } from "../failure.ts";
-import { plural, shown } from "../text.ts";
+import { listed, plural, shown } from "../text.ts";
 import { type Kind, type Server, kindOf } from "../server.ts";
 import { note, print, printJson } from "../terminal.ts";
 import { given } from "../url.ts";
@@ -11,26 +11,48 @@ import { actorOf, agreed } from "./change.ts";
 import { onServer } from "./place.ts";
 import { printTable } from "./show.ts";
 
-const named = ({ id, name }: Pick<MigrationState, "id" | "name">) => `${id} ${shown(name)}`;
+const named = (what: MigrationState | Migrated) =>
+  what.kind === "migration" ? `${what.id} ${shown(what.name)}` : shown(what.name);
+
+/** Migrations by name, and so many routines. */
+function told(all: readonly (MigrationState | Migrated)[]): string {
+  const migrations = all.filter(({ kind }) => kind === "migration");
+  const routines = all.filter(({ kind }) => kind === "routine");
+  return [
+    ...migrations.map(named),
+    ...(routines.length > 0
+      ? [`${plural(routines.length, "routine")} (${listed(routines.map(named))})`]
+      : []),
+  ].join(", ");
+}
+
+const counted = (all: readonly (MigrationState | Migrated)[]) =>
+  [
+    ["migration", all.filter(({ kind }) => kind === "migration").length] as const,
+    ["routine", all.filter(({ kind }) => kind === "routine").length] as const,
+  ]
+    .filter(([, n]) => n > 0)
+    .map(([kind, n]) => plural(n, kind))
+    .join(" and ");
+
+const isDue = ({ state }: MigrationState) => state === "missing" || state === "outdated";
 
 export async function migrate(options: MigrateOptions): Promise<void> {
   await onServer("migrate", options, async (server) => {
     const states = await server.hf.migrations();
-    const missing = states.filter(({ state }) => state === "missing");
+    const due = states.filter(isDue);
     warnOfUnknown(states);
-    if (missing.length === 0) {
-      // A dump has the record of procedures, but not these themselves: they are made again.
-      if (server.kind === "mysql" || server.kind === "mariadb") await server.hf.migrate();
+    if (due.length === 0) {
       if (options.json) printJson({ applied: [] });
-      else print(`Nothing to do: ${plural(states.length, "migration")} applied in ${server.shown}.`);
+      else print(`Nothing to do: ${counted(states)} applied in ${server.shown}.`);
       return;
     }
-    note(`To be applied in ${server.shown}: ${missing.map(named).join(", ")}.`);
-    if (!(await agreed(`Apply ${plural(missing.length, "migration")}?`, options))) return;
+    note(`To be applied in ${server.shown}: ${told(due)}.`);
+    if (!(await agreed(`Apply ${counted(due)}?`, options))) return;
     const applied = await apply(server, states, options);
     if (options.json) printJson({ applied });
     else if (applied.length === 0) print("Nothing to do: somebody else has applied them meanwhile.");
-    else print(`Applied ${applied.map(named).join(", ")}.`);
+    else print(`Applied ${told(applied)}.`);
   });
 }
 
@@ -39,7 +61,7 @@ async function apply(
   server: Server,
   states: readonly MigrationState[],
   options: MigrateOptions,
-): Promise<{ id: number; name: string }[]> {
+): Promise<Migrated[]> {
   const { hf } = server;
   const what = {
     action: "migrate",
@@ -57,29 +79,36 @@ async function apply(
 
 function warnOfUnknown(states: readonly MigrationState[]): void {
   const unknown = states.filter(({ state }) => state === "unknown");
-  if (unknown.length > 0)
-    note(`Applied by a newer version of Holdfast than this one: ${unknown.map(named).join(", ")}.`);
+  if (unknown.length > 0) note(`Applied by a newer version of Holdfast than this one: ${told(unknown)}.`);
 }
 
 export async function status(options: MigrateOptions): Promise<void> {
   await onServer("migrate", options, async (server) => {
     const migrations = await server.hf.migrations();
-    const missing = migrations.filter(({ state }) => state === "missing");
-    if (missing.length > 0) process.exitCode = exitCodes.no;
+    const due = migrations.filter(isDue);
+    if (due.length > 0) process.exitCode = exitCodes.no;
     if (options.json) {
-      printJson({ migrations, missing: missing.length });
+      printJson({
+        migrations,
+        missing: due.filter(({ state }) => state === "missing").length,
+        outdated: due.filter(({ state }) => state === "outdated").length,
+      });
       return;
     }
     warnOfUnknown(migrations);
     printTable(
       ["id", "state", "name"],
-      migrations.map(({ id, name, state }) => [id, state, shown(name)]),
+      migrations.map((each) => [
+        each.kind === "migration" ? each.id : "routine",
+        each.state,
+        shown(each.name),
+      ]),
     );
     print();
     print(
-      missing.length === 0
+      due.length === 0
         ? "All of them are applied."
-        : `${missing.length} of ${migrations.length} are missing: run holdfast migrate.`,
+        : `${due.length} of ${migrations.length} are missing or outdated: run holdfast migrate.`,
     );
   });
 }
@@ -89,8 +118,9 @@ export async function printSql(options: PrintOptions): Promise<void> {
   const engine = options.engine ?? engineOf(options.url);
   const { hf, close } = await unconnected(engine);
   try {
-    const sql = hf.migrationSql({ from: options.from });
-    if (sql === "")
+    const { from, only } = options;
+    const sql = hf.migrationSql({ from, ...(only && { only }) });
+    if (only !== "routines" && hf.migrationSql({ from, only: "tables" }) === "")
       throw new Failure(`There is no migration ${options.from} of ${engine}: print them all without --from.`);
     if (options.json) printJson({ engine, from: options.from, sql });
     else print(sql.trimEnd());

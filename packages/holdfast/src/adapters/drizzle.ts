@@ -400,7 +400,9 @@ export function fromDrizzle<Client extends DrizzleClient>(
 ): Database<TransactionOf<Client>, SqlConnection> {
   const internals = db as Client & Internals;
   if (!has(db, "transaction", "select") || !("$client" in (db as object)))
-    throw new UsageError("fromDrizzle(db): this is not what drizzle(…) of the package drizzle-orm returns");
+    throw new UsageError(
+      "fromDrizzle(db): this is not what drizzle(…) of the package drizzle-orm, 0.44 or newer, returns",
+    );
   const driver = driverOf(internals, connections);
   const unwrap = unwrapping(driver.unwrap);
   const connectionOf = (tx: DrizzleTransaction) => driver.connection(tx.session.client, tx.session);

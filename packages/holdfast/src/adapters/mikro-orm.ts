@@ -152,7 +152,7 @@ function reachOf(platform: Platform): Reach {
   if (platform.supportsRowLevelSecurity?.()) return onPostgres;
   if (platform.getDefaultCharset?.() === "utf8mb4") return onMysql();
   throw new UnsupportedError(
-    "fromMikroOrm: Holdfast reaches PostgreSQL, MySQL, MariaDB and SQLite through MikroORM",
+    "fromMikroOrm: Holdfast reaches PostgreSQL, MySQL, MariaDB and SQLite through MikroORM 7 or newer",
   );
 }
 

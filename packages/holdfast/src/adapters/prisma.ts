@@ -172,7 +172,33 @@ const noSqlite =
   "transaction rolls back. A check under a lock would see, and be seen by, what others have not committed. Open the file " +
   "by holdfast/better-sqlite3, holdfast/node-sqlite or holdfast/libsql for what must be exact; Prisma can stay for the rest.";
 
-/** A PrismaClient of version 7 on PostgreSQL, MySQL or MariaDB. `tx.client` is Prisma's own typed transaction. */
+/** What a client of Prisma says of itself. */
+interface Told {
+  readonly _activeProvider?: unknown;
+  readonly _clientVersion?: unknown;
+  readonly _engineConfig?: { readonly adapter?: unknown };
+}
+
+function checkVersion({
+  _clientVersion: version,
+  _engineConfig: config,
+  _activeProvider: provider,
+}: Told): void {
+  const major = typeof version === "string" ? Number.parseInt(version, 10) : Infinity;
+  if (major >= 7) return;
+  const why =
+    major < 6
+      ? "Holdfast needs Prisma 6 or newer"
+      : !config?.adapter
+        ? "Prisma 6 without a driver adapter has an engine of its own, with which Holdfast was not tried. Give it one: " +
+          "new PrismaClient({ adapter: new PrismaPg({ connectionString }) }), of @prisma/adapter-pg"
+        : !isPostgres(provider)
+          ? "on MySQL and MariaDB Holdfast needs Prisma 7: the adapter of 6 does not show the connection of a transaction"
+          : undefined;
+  if (why !== undefined) throw new UnsupportedError(`fromPrisma: this is Prisma ${String(version)}; ${why}`);
+}
+
+/** A PrismaClient of version 7 on PostgreSQL, MySQL or MariaDB, or of version 6 with a driver adapter on PostgreSQL. `tx.client` is Prisma's own typed transaction. */
 export function fromPrisma<Client extends PrismaClientLike>(
   client: Client,
 ): Database<TransactionOf<Client>, SqlConnection> {
@@ -184,8 +210,9 @@ export function fromPrisma<Client extends PrismaClientLike>(
   ) {
     throw new UsageError("fromPrisma(client): this is not a PrismaClient");
   }
-  const parts = partsOf(client);
   const original = (client as { _originalClient?: object })._originalClient ?? client;
+  checkVersion(original);
+  const parts = partsOf(client);
   const database: Database<object, SqlConnection> = {
     ...parts,
     join(native) {

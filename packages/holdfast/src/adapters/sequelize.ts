@@ -244,6 +244,9 @@ export function fromSequelize<Client extends SequelizeLike>(
     typeof sequelize.transaction !== "function"
   )
     throw new UsageError("fromSequelize(sequelize): this is not an instance of Sequelize");
+  const { version } = sequelize.constructor as { version?: unknown };
+  if (typeof version === "string" && Number.parseInt(version, 10) < 6)
+    throw new UnsupportedError(`fromSequelize: Holdfast needs Sequelize 6 or newer, and this is ${version}`);
   const dialect = sequelize.getDialect();
   const manager = sequelize.connectionManager as ConnectionManager;
   const reach = reaches[dialect]?.(manager);

@@ -231,11 +231,16 @@ async function undo(runner: Runner, { lost }: SqlConnection): Promise<boolean> {
   }
 }
 
+/** What a manager, a runner or a query belongs to: TypeORM 0.3 calls it `connection`. */
+function sourceOf(thing: unknown): unknown {
+  const { dataSource, connection } = (thing ?? {}) as { dataSource?: unknown; connection?: unknown };
+  return dataSource ?? connection;
+}
+
 /** Of an EntityManager, or the QueryRunner itself. */
 function runnerOf(native: unknown, dataSource: TypeormDataSource): Runner {
   const candidate = native as {
     queryRunner?: Runner;
-    dataSource?: unknown;
     startTransaction?: unknown;
     createQueryRunner?: unknown;
   } | null;
@@ -244,9 +249,10 @@ function runnerOf(native: unknown, dataSource: TypeormDataSource): Runner {
       `this is the ${candidate === dataSource ? "DataSource" : "DataSource's own manager"}; pass the manager that dataSource.transaction(async (manager) => …) hands to its callback, or that of a QueryRunner`,
     );
   }
-  if (typeof candidate !== "object" || candidate === null || !candidate.dataSource)
+  const source = sourceOf(candidate);
+  if (typeof candidate !== "object" || candidate === null || !source)
     throw new NotInTransactionError("this is no EntityManager of TypeORM");
-  if (candidate.dataSource !== dataSource)
+  if (source !== dataSource)
     throw new NotInTransactionError("this EntityManager belongs to another DataSource");
   const runner =
     typeof candidate.startTransaction === "function" ? (native as Runner) : candidate.queryRunner;
@@ -266,7 +272,6 @@ const modes = {
 const onLocked = { nowait: "nowait", skip: "skip_locked", bounded: undefined } as const;
 
 interface SelectQuery {
-  readonly dataSource: unknown;
   readonly expressionMap: {
     readonly queryType: string;
     readonly lockTables?: string[];
@@ -288,11 +293,12 @@ function locking(
   query: unknown,
   lock: (QueryLock & Pick<Reach, "strengths">) | undefined,
 ): (() => Promise<unknown>) | undefined {
-  const { expressionMap, getMany, dataSource: its } = (query ?? {}) as Partial<SelectQuery>;
+  const { expressionMap, getMany } = (query ?? {}) as Partial<SelectQuery>;
   if (typeof expressionMap?.queryType !== "string") return undefined;
   if (expressionMap.queryType !== "select" || typeof getMany !== "function")
     throw new UsageError("tx.rows(query): only a SELECT can lock what it finds");
-  if (its !== dataSource) throw new UsageError("tx.rows(query): this query belongs to another DataSource");
+  if (sourceOf(query) !== dataSource)
+    throw new UsageError("tx.rows(query): this query belongs to another DataSource");
   const select = query as SelectQuery;
   const copy = select.clone();
   // A clone forgets what find options say of relations that are loaded by statements of their own.

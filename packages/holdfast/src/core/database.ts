@@ -10,6 +10,7 @@ import type { LockView } from "./inspect.ts";
 import type { LockRequest } from "./key.ts";
 import type { Leases } from "./leases.ts";
 import type { Replay } from "./replay.ts";
+import type { Remade, Routine, RoutineState } from "./routine.ts";
 import type { Schedules } from "./schedules.ts";
 import type { Statement } from "./sql.ts";
 import type { Stocks } from "./stocks.ts";
@@ -265,6 +266,7 @@ export interface Begun {
  */
 export type Outcome = "committed" | "aborted" | "in progress" | "ended" | "unknown";
 
+/** Tables, and what is in them. Once released it is never edited: a change is another migration. */
 export interface Migration {
   readonly id: number;
   readonly name: string;
@@ -340,5 +342,16 @@ export interface Migrations<C extends Connection> {
   /** Those that were applied, also by a newer version that has more of them. */
   applied(connection: C): Promise<readonly Pick<Migration, "id" | "name">[]>;
   /** Applies what is missing, one process at a time; `begun`: inside a transaction that the client opened. */
-  apply(connection: C, begun: boolean): Promise<readonly Migration[]>;
+  apply(connection: C, begun: boolean): Promise<readonly (Migration | Remade)[]>;
+  /** Absent where an engine has none. */
+  readonly routines?: Routines<C>;
+}
+
+/** What comes after the tables, and may be made again at any time. A changed signature, or meaning, is another name. */
+export interface Routines<C extends Connection> {
+  readonly all: readonly Routine[];
+  /** Makes it, whatever is there, and writes that down: no values, so that it can be printed. */
+  make(routine: Routine): readonly Statement[];
+  /** Of each of them, and of those that a newer version has made. */
+  states(connection: C): Promise<ReadonlyMap<string, RoutineState>>;
 }

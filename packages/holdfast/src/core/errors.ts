@@ -234,7 +234,7 @@ export class SchemaMissingError extends HoldfastError {
   constructor(what: string, cause?: unknown) {
     super(
       "HF_SCHEMA_MISSING",
-      `${what} is not in this database. Call \`await hf.migrate()\` once, or put the SQL of \`hf.migrationSql()\` into your own migrations.`,
+      `${what} is not in this database, or is that of an older version of Holdfast. Call \`await hf.migrate()\` once, or put the SQL of \`hf.migrationSql()\` into your own migrations.`,
       { cause },
     );
   }

@@ -1,4 +1,5 @@
 import { type TracingChannel, channel, tracingChannel } from "node:diagnostics_channel";
+import type { Migrated } from "./routine.ts";
 
 /**
  * What happens inside, for whoever subscribes through `node:diagnostics_channel`. Payloads carry names of keys
@@ -90,7 +91,7 @@ export interface Events {
   "holdfast:queue:lost": { queue: string; worker: number };
   "holdfast:queue:recovered": { jobs: number; queues: readonly string[] };
   "holdfast:queue:trouble": { queue: string; error: unknown };
-  "holdfast:migrated": { id: number; name: string };
+  "holdfast:migrated": Migrated;
 }
 
 /** What each message of a trace has besides. */

@@ -1,15 +1,15 @@
 /** The place in the caller's own code that a call came from. */
 import { dirname } from "node:path";
 import { fileURLToPath } from "node:url";
+import { self } from "./self.ts";
 
 export interface Site {
   /** `file:line:column` of the nearest frame that is neither ours nor a package's, if the stack shows one. */
   readonly place: string | undefined;
 }
 
-const self = fileURLToPath(import.meta.url);
 /** Ours; in a bundle, where everything is one file, nothing can be told apart. */
-const own = /[\\/]core[\\/]site\.[jt]s$/.test(self) ? dirname(dirname(self)) : undefined;
+const own = self && /[\\/]core[\\/]self\.[jt]s$/.test(self) ? dirname(dirname(self)) : undefined;
 /** Frames of a client library between the call and us. */
 const depth = 60;
 

@@ -73,7 +73,7 @@ async function targetOf(place: Place, lock: PrismaLock): Promise<Target> {
   const { scope, schema, delegate, database } = place;
   const model = schema._runtimeDataModel?.models[delegate.$name];
   if (!model) throw new UsageError(`Prisma's client does not say what the model ${delegate.$name} is`);
-  const within = model.schema ?? database;
+  const within = model.schema ?? schemaNamed(schema, delegate.$name) ?? database;
   const table = new Identifier([...(within ? [within] : []), model.dbName ?? delegate.$name]);
   const shape = await scope.work((work) =>
     scope.home.rows.describe(work, table, `${delegate.$name}.find…ForUpdate`, (can) => can.rowLocks),
@@ -95,6 +95,13 @@ async function targetOf(place: Place, lock: PrismaLock): Promise<Target> {
     };
   });
   return { ...place, table, shape, key, lock };
+}
+
+/** Prisma 6 has `@@schema` of a model in the schema's text only. */
+function schemaNamed({ _engineConfig }: Schema, name: string): string | undefined {
+  const text = _engineConfig?.inlineSchema ?? "";
+  const body = new RegExp(`^\\s*model\\s+${name}\\s*\\{([^]*?)^\\s*\\}`, "m").exec(text)?.[1] ?? "";
+  return /^\s*@@schema\("((?:[^"\\]|\\.)*)"\)/m.exec(body)?.[1];
 }
 
 const none: ReadonlyMap<string, string> = new Map();

@@ -3,6 +3,7 @@ import { createRequire } from "node:module";
 import { setImmediate as breathe } from "node:timers/promises";
 import { UsageError } from "../core/errors.ts";
 import { checkMoment, shown } from "../core/input.ts";
+import { self } from "../core/self.ts";
 import { ScheduleError } from "./errors.ts";
 import { checkZone, dayNumber, dayStart } from "./zone.ts";
 
@@ -121,7 +122,7 @@ interface Croner {
 function parse(pattern: string, timezone: string): CronLike {
   let croner: Croner;
   try {
-    croner = createRequire(import.meta.url)("croner") as Croner;
+    croner = createRequire(self ?? "/")("croner") as Croner;
   } catch (error) {
     throw new ScheduleError(
       "HF_CRONER_MISSING",

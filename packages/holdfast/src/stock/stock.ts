@@ -772,10 +772,12 @@ function idOf(name: string, given: string, named: string | undefined): string {
   return named === undefined ? given : checkId("stock", name, given, ownPrefixes);
 }
 
-/** In the order of time, so that the index on them grows at one end. */
-const ours = randomBytes(9).toString("base64url");
+/** Made with the first id: workerd gives nothing random while modules are loaded. */
+let ours: string | undefined;
 let made = 0;
+/** In the order of time, so that the index on them grows at one end. */
 function ownId(): string {
+  ours ??= randomBytes(9).toString("base64url");
   return `${Date.now().toString(36)}-${ours}-${(++made).toString(36)}`;
 }
 

@@ -31,6 +31,8 @@ const failures: Readonly<Record<number, Failure>> = {
   1792: "read-only",
   1836: "read-only",
   1146: "schema-missing",
+  // A column: the table is there, and older than this code.
+  1054: "schema-missing",
   // Killed, shut down, aborted, network, gone away, lost during query, idle for too long.
   1053: "lost",
   1152: "lost",

@@ -3,6 +3,7 @@ import { SchemaMissingError, UnsupportedError } from "../../core/errors.ts";
 import type { Claim, ClaimResult, Grip, LeaseMode, Leases } from "../../core/leases.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import { microseconds, milliseconds } from "./replay.ts";
+import { type Procedure, procedure } from "./routines.ts";
 import { failureOf, insist } from "./waits.ts";
 
 export const leaseTables: readonly Statement[] = [
@@ -48,12 +49,15 @@ export const leaseTables: readonly Statement[] = [
   fence bigint NOT NULL PRIMARY KEY,
   token varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL
 ) ENGINE=InnoDB`,
+];
 
-  // Procedures, so that no lock of theirs waits for a message of a client, which may be stopped between two: the server
-  // would not end its transaction. Looks twice: without a lock first, so that those who look again and again write
-  // nothing and lock nobody out; and under the lock if there is something to do. Each statement has a snapshot, and a
-  // time, of its own.
-  sql`CREATE PROCEDURE IF NOT EXISTS holdfast_take_lease(
+// Procedures, so that no lock of theirs waits for a message of a client, which may be stopped between two: the server
+// would not end its transaction. Looks twice: without a lock first, so that those who look again and again write
+// nothing and lock nobody out; and under the lock if there is something to do. Each statement has a snapshot, and a
+// time, of its own.
+const taking = procedure(
+  "holdfast_take_lease",
+  sql`(
   p_resource varbinary(500), p_name text CHARACTER SET utf8mb4, p_mode varchar(20), p_token varchar(64) CHARACTER SET ascii,
   p_holder varchar(200) CHARACTER SET utf8mb4, p_weight int, p_capacity int, p_ttl bigint, p_line bigint)
 SQL SECURITY INVOKER
@@ -136,10 +140,13 @@ BEGIN
     (SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', l.until) / 1000 FROM holdfast_lease l WHERE l.fence = v_fence) AS until,
     CONCAT((SELECT o.id FROM holdfast_origin o WHERE o.one = 1), '/', DATABASE()) AS origin;
 END`,
+);
 
-  // Never waits for a fenced transaction: it may be the caller's own. What such a transaction has locked is left as
-  // expired, and goes to somebody else after its end.
-  sql`CREATE PROCEDURE IF NOT EXISTS holdfast_release_lease(p_resource varbinary(500), p_token varchar(64) CHARACTER SET ascii, p_least bigint)
+// Never waits for a fenced transaction: it may be the caller's own. What such a transaction has locked is left as
+// expired, and goes to somebody else after its end.
+const releasing = procedure(
+  "holdfast_release_lease",
+  sql`(p_resource varbinary(500), p_token varchar(64) CHARACTER SET ascii, p_least bigint)
 SQL SECURITY INVOKER
 BEGIN
   DECLARE v_fence, v_free bigint;
@@ -164,7 +171,9 @@ BEGIN
   COMMIT;
   SELECT v_waiting IS NOT NULL AS given;
 END`,
-];
+);
+
+export const leaseProcedures: readonly Procedure[] = [taking, releasing];
 
 const now = "UTC_TIMESTAMP(6)";
 
@@ -214,7 +223,7 @@ async function take(connection: SqlConnection, claim: Claim): Promise<ClaimResul
     micro(ttlMs),
     micro(lineMs),
   ];
-  const row = await call(connection, sql`CALL holdfast_take_lease(${sql.join(args)})`);
+  const row = await call(connection, sql`CALL ${taking.called}(${sql.join(args)})`);
   if (row?.fence === null || row?.fence === undefined) {
     const free = row?.free;
     return {
@@ -297,7 +306,7 @@ export const leases: Leases<SqlConnection> = {
     const args = [Buffer.from(resource), token, micro(atLeastMs)];
     const row = await explained(
       connection,
-      call(connection, sql`CALL holdfast_release_lease(${sql.join(args)})`),
+      call(connection, sql`CALL ${releasing.called}(${sql.join(args)})`),
     );
     return Number(row?.given) === 1;
   },

@@ -1,9 +1,11 @@
 import type { Migration, Migrations, SqlConnection } from "../../core/database.ts";
 import { UnsupportedError } from "../../core/errors.ts";
+import { makeStale } from "../../core/routine.ts";
 import { sql } from "../../core/sql.ts";
 import { render } from "./dialect.ts";
-import { leaseTables } from "./leases.ts";
+import { leaseProcedures, leaseTables } from "./leases.ts";
 import { replayTable } from "./replay.ts";
+import { routinesOf } from "./routines.ts";
 import { transactionProcedures } from "./transactions.ts";
 
 const migrationTable = sql`CREATE TABLE IF NOT EXISTS holdfast_migration (
@@ -34,8 +36,11 @@ const all: readonly Migration[] = [
   },
   { id: 3, name: "leases", statements: leaseTables },
   { id: 4, name: "once", statements: replayTable },
-  { id: 5, name: "transactions in fewer round trips", statements: transactionProcedures },
+  // It was made of procedures, which are no part of migrations any more.
+  { id: 5, name: "transactions in fewer round trips", statements: [] },
 ];
+
+const routines = routinesOf([...leaseProcedures, ...transactionProcedures]);
 
 /** "Duplicate column name": whoever ran this statement before us did not come to say so. */
 const there = 1060;
@@ -46,18 +51,6 @@ const name = sql`CONCAT('holdfast:', LEFT(SHA2(CONCAT(DATABASE(), ':migrate'), 2
 /** A procedure has semicolons of its own: the mysql command, and tools like it, must be told which one is its end. */
 function printed(text: string): string {
   return text.startsWith("CREATE PROCEDURE") ? `DELIMITER //\n${text}//\nDELIMITER ;` : `${text};`;
-}
-
-/** Dumps leave procedures out unless they are told to (mysqldump --routines), while the record of migrations is in them. */
-async function restoreProcedures(connection: SqlConnection): Promise<void> {
-  const { rows } = await connection.query(
-    sql`SELECT routine_name AS name FROM information_schema.routines WHERE routine_schema = DATABASE()`,
-  );
-  const found = new Set(rows.map((row) => String(row.name)));
-  for (const statement of all.flatMap(({ statements }) => statements)) {
-    const procedure = /^CREATE PROCEDURE IF NOT EXISTS (\w+)/.exec(render(statement).text)?.[1];
-    if (procedure !== undefined && !found.has(procedure)) await connection.query(statement);
-  }
 }
 
 async function read(connection: SqlConnection): Promise<Pick<Migration, "id" | "name">[]> {
@@ -71,6 +64,7 @@ function unlessThere(error: unknown): void {
 
 export const migrations: Migrations<SqlConnection> = {
   all,
+  routines,
   print: (statement) => printed(render(statement).text),
   record: ({ id, name: named }) =>
     sql.raw(`INSERT IGNORE INTO holdfast_migration (id, name) VALUES (${id}, '${named}')`),
@@ -94,8 +88,7 @@ export const migrations: Migrations<SqlConnection> = {
         for (const statement of migration.statements) await connection.query(statement).catch(unlessThere);
         await connection.query(migrations.record(migration));
       }
-      await restoreProcedures(connection);
-      return missing;
+      return [...missing, ...(await makeStale(connection, routines))];
     } finally {
       if (!connection.lost.aborted) await connection.query(sql`SELECT RELEASE_LOCK(${name})`);
     }

@@ -9,8 +9,9 @@ import {
   UnsupportedError,
 } from "../../core/errors.ts";
 import type { LockRequest } from "../../core/key.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { sql } from "../../core/sql.ts";
 import { counted, explain, heldName, readOnlyLock, takeRows } from "./locks.ts";
+import { type Procedure, procedure } from "./routines.ts";
 import { failureOf, isMissing } from "./waits.ts";
 
 /**
@@ -28,8 +29,9 @@ const begun = "holdfast_begun";
  * SKIP LOCKED, as MariaDB has no NOWAIT in procedures. The answer is an error, not a number of rows: that of a call is
  * the last statement's on MySQL, and the sum of all on MariaDB. It has the number of NOWAIT's own.
  */
-export const transactionProcedures: readonly Statement[] = [
-  sql`CREATE PROCEDURE IF NOT EXISTS holdfast_begin(p_id varbinary(64))
+const beginning = procedure(
+  "holdfast_begin",
+  sql`(p_id varbinary(64))
 SQL SECURITY INVOKER
 BEGIN
   DECLARE v_id varbinary(64);
@@ -42,10 +44,13 @@ BEGIN
     SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = 3572, MESSAGE_TEXT = 'holdfast: the lock is not there, or not free';
   END IF;
 END`,
+);
 
-  // To turn autocommit on commits, and it is on only if that succeeded: should the call be ended half-way, it tells. The
-  // isolation level of this transaction is forgotten with COMMIT only, on MariaDB.
-  sql`CREATE PROCEDURE IF NOT EXISTS holdfast_commit()
+// To turn autocommit on commits, and it is on only if that succeeded: should the call be ended half-way, it tells. The
+// isolation level of this transaction is forgotten with COMMIT only, on MariaDB.
+const committing = procedure(
+  "holdfast_commit",
+  sql`()
 SQL SECURITY INVOKER
 BEGIN
   RELEASE SAVEPOINT ${sql.raw(begun)};
@@ -54,7 +59,9 @@ BEGIN
   END IF;
   COMMIT;
 END`,
-];
+);
+
+export const transactionProcedures: readonly Procedure[] = [beginning, committing];
 
 const levels = {
   "read uncommitted": "READ-UNCOMMITTED",
@@ -96,7 +103,7 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Gran
 /** Resolves to whether the lock was there, and free. */
 async function beginWith(connection: SqlConnection, { key }: LockRequest): Promise<boolean> {
   try {
-    await connection.query(sql`CALL holdfast_begin(${key.id})`);
+    await connection.query(sql`CALL ${beginning.called}(${key.id})`);
     return true;
   } catch (error) {
     if (isMissing(connection, error)) throw new SchemaMissingError("The procedure holdfast_begin", error);
@@ -136,7 +143,7 @@ export async function end(
  */
 async function endByCall(connection: SqlConnection): Promise<"clean" | "committed" | "not committed"> {
   try {
-    await connection.query(sql.raw("CALL holdfast_commit()"));
+    await connection.query(sql`CALL ${committing.called}()`);
     return "clean";
   } catch (error) {
     // The savepoint, or the procedure itself.

@@ -18,6 +18,8 @@ const failures: Readonly<Record<string, Failure>> = {
   "3F000": "schema-missing",
   "42P01": "schema-missing",
   "42883": "schema-missing",
+  // A column, also of what a function returns: it is there, and older than this code.
+  "42703": "schema-missing",
   // Terminated, crashed, starting up or shutting down.
   "57P01": "lost",
   "57P02": "lost",

@@ -26,12 +26,6 @@ export const leaseTables: readonly Statement[] = [
   // Tells this database from others, and, with its oid, from copies made of it as a template.
   sql`CREATE TABLE IF NOT EXISTS holdfast.origin (id uuid PRIMARY KEY)`,
   sql`INSERT INTO holdfast.origin (id) SELECT gen_random_uuid() WHERE NOT EXISTS (SELECT FROM holdfast.origin)`,
-  sql`CREATE OR REPLACE FUNCTION holdfast.lease_origin() RETURNS text
-LANGUAGE sql STABLE
-AS $function$
-  SELECT coalesce(min(o.id::text), '') || '/' || (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-  FROM holdfast.origin o
-$function$`,
 
   // Claims on one resource are decided one at a time, under the lock of its row here. `given`: the newest fence given;
   // written with every grant, so that under REPEATABLE READ an old snapshot fails instead of deciding. `seen`: the
@@ -57,6 +51,15 @@ $function$`,
   until timestamptz NOT NULL,
   PRIMARY KEY (resource, fence)
 ) WITH (fillfactor = 70)`,
+];
+
+export const leaseRoutines: readonly Statement[] = [
+  sql`CREATE OR REPLACE FUNCTION holdfast.lease_origin() RETURNS text
+LANGUAGE sql STABLE
+AS $function$
+  SELECT coalesce(min(o.id::text), '') || '/' || (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+  FROM holdfast.origin o
+$function$`,
 
   // Looks twice: without a lock first, so that those who look again and again write nothing and lock nobody out; and
   // under the lock if there is something to do. Each statement of it has a snapshot of its own.

@@ -648,7 +648,7 @@ LANGUAGE sql AS $function$
   SELECT count(*) FROM gone
 $function$`;
 
-export const queueFunctions: readonly Statement[] = [
+export const queueRoutines: readonly Statement[] = [
   open,
   know,
   add,

@@ -12,7 +12,7 @@ import { upkeep } from "./quota-upkeep.ts";
  * No index on what changes, and half of each page left free, so that an update stays on its page (HOT).
  * `since`: when what `used` counts began: the window, the last refill, the newest of the `parts`, the last entry.
  */
-const tables: readonly Statement[] = [
+export const quotaTables: readonly Statement[] = [
   sql`CREATE TABLE IF NOT EXISTS holdfast.quota_bucket (
   id bigint GENERATED ALWAYS AS IDENTITY,
   quota text COLLATE "C" NOT NULL,
@@ -53,13 +53,6 @@ const tables: readonly Statement[] = [
   PRIMARY KEY (bucket, version),
   UNIQUE (bucket, id)
 )`,
-  // The ledger as people read it: used = used of the version before - forgotten + delta; held and credit after it.
-  // A line of kind 'rollup' stands for those from version first to its own.
-  sql`CREATE OR REPLACE VIEW holdfast.quota_entry AS
-  SELECT b.quota, b.subject, l.version, l.kind, l.id, l.entry, l.amount, coalesce(l.delta, l.amount) AS delta,
-    coalesce(l.forgotten, 0) AS forgotten, coalesce(l.refunded, 0) AS refunded, l.used, coalesce(l.held, 0) AS held,
-    coalesce(l.credit, 0) AS credit, l.max, l.since, l.at, coalesce(l.first, l.version) AS first, l.drains, l.details
-  FROM holdfast.quota_line l JOIN holdfast.quota_bucket b ON b.id = l.bucket`,
   sql`CREATE TABLE IF NOT EXISTS holdfast.quota_hold (
   quota text COLLATE "C" NOT NULL,
   subject text COLLATE "C" NOT NULL,
@@ -79,6 +72,16 @@ const tables: readonly Statement[] = [
   PRIMARY KEY (quota, subject, id)
 )`,
 ];
+
+/**
+ * The ledger as people read it: used = used of the version before - forgotten + delta; held and credit after it. A line
+ * of kind 'rollup' stands for those from version first to its own.
+ */
+const entries = sql`CREATE OR REPLACE VIEW holdfast.quota_entry AS
+  SELECT b.quota, b.subject, l.version, l.kind, l.id, l.entry, l.amount, coalesce(l.delta, l.amount) AS delta,
+    coalesce(l.forgotten, 0) AS forgotten, coalesce(l.refunded, 0) AS refunded, l.used, coalesce(l.held, 0) AS held,
+    coalesce(l.credit, 0) AS credit, l.max, l.since, l.at, coalesce(l.first, l.version) AS first, l.drains, l.details
+  FROM holdfast.quota_line l JOIN holdfast.quota_bucket b ON b.id = l.bucket`;
 
 /** What is left of a bucket's use now; parts of a sliding window that have passed are gone. */
 const roll = sql`CREATE OR REPLACE FUNCTION holdfast.quota_roll(INOUT b holdfast.quota_bucket, rule jsonb, max bigint, moment timestamptz)
@@ -237,8 +240,8 @@ LANGUAGE sql STABLE AS $function$
   ) e WHERE e.gone >= need ORDER BY e.at LIMIT 1
 $function$`;
 
-export const quotaTables: readonly Statement[] = [
-  ...tables,
+export const quotaRoutines: readonly Statement[] = [
+  entries,
   roll,
   reap,
   drain,

@@ -38,7 +38,9 @@ export const scheduleTables: readonly Statement[] = [
 ) WITH (fillfactor = 70)`,
   sql`CREATE INDEX IF NOT EXISTS schedule_run_open ON holdfast.schedule_run (schedule, tick)
   WHERE state IN ('running', 'waiting')`,
+];
 
+export const scheduleRoutines: readonly Statement[] = [
   // Looks twice: without a lock first, so that those who come too late write nothing; then under the lock of the
   // schedule's row, if nobody else has it. Each statement of it has a snapshot of its own; where it has not (REPEATABLE
   // READ), a row that has changed since is a serialization failure, which is why every decision writes that row.

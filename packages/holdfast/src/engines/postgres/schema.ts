@@ -1,19 +1,36 @@
 import type { Migration, Migrations, SqlConnection } from "../../core/database.ts";
 import { key } from "../../core/key.ts";
+import { type Remade, makeStale } from "../../core/routine.ts";
 import { sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
 import { auditTable } from "./audit.ts";
 import { render } from "./dialect.ts";
 import { waiting } from "./keys.ts";
-import { leaseTables } from "./leases.ts";
+import { leaseRoutines, leaseTables } from "./leases.ts";
 import { lockRowTable } from "./lock-rows.ts";
 import { isTrue } from "./probe.ts";
-import { queueFunctions } from "./queue-functions.ts";
+import { queueRoutines } from "./queue-functions.ts";
 import { queueTables } from "./queue-schema.ts";
-import { quotaHistory, quotaTables } from "./quota-schema.ts";
-import { stockHistory, stockTables } from "./stock-schema.ts";
+import { quotaHistory, quotaRoutines, quotaTables } from "./quota-schema.ts";
 import { replayTable } from "./replay.ts";
-import { scheduleTables } from "./schedule-schema.ts";
+import { routineTable, routinesOf } from "./routines.ts";
+import { scheduleRoutines, scheduleTables } from "./schedule-schema.ts";
+import { stockHistory, stockRoutines, stockTables } from "./stock-schema.ts";
+
+/** The same as key(…) in JavaScript: parts prefixed by their length in bytes, SHA-256, the first 8 bytes. */
+const keyRoutine = sql`CREATE OR REPLACE FUNCTION holdfast.key(VARIADIC parts text[]) RETURNS bigint
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+AS $function$
+BEGIN
+  IF coalesce(cardinality(parts), 0) = 0 OR array_position(parts, NULL) IS NOT NULL OR array_position(parts, '') IS NOT NULL THEN
+    RAISE EXCEPTION 'holdfast.key: a part is missing or empty' USING ERRCODE = 'null_value_not_allowed',
+      HINT = 'A missing id would lock everybody out, or lock the wrong thing.';
+  END IF;
+  RETURN (SELECT ('x' || encode(substring(sha256(convert_to(
+    string_agg(octet_length(convert_to(part, 'UTF8'))::text || ':' || part, '' ORDER BY position), 'UTF8')) FROM 1 FOR 8), 'hex'))::bit(64)::bigint
+    FROM unnest(parts) WITH ORDINALITY AS p (part, position));
+END
+$function$`;
 
 const all: readonly Migration[] = [
   {
@@ -26,20 +43,6 @@ const all: readonly Migration[] = [
   name text NOT NULL,
   applied_at timestamptz NOT NULL DEFAULT now()
 )`,
-      // The same as key(…) in JavaScript: parts prefixed by their length in bytes, SHA-256, the first 8 bytes.
-      sql`CREATE OR REPLACE FUNCTION holdfast.key(VARIADIC parts text[]) RETURNS bigint
-LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
-AS $function$
-BEGIN
-  IF coalesce(cardinality(parts), 0) = 0 OR array_position(parts, NULL) IS NOT NULL OR array_position(parts, '') IS NOT NULL THEN
-    RAISE EXCEPTION 'holdfast.key: a part is missing or empty' USING ERRCODE = 'null_value_not_allowed',
-      HINT = 'A missing id would lock everybody out, or lock the wrong thing.';
-  END IF;
-  RETURN (SELECT ('x' || encode(substring(sha256(convert_to(
-    string_agg(octet_length(convert_to(part, 'UTF8'))::text || ':' || part, '' ORDER BY position), 'UTF8')) FROM 1 FOR 8), 'hex'))::bit(64)::bigint
-    FROM unnest(parts) WITH ORDINALITY AS p (part, position));
-END
-$function$`,
     ],
   },
   { id: 2, name: "lock rows", statements: lockRowTable },
@@ -48,15 +51,26 @@ $function$`,
   { id: 5, name: "quota", statements: quotaTables },
   { id: 6, name: "stock", statements: stockTables },
   { id: 7, name: "schedule", statements: scheduleTables },
-  { id: 8, name: "queue", statements: [...queueTables, ...queueFunctions] },
+  { id: 8, name: "queue", statements: queueTables },
   { id: 9, name: "audit", statements: auditTable },
   { id: 10, name: "history", statements: [...quotaHistory, ...stockHistory] },
+  { id: 11, name: "routines", statements: routineTable },
 ];
+
+const routines = routinesOf([
+  keyRoutine,
+  ...leaseRoutines,
+  ...quotaRoutines,
+  ...stockRoutines,
+  ...scheduleRoutines,
+  ...queueRoutines,
+]);
 
 const one = [{ key: key("holdfast", "migrate"), mode: "exclusive" }] as const;
 
 export const migrations: Migrations<SqlConnection> = {
   all,
+  routines,
   print: (statement) => `${render(statement).text};`,
   record: ({ id, name }) =>
     sql.raw(
@@ -80,7 +94,10 @@ export const migrations: Migrations<SqlConnection> = {
 /** Something of that name is there already, or came meanwhile. */
 const collisions = new Set(["23505", "42P06", "42P07", "42710", "42723", "XX000", "40P01"]);
 
-async function applyOnce(connection: SqlConnection, begun: boolean): Promise<readonly Migration[]> {
+async function applyOnce(
+  connection: SqlConnection,
+  begun: boolean,
+): Promise<readonly (Migration | Remade)[]> {
   if (!begun) await connection.query(sql.raw("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"));
   try {
     await connection.query(sql.raw("SELECT set_config('lock_timeout', '60000', true)"));
@@ -95,8 +112,9 @@ async function applyOnce(connection: SqlConnection, begun: boolean): Promise<rea
       for (const statement of migration.statements) await connection.query(statement);
       await connection.query(migrations.record(migration));
     }
+    const remade = await makeStale(connection, routines);
     if (!begun) await connection.query(sql.raw("COMMIT"));
-    return missing;
+    return [...missing, ...remade];
   } catch (error) {
     if (!begun && !connection.lost.aborted) await connection.query(sql.raw("ROLLBACK")).catch(() => {});
     throw error;

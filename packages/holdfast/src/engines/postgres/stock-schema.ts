@@ -10,7 +10,7 @@ import { deciding } from "./stock-decide.ts";
  * No index on what changes, and half of each page left free, so that an update stays on its page (HOT). Movements refer to
  * a level by number: 13 µs per row, where the two texts took 17.
  */
-const tables: readonly Statement[] = [
+export const stockTables: readonly Statement[] = [
   // elsewhere: what is on hand is kept in a table of the caller's, and this is what it was after our last movement.
   sql`CREATE TABLE IF NOT EXISTS holdfast.stock_level (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -104,7 +104,7 @@ BEGIN
 END
 $function$`;
 
-export const stockTables: readonly Statement[] = [...tables, levelAt, ...deciding];
+export const stockRoutines: readonly Statement[] = [levelAt, ...deciding];
 
 /** Since migration 10: pages of one SKU's history, by time. */
 export const stockHistory: readonly Statement[] = [

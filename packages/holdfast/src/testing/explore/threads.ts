@@ -5,9 +5,10 @@
  */
 import { existsSync, readdirSync } from "node:fs";
 import { extname, isAbsolute } from "node:path";
-import { fileURLToPath, pathToFileURL } from "node:url";
+import { pathToFileURL } from "node:url";
 import { Worker } from "node:worker_threads";
 import { UnsupportedError, UsageError, message } from "../../core/errors.ts";
+import { self } from "../../core/self.ts";
 import { Actor, type Stage, type Step, step } from "./actor.ts";
 import { type Asked, type Given, type Said, type Verdict, flag, flags, revived, verdict } from "./verdict.ts";
 
@@ -46,7 +47,7 @@ function urlOf(module: URL | string): URL {
   throw new UsageError(`inThread("${module}"): say where it is: new URL("${module}", import.meta.url)`);
 }
 
-const extension = extname(fileURLToPath(import.meta.url));
+const extension = extname(self ?? "");
 const source = "holdfast-source";
 
 /** Engines that can hold synchronous clients back have a file for it: the shared code knows none of them by name. */
@@ -61,6 +62,10 @@ function engines(): string[] {
 
 /** What the thread runs: a text, since a library cannot name the caller's module in an import of its own. */
 function program(module: URL): URL {
+  if (!URL.canParse(import.meta.url))
+    throw new UnsupportedError(
+      "inThread: a thread needs the files of Holdfast, and here it is part of a bundle",
+    );
   const held = engines();
   const lines = [
     `import { serve } from ${JSON.stringify(new URL(`./thread${extension}`, import.meta.url).href)};`,

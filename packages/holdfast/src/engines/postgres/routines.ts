@@ -1,0 +1,71 @@
+import type { Routines, SqlConnection } from "../../core/database.ts";
+import { type Routine, type RoutineState, checksum } from "../../core/routine.ts";
+import { type Statement, sql } from "../../core/sql.ts";
+import { render } from "./dialect.ts";
+
+/**
+ * Grows by one with each release whose routines are not those of the release before. Processes of the older one, which
+ * migrate too when they start, leave alone what a newer one has made.
+ */
+const revision = 1;
+
+export const routineTable: readonly Statement[] = [
+  sql`CREATE TABLE IF NOT EXISTS holdfast.routine (
+  name text PRIMARY KEY,
+  checksum text NOT NULL,
+  revision integer NOT NULL,
+  applied_at timestamptz NOT NULL DEFAULT now()
+)`,
+];
+
+function routine(statement: Statement): Routine {
+  const { text } = render(statement);
+  const name = /^CREATE OR REPLACE (?:FUNCTION|VIEW) (holdfast\.\w+)/.exec(text)?.[1];
+  if (name === undefined) throw new Error(`no routine: ${text.slice(0, 80)}`);
+  return { name, checksum: checksum(text), statement };
+}
+
+async function states(
+  connection: SqlConnection,
+  all: readonly Routine[],
+): Promise<Map<string, RoutineState>> {
+  const { rows: there } = await connection.query(
+    sql.raw(`SELECT 'holdfast.' || p.proname AS name FROM pg_proc p WHERE p.pronamespace = to_regnamespace('holdfast')
+UNION ALL SELECT 'holdfast.' || c.relname FROM pg_class c
+  WHERE c.relnamespace = to_regnamespace('holdfast') AND (c.relkind = 'v' OR c.relname = 'routine')`),
+  );
+  const found = new Set(there.map(({ name }) => String(name)));
+  const { rows } = found.has("holdfast.routine")
+    ? await connection.query(sql.raw("SELECT name, checksum, revision FROM holdfast.routine"))
+    : { rows: [] };
+  const made = new Map(
+    rows.map((row) => [String(row.name), { sum: String(row.checksum), revision: Number(row.revision) }]),
+  );
+  const isNewer = (name: string) => (made.get(name)?.revision ?? 0) > revision;
+  const state = ({ name, checksum: sum }: Routine): RoutineState => {
+    if (!found.has(name)) return "missing";
+    if (made.get(name)?.sum === sum) return "applied";
+    return isNewer(name) ? "unknown" : "outdated";
+  };
+  const others = [...made.keys()].filter((name) => isNewer(name) && found.has(name));
+  return new Map([
+    ...others.map((name): [string, RoutineState] => [name, "unknown"]),
+    ...all.map((each): [string, RoutineState] => [each.name, state(each)]),
+  ]);
+}
+
+/** Replaced as they are: calls that run go on with the old text, the next ones have the new one. */
+export function routinesOf(statements: readonly Statement[]): Routines<SqlConnection> {
+  const all = statements.map(routine);
+  return {
+    all,
+    make: ({ name, checksum: sum, statement }) => [
+      statement,
+      sql.raw(
+        `INSERT INTO holdfast.routine (name, checksum, revision) VALUES ('${name}', '${sum}', ${revision})
+ON CONFLICT (name) DO UPDATE SET checksum = excluded.checksum, revision = excluded.revision, applied_at = now()`,
+      ),
+    ],
+    states: (connection) => states(connection, all),
+  };
+}
