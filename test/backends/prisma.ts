@@ -31,6 +31,7 @@ export async function openPrisma6(url: string): Promise<ConformanceSite> {
   return {
     database: fromPrisma(prisma),
     ownTransaction: (body) => prisma.$transaction((tx) => body(tx), patient),
+    send: sendPrisma,
     withIdle: (body) => body({ $queryRawUnsafe: prisma.$queryRawUnsafe.bind(prisma) }),
     close: () => prisma.$disconnect(),
   };

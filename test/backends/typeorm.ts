@@ -49,7 +49,9 @@ interface Source<Manager> extends TypeormDataSource {
   destroy(): Promise<void>;
 }
 
-async function siteOf<Manager>(dataSource: Source<Manager>): Promise<ConformanceSite<Manager>> {
+async function siteOf<Manager extends { query(text: string): Promise<unknown> }>(
+  dataSource: Source<Manager>,
+): Promise<ConformanceSite<Manager>> {
   const { fromTypeorm } = await import("holdfast/typeorm");
   await dataSource.initialize();
   return {

@@ -77,7 +77,10 @@ interface Config {
   readonly accessMode?: "read only";
 }
 
-type Body = (tx: DrizzleTransaction, lent?: { begun?: boolean; seal?(): void }) => Promise<void>;
+type Body = (
+  tx: DrizzleTransaction,
+  lent?: { begun?: boolean; seal?(): void | Promise<void> },
+) => Promise<void>;
 
 /** What Drizzle keeps its driver's client in. */
 interface Session {

@@ -348,7 +348,7 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
             withholding?.end();
             await body({
               connection,
-              native: em as never,
+              native: em,
               begun: !withholding?.withheld,
               seal: () => held.seen?.seal(),
             });

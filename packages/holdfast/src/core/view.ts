@@ -77,11 +77,11 @@ export function view<T extends object>(
             let fail!: (error: Error) => void;
             const failed = new Promise<never>((_, reject) => (fail = reject));
             failures.add(fail);
-            const done = () => {
+            const settle = () => {
               running.delete(made);
               failures.delete(fail);
             };
-            made.then(done, done);
+            made.then(settle, settle);
             const answer: Promise<unknown> = Promise.race([made, failed]);
             return makers.includes(String(name)) ? answer.then(shown) : answer;
           }
