@@ -1,6 +1,9 @@
 /** Small pools, full pools, silent networks: nothing may wait for ever, and nothing may be left behind. */
+import { execFile } from "node:child_process";
 import { getEventListeners } from "node:events";
 import { setTimeout as delay } from "node:timers/promises";
+import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
 import { ConnectionLostError, type Holdfast, holdfast, key, sql } from "holdfast";
 import { drizzle } from "drizzle-orm/node-postgres";
 import { fromDrizzle } from "holdfast/drizzle";
@@ -12,6 +15,7 @@ import { Client, Pool } from "pg";
 import postgres from "postgres";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
+import { backendNamed } from "./backends.ts";
 import { type Proxy, startProxy } from "./harness/proxy.ts";
 
 let database: TestDatabase;
@@ -75,6 +79,49 @@ describe("a network that falls silent", () => {
   });
 });
 
+describe("clients that write COMMIT themselves, and a network that falls silent in it", () => {
+  const clients = [
+    "Prisma",
+    "Drizzle",
+    "Kysely",
+    "Kysely with its pool",
+    "Knex",
+    "TypeORM",
+    "MikroORM",
+    "Sequelize",
+  ];
+  test.concurrent.for(clients)("%s: the call ends", async (name, { expect }) => {
+    const proxy = await startProxy({ port: Number(new URL(database.url).port) });
+    const site = await backendNamed(name).open(proxy.url(database.url));
+    const hf = holdfast(site.database);
+    await hf.transaction(async () => {});
+    let armed = false;
+    let stalled = false;
+    proxy.cutWhen((direction, chunk) => {
+      if (!armed || direction !== "to-server" || !/\bcommit\b/i.test(chunk.toString("latin1"))) return "pass";
+      armed = false;
+      stalled = true;
+      return "stall";
+    });
+    const outcome = await hf
+      .transaction({ deadline: 500, retry: false }, async (tx) => {
+        await tx.query(sql`SELECT 1 AS one`);
+        armed = true;
+      })
+      .then(
+        () => "resolved",
+        (error: unknown) => (error as { code?: string }).code,
+      );
+    expect(stalled).toBe(true);
+    // The server has ended it, by the same deadline.
+    expect(outcome).toBeOneOf(["HF_CONNECTION_LOST", "HF_DEADLINE"]);
+    expect(await hf.transaction({ deadline: 20_000 }, async () => "next")).toBe("next");
+    // First: a pool waits for a connection that it cannot end.
+    await proxy.close();
+    await site.close();
+  });
+});
+
 test.for<[string, (pool: Pool) => Holdfast<unknown>]>([
   ["pg", (pool) => holdfast(fromPg(pool))],
   ["Drizzle", (pool) => holdfast(fromDrizzle(drizzle({ client: pool })))],
@@ -91,7 +138,40 @@ test.for<[string, (pool: Pool) => Holdfast<unknown>]>([
   await pool.end();
 });
 
+test("a session that ends in one breath with its greeting ends no process", async () => {
+  const { stdout } = await promisify(execFile)(process.execPath, [
+    "--conditions=holdfast-source",
+    fileURLToPath(new URL("./workers/one-breath.ts", import.meta.url)),
+    database.url,
+  ]);
+  expect(stdout.trim()).toBe("HF_CONNECTION_LOST");
+});
+
 describe("a small pool", () => {
+  test.for<[string, () => { hf: Holdfast<unknown>; end(): Promise<unknown> }]>([
+    [
+      "pg",
+      () => {
+        const pool = pgPool(1);
+        return { hf: holdfast(fromPg(pool)), end: () => pool.end() };
+      },
+    ],
+    [
+      "postgres.js",
+      () => {
+        const pool = postgres(database.url, { max: 1 });
+        return { hf: holdfast(fromPostgres(pool)) as Holdfast<unknown>, end: () => pool.end() };
+      },
+    ],
+  ])("%s: of one connection nobody asks for a second", async ([, open]) => {
+    const { hf, end } = open();
+    const { sessionLocks } = await hf.capabilities();
+    expect(sessionLocks).toMatchObject({ why: expect.stringContaining("one connection") });
+    await expect(hf.hold(key("one"))).rejects.toMatchObject({ code: "HF_UNSUPPORTED" });
+    await hf.transaction({ lock: key("one") }, async () => {});
+    await end();
+  });
+
   test("lost COMMIT answers are looked up although every connection was lost", async () => {
     const proxy = await startProxy({ port: Number(new URL(database.url).port) });
     const pool = pgPool(2, proxy.url(database.url));

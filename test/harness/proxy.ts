@@ -4,9 +4,10 @@ export type Direction = "to-server" | "to-client";
 
 /**
  * What to do with a chunk: "pass" it on; "cut-before" it gets there; with "drop-answer", pass it on and cut when the
- * other side answers, so that the answer is lost after the deed is done; or "hold" it back and freeze, until `thaw`.
+ * other side answers, so that the answer is lost after the deed is done; "hold" it back and freeze, until `thaw`; or
+ * "stall" this connection alone, for good.
  */
-export type Verdict = "pass" | "cut-before" | "drop-answer" | "hold";
+export type Verdict = "pass" | "cut-before" | "drop-answer" | "hold" | "stall";
 
 export interface Proxy {
   readonly port: number;
@@ -126,6 +127,7 @@ class Link {
   readonly #closed: () => void;
   #spoke: Direction | undefined;
   #dropping: Direction | undefined;
+  #stalled = false;
 
   constructor(state: State, client: Socket, upstream: Socket, closed: () => void) {
     this.#state = state;
@@ -135,7 +137,8 @@ class Link {
   }
 
   #join(from: Socket, direction: Direction, to: Socket): Lane {
-    const lane = new Lane(this.#state, (chunk) => {
+    const frozen = () => this.#stalled || this.#state.frozen;
+    const lane = new Lane(this.#state, frozen, (chunk) => {
       if (chunk !== null) return this.#pass(direction, chunk, to);
       to.end();
       return true;
@@ -157,8 +160,9 @@ class Link {
   /** False: it is to be kept. */
   #pass(direction: Direction, chunk: Buffer, to: Socket): boolean {
     const verdict = this.#dropping === direction ? "cut-before" : this.#state.verdict(direction, chunk);
-    if (verdict === "hold") {
-      this.#state.frozen = true;
+    if (verdict === "hold" || verdict === "stall") {
+      if (verdict === "hold") this.#state.frozen = true;
+      else this.#stalled = true;
       return false;
     }
     if (verdict === "cut-before") {
@@ -195,13 +199,15 @@ class Link {
 /** One direction of a connection: a queue whose entries come out in order, each after its delay. */
 class Lane {
   readonly #state: State;
+  readonly #frozen: () => boolean;
   readonly #deliver: (chunk: Buffer | null) => boolean;
   readonly #queue: { due: number; chunk: Buffer | null }[] = [];
   #timer: NodeJS.Timeout | undefined;
   #stopped = false;
 
-  constructor(state: State, deliver: (chunk: Buffer | null) => boolean) {
+  constructor(state: State, frozen: () => boolean, deliver: (chunk: Buffer | null) => boolean) {
     this.#state = state;
+    this.#frozen = frozen;
     this.#deliver = deliver;
   }
 
@@ -216,7 +222,7 @@ class Lane {
     this.#timer = undefined;
     for (;;) {
       const head = this.#queue[0];
-      if (head === undefined || this.#stopped || this.#state.frozen) return;
+      if (head === undefined || this.#stopped || this.#frozen()) return;
       const wait = head.due - performance.now();
       if (wait > 0) {
         this.#timer = setTimeout(() => this.run(), wait);

@@ -41,6 +41,7 @@ import {
   joinedPostgres,
   listenPostgres,
   pinnedPostgres,
+  roomOfPostgres,
   unwrapPostgres,
 } from "../drivers/postgres.ts";
 import {
@@ -183,6 +184,7 @@ function onPostgres(db: Internals, sql: PostgresPool): Driver {
       };
     },
     connection: (client) => joinedPostgres(client as PostgresSql),
+    room: () => roomOfPostgres(sql),
     listen: (channel, wake, signal) =>
       listenPostgres(sql as unknown as PostgresListening, channel, wake, signal),
     unwrap: unwrapPostgres,

@@ -19,6 +19,7 @@ import {
   endPg,
   isPgPool,
   listenPg,
+  listenToClients,
   pgConnection,
   roomOfPg,
   withholdBegin,
@@ -126,6 +127,7 @@ export interface KyselyOptions {
 /** On a pool of pg that we know: as Kysely has it, but with the driver's own connection for what we send. */
 function onPool(db: KyselyClient, pool: PgPool): Partial<Database<never, SqlConnection>> {
   const { options } = pool as { options?: object };
+  listenToClients(pool);
   revealRaws(db, pool, "connect");
   return {
     connect: (purpose) => checkOutPg(pool, options, purpose) as Promise<never>,

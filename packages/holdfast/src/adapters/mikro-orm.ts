@@ -37,6 +37,7 @@ import {
   type PgPooled,
   checkOutPg,
   listenPg,
+  listenToClients,
   pgConnection,
   roomOfPg,
   unwrapPg,
@@ -100,6 +101,8 @@ interface Reach {
   /** The method by which the pool gives out connections. */
   readonly method: "connect" | "getConnection";
   connection(raw: object, pool: object): SqlConnection;
+  /** From the moment at which the pool gives one out. */
+  listenToClients?(pool: object): void;
   /** Keeps the next BEGIN from being sent, where the engine's own comes with the locks. */
   withhold?(raw: object): { readonly withheld: boolean; end(): void };
   connect(pool: object, purpose: Purpose): Promise<Pinned<unknown, SqlConnection>>;
@@ -115,6 +118,7 @@ const onPostgres: Reach = {
   verified: true,
   method: "connect",
   connection: (raw, pool) => pgConnection(raw as PgPooled, (pool as PgFactory).options),
+  listenToClients: (pool) => listenToClients(pool as PgPool),
   withhold: (raw) => withholdBegin(raw as PgPooled),
   connect: (pool, purpose) => checkOutPg(pool as PgPool, (pool as PgFactory).options, purpose),
   drop: (raw) => (raw as PgPooled).release(true),
@@ -292,6 +296,7 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
         "fromMikroOrm: what MikroORM connects with here is no pool of pg or of mysql2",
       );
     const client = connection.getClient();
+    reach.listenToClients?.(now);
     revealRaws(client, now, reach.method);
     observeKysely(client, watching);
     return (pool = now);

@@ -8,6 +8,7 @@ import {
   joinedPostgres,
   listenPostgres,
   pinnedPostgres,
+  roomOfPostgres,
   unwrapPostgres,
 } from "../drivers/postgres.ts";
 import { postgres } from "../engines/postgres/index.ts";
@@ -46,6 +47,7 @@ export function fromPostgres<Pool extends PostgresPool>(
       if (use === "session") await pin.acquire(signal);
       return pinnedPostgres(pin);
     },
+    room: () => roomOfPostgres(sql),
     join(native) {
       if (typeof native !== "function" || typeof native.unsafe !== "function") {
         throw new NotInTransactionError("this is no Sql of the package postgres");

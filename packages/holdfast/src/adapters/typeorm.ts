@@ -28,6 +28,7 @@ import {
   checkOutPg,
   endPg,
   listenPg,
+  listenToClients,
   pgConnection,
   pgView,
   roomOfPg,
@@ -72,6 +73,8 @@ interface Reach {
   /** Whether the engine looks what isolation a transaction has that goes without saying. */
   readonly verified: boolean;
   connection(raw: object): SqlConnection;
+  /** From the moment at which its pool gives one out. */
+  listenToClients?(): void;
   /** Before BEGIN: what TypeORM cannot say, and nobody can say later. */
   prepare?(connection: SqlConnection, readOnly: boolean): Promise<void>;
   /** Keeps the next BEGIN from being sent, where the engine's own comes with the locks. */
@@ -104,6 +107,7 @@ function onPostgres(dataSource: TypeormDataSource): Reach {
     strengths: ["update", "no key update", "share", "key share"],
     verified: true,
     withhold: (raw) => withholdBegin(raw as PgClient),
+    listenToClients: () => listenToClients(pool()),
     connection: (raw) => pgConnection(raw as PgClient, driver().master?.options),
     connect: async (purpose) => checkOutPg(pool(), pool().options, purpose),
     end: (raw) => endPg(raw as PgClient),
@@ -360,6 +364,7 @@ export function fromTypeorm<Client extends TypeormDataSource>(
     // Only sessions are pinned, and nothing of theirs is handed to a body.
     connect: (purpose) => reach.connect(purpose) as Promise<Pinned<never, SqlConnection>>,
     async transaction({ isolation, isolationIsDefault, readOnly, signal, taken }, body) {
+      reach.listenToClients?.();
       const runner = dataSource.createQueryRunner("master") as Runner;
       const raw = await unlessAborted(runner.connect(), signal, () => void runner.release());
       taken(() => reach.end(raw));

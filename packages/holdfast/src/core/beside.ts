@@ -102,7 +102,7 @@ export class Beside {
   /** Everybody who has a connection waits for another one: nobody will ever get it. */
   #queue({ root, site }: Inside, granted: () => Promise<void>, place?: () => string | undefined): void {
     const room = this.#database.room?.();
-    if (!room) return;
+    if (room?.out === undefined) return;
     const waiting = this.#waiting.has(root) ? this.#waiting.size : this.#waiting.size + 1;
     if (room.out >= room.max && waiting >= room.max)
       throw new PoolExhaustedError(room.max, sites.here(this.#queue).place ?? place?.(), site?.place);

@@ -129,7 +129,8 @@ export interface Lent<Native, C extends Connection> {
 /** How many connections a client's pool can have, and how many are given out. */
 export interface Room {
   readonly max: number;
-  readonly out: number;
+  /** Undefined: the client does not say. */
+  readonly out: number | undefined;
 }
 
 /** Told before somebody takes a connection; may refuse by throwing. `granted` settles when there is one; `place`: who asks. */

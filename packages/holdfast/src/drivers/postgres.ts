@@ -1,5 +1,5 @@
 /** Sessions of the package `postgres` (postgres.js), for its own adapter and for those of ORMs on it. */
-import type { DriverError, Pinned, Purpose, Result, SqlConnection } from "../core/database.ts";
+import type { DriverError, Pinned, Purpose, Result, Room, SqlConnection } from "../core/database.ts";
 import { ConnectionLostError, UnsupportedError, UsageError } from "../core/errors.ts";
 import { graceMs, within } from "../core/interrupt.ts";
 import { over } from "../core/view.ts";
@@ -202,7 +202,7 @@ export class PostgresPin {
     if (this.lost.aborted || this.#over) return;
     if (!this.#backend) {
       // Still in line for a connection, perhaps: nobody would give back the one that it got.
-      await this.cancel();
+      await this.cancel().catch(() => {});
       this.#over = true;
       return;
     }
@@ -217,6 +217,12 @@ export class PostgresPin {
     this.#over = true;
     await within(graceMs, Promise.race([answered, gone])).catch(() => {});
   }
+}
+
+/** It does not say how many are given out. */
+export function roomOfPostgres(sql: PostgresPool): Room | undefined {
+  const { max } = (sql as { options?: { max?: unknown } }).options ?? {};
+  return typeof max === "number" ? { max, out: undefined } : undefined;
 }
 
 function connectionOf(

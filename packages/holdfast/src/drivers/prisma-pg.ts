@@ -1,7 +1,7 @@
 /** The connection below a transaction of Prisma's, which gives it to nobody: seen where its adapter begins one. */
 import { AsyncLocalStorage } from "node:async_hooks";
 import { type View, view } from "../core/view.ts";
-import { type PgClient, endPg, pgView } from "./pg.ts";
+import { type PgClient, endPg, isPgPool, listenToClients, pgView } from "./pg.ts";
 
 interface Client {
   readonly _engineConfig?: { readonly adapter?: Factory };
@@ -13,6 +13,7 @@ interface Factory {
 }
 
 interface Adapter {
+  underlyingDriver?(): unknown;
   startTransaction(level?: string): Promise<{ client: PgClient }>;
 }
 
@@ -50,6 +51,8 @@ export function seePrismaPg(client: object): void {
   const connect = factory.connect.bind(factory);
   factory.connect = async () => {
     const adapter = await connect();
+    const pool = adapter.underlyingDriver?.();
+    if (isPgPool(pool)) listenToClients(pool);
     const start = adapter.startTransaction.bind(adapter);
     adapter.startTransaction = async (level) => {
       const transaction = await start(level);

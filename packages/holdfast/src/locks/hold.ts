@@ -65,7 +65,7 @@ export class Sessions<Native, C extends Connection> {
     const started = performance.now();
     this.#home.guard?.(requests);
     checkSupport(requests, await this.#home.capabilities(), false);
-    require(await this.support(), "Session locks");
+    require(await this.#support(), "Session locks");
     const locks = this.#home.database.engine.session as SessionLocks<C>;
     const member = await traced(
       "holdfast:lock",
@@ -87,18 +87,28 @@ export class Sessions<Native, C extends Connection> {
     return this.#held(member, locks, requests, hold);
   }
 
-  /** Found out once, by experiment: poolers that lend sessions out look like servers. */
   async support(): Promise<Support<Strategy>> {
+    try {
+      return await this.#support();
+    } catch (error) {
+      // A session lock keeps a connection: a pool that has not two to give would starve on it. It may have, later.
+      if (error instanceof NoConnectionError)
+        return unsupported("the pool did not give two connections for it");
+      throw error;
+    }
+  }
+
+  /** Found out once, by experiment: poolers that lend sessions out look like servers. */
+  async #support(): Promise<Support<Strategy>> {
     const { sessionLocks } = await this.#home.capabilities();
     if (!isSupported(sessionLocks)) return sessionLocks;
+    if ((this.#home.database.room?.()?.max ?? 2) < 2)
+      return unsupported("the pool has one connection, and a session lock would keep it from everybody else");
     this.#verified ??= this.#experiment().then((gap) => gap ?? sessionLocks);
     try {
       return await this.#verified;
     } catch (error) {
       this.#verified = undefined;
-      // A session lock keeps a connection: a pool that has not two to give would starve on it. It may have, later.
-      if (error instanceof NoConnectionError)
-        return unsupported("the pool did not give two connections for it");
       throw error;
     }
   }

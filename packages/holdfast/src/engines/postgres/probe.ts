@@ -5,6 +5,14 @@ import { sql } from "../../core/sql.ts";
 import { rowStrengths, tableModes } from "../../core/tables.ts";
 import { sleep } from "../../core/wait.ts";
 
+/** As a client may have it of a server that goes down in the middle: no error, and no row. */
+class NoAnswer extends Error {
+  readonly lost = true;
+  constructor() {
+    super("the server ended the connection without an answer");
+  }
+}
+
 const minimum = 140000;
 /** From here on it costs nothing to ask when the server has last recovered from a crash; see outcome.ts. */
 const witnessMinimum = 150000;
@@ -23,7 +31,8 @@ export async function probe(
   if (wish !== undefined && wish !== "transaction advisory" && wish !== "lock row")
     throw new UnsupportedError(`strategy "${wish}": here locks are "transaction advisory" or "lock row"`);
   const [row] = (await connection.query(question)).rows;
-  if (row && !("number" in row))
+  if (!row) throw new NoAnswer();
+  if (!("number" in row))
     throw new UnsupportedError(
       `This client renames columns (number became ${Object.keys(row)[0]}), so what the server answers cannot be read. Leave out the transform of result names for Holdfast's client`,
     );
