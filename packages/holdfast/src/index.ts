@@ -66,6 +66,7 @@ export {
   ConnectionLostError,
   DeadlineExceededError,
   DeadlockError,
+  FileBusyError,
   HoldfastError,
   LeaseLostError,
   LockLostError,

@@ -222,14 +222,20 @@ export interface LockCall {
 }
 
 /**
- * `busy`: taken, and we were not to wait. `timeout`: the wait was over. In both cases nothing that this call took
- * counts as held (row locks that cannot be given back before the end may linger); `usable`: the transaction can go on.
+ * `busy`: taken, and we were not to wait. `timeout`: the wait was over. `file`: it was over, and what was waited for is
+ * the database itself, which has one writer at a time; whether the lock is taken is not known.
+ */
+export type Reason = "busy" | "timeout" | "file";
+
+/**
+ * Not granted: nothing that this call took counts as held (row locks that cannot be given back before the end may
+ * linger); `usable`: the transaction can go on.
  */
 export type Grant =
   | { readonly granted: true }
   | {
       readonly granted: false;
-      readonly reason: "busy" | "timeout";
+      readonly reason: Reason;
       readonly usable: boolean;
       readonly cause?: unknown;
     };

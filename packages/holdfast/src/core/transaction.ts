@@ -9,8 +9,6 @@ import {
   DeadlineExceededError,
   DeadlockError,
   HoldfastError,
-  LockNotAvailableError,
-  LockTimeoutError,
   PoolExhaustedError,
   SerializationError,
   TransactionAbortedError,
@@ -20,7 +18,7 @@ import {
 import { classify } from "./failure.ts";
 import { graceMs, interruptible, within } from "./interrupt.ts";
 import type { LockRequest, Lockable } from "./key.ts";
-import { Refused } from "./refused.ts";
+import { Refused, refusal } from "./refused.ts";
 import { type RetryOptions, type RetryPolicy, pause } from "./retry.ts";
 import { type Home, Scope, type Transaction, checkSupport } from "./scope.ts";
 import type { Site } from "./site.ts";
@@ -105,9 +103,9 @@ async function runAttempts<Native, C extends Connection, T>(
       } catch (error) {
         const failure =
           error instanceof Refused
-            ? error.reason === "timeout"
-              ? "lock-timeout"
-              : undefined
+            ? error.reason === "busy"
+              ? undefined
+              : "lock-timeout"
             : run.failure(error);
         const giveUp =
           deadline.signal.aborted ||
@@ -508,9 +506,7 @@ class Attempt<Native, C extends Connection> {
     const { locks } = this.#plan;
     if (error instanceof Refused) {
       const holders = await this.#home.holders(locks);
-      const blocked = { keys: this.#home.names(locks), holders };
-      if (error.reason === "busy") return new LockNotAvailableError(blocked);
-      return new LockTimeoutError({ ...blocked, waitedMs: error.waitedMs }, error.cause);
+      return refusal(error, { keys: this.#home.names(locks), holders });
     }
     if (error instanceof HoldfastError || error === this.#deadline.signal.reason) return error;
     // An ORM wraps what its driver throws, and so what the guard throws in its place.
