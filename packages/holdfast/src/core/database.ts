@@ -50,7 +50,8 @@ export interface SqlConnection extends Connection {
   readonly pid?: number | undefined;
   /** As the database's: engines look into the errors of their own statements. */
   readonly unwrap?: ((error: unknown) => DriverError | undefined) | undefined;
-  query(statement: Statement): Promise<Result>;
+  /** `theirs`: the caller's own, whose values are read as the client's options say; ours are read as the driver's defaults are. */
+  query(statement: Statement, theirs?: boolean): Promise<Result>;
   /** The same, of a statement that comes again and again: its session may keep it. Absent where that cannot be had. */
   prepared?(statement: Statement): Promise<Result>;
   /** Several statements in one message, hence one round trip; no values. Absent where the client cannot. */
