@@ -24,7 +24,7 @@ import postgres from "postgres";
 import { beforeEach, describe, expect, test } from "vitest";
 import { createDatabase, unavailable } from "./harness/databases.ts";
 
-type Site = { database: Database<unknown, SqlConnection>; close(): Promise<unknown> | unknown };
+type Site = { database: Database<unknown, SqlConnection>; close(): unknown };
 
 /** What a literal may be ended by. */
 const nasty = [
@@ -80,7 +80,7 @@ async function exercise({ database, close }: Site): Promise<void> {
       await lease.release();
       // By key and by condition, with the value itself.
       const found = await hf.transaction((tx) =>
-        tx.rows<{ id: number }>("item", { state: text }, { wait: "nowait" }),
+        tx.rows<{ id: number | bigint }>("item", { state: text }, { wait: "nowait" }),
       );
       expect(found.map(({ id }) => Number(id))).toEqual([i]);
     }
@@ -219,7 +219,7 @@ describe("postgres", () => {
   const wrapped = { getTypeParser: () => (text: unknown) => text };
   const options: Record<string, PoolConfig> = {
     none: {},
-    "everything as text": { types: wrapped as never },
+    "everything as text": { types: wrapped },
     "standard_conforming_strings off": {
       options: "-c standard_conforming_strings=off -c backslash_quote=on",
     },
@@ -273,7 +273,7 @@ describe("postgres", () => {
   test("postgres.js: names and rows that cannot be read are refused", async () => {
     const database = await createDatabase("postgres");
     for (const transform of [postgres.pascal, { row: { from: (row: object) => ({ row }) } }]) {
-      const client = postgres(database.url, { transform: transform as never });
+      const client = postgres(database.url, { transform: transform });
       await expect(holdfast(fromPostgres(client)).capabilities()).rejects.toMatchObject({
         code: "HF_UNSUPPORTED",
       });
@@ -294,14 +294,14 @@ describe("SQLite", () => {
     "node:sqlite: %o",
     (options) =>
       file((path) => ({
-        database: fromNodeSqlite(() => new DatabaseSync(path, options)) as never,
+        database: fromNodeSqlite(() => new DatabaseSync(path, options)),
         close: () => {},
       })),
   );
 
   test.each([false, true])("better-sqlite3: whole numbers as bigint: %o", (safe) =>
     file((path) => ({
-      database: fromBetterSqlite3(() => new Sqlite(path).defaultSafeIntegers(safe)) as never,
+      database: fromBetterSqlite3(() => new Sqlite(path).defaultSafeIntegers(safe)),
       close: () => {},
     })),
   );
@@ -309,7 +309,7 @@ describe("SQLite", () => {
   test.each(["number", "bigint", "string"] as const)("libsql: intMode %s", (intMode) =>
     file((path) => {
       const client = createClient({ url: `file:${path}`, intMode });
-      return { database: fromLibsql(client) as never, close: () => client.close() };
+      return { database: fromLibsql(client), close: () => client.close() };
     }),
   );
 });

@@ -3,8 +3,8 @@
  * NO_BACKSLASH_ESCAPES: then a quote ends the literal, and what follows is SQL. A session may set that at any time.
  */
 
-/** What clients escape. */
-const special = /['"\\\0\b\t\n\r\x1a]/;
+/** What clients escape, and more. */
+const special = /['"\\]|\p{Cc}/u;
 
 /** Understood by mysql2, and whatever formats statements for it: written as it stands. */
 class Literal {
