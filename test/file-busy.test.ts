@@ -2,6 +2,7 @@
 import { chmod, mkdtemp, readdir, rm, stat, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { DatabaseSync } from "node:sqlite";
 import { type Holdfast, holdfast, key, once } from "holdfast";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { backendNamed } from "./backends.ts";
@@ -137,6 +138,19 @@ test("processes with different clients read each other's keys, and leave nothing
   await eventually(async () => expect(await readdir(`${url}-holdfast`)).toHaveLength(2));
   await ended(second);
   expect(await readdir(folder)).not.toContain("test.db-holdfast");
+});
+
+test("a handle that is opened while nobody may even read waits as the others do", async () => {
+  await open("node:sqlite");
+  // Without WAL.
+  const path = join(folder, "plain.db");
+  using writer = new DatabaseSync(path);
+  writer.exec("CREATE TABLE t (n integer); BEGIN EXCLUSIVE");
+  const worker = startWorker<string>(new URL("./workers/file-waiter.ts", import.meta.url), path);
+  workers.push(worker);
+  await Promise.race([worker.message("waiting"), worker.result]);
+  writer.exec("ROLLBACK");
+  expect(await worker.result).toBe("entered");
 });
 
 test("files beside the database are as open as it is", async () => {

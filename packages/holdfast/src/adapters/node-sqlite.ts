@@ -61,7 +61,8 @@ const driver: Driver<NodeSqliteHandle> = {
   prepare,
   exec: (handle, text) => handle.exec(text),
   file(handle) {
-    const [row] = prepare(handle, "SELECT file FROM pragma_database_list WHERE name = 'main'")([]).rows;
+    // Not by the table of that name, which is read with the schema, and so not while somebody else commits.
+    const row = prepare(handle, "PRAGMA database_list")([]).rows.find(({ name }) => name === "main");
     return typeof row?.file === "string" && row.file !== "" ? row.file : undefined;
   },
   reopen(handle, file) {
