@@ -506,6 +506,7 @@ export class LeaseDesk<Native, C extends Connection> {
     let traces = false;
     let withdrawn: Promise<unknown> | undefined;
     let busy: FileBusyError | undefined;
+    let stood = false;
     try {
       for (let round = 0; ; round++) {
         stop.throwIfAborted();
@@ -529,7 +530,8 @@ export class LeaseDesk<Native, C extends Connection> {
           if (told) told.outcome = "granted";
           return this.#grant(wish, claim, terms, result, sentAt);
         }
-        traces = result.inLine;
+        // A file that was busy has nothing new of ours: only what was there before has to be taken back.
+        traces = stood = busy ? stood : result.inLine;
         const leftMs = endsAt - performance.now();
         if (leftMs <= 0) break;
         if (round === 1) leaveLine = this.#bell.listen();
