@@ -291,6 +291,17 @@ test("on SQLite it is a lease too, and one at a time", async () => {
   expect(code, err).toBe(0);
   expect(err).toContain("a lease, and not a lock of a session");
   expect(existsSync(path)).toBe(true);
+  // Somebody else writes to the file: nobody is known to have the key, so it is not skipped either.
+  using writer = new DatabaseSync(path);
+  writer.exec("BEGIN IMMEDIATE");
+  for (const how of [["--wait", "100"], ["--skip"]]) {
+    const refused = await exec(`file:${path}`, ["--lock", "b:1", ...how], "echo no").done;
+    expect(refused).toMatchObject({ code: 75, out: "" });
+    expect(refused.err).toContain("somebody else writes to the file");
+  }
+  const patient = exec(`file:${path}`, ["--lock", "b:1"], "echo yes");
+  writer.exec("ROLLBACK");
+  expect(await patient.done).toMatchObject({ code: 0, out: "yes\n" });
 });
 
 test("a mistake is one line, and 2", async () => {

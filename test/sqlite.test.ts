@@ -85,13 +85,48 @@ describe.each(files)("$name", (backend: Backend) => {
       expect(hf.classify({ code })).toBe(undefined);
   });
 
-  test("a busy file is a lock timeout", async () => {
+  test("a busy file does not say that a key is taken", async () => {
+    const lock = key("busy");
+    const enter = async () => expect.unreachable("entered");
+    const busy = { code: "HF_FILE_BUSY", retryable: true };
     await during(async () => {
-      expect(await failure(hf.transaction({ wait: "nowait" }, async () => {}))).toBe("lock-timeout");
-      const waiting = hf.transaction({ lock: key("busy"), wait: 30 }, async () => {});
-      await expect(waiting).rejects.toMatchObject({ code: "HF_LOCK_TIMEOUT" });
-      await expect(hf.tryLock(key("busy"), async () => {})).resolves.toEqual({ acquired: false });
+      expect(await failure(hf.transaction({ wait: 30 }, enter))).toBe("lock-timeout");
+      for (const call of [
+        () => hf.transaction({ lock, wait: 30 }, enter),
+        () => hf.tryLock(lock, enter),
+        () => hf.lease(lock, { wait: 30 }),
+      ])
+        await expect<Promise<unknown>>(call()).rejects.toMatchObject(busy);
     });
+    expect(await hf.tryLock(lock, async () => 1)).toEqual({ acquired: true, value: 1 });
+  });
+
+  test("a key that the writer holds is taken", async () => {
+    const theirs = holdfast(other.database);
+    const refused = async (lock: ReturnType<typeof key>) => {
+      expect(await theirs.tryLock(lock, async () => {})).toEqual({ acquired: false });
+      const waiting = theirs.transaction({ lock, wait: 30 }, async () => {});
+      await expect(waiting).rejects.toMatchObject({ code: "HF_LOCK_TIMEOUT" });
+    };
+    await hf.transaction({ lock: key("held") }, async (tx) => {
+      await refused(key("held"));
+      await tx.lock(key("also held"));
+      await refused(key("also held"));
+      const unrelated = theirs.transaction({ lock: key("not held"), wait: 30 }, async () => {});
+      await expect(unrelated).rejects.toMatchObject({ code: "HF_FILE_BUSY" });
+    });
+    await during(async () => {
+      const over = hf.transaction({ lock: key("held"), wait: 30 }, async () => {});
+      await expect(over).rejects.toMatchObject({ code: "HF_FILE_BUSY" });
+    });
+    // Recorded by a transaction that relies on it, whoever waits finds it taken although its time is over.
+    const lease = await hf.lease(key("fenced"), { ttl: 100, renew: false });
+    await hf.transaction(async (tx) => {
+      await fenced(tx, lease);
+      await eventually(() => Date.now() > lease.until.getTime());
+      expect(await theirs.lease(key("fenced"), { wait: "skip" })).toBe(undefined);
+    });
+    await theirs.close();
   });
 
   test("row and table locks are the write lock: refused where it is not held", async () => {
@@ -102,8 +137,9 @@ describe.each(files)("$name", (backend: Backend) => {
       for (const strength of ["update", "no key update", "share", "key share"] as const)
         for (const wait of [10, "nowait", "skip"] as const)
           expect(await tx.rows("parent", [1], { for: strength, wait })).toHaveLength(1);
-      const theirs = holdfast(other.database).tryLock(key("unrelated"), async () => {});
-      expect(await theirs).toEqual({ acquired: false });
+      const unrelated = { lock: key("unrelated"), wait: 20 };
+      const theirs = holdfast(other.database).transaction(unrelated, async () => {});
+      await expect(theirs).rejects.toMatchObject({ code: "HF_FILE_BUSY" });
       await tx.table("parent", "exclusive", { wait: "nowait" });
       await expect(tx.table("parent", "access exclusive")).rejects.toMatchObject({ code: "HF_UNSUPPORTED" });
       await expect(tx.table("nowhere", "exclusive")).rejects.toThrow(/nowhere/);
@@ -251,7 +287,9 @@ describe("libSQL: a file that is busy", () => {
     const other = createClient({ url: `file:${join(folder, "test.db")}` });
     const writing = await other.transaction("write");
     for (let i = 0; i < 5; i++)
-      expect(await hf.tryLock(key("x"), async () => {})).toEqual({ acquired: false });
+      await expect(hf.transaction({ lock: key("x"), wait: 20 }, async () => {})).rejects.toMatchObject({
+        code: "HF_FILE_BUSY",
+      });
     await writing.commit();
     for (let i = 0; i < 5; i++) await hf.transaction((tx) => tx.client.execute("INSERT INTO t VALUES (1)"));
     expect((await other.execute("SELECT count(*) AS n FROM t")).rows[0]?.n).toBe(5);

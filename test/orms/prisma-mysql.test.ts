@@ -96,6 +96,13 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
   const isFree = async (line: number, of = order) =>
     (await free(`SELECT 1 FROM \`order line\` WHERE order_id = '${of}' AND line_no = ${line}`)).length === 1;
 
+  const many = "0b9a4a44-3f1c-4a51-9d6b-1f7d5f6e2a12";
+  /** An order of its own. */
+  const lines = async (count: number) => {
+    const rows = Array.from({ length: count }, (_, i) => `('${many}', ${i + 1}, ${i + 1})`).join();
+    await second.query(`INSERT INTO \`order line\` (order_id, line_no, qty) VALUES ${rows}`);
+  };
+
   const stock = async (id: number) => {
     const [rows] = await second.query<RowDataPacket[]>("SELECT stock FROM product WHERE id = ?", [id]);
     return rows[0]?.["stock"] as number | undefined;
@@ -227,6 +234,80 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
       } finally {
         await second.query("ROLLBACK");
       }
+    });
+
+    test("skip: passes over what others have locked, as often as it takes", async () => {
+      await lines(200);
+      const queued = {
+        where: { orderId: many, state: "Open" },
+        orderBy: { position: "asc" },
+        lock: { wait: "skip" },
+      } as const;
+      // Or the row after the last one would be locked too.
+      await second.query("SET TRANSACTION ISOLATION LEVEL READ COMMITTED");
+      await second.query("START TRANSACTION");
+      await second.query(
+        `SELECT 1 FROM \`order line\` WHERE order_id = '${many}' AND line_no <= 150 FOR UPDATE`,
+      );
+      try {
+        await prisma.$exact({}, async (tx) => {
+          expect(await tx.orderLine.findFirstForUpdate(queued)).toMatchObject({ position: 151 });
+          // What this transaction has locked itself is no obstacle.
+          const some = await tx.orderLine.findManyForUpdate({
+            ...queued,
+            take: 3,
+            select: { position: true },
+          });
+          expect(some).toEqual([{ position: 151 }, { position: 152 }, { position: 153 }]);
+          const last = await tx.orderLine.findManyForUpdate({ ...queued, take: -2 });
+          expect(last.map(({ position }) => position)).toEqual([199, 200]);
+          expect(await tx.orderLine.findFirstForUpdate({ ...queued, take: -1 })).toMatchObject({
+            position: 200,
+          });
+          // No more than was asked for is locked: they can have this one, and have it from here on.
+          expect(await isFree(154, many)).toBe(true);
+          const all = await tx.orderLine.findManyForUpdate({ ...queued, take: 100 });
+          expect(all).toHaveLength(49);
+          const none = { ...queued, where: { ...queued.where, position: { lte: 150 } } };
+          expect(await tx.orderLine.findFirstForUpdate(none)).toBeNull();
+          expect(await tx.orderLine.findManyForUpdate({ ...none, take: 2 })).toEqual([]);
+        });
+      } finally {
+        await second.query("ROLLBACK");
+      }
+    });
+
+    test("skip: workers that come at the same time get one each", async () => {
+      await lines(40);
+      const everybody = Promise.withResolvers<void>();
+      let arrived = 0;
+      const worker = () =>
+        prisma.$exact({ retry: false }, async (tx) => {
+          const job = await tx.orderLine.findFirstForUpdate({
+            where: { orderId: many, state: "Open" },
+            orderBy: { position: "asc" },
+            lock: { wait: "skip" },
+          });
+          if (++arrived === 4) everybody.resolve();
+          await everybody.promise;
+          return job?.position;
+        });
+      const jobs = await Promise.all([worker(), worker(), worker(), worker()]);
+      expect(new Set(jobs)).toEqual(new Set([1, 2, 3, 4]));
+    });
+
+    test("many rows with an id of two columns, in their order, also without the id", async () => {
+      await lines(5003);
+      const found = await prisma.$exact({ deadline: 300_000 }, (tx) =>
+        tx.orderLine.findManyForUpdate({
+          where: { orderId: many },
+          orderBy: { position: "desc" },
+          select: { quantity: true },
+          lock: { wait: 120_000 },
+        }),
+      );
+      expect(found).toHaveLength(5003);
+      expect([found[0], found.at(-1)]).toEqual([{ quantity: 5003 }, { quantity: 1 }]);
     });
 
     test("by an id of two columns, and by another unique field", async () => {

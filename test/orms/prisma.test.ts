@@ -63,6 +63,16 @@ beforeEach(async () => {
     VALUES ('${order}', 2, 20, 2, 'open'), ('${order}', 1, 10, 1, 'open'), ('${order}', 3, 30, NULL, 'packed'), ('${other}', 1, 1, 1, 'open')`);
 });
 
+const many = "0b9a4a44-3f1c-4a51-9d6b-1f7d5f6e2a12";
+
+/** An order of its own. The planner knows nothing of so many rows: it last looked when there were few. */
+async function lines(count: number): Promise<void> {
+  await client.query(`ANALYZE shop."order line"`);
+  await client.query(
+    `INSERT INTO shop."order line" (order_id, line_no, qty) SELECT '${many}', i, i FROM generate_series(1, ${count}) i`,
+  );
+}
+
 /** Whether another session can lock the line at once. */
 async function free(line: number, of = order): Promise<boolean> {
   const { rows } = await second.query(
@@ -213,6 +223,74 @@ describe("findManyForUpdate", () => {
     }
   });
 
+  test("skip: passes over what others have locked, as often as it takes", async () => {
+    await lines(200);
+    const queued = {
+      where: { orderId: many, state: "Open" },
+      orderBy: { position: "asc" },
+      lock: { wait: "skip" },
+    } as const;
+    await second.query("BEGIN");
+    await second.query(
+      `SELECT 1 FROM shop."order line" WHERE order_id = '${many}' AND line_no <= 150 FOR UPDATE`,
+    );
+    try {
+      await prisma.$exact({}, async (tx) => {
+        expect(await tx.orderLine.findFirstForUpdate(queued)).toMatchObject({ position: 151 });
+        // What this transaction has locked itself is no obstacle.
+        const some = await tx.orderLine.findManyForUpdate({ ...queued, take: 3, select: { position: true } });
+        expect(some).toEqual([{ position: 151 }, { position: 152 }, { position: 153 }]);
+        const last = await tx.orderLine.findManyForUpdate({ ...queued, take: -2 });
+        expect(last.map(({ position }) => position)).toEqual([199, 200]);
+        expect(await tx.orderLine.findFirstForUpdate({ ...queued, take: -1 })).toMatchObject({
+          position: 200,
+        });
+        // No more than was asked for is locked: they can have this one, and have it from here on.
+        expect(await free(154, many)).toBe(true);
+        const all = await tx.orderLine.findManyForUpdate({ ...queued, take: 100 });
+        expect(all).toHaveLength(49);
+        const none = { ...queued, where: { ...queued.where, position: { lte: 150 } } };
+        expect(await tx.orderLine.findFirstForUpdate(none)).toBeNull();
+        expect(await tx.orderLine.findManyForUpdate({ ...none, take: 2 })).toEqual([]);
+      });
+    } finally {
+      await second.query("ROLLBACK");
+    }
+  });
+
+  test("skip: workers that come at the same time get one each", async () => {
+    await lines(40);
+    const everybody = Promise.withResolvers<void>();
+    let arrived = 0;
+    const worker = () =>
+      prisma.$exact({ retry: false }, async (tx) => {
+        const job = await tx.orderLine.findFirstForUpdate({
+          where: { orderId: many, state: "Open" },
+          orderBy: { position: "asc" },
+          lock: { wait: "skip" },
+        });
+        if (++arrived === 4) everybody.resolve();
+        await everybody.promise;
+        return job?.position;
+      });
+    const jobs = await Promise.all([worker(), worker(), worker(), worker()]);
+    expect(new Set(jobs)).toEqual(new Set([1, 2, 3, 4]));
+  });
+
+  test("many rows with an id of two columns, in their order, also without the id", async () => {
+    await lines(20_003);
+    const found = await prisma.$exact({ deadline: 300_000 }, (tx) =>
+      tx.orderLine.findManyForUpdate({
+        where: { orderId: many },
+        orderBy: { position: "desc" },
+        select: { quantity: true },
+        lock: { wait: 120_000 },
+      }),
+    );
+    expect(found).toHaveLength(20_003);
+    expect([found[0], found.at(-1)]).toEqual([{ quantity: 20_003 }, { quantity: 1 }]);
+  });
+
   test("finds an enum with names of its own in the key", async () => {
     await client.query(
       "INSERT INTO shop.shift VALUES ('2026-01-05', 'open', 'ada'), ('2026-01-05', 'packed', 'bob')",
@@ -265,6 +343,46 @@ describe("findUniqueForUpdate and findFirstForUpdate", () => {
       tx.orderLine.findFirstForUpdate({ where: { quantity: -1 } }),
     );
     expect(none).toBeNull();
+  });
+
+  test("a crowd that is faster again and again is waited for", async () => {
+    await lines(20);
+    const watcher = new Client({ connectionString: database.url });
+    await watcher.connect();
+    const waits = async () => {
+      const waiting =
+        "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+      await expect.poll(async () => (await watcher.query(waiting)).rowCount, { timeout: 20_000 }).toBe(1);
+    };
+    const take = async (by: Client, line: number) => {
+      await by.query("BEGIN");
+      await by.query(
+        `UPDATE shop."order line" SET state = 'shipped' WHERE order_id = '${many}' AND line_no = ${line}`,
+      );
+    };
+    try {
+      await take(client, 1);
+      const late = prisma.$exact({ retry: false, deadline: 120_000 }, (tx) =>
+        tx.orderLine.findFirstForUpdate({
+          where: { orderId: many, state: "Open" },
+          orderBy: { position: "asc" },
+          lock: { wait: 100_000 },
+        }),
+      );
+      late.catch(() => {});
+      // Each time that it could have the first one, that is taken, and somebody has the next.
+      for (let line = 1; line <= 15; line++) {
+        const [has, next] = line % 2 === 1 ? [client, second] : [second, client];
+        await waits();
+        if (line < 15) await take(next, line + 1);
+        await has.query("COMMIT");
+      }
+      expect(await late).toMatchObject({ position: 16 });
+    } finally {
+      await client.query("ROLLBACK");
+      await second.query("ROLLBACK");
+      await watcher.end();
+    }
   });
 });
 

@@ -225,7 +225,12 @@ async function openSqlite(url: string, { holdfast: settings }: ConnectOptions): 
     import("holdfast"),
     import("holdfast/node-sqlite"),
   ]);
-  const handle = () => new DatabaseSync(path);
+  const handle = () => {
+    const made = new DatabaseSync(path);
+    // Without WAL nobody can read while somebody commits.
+    made.exec("PRAGMA busy_timeout = 5000");
+    return made;
+  };
   const all = (db: InstanceType<typeof DatabaseSync>, text: string, values: readonly unknown[]): Row[] =>
     db
       .prepare(text)

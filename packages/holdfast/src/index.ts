@@ -67,6 +67,7 @@ export {
   ConnectionLostError,
   DeadlineExceededError,
   DeadlockError,
+  FileBusyError,
   HoldfastError,
   LeaseLostError,
   LockLostError,

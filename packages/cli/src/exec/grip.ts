@@ -5,6 +5,7 @@ import {
   HoldfastError,
   type Key,
   type Lease,
+  FileBusyError,
   LockNotAvailableError,
   LockTimeoutError,
   isRetryable,
@@ -41,18 +42,30 @@ export async function noSessions(hf: Holdfast<unknown>): Promise<string | undefi
   return typeof sessionLocks === "object" ? sessionLocks.why : undefined;
 }
 
-/** Undefined: busy. */
+/** Undefined: somebody has it. A file that is busy is asked again, unless it is to be told. */
 export async function tryTake(
   hf: Holdfast<unknown>,
   wish: Wish,
   signal: AbortSignal,
+  tell = false,
 ): Promise<Grip | undefined> {
-  try {
-    return await take(hf, wish, 0, signal);
-  } catch (error) {
-    if (error instanceof LockNotAvailableError) return undefined;
-    throw error;
+  for (;;) {
+    try {
+      return await take(hf, wish, 0, signal);
+    } catch (error) {
+      if (error instanceof LockNotAvailableError) return undefined;
+      if (tell || !(error instanceof FileBusyError)) throw error;
+    }
   }
+}
+
+/** Whether it was not to be had in time. */
+export function isRefusal(error: unknown): boolean {
+  return (
+    error instanceof LockTimeoutError ||
+    error instanceof LockNotAvailableError ||
+    error instanceof FileBusyError
+  );
 }
 
 /** Throws a `LockTimeoutError` if it was not to be had. */
@@ -81,7 +94,7 @@ export async function takeAtLast(hf: Holdfast<unknown>, wish: Wish, signal: Abor
       return await take(hf, wish, stretchMs, signal);
     } catch (error) {
       signal.throwIfAborted();
-      if (error instanceof LockTimeoutError) continue;
+      if (error instanceof LockTimeoutError || error instanceof FileBusyError) continue;
       if (!isLost(hf, error) || failures++ > 60) throw error;
       note(`${shown(describe(error))}; it is tried again.`);
       await sleep(1000, undefined, { signal });

@@ -1,5 +1,5 @@
 /** A lock held by hand, for maintenance. */
-import { type Key, LockNotAvailableError, LockTimeoutError } from "holdfast";
+import type { Key } from "holdfast";
 import type { HoldOptions } from "../commands/hold.ts";
 import { describe } from "../describe.ts";
 import { Failure, interruptible } from "../failure.ts";
@@ -9,7 +9,7 @@ import { shown } from "../text.ts";
 import { type Server, connect } from "../server.ts";
 import { age, note, print, printJson } from "../terminal.ts";
 import { unless } from "../unless.ts";
-import { type Grip, type Wish, leave, noSessions, take, takeAtLast, tryTake } from "./grip.ts";
+import { type Grip, type Wish, isRefusal, leave, noSessions, take, takeAtLast, tryTake } from "./grip.ts";
 import { execCodes } from "./run.ts";
 import { holderOf, isOf } from "./who.ts";
 
@@ -87,8 +87,8 @@ async function gripOf(
   try {
     return await take(hf, wish, wait, signal);
   } catch (error) {
-    if (!(error instanceof LockTimeoutError || error instanceof LockNotAvailableError)) throw error;
-    throw new Failure(`${name} is ${await holderOf(server, wish.keys)}; waited ${wait} ms.`, {
+    if (!isRefusal(error)) throw error;
+    throw new Failure(`${name} is ${await holderOf(server, wish.keys, error)}; waited ${wait} ms.`, {
       exitCode: execCodes.busy,
       cause: error,
     });

@@ -1,5 +1,5 @@
 /** A command under a lock. */
-import { type Key, LockNotAvailableError, LockTimeoutError } from "holdfast";
+import { FileBusyError, type Key } from "holdfast";
 import type { ExecOptions } from "../commands/exec.ts";
 import { describe } from "../describe.ts";
 import { Failure } from "../failure.ts";
@@ -8,7 +8,7 @@ import { shown } from "../text.ts";
 import { type Server, connect } from "../server.ts";
 import { note } from "../terminal.ts";
 import { Child, codeOfSignal, forwarded } from "./child.ts";
-import { type Grip, type Wish, leave, noSessions, take, takeAtLast, tryTake } from "./grip.ts";
+import { type Grip, type Wish, isRefusal, leave, noSessions, take, takeAtLast, tryTake } from "./grip.ts";
 import { holderOf } from "./who.ts";
 
 /** As in sysexits.h: try again later; and what should not happen. */
@@ -87,14 +87,20 @@ async function gripOf(
     try {
       return await take(hf, wish, wait, signal);
     } catch (error) {
-      if (!(error instanceof LockTimeoutError || error instanceof LockNotAvailableError)) throw error;
+      if (!isRefusal(error)) throw error;
       throw new Failure(
-        `${names} is ${await holderOf(server, wish.keys)}; waited ${wait} ms, and did not run the command.`,
+        `${names} is ${await holderOf(server, wish.keys, error)}; waited ${wait} ms, and did not run the command.`,
         { exitCode: execCodes.busy, cause: error },
       );
     }
   }
-  const grip = await tryTake(hf, wish, signal);
+  const grip = await tryTake(hf, wish, signal, skip).catch(async (error: unknown) => {
+    if (!(error instanceof FileBusyError)) throw error;
+    throw new Failure(`${names} is ${await holderOf(server, wish.keys, error)}.`, {
+      exitCode: execCodes.busy,
+      cause: error,
+    });
+  });
   if (grip) return grip;
   const holder = await holderOf(server, wish.keys);
   if (skip) {

@@ -1,5 +1,5 @@
 /** Who has a key, in one phrase. */
-import type { Key } from "holdfast";
+import { FileBusyError, type Key } from "holdfast";
 import { type Entry, look } from "../locks/look.ts";
 import { shown } from "../text.ts";
 import type { Server } from "../server.ts";
@@ -12,7 +12,8 @@ export function isOf({ name }: Entry, { name: of, form }: Key): boolean {
 }
 
 /** "held by 4711 (api, idle in transaction, for 12 s)"; never throws: it is said besides something else. */
-export async function holderOf(server: Server, keys: readonly Key[]): Promise<string> {
+export async function holderOf(server: Server, keys: readonly Key[], why?: unknown): Promise<string> {
+  if (why instanceof FileBusyError) return "not to be had, since somebody else writes to the file";
   try {
     const { entries, at } = await look(server);
     const holder = entries.find((entry) => entry.granted && keys.some((key) => isOf(entry, key)));

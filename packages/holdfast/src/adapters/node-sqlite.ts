@@ -12,6 +12,8 @@ export interface NodeSqliteHandle {
     run(...values: never[]): { changes: number | bigint };
     /** Since Node 22.16. */
     columns?(): unknown[];
+    /** Since Node 24. */
+    setReturnArrays?(enabled: boolean): void;
   };
   exec(text: string): void;
   close(): void;
@@ -19,6 +21,8 @@ export interface NodeSqliteHandle {
 
 function prepare(handle: NodeSqliteHandle, text: string): Prepared {
   const prepared = handle.prepare(text);
+  // Whatever the handle was opened with.
+  prepared.setReturnArrays?.(false);
   if (prepared.columns?.().length === 0)
     return (values) => ({ rows: [], affected: Number(prepared.run(...(values as never[])).changes) });
   // Its rows have no prototype, unlike everybody else's.
@@ -57,7 +61,8 @@ const driver: Driver<NodeSqliteHandle> = {
   prepare,
   exec: (handle, text) => handle.exec(text),
   file(handle) {
-    const [row] = prepare(handle, "SELECT file FROM pragma_database_list WHERE name = 'main'")([]).rows;
+    // Not by the table of that name, which is read with the schema, and so not while somebody else commits.
+    const row = prepare(handle, "PRAGMA database_list")([]).rows.find(({ name }) => name === "main");
     return typeof row?.file === "string" && row.file !== "" ? row.file : undefined;
   },
   reopen(handle, file) {

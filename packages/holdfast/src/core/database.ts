@@ -51,7 +51,8 @@ export interface SqlConnection extends Connection {
   readonly pid?: number | undefined;
   /** As the database's: engines look into the errors of their own statements. */
   readonly unwrap?: ((error: unknown) => DriverError | undefined) | undefined;
-  query(statement: Statement): Promise<Result>;
+  /** `theirs`: the caller's own, whose values are read as the client's options say; ours are read as the driver's defaults are. */
+  query(statement: Statement, theirs?: boolean): Promise<Result>;
   /** The same, of a statement that comes again and again: its session may keep it. Absent where that cannot be had. */
   prepared?(statement: Statement): Promise<Result>;
   /** Several statements in one message, hence one round trip; no values. Absent where the client cannot. */
@@ -242,14 +243,20 @@ export interface LockCall {
 }
 
 /**
- * `busy`: taken, and we were not to wait. `timeout`: the wait was over. In both cases nothing that this call took
- * counts as held (row locks that cannot be given back before the end may linger); `usable`: the transaction can go on.
+ * `busy`: taken, and we were not to wait. `timeout`: the wait was over. `file`: it was over, and what was waited for is
+ * the database itself, which has one writer at a time; whether the lock is taken is not known.
+ */
+export type Reason = "busy" | "timeout" | "file";
+
+/**
+ * Not granted: nothing that this call took counts as held (row locks that cannot be given back before the end may
+ * linger); `usable`: the transaction can go on.
  */
 export type Grant =
   | { readonly granted: true }
   | {
       readonly granted: false;
-      readonly reason: "busy" | "timeout";
+      readonly reason: Reason;
       readonly usable: boolean;
       readonly cause?: unknown;
     };

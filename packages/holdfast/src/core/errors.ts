@@ -97,6 +97,26 @@ export class LockNotAvailableError extends HoldfastError {
   }
 }
 
+/**
+ * Somebody else writes to a database that has one writer at a time, and it is not known that they hold the lock. Whether
+ * it is free was not found out.
+ */
+export class FileBusyError extends HoldfastError {
+  readonly keys: readonly string[];
+  readonly waitedMs: number;
+  constructor(keys: readonly string[], waitedMs: number, cause?: unknown) {
+    super(
+      "HF_FILE_BUSY",
+      `Waited ${waitedMs} ms for the file in vain: somebody else writes to it, and it has one writer at a time.` +
+        (keys.length === 0 ? "" : ` Nobody is known to hold the ${named(keys)}.`) +
+        ` Try again later, give \`wait\` more time, or shorten what the writer does in its transaction.`,
+      { retryable: true, cause },
+    );
+    this.keys = keys;
+    this.waitedMs = waitedMs;
+  }
+}
+
 export class DeadlockError extends HoldfastError {
   constructor(attempts: number, cause: unknown) {
     super(

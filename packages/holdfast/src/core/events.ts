@@ -1,4 +1,5 @@
 import { type TracingChannel, channel, tracingChannel } from "node:diagnostics_channel";
+import type { Reason } from "./database.ts";
 import type { Migrated } from "./routine.ts";
 
 /**
@@ -23,19 +24,19 @@ export interface Events {
     delayMs: number;
   };
   "holdfast:lock:granted": { locks: readonly string[]; waitedMs: number };
-  "holdfast:lock:refused": { locks: readonly string[]; waitedMs: number; reason: "busy" | "timeout" };
+  "holdfast:lock:refused": { locks: readonly string[]; waitedMs: number; reason: Reason };
   "holdfast:commit:resolved": { outcome: string };
   /** `hold`: a number of this process, the same in what is told later of these locks. */
   "holdfast:session:held": { hold: number; locks: readonly string[]; waitedMs: number };
-  "holdfast:session:refused": { locks: readonly string[]; waitedMs: number; reason: "busy" | "timeout" };
+  "holdfast:session:refused": { locks: readonly string[]; waitedMs: number; reason: Reason };
   "holdfast:session:released": { hold: number; locks: readonly string[]; heldMs: number };
   "holdfast:session:lost": { hold: number; locks: readonly string[]; heldMs: number; error: unknown };
   "holdfast:rows:locked": { table: string; rows: number; waitedMs: number };
-  "holdfast:rows:refused": { table: string; waitedMs: number; reason: "busy" | "timeout" };
+  "holdfast:rows:refused": { table: string; waitedMs: number; reason: Reason };
   "holdfast:table:locked": { table: string; mode: string; waitedMs: number };
-  "holdfast:table:refused": { table: string; mode: string; waitedMs: number; reason: "busy" | "timeout" };
+  "holdfast:table:refused": { table: string; mode: string; waitedMs: number; reason: Reason };
   "holdfast:lease:granted": { hold: number; lease: string; fence: number; waitedMs: number };
-  "holdfast:lease:refused": { lease: string; waitedMs: number; reason: "busy" | "timeout" };
+  "holdfast:lease:refused": { lease: string; waitedMs: number; reason: Reason };
   "holdfast:lease:renewed": { hold: number; lease: string; fence: number };
   /** Without `heldMs`, if it had been lost before: that was told then. */
   "holdfast:lease:released": { hold: number; lease: string; fence: number; heldMs?: number };
@@ -124,7 +125,7 @@ export interface Traces {
     kind: "transaction" | "session" | "lease" | "rows" | "table";
     locks: readonly string[];
     /** When it has ended, unless by an error of another kind. */
-    outcome?: "granted" | "busy" | "timeout";
+    outcome?: "granted" | Reason;
   };
   /** A handler of a queue. */
   "holdfast:job": { queue: string; job: number; attempt: number; transactional: boolean };

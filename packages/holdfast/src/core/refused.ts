@@ -1,10 +1,23 @@
-/** Internal: a lock was not granted. Becomes a `LockTimeoutError`, a `LockNotAvailableError` or `acquired: false`. */
+import type { Reason } from "./database.ts";
+import { type Blocked, FileBusyError, LockNotAvailableError, LockTimeoutError } from "./errors.ts";
+
+/** Internal: a lock was not granted. Becomes one of the errors below, or `acquired: false`. */
 export class Refused extends Error {
-  readonly reason: "busy" | "timeout";
+  readonly reason: Reason;
   readonly waitedMs: number;
-  constructor(reason: "busy" | "timeout", waitedMs: number, cause?: unknown) {
+  constructor(reason: Reason, waitedMs: number, cause?: unknown) {
     super(`lock refused: ${reason}`, { cause });
     this.reason = reason;
     this.waitedMs = waitedMs;
   }
+}
+
+/** The refusal as callers see it. */
+export function refusal(
+  { reason, waitedMs, cause }: { reason: Reason; waitedMs: number; cause?: unknown },
+  blocked: Blocked,
+): FileBusyError | LockNotAvailableError | LockTimeoutError {
+  if (reason === "file") return new FileBusyError(blocked.keys, waitedMs, cause);
+  if (reason === "busy") return new LockNotAvailableError(blocked);
+  return new LockTimeoutError({ ...blocked, waitedMs }, cause);
 }

@@ -1,10 +1,8 @@
 import type { AsyncLocalStorage } from "node:async_hooks";
 import { type Capabilities, type Strategy, type Support, require } from "./capabilities.ts";
-import type { Connection, Database, Isolation, Row, Wait } from "./database.ts";
+import type { Connection, Database, Isolation, Reason, Row, Wait } from "./database.ts";
 import { emit, traced } from "./events.ts";
 import {
-  LockNotAvailableError,
-  LockTimeoutError,
   NotInTransactionError,
   TransactionAbortedError,
   UnsupportedError,
@@ -17,6 +15,7 @@ import { interruptible } from "./interrupt.ts";
 import { type LockMode, type LockRequest, type Lockable, canonical, wanted } from "./key.ts";
 import { checkCall, checkNames, checkSignal } from "./options.ts";
 import { Queue } from "./queue.ts";
+import { refusal } from "./refused.ts";
 import type {
   AllOptions,
   AllResults,
@@ -360,16 +359,14 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     if (!refused) return;
     const { connection } = this.#place;
     const holders = await this.#home.holders(requests, refused.usable ? connection : undefined);
-    const blocked = { keys: this.#home.names(requests), holders };
-    if (refused.reason === "busy") throw new LockNotAvailableError(blocked);
-    throw new LockTimeoutError({ ...blocked, waitedMs: refused.waitedMs }, refused.cause);
+    throw refusal(refused, { keys: this.#home.names(requests), holders });
   }
 
   async #lock(
     requests: readonly LockRequest[],
     wait: Wait,
     signal?: AbortSignal,
-  ): Promise<{ reason: "busy" | "timeout"; usable: boolean; waitedMs: number; cause?: unknown } | undefined> {
+  ): Promise<{ reason: Reason; usable: boolean; waitedMs: number; cause?: unknown } | undefined> {
     return this.work(async ({ connection, capabilities, joined, signal: abort }) => {
       // In a joined transaction the caller may roll back to savepoints of its own: what we took may be gone, so ask again.
       const missing = joined ? requests : requests.filter((request) => !this.has(request));

@@ -8,8 +8,8 @@ import {
   ConnectionLostError,
   DeadlineExceededError,
   DeadlockError,
+  FileBusyError,
   HoldfastError,
-  LockNotAvailableError,
   LockTimeoutError,
   PoolExhaustedError,
   SerializationError,
@@ -21,7 +21,7 @@ import { chain, classify, waited } from "./failure.ts";
 import { runInClient } from "./in-client.ts";
 import { graceMs, interruptible, within } from "./interrupt.ts";
 import type { LockRequest, Lockable } from "./key.ts";
-import { Refused } from "./refused.ts";
+import { Refused, refusal } from "./refused.ts";
 import { type RetryOptions, type RetryPolicy, pause } from "./retry.ts";
 import { type Home, Scope, type Transaction, checkSupport } from "./scope.ts";
 import type { Site } from "./site.ts";
@@ -164,12 +164,12 @@ class Attempt<Native, C extends Connection> {
   }
 
   failure(error: unknown) {
-    if (error instanceof Refused) return error.reason === "timeout" ? "lock-timeout" : undefined;
+    if (error instanceof Refused) return error.reason === "busy" ? undefined : "lock-timeout";
     if (error instanceof SerializationError) return "serialization";
     const { database } = this.#home;
     // An ORM wraps what is thrown in its callbacks.
     const own = [...chain(error)].find((each) => each instanceof HoldfastError);
-    if (own instanceof LockTimeoutError) return "lock-timeout";
+    if (own instanceof LockTimeoutError || own instanceof FileBusyError) return "lock-timeout";
     if (own && !(own instanceof ConnectionLostError)) return undefined;
     // A body talks to others too: that one of them hung up says nothing of our connection.
     const sockets = this.#thrown !== error || this.#connection?.lost.aborted === true;
@@ -539,9 +539,7 @@ class Attempt<Native, C extends Connection> {
     const { locks } = this.#plan;
     if (error instanceof Refused) {
       const holders = await this.#home.holders(locks);
-      const blocked = { keys: this.#home.names(locks), holders };
-      if (error.reason === "busy") return new LockNotAvailableError(blocked);
-      return new LockTimeoutError({ ...blocked, waitedMs: error.waitedMs }, error.cause);
+      return refusal(error, { keys: this.#home.names(locks), holders });
     }
     if (error instanceof HoldfastError || error === this.#deadline.signal.reason) return error;
     // An ORM wraps what its driver throws, and so what the guard throws in its place.

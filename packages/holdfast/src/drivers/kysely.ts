@@ -14,6 +14,7 @@ import { observeMethod } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
 import type { Statement } from "../core/sql.ts";
 import { mysql, render as renderMysql } from "../engines/mysql/index.ts";
+import { literals } from "../engines/mysql/text.ts";
 import { postgres, render as renderPostgres } from "../engines/postgres/index.ts";
 import { unwrapMysql2 } from "./mysql2.ts";
 import { unwrapPg } from "./pg.ts";
@@ -61,7 +62,10 @@ const dialects: Readonly<Record<string, KyselyDialect>> = {
   },
   mysql: {
     engine: mysql,
-    render: renderMysql,
+    render(statement) {
+      const { text, values } = renderMysql(statement);
+      return { text, values: literals(values) };
+    },
     unwrap: unwrapMysql2,
     endSession: "KILL CONNECTION_ID()",
   },

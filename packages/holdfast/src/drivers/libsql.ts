@@ -4,7 +4,7 @@ import { NotInTransactionError, UsageError } from "../core/errors.ts";
 import { Queue } from "../core/queue.ts";
 import { Single } from "../core/single.ts";
 import { type SqliteConnection, render, sqlite } from "../engines/sqlite/index.ts";
-import { Line } from "../engines/sqlite/line.ts";
+import { type Line, lineOf } from "../engines/sqlite/line.ts";
 
 interface ResultSet {
   readonly columns: readonly string[];
@@ -92,20 +92,53 @@ async function writerIsFree(client: LibsqlClient): Promise<boolean | undefined> 
   }
 }
 
+/** A client's file, asked for once. On a server those who wait are the server's business. */
+class Whereabouts {
+  line: Line | undefined;
+  readonly #client: LibsqlClient;
+  #known: boolean;
+
+  constructor(client: LibsqlClient) {
+    this.#client = client;
+    this.#known = client.protocol !== "file";
+  }
+
+  async find(runner: Runner = this.#client): Promise<void> {
+    if (this.#known) return;
+    try {
+      const { rows } = await runner.execute({ sql: "PRAGMA database_list", args: [] });
+      const { file } = (rows as Row[]).find(({ name }) => name === "main") ?? {};
+      this.#known = true;
+      // None: a database in memory.
+      if (typeof file === "string" && file !== "") this.line ??= lineOf(file);
+    } catch {
+      // Its only connection is inside of a transaction: next time.
+    }
+  }
+}
+
 /** A connection that is one of the client's own pool, and another one with every BEGIN. */
 class LibsqlConnection implements SqliteConnection {
   readonly lost = never;
   readonly unwrap = unwrapLibsql;
   readonly switches = true;
-  readonly line: Line | undefined;
   begun: SqliteConnection["begun"];
   readonly #client: LibsqlClient;
+  readonly #whereabouts: Whereabouts;
   #tx: LibsqlTransaction | undefined;
 
-  constructor(client: LibsqlClient, tx?: LibsqlTransaction, line?: Line) {
+  constructor(client: LibsqlClient, whereabouts: Whereabouts, tx?: LibsqlTransaction) {
     this.#client = client;
-    this.line = line;
+    this.#whereabouts = whereabouts;
     this.#tx = tx;
+  }
+
+  get line(): Line | undefined {
+    return this.#whereabouts.line;
+  }
+
+  locate(): Promise<void> {
+    return this.#whereabouts.find(this.#tx);
   }
 
   get tx(): LibsqlTransaction {
@@ -180,8 +213,7 @@ export function libsqlDatabase<Native>(
   const local = client.protocol === "file";
   const places = new Queue(connections);
   const door = connections === 1 ? Single.of(owner) : undefined;
-  // A client does not tell its file. On a server those who wait are the server's business.
-  const line = local ? new Line() : undefined;
+  const whereabouts = new Whereabouts(client);
   return {
     engine: sqlite,
     traits: {
@@ -195,7 +227,8 @@ export function libsqlDatabase<Native>(
     },
     async connect(purpose: Purpose): Promise<Pinned<Native, SqliteConnection>> {
       const leave = await (door ? door.enter(purpose) : places.enter(purpose.signal));
-      const connection = new LibsqlConnection(client, undefined, line);
+      await whereabouts.find();
+      const connection = new LibsqlConnection(client, whereabouts);
       return {
         connection,
         // Made by BEGIN.
@@ -204,7 +237,7 @@ export function libsqlDatabase<Native>(
         },
         release() {
           connection.drop();
-          line?.leave(connection);
+          connection.line?.leave(connection);
           leave();
         },
       };
@@ -214,7 +247,7 @@ export function libsqlDatabase<Native>(
         throw new NotInTransactionError(
           "this is no transaction of @libsql/client: await client.transaction(…)",
         );
-      return new LibsqlConnection(client, native);
+      return new LibsqlConnection(client, whereabouts, native);
     },
     unwrap: unwrapLibsql,
   };

@@ -32,6 +32,14 @@ const plain = {
   namedPlaceholders: false,
 } as const;
 
+/** And how values are read. */
+const defaults = {
+  typeCast: (_column: unknown, next: () => unknown) => next(),
+  dateStrings: false,
+  bigIntAsNumber: false,
+  decimalAsNumber: false,
+} as const;
+
 /** By the session: the pool wraps its connection anew each time it is taken out. */
 const connections = new WeakMap<object, SqlConnection>();
 
@@ -43,17 +51,17 @@ export function mariadbConnection(native: MariadbConnection, kill: Kill): SqlCon
   native.on("error", (error) => lost.abort(error));
   native.on("end", () => lost.abort(new Error("the connection has ended")));
   const { send, cancel } = killable(
-    (text, values) => native.query({ sql: text, ...plain }, values),
+    (text, values, theirs) => native.query({ sql: text, ...plain, ...(!theirs && defaults) }, values),
     () => native.threadId,
     kill,
   );
   const connection: SqlConnection = {
     lost: lost.signal,
     unwrap: unwrapMariadb,
-    async query(statement) {
+    async query(statement, theirs) {
       const { text, values } = render(statement);
       try {
-        return result(await send(text, values), native);
+        return result(await send(text, values, theirs), native);
       } catch (error) {
         // It has ended by the time that this is known, and not every end is told by an event.
         if (unwrapMariadb(error)?.lost) lost.abort(error);

@@ -9,15 +9,17 @@ import type {
   Seen,
   SqlConnection,
 } from "../core/database.ts";
+import { UsageError } from "../core/errors.ts";
 import { observeMethod } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
 import { type ViewOptions, behind, endsTransaction, view } from "../core/view.ts";
 import { type Kill, isInTransaction, killable } from "../engines/mysql/client.ts";
 import { render } from "../engines/mysql/index.ts";
+import { literals } from "../engines/mysql/text.ts";
 
 /** The part of a connection of `mysql2/promise` that is used here. */
 export interface Mysql2Connection {
-  query(sql: string, values?: unknown[]): Promise<[unknown, unknown]>;
+  query(sql: string | { sql: string }, values?: unknown[]): Promise<[unknown, unknown]>;
 }
 
 export interface Mysql2PoolConnection extends Mysql2Connection {
@@ -33,7 +35,28 @@ export interface Mysql2Pool<C extends Mysql2PoolConnection = Mysql2PoolConnectio
 interface Inner {
   on?(event: string, listener: (error?: unknown) => void): unknown;
   threadId?: number | null;
-  query(sql: string, values: unknown[], done: (error: unknown, outcome: unknown) => void): unknown;
+  config?: { typeCast?: unknown; queryFormat?: unknown };
+  query(sql: Options, values: unknown[], done: (error: unknown, outcome: unknown) => void): unknown;
+}
+
+interface Options {
+  readonly sql: string;
+  readonly rowsAsArray: false;
+  readonly nestTables: false;
+  readonly namedPlaceholders: false;
+  readonly typeCast?: (field: unknown, next: () => unknown) => unknown;
+}
+
+/** Whatever the pool's options are: rows are objects, and values are a list; and what we read is what the server sent. */
+function options(text: string, theirs: boolean | undefined, { config }: Pick<Inner, "config">): Options {
+  if (typeof config?.queryFormat === "function")
+    throw new UsageError(
+      "mysql2's option `queryFormat` writes values into statements in a way of its own: give Holdfast a pool without it",
+    );
+  const plain = { sql: text, rowsAsArray: false, nestTables: false, namedPlaceholders: false } as const;
+  return theirs || typeof config?.typeCast !== "function"
+    ? plain
+    : { ...plain, typeCast: (_field, next) => next() };
 }
 
 /** By the connection inside: the pool wraps it anew each time it is taken out. */
@@ -52,20 +75,22 @@ export function mysql2Connection(given: object, kill: Kill): SqlConnection {
   emitter.on?.("error", (error) => lost.abort(error));
   emitter.on?.("end", () => lost.abort(new Error("the connection has ended")));
   const { send, cancel } = killable(
-    (text, values) =>
-      inner
-        ? ask(inner, text, values)
-        : (native as Mysql2Connection).query(text, values).then(([first]) => first),
+    async (text, values, theirs) => {
+      const asked = options(text, theirs, emitter);
+      if (inner) return ask(inner, asked, literals(values));
+      const [first] = await (native as Mysql2Connection).query(asked, literals(values));
+      return first;
+    },
     () => emitter.threadId,
     kill,
   );
   const connection: SqlConnection = {
     lost: lost.signal,
     unwrap: unwrapMysql2,
-    async query(statement) {
+    async query(statement, theirs) {
       const { text, values } = render(statement);
       try {
-        return result(await send(text, values));
+        return result(await send(text, values, theirs));
       } catch (error) {
         // From here it leads to the caller; the client's own begins at the socket.
         if (error instanceof Error) Error.captureStackTrace(error);
@@ -79,9 +104,9 @@ export function mysql2Connection(given: object, kill: Kill): SqlConnection {
 }
 
 /** Not by the promise wrapper, which takes a stack trace with each statement: 7 % of a short transaction's time. */
-function ask(inner: Inner, text: string, values: unknown[]): Promise<unknown> {
+function ask(inner: Inner, asked: Options, values: unknown[]): Promise<unknown> {
   return new Promise((resolve, reject) => {
-    inner.query(text, values, (error, outcome) => (error ? reject(error) : resolve(outcome)));
+    inner.query(asked, values, (error, outcome) => (error ? reject(error) : resolve(outcome)));
   });
 }
 

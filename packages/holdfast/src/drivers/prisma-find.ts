@@ -145,10 +145,14 @@ function isOpaque(value: unknown): boolean {
 }
 
 /** Locks rows, and returns those that are locked now. */
-async function lockRows(target: Target, found: readonly Values[]): Promise<Values[]> {
-  const { scope, table, key, lock } = target;
+async function lockRows(
+  target: Target,
+  found: readonly Values[],
+  wait: PrismaLock["wait"] = target.lock.wait,
+): Promise<Values[]> {
+  const { scope, table, key } = target;
   const keys = found.map((row) => keyOf(target, row));
-  const { mode = "update", wait } = lock;
+  const { mode = "update" } = target.lock;
   const locked = await scope.rows<Values>(table, keys as RowKey[] as never, {
     for: mode,
     ...(wait !== undefined && { wait }),
@@ -196,10 +200,19 @@ function identity({ key }: Target, row: Values): string {
   return JSON.stringify(key.map(({ column }) => String(row[column])));
 }
 
+/** Alternatives cost Prisma more than values: of the key's columns the one with the most values is a list. */
 function these({ key }: Target, rows: readonly Values[]): Values {
-  const [only, ...others] = key;
-  if (only && others.length === 0) return { [only.field]: { in: rows.map((row) => row[only.field]) } };
-  return { OR: rows.map((row) => Object.fromEntries(key.map(({ field }) => [field, row[field]]))) };
+  const values = (field: string) => new Set(rows.map((row) => String(row[field]))).size;
+  const [longest, ...others] = key.map(({ field }) => field).toSorted((a, b) => values(b) - values(a)) as [
+    string,
+    ...string[],
+  ];
+  const groups = Map.groupBy(rows, (row) => JSON.stringify(others.map((field) => String(row[field]))));
+  const alternatives = [...groups.values()].map((group) => ({
+    ...Object.fromEntries(others.map((field) => [field, group[0]?.[field]])),
+    [longest]: { in: group.map((row) => row[longest]) },
+  }));
+  return alternatives.length === 1 ? (alternatives[0] as Values) : { OR: alternatives };
 }
 
 function selected({ key }: Target): Values {
@@ -217,15 +230,83 @@ export interface FindArgs extends Values {
   readonly lock?: PrismaLock;
 }
 
+/** How many rows Prisma is told of in one statement: there is a limit of values, and each alternative costs it 0.3 ms. */
+const most = { one: 5000, several: 1000 };
+
+/** Reads rows that are locked, of those that still match, in the order in which they were found. */
+async function read(target: Target, args: Values, locked: readonly Values[]): Promise<Values[]> {
+  const { delegate, key } = target;
+  const { take: _take, skip: _skip, cursor: _cursor, distinct: _distinct, where, ...rest } = args;
+  const size = key.length === 1 ? most.one : most.several;
+  if (locked.length <= size)
+    return [...(await delegate.findMany({ ...rest, where: both(where, these(target, locked)) }))];
+  const { asked, shown } = withKey(target, rest);
+  const found = new Map<string, Values>();
+  for (let from = 0; from < locked.length; from += size) {
+    const some = locked.slice(from, from + size);
+    for (const row of await delegate.findMany({ ...asked, where: both(where, these(target, some)) }))
+      found.set(identity(target, keyOf(target, row)), shown(row));
+  }
+  return locked.flatMap((row): Values[] => {
+    const now = found.get(identity(target, keyOf(target, row)));
+    return now ? [now] : [];
+  });
+}
+
+/** Of what is read in parts the order is ours to make: the key is asked for too, and left out again. */
+function withKey({ key }: Target, args: Values): { asked: Values; shown: (row: Values) => Values } {
+  const { select, omit } = args as { select?: Values; omit?: Values };
+  const extra = key.map(({ field }) => field).filter((field) => (select ? !select[field] : omit?.[field]));
+  if (extra.length === 0) return { asked: args, shown: (row) => row };
+  const chosen = Object.fromEntries(extra.map((field) => [field, select !== undefined]));
+  return {
+    asked: { ...args, ...(select ? { select: { ...select, ...chosen } } : { omit: { ...omit, ...chosen } }) },
+    shown: (row) => Object.fromEntries(Object.entries(row).filter(([name]) => !extra.includes(name))),
+  };
+}
+
 export async function findManyLocked(place: Place, { lock = {}, ...args }: FindArgs = {}): Promise<Values[]> {
   const { delegate } = place;
   const target = await targetOf(place, lock);
+  if (lock.wait === "skip" && typeof args["take"] === "number")
+    return free(target, args, Math.abs(args["take"]), args["take"] < 0);
   const found = await delegate.findMany({ ...only(args, choosing), select: selected(target) });
   if (found.length === 0) return [];
   const locked = await lockRows(target, found);
-  if (locked.length === 0) return [];
-  const { take: _take, skip: _skip, cursor: _cursor, distinct: _distinct, where, ...rest } = args;
-  return [...(await delegate.findMany({ ...rest, where: both(where, these(target, locked)) }))];
+  return locked.length === 0 ? [] : read(target, args, locked);
+}
+
+/** How many candidates are looked at for each one that is wanted, where others may have locked the first ones. */
+const spare = { times: 4, more: 60 };
+
+/**
+ * The first ones that nobody has locked, and no more than are wanted: others would pass over those too. From the start
+ * again with each larger look: what others finish meanwhile moves the rest up, out of sight of an offset.
+ */
+async function free(target: Target, args: Values, wanted: number, fromEnd: boolean): Promise<Values[]> {
+  const { delegate } = target;
+  const rows: Values[] = [];
+  const seen = new Set<string>();
+  for (let look = wanted * spare.times + spare.more; rows.length < wanted; look *= spare.times) {
+    const candidates = await delegate.findMany({
+      ...only(args, choosing),
+      take: fromEnd ? -look : look,
+      select: selected(target),
+    });
+    const fresh = candidates.filter((row) => !seen.has(identity(target, keyOf(target, row))));
+    if (fromEnd) fresh.reverse();
+    for (const row of fresh) seen.add(identity(target, keyOf(target, row)));
+    for (let i = 0; i < fresh.length && rows.length < wanted;) {
+      const some = fresh.slice(i, i + wanted - rows.length);
+      i += some.length;
+      const locked = await lockRows(target, some);
+      if (locked.length === 0) continue;
+      if (fromEnd) rows.unshift(...(await read(target, args, locked.toReversed())));
+      else rows.push(...(await read(target, args, locked)));
+    }
+    if (candidates.length < look) break;
+  }
+  return rows;
 }
 
 /** Beside, not around: the name of a unique key is understood at the top of a `where` only. */
@@ -234,21 +315,29 @@ function both(where: unknown, more: Values): Values {
   return { ...rest, AND: [AND, more].flat() };
 }
 
-/** Somebody may have changed the row that was found before it could be locked: then another one may be the first. */
-const mostAttempts = 10;
+/** Also where nobody is to be waited for. */
+const leastAttempts = 10;
 
+/** Somebody may have changed the row that was found before it could be locked: then another one may be the first. */
 export async function findOneLocked(
   place: Place,
   how: "findFirst" | "findUnique",
   { lock = {}, ...args }: FindArgs = {},
 ): Promise<Values | null> {
-  const { delegate } = place;
+  const { delegate, scope } = place;
   const target = await targetOf(place, lock);
+  if (how === "findFirst" && lock.wait === "skip") {
+    const { take } = args as { take?: number };
+    return (await free(target, args, 1, take !== undefined && take < 0))[0] ?? null;
+  }
   const names = how === "findUnique" ? ["where"] : choosing;
+  const patience = lock.wait ?? scope.home.wait;
+  const until = performance.now() + (typeof patience === "number" ? patience : 0);
   for (let attempt = 1; ; attempt++) {
     const found = await delegate[how]({ ...only(args, names), select: selected(target) });
     if (!found) return null;
-    const locked = await lockRows(target, [found]);
+    const left = Math.max(1, Math.ceil(until - performance.now()));
+    const locked = await lockRows(target, [found], typeof patience === "number" ? left : patience);
     // Skipped, and not to be waited for: nothing is there for this caller.
     if (locked.length === 0 && lock.wait === "skip") return null;
     if (locked.length > 0) {
@@ -256,9 +345,10 @@ export async function findOneLocked(
       const row = await delegate[how]({ ...rest, where: both(where, these(target, locked)) });
       if (row) return row;
     }
-    if (attempt >= mostAttempts)
-      throw new UsageError(
-        `${delegate.$name}.${how}ForUpdate: the row that matched was changed ${mostAttempts} times before it could be locked`,
+    if (attempt >= leastAttempts && performance.now() >= until)
+      throw new SerializationError(
+        `${delegate.$name}.${how}ForUpdate: the row that matched was changed ${attempt} times before it could be locked. ` +
+          `Give \`wait\` more time, run the transaction again, or let callers take different rows (\`wait: "skip"\`).`,
       );
   }
 }

@@ -134,8 +134,8 @@ const files = new WeakMap<object, Line | undefined>();
 
 async function lineFor(client: object, send: Send): Promise<Line | undefined> {
   if (!files.has(client)) {
-    const { rows } = await send("SELECT file FROM pragma_database_list WHERE name = 'main'", []);
-    const file = rows[0]?.file;
+    const { rows } = await send("PRAGMA database_list", []);
+    const file = rows.find(({ name }) => name === "main")?.file;
     files.set(client, typeof file === "string" && file !== "" ? lineOf(file) : undefined);
   }
   return files.get(client);

@@ -7,19 +7,12 @@ import {
   unsupported,
 } from "../core/capabilities.ts";
 import type { Connection, Pinned, SessionLocks, Wait } from "../core/database.ts";
-import {
-  LockLostError,
-  LockNotAvailableError,
-  LockTimeoutError,
-  NoConnectionError,
-  UnsupportedError,
-  message,
-} from "../core/errors.ts";
+import { LockLostError, NoConnectionError, UnsupportedError, message } from "../core/errors.ts";
 import { type Traces, emit, nextHold, traced } from "../core/events.ts";
 import { Silence, interruptible, within } from "../core/interrupt.ts";
 import type { LockRequest } from "../core/key.ts";
 import { Queue } from "../core/queue.ts";
-import { Refused } from "../core/refused.ts";
+import { Refused, refusal } from "../core/refused.ts";
 import { type Home, checkSupport } from "../core/scope.ts";
 
 /** A lock of a session: held until it is released, its connection dies, or the process ends. */
@@ -224,8 +217,7 @@ export class Sessions<Native, C extends Connection> {
       if (told) told.outcome = reason;
       emit("holdfast:session:refused", () => ({ locks: this.#home.names(requests), waitedMs, reason }));
       const blocked = { keys: this.#home.names(requests), holders: await this.#home.holders(requests) };
-      if (reason === "busy") throw new LockNotAvailableError(blocked);
-      throw new LockTimeoutError({ ...blocked, waitedMs }, error.cause);
+      throw refusal(error, blocked);
     }
     return this.#join(pinned, locks, requests);
   }

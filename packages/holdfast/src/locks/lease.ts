@@ -6,6 +6,7 @@ import { withConnection } from "../core/errand.ts";
 import {
   ConnectionLostError,
   DeadlockError,
+  FileBusyError,
   HoldfastError,
   type Holder,
   LeaseLostError,
@@ -504,6 +505,8 @@ export class LeaseDesk<Native, C extends Connection> {
     /** A row of ours may be there, in line or granted. */
     let traces = false;
     let withdrawn: Promise<unknown> | undefined;
+    let busy: FileBusyError | undefined;
+    let stood = false;
     try {
       for (let round = 0; ; round++) {
         stop.throwIfAborted();
@@ -511,7 +514,8 @@ export class LeaseDesk<Native, C extends Connection> {
         traces = true;
         const answer = this.#take(claim, endsAt, stop);
         taking = answer;
-        const { result, sentAt } = await unlessAborted(answer, stop, () => {});
+        const { result, sentAt, error } = await unlessAborted(answer, stop, () => {});
+        busy = error;
         if (result.granted) {
           // A grant that comes this late is worth nothing; it is ours still, so asking again renews it.
           if (performance.now() >= trust(sentAt, terms.ttlMs)) {
@@ -526,7 +530,8 @@ export class LeaseDesk<Native, C extends Connection> {
           if (told) told.outcome = "granted";
           return this.#grant(wish, claim, terms, result, sentAt);
         }
-        traces = result.inLine;
+        // A file that was busy has nothing new of ours: only what was there before has to be taken back.
+        traces = stood = busy ? stood : result.inLine;
         const leftMs = endsAt - performance.now();
         if (leftMs <= 0) break;
         if (round === 1) leaveLine = this.#bell.listen();
@@ -539,9 +544,11 @@ export class LeaseDesk<Native, C extends Connection> {
       if (traces) withdrawn = this.#after(taking, () => this.#release(claim, 0));
     }
     const waitedMs = Math.round(performance.now() - started);
-    const reason = waitMs > 0 ? "timeout" : "busy";
+    const reason = busy ? "file" : waitMs > 0 ? "timeout" : "busy";
     if (told) told.outcome = reason;
     emit("holdfast:lease:refused", () => ({ lease: this.#name(wish), waitedMs, reason }));
+    // Nobody is known to have it: it could not be asked for.
+    if (busy) throw new FileBusyError([this.#name(wish)], waitedMs, busy.cause);
     if (patience === "skip") return undefined;
     const blocked = { keys: [this.#name(wish)], holders: await this.#holders(claim.resource) };
     // Whoever is told that we gave up should not find us in line.
@@ -565,7 +572,7 @@ export class LeaseDesk<Native, C extends Connection> {
     claim: Claim,
     endsAt: number,
     stop: AbortSignal,
-  ): Promise<{ result: ClaimResult; sentAt: number }> {
+  ): Promise<{ result: ClaimResult; sentAt: number; error?: FileBusyError }> {
     let sentAt = 0;
     try {
       const errand = (connection: C) => {
@@ -580,7 +587,8 @@ export class LeaseDesk<Native, C extends Connection> {
       const failure = classify(this.#home.database, error);
       if (failure !== "lock-timeout" && failure !== "serialization" && failure !== "deadlock") throw error;
       // An earlier try may have been granted, and its answer lost.
-      return { result: { granted: false, freeInMs: 0, inLine: true }, sentAt };
+      const result = { granted: false, freeInMs: 0, inLine: true } as const;
+      return { result, sentAt, ...(error instanceof FileBusyError && { error }) };
     }
   }
 

@@ -1,6 +1,6 @@
 /** Row and table locks: what is asked for is checked, put into one order, and taken. The SQL is the engine's. */
 import { type Capabilities, type Support, require } from "../core/capabilities.ts";
-import type { Connection, Row, Wait } from "../core/database.ts";
+import type { Connection, Reason, Row, Wait } from "../core/database.ts";
 import {
   LockNotAvailableError,
   LockTimeoutError,
@@ -53,7 +53,7 @@ const shapeMs = 60_000;
 /** The server's own timeout comes first where it can; ours is for what it does not count. */
 const slackMs = 100;
 
-type Answer = { readonly granted: true } | { readonly granted: false; readonly reason: "busy" | "timeout" };
+type Answer = { readonly granted: true } | { readonly granted: false; readonly reason: Reason };
 
 function waited<A extends Answer>(kind: "rows" | "table", table: string, ask: () => Promise<A>): Promise<A> {
   return traced(

@@ -24,15 +24,15 @@ export function killer(pool: { getConnection(): Promise<Lent> }): Kill {
 
 /** `threadId`: of the session, undefined while it has none. */
 export function killable<T>(
-  run: (text: string, values: unknown[]) => Promise<T>,
+  run: (text: string, values: unknown[], theirs?: boolean) => Promise<T>,
   threadId: () => unknown,
   kill: Kill,
-): { send(text: string, values: unknown[]): Promise<T>; cancel(): Promise<void> } {
+): { send(text: string, values: unknown[], theirs?: boolean): Promise<T>; cancel(): Promise<void> } {
   let killed: Promise<void> | undefined;
   /** What runs. Its end is signalled only to a cancel that asks: each abort makes an error, for 25 µs. */
   let running: { ended?: AbortController } | undefined;
   return {
-    async send(text, values) {
+    async send(text, values, theirs) {
       if (killed) {
         // A KILL QUERY that comes too late hits the next statement: let it be one that matters to nobody.
         await killed;
@@ -41,7 +41,7 @@ export function killable<T>(
       }
       const own: typeof running = (running = {});
       try {
-        return await run(text, values);
+        return await run(text, values, theirs);
       } finally {
         own.ended?.abort();
         if (running === own) running = undefined;

@@ -35,7 +35,7 @@ export const mysql: Engine<SqlConnection> = {
   replay,
   holders,
   inspect,
-  query: (connection, statement) => connection.query(statement),
+  query: (connection, statement) => connection.query(statement, true),
   classify,
   violated,
   waited,

@@ -1,6 +1,6 @@
 import { type Capabilities, type Strategy, unsupported } from "../../core/capabilities.ts";
 import type { ClientTraits, Isolation, SqlConnection } from "../../core/database.ts";
-import { ReplicaError, ServerTooOldError, UnsupportedError } from "../../core/errors.ts";
+import { ReplicaError, ServerTooOldError, UnsupportedError, UsageError } from "../../core/errors.ts";
 import { sql } from "../../core/sql.ts";
 import {
   galera,
@@ -30,7 +30,12 @@ export async function probe(
   const [row] = (
     await connection.query(sql`SELECT VERSION() AS version, @@read_only AS readonly, DATABASE() AS db`)
   ).rows;
-  const version = String(row?.version);
+  // Every check here compares what it has read by name: without names it would compare nothing.
+  if (row?.version === undefined)
+    throw new UsageError(
+      "This client's rows have no names of columns: turn the option off that makes arrays of them (`rowsAsArray`)",
+    );
+  const version = String(row.version);
   const maria = /mariadb/i.test(version);
   const [major = 0, minor = 0] = version.split(".").map(Number);
   if (maria ? major < 10 || (major === 10 && minor < 6) : major < 8 || (major === 8 && minor < 4)) {
@@ -40,7 +45,7 @@ export async function probe(
       "SKIP LOCKED, NOWAIT or long-term support is missing before",
     );
   }
-  if (row?.db === null)
+  if (row.db === null)
     throw new UnsupportedError("No database is selected: put its name into the connection's URL or options");
   const found = new Map(
     (await connection.query(settings)).rows.map((each) => [
@@ -49,7 +54,7 @@ export async function probe(
     ]),
   );
   const on = (name: string) => found.get(name) === "ON" || found.get(name) === "1";
-  if (Number(row?.readonly) === 1 || on("innodb_read_only")) throw new ReplicaError();
+  if (Number(row.readonly) === 1 || on("innodb_read_only")) throw new ReplicaError();
   const cluster = on("wsrep_on");
   const isVitess = /vitess/i.test(`${version} ${found.get("version_comment") ?? ""}`);
   const sessionLocks = cluster ? galera.session : isVitess ? vitess : ("session advisory" as const);

@@ -23,7 +23,8 @@ export const microseconds = (ms: number) => sql`INTERVAL ${Math.round(ms * 1000)
 
 export const replay: Replay<SqlConnection> = {
   async find(connection, id) {
-    const statement = sql`SELECT o.fingerprint AS fingerprint, o.result AS result, ${milliseconds("o.at")} AS made,
+    // As bytes, here and below: the connection's character set need not have all of the text's.
+    const statement = sql`SELECT o.fingerprint AS fingerprint, CAST(o.result AS BINARY) AS result, ${milliseconds("o.at")} AS made,
       ${milliseconds("UTC_TIMESTAMP(6)")} AS now
       FROM (SELECT 1 AS one) c LEFT JOIN holdfast_once o ON o.id = ${Buffer.from(id)} AND o.until > UTC_TIMESTAMP(6)`;
     const { rows } = await connection.query(statement).catch((error: unknown) => {
@@ -48,7 +49,7 @@ export const replay: Replay<SqlConnection> = {
       ? sql`GREATEST(UTC_TIMESTAMP(6), TIMESTAMP'1970-01-01 00:00:00' + ${microseconds(issuedAt.getTime())})`
       : sql.raw("UTC_TIMESTAMP(6)");
     const insert = sql`INSERT INTO holdfast_once (id, fingerprint, result, at, until)
-      VALUES (${bytes}, ${fingerprint}, ${result}, UTC_TIMESTAMP(6), ${issued} + ${microseconds(keepMs)})`;
+      VALUES (${bytes}, ${fingerprint}, CONVERT(${Buffer.from(result)} USING utf8mb4), UTC_TIMESTAMP(6), ${issued} + ${microseconds(keepMs)})`;
     try {
       await connection.query(insert);
       return true;

@@ -173,6 +173,7 @@ async function run(
 }
 
 const position = "holdfastposition";
+const keyText = (i: number) => `holdfastkey${i}`;
 
 /** Which of the keys a row has, as positions with commas: the server alone knows which texts are equal to it. */
 function positions(call: RowCall, keys: Keys): Statement {
@@ -180,39 +181,80 @@ function positions(call: RowCall, keys: Keys): Statement {
   return sql`CONCAT_WS(',', ${list(items)}) AS ${sql.id(position)}`;
 }
 
-/** Integers are equal if their digits are. Not of 8 bytes: clients may round these. */
-const digits = /^(small|medium)?int/;
+/** The key of each row, as text. */
+function keyTexts(call: RowCall): Statement {
+  return list(
+    call.key.map((name, i) => sql`${asText(column(name), typeOf(call, name))} AS ${sql.id(keyText(i))}`),
+  );
+}
+
+/** As `keyTexts` would bring it. What it does not know how to write is not found by it. */
+function textOf(value: unknown): string {
+  return value instanceof Uint8Array
+    ? Buffer.from(value).toString("hex").toUpperCase()
+    : String(typeof value === "boolean" ? Number(value) : value);
+}
+
+/** More than this many keys that have no row with their very text are compared with the rows that are left only. */
+const fewKeys = 200;
+
+/**
+ * For each key, its row among those that were read with `keyTexts`. A key and a row with the same text are equal; the
+ * server is asked about the rest only, since it has to compare each key with each row: 5,003 of them took it 30 s.
+ */
+async function placed(
+  connection: SqlConnection,
+  call: RowCall,
+  keys: Keys,
+  rows: readonly Row[],
+): Promise<(Row | undefined)[]> {
+  const textsOf = (row: Row) => call.key.map((_, i) => String(row[keyText(i)]));
+  const byText = new Map(rows.map((row) => [JSON.stringify(textsOf(row)), row]));
+  const found = keys.map((values) => byText.get(JSON.stringify(values.map(textOf))));
+  const rest = keys.flatMap((_, i) => (found[i] ? [] : [i]));
+  const taken = new Set(found);
+  const open = rest.length <= fewKeys ? rows : rows.filter((row) => !taken.has(row));
+  if (rest.length === 0 || open.length === 0) return found;
+  const theirs = open.map((row) =>
+    textsOf(row).map((text, i) => fromText(text, typeOf(call, call.key[i] as string))),
+  );
+  const { table, key } = call;
+  // As it was read: what is locked is read with a lock, which shows it as it is now, and waits for nobody.
+  const asking = sql`SELECT ${positions(
+    call,
+    rest.map((i) => keys[i] as readonly unknown[]),
+  )}, ${keyTexts(call)} FROM ${table} t${through(call, key) ?? sql``} WHERE ${named(call, key, theirs)}${clause(call, "skip")}`;
+  for (const row of (await connection.query(asking)).rows)
+    for (const at of String(row[position]).split(",").filter(Boolean))
+      found[rest[Number(at)] as number] = byText.get(JSON.stringify(textsOf(row)));
+  return found;
+}
+
+/** Without what we have added to it. */
+function bare(row: Row): Row {
+  return Object.fromEntries(Object.entries(row).filter(([name]) => !name.startsWith("holdfastkey")));
+}
 
 async function byKeys(connection: SqlConnection, call: RowCall, keys: Keys): Promise<Selection> {
-  const { key, table, columns: chosen, shape, strength } = call;
-  const [only = "", ...more] = key;
-  const local = more.length === 0 && digits.test(typeOf(call, only)) && (!chosen || chosen.includes(only));
-  const place = keys.length === 1 || local ? sql.raw("") : sql`${positions(call, keys)}, `;
+  const { key, table, shape, strength } = call;
+  const extra = keys.length === 1 ? sql.raw("") : sql`${keyTexts(call)}, `;
   const those = named(call, key, keys);
   const force = through(call, key);
   const found =
     // If no index leads to them, every row would be locked on the way: found first, then locked by primary key.
     !force && strength && shape.key.length > 0
-      ? await byCondition(connection, call, those, place)
+      ? await byCondition(connection, call, those, extra)
       : await run(
           connection,
           call,
           (lock) =>
-            sql`SELECT ${place}${columns(call)} FROM ${table} t${force ?? sql``} WHERE ${those}
+            sql`SELECT ${extra}${columns(call)} FROM ${table} t${force ?? sql``} WHERE ${those}
               ORDER BY ${ordered(call, [], key)}${lock}`,
         );
   if (!found.granted) return found;
   if (keys.length === 1) return { granted: true, rows: [found.rows[0]] };
-  const rows: (Row | undefined)[] = keys.map(() => undefined);
-  if (local) {
-    const byDigits = new Map(found.rows.map((row) => [String(row[only]), row]));
-    keys.forEach(([value], i) => {
-      rows[i] = byDigits.get(String(typeof value === "boolean" ? Number(value) : value));
-    });
-  } else
-    for (const { [position]: at, ...row } of found.rows)
-      for (const i of String(at).split(",")) rows[Number(i)] = row;
-  return { granted: true, rows };
+  const rows = await placed(connection, call, keys, found.rows);
+  return { granted: true, rows: rows.map((row) => row && bare(row)) };
 }
 
 /** How many candidates are looked at for each one that is wanted, where others may have locked the first ones. */
@@ -297,9 +339,10 @@ const present: Tables<SqlConnection>["present"] = async (connection, call) => {
   const { which, key, table } = call;
   if (!("keys" in which)) return new Set();
   const { rows } = await connection.query(
-    sql`SELECT ${positions(call, which.keys)} FROM ${table} t WHERE ${named(call, key, which.keys)}`,
+    sql`SELECT ${keyTexts(call)} FROM ${table} t WHERE ${named(call, key, which.keys)}`,
   );
-  return new Set(rows.flatMap((row) => String(row[position]).split(",").map(Number)));
+  const found = await placed(connection, { ...call, strength: undefined }, which.keys, rows);
+  return new Set(found.flatMap((row, i) => (row ? [i] : [])));
 };
 
 /**

@@ -3,7 +3,7 @@
  * runs no other transaction on the file can check or write anything: every lock of every key is held by it.
  */
 import type { Begun, Grant, LockCall, Open, Result } from "../../core/database.ts";
-import { NotInTransactionError, UsageError } from "../../core/errors.ts";
+import { FileBusyError, NotInTransactionError, UsageError } from "../../core/errors.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
 import type { Soon, SqliteConnection } from "./dialect.ts";
@@ -14,6 +14,12 @@ export const granted = { granted: true } as const satisfies Grant;
 
 /** How long a statement of ours, outside of a transaction, waits for the writer: not as long as an errand may take. */
 export const patienceMs = 8000;
+
+/** How long the file is waited for by whoever is not to wait for a lock: that it is busy does not say that the lock is taken. */
+export const fileMs = 2000;
+
+/** How often those look meanwhile whether it is. */
+const lookMs = 25;
 
 /** How often to try. Of a process only the first in line does. */
 const longestPauseMs = 5;
@@ -110,6 +116,34 @@ async function inTurn(connection: SqliteConnection, starting: Soon<Busy>): Promi
   }
 }
 
+/** BEGIN IMMEDIATE, or not for as long as one of the keys is taken. */
+function unlessTaken(connection: SqliteConnection, ids: readonly string[], signal?: AbortSignal): Soon<Busy> {
+  const first = startWriting(connection, "transaction", 0, signal);
+  return first && watching(connection, ids, first, signal);
+}
+
+async function watching(
+  connection: SqliteConnection,
+  ids: readonly string[],
+  first: Soon<Busy>,
+  signal?: AbortSignal,
+): Promise<Busy> {
+  const busy = await first;
+  const board = connection.line?.board;
+  if (!busy || board?.taken(ids)) return busy;
+  const stop = new AbortController();
+  const timer = board && setInterval(() => board.taken(ids) && stop.abort(), lookMs);
+  try {
+    const either = signal ? AbortSignal.any([signal, stop.signal]) : stop.signal;
+    return await startWriting(connection, "transaction", fileMs, either);
+  } catch (error) {
+    if (error === stop.signal.reason) return busy;
+    throw error;
+  } finally {
+    clearInterval(timer);
+  }
+}
+
 /** A question, in the transaction that is open or by itself. */
 export async function ask(
   connection: SqliteConnection,
@@ -122,7 +156,7 @@ export async function ask(
     async () => (result = await connection.query(statement)),
     connection.inTransaction ? 0 : waitMs,
   );
-  if (!result) throw busy?.error;
+  if (!result) throw fileBusy(connection.inTransaction ? 0 : waitMs, busy);
   return result;
 }
 
@@ -142,10 +176,14 @@ async function finished(connection: SqliteConnection, ending: Promise<void> | So
   connection.line?.leave(connection);
 }
 
+function fileBusy(waitedMs: number, busy: Busy): FileBusyError {
+  return new FileBusyError([], Math.round(waitedMs), busy?.error);
+}
+
 const inOwn =
   "This client is inside a transaction of your own: end it first, use hf.join(…), or give Holdfast a function that opens another handle.";
 
-/** Runs a body as the file's only writer. Throws what says "busy" if it could not become that in time. */
+/** Runs a body as the file's only writer. Throws `FileBusyError` if it could not become that in time. */
 export async function asWriter<T>(
   connection: SqliteConnection,
   waitMs: number,
@@ -153,7 +191,7 @@ export async function asWriter<T>(
 ): Promise<T> {
   if (connection.inTransaction) throw new UsageError(inOwn);
   const busy = await startWriting(connection, "errand", waitMs);
-  if (busy) throw busy.error;
+  if (busy) throw fileBusy(waitMs, busy);
   try {
     const value = await body();
     await finish(connection, "commit");
@@ -200,17 +238,21 @@ export async function begin(
   { locks, wait, readOnly, signal }: Open,
 ): Promise<Grant & { begun?: Begun }> {
   if (connection.inTransaction) throw new UsageError(inOwn);
-  const waitMs = wait === "nowait" ? 0 : wait;
+  const ids = locks.map(({ key }) => key.id);
+  const waitMs = wait === "nowait" ? fileMs : wait;
   const starting =
-    readOnly && locks.length === 0
+    readOnly && ids.length === 0
       ? whileBusy(connection, () => connection.begin("deferred"), waitMs, signal)
-      : startWriting(connection, "transaction", waitMs, signal);
+      : wait === "nowait" && ids.length > 0
+        ? unlessTaken(connection, ids, signal)
+        : startWriting(connection, "transaction", waitMs, signal);
   const busy = starting && (await starting);
   if (busy) {
-    if (locks.length === 0) throw busy.error;
-    const reason = wait === "nowait" ? "busy" : "timeout";
+    const taken = ids.length > 0 && connection.line?.board?.taken(ids);
+    const reason = taken ? (wait === "nowait" ? "busy" : "timeout") : "file";
     return { granted: false, reason, usable: false, cause: busy.error };
   }
+  connection.line?.board?.publish(connection, ids);
   connection.begun = { readOnly };
   if (readOnly) await connection.query(sql.raw("PRAGMA query_only = 1"));
   return { granted: true, begun: {} };
@@ -262,9 +304,24 @@ export async function insist(connection: SqliteConnection, joined: boolean): Pro
   if (joined) await refuseDeferred(connection);
 }
 
-export async function lock(connection: SqliteConnection, { joined }: LockCall): Promise<Grant> {
+export async function lock(connection: SqliteConnection, { locks, joined }: LockCall): Promise<Grant> {
   await insist(connection, joined);
+  await tell(
+    connection,
+    locks.map(({ key }) => key.id),
+    joined,
+  );
   return granted;
+}
+
+/** What the writer holds, for those who are refused meanwhile. */
+export async function tell(
+  connection: SqliteConnection,
+  ids: readonly string[],
+  joined: boolean,
+): Promise<void> {
+  if (joined) await connection.locate?.();
+  connection.line?.board?.publish(connection, ids, joined ? () => connection.inTransaction : undefined);
 }
 
 async function refuseDeferred(connection: SqliteConnection): Promise<void> {

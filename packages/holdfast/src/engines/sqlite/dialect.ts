@@ -14,8 +14,10 @@ export interface SqliteConnection extends SqlConnection {
   end(how: "commit" | "rollback"): Soon<void>;
   /** BEGIN brings a connection of its own: what was set before it says nothing of the transaction. */
   readonly switches?: boolean;
-  /** Where those of this process stand who want to write to the same file. */
+  /** Where those of this process stand who want to write to the same file, and where its writer tells what it holds. */
   readonly line?: Line | undefined;
+  /** Finds the file, and so the line, of a caller's own transaction. */
+  locate?(): Promise<void>;
   /** The transaction on it that we began: nobody else's is ours to roll back. */
   begun?: { readonly readOnly: boolean } | undefined;
 }

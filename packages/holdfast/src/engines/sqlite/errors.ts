@@ -1,5 +1,5 @@
 import type { DriverError, Failure, SqlConnection, Violated } from "../../core/database.ts";
-import { SchemaMissingError, message } from "../../core/errors.ts";
+import { FileBusyError, SchemaMissingError, message } from "../../core/errors.ts";
 
 /** By name, as most clients write them, and by number, as node:sqlite does: https://sqlite.org/rescode.html */
 const codes: readonly (readonly [number, string, Failure])[] = [
@@ -48,7 +48,7 @@ export function failureOf(connection: SqlConnection, error: unknown): Failure | 
 }
 
 export function isBusy(connection: SqlConnection, error: unknown): boolean {
-  return failureOf(connection, error) === "lock-timeout";
+  return error instanceof FileBusyError || failureOf(connection, error) === "lock-timeout";
 }
 
 /** The code of a table that is not there is the one of every mistake in SQL. */

@@ -223,7 +223,9 @@ export function fromHandles<Handle extends object>(
     ...(opener ? pool(driver, opener, most) : { connect: one(driver, source as Handle) }),
     join(native) {
       if (!driver.is(native)) throw new NotInTransactionError(`this is no database of ${driver.client}`);
-      return new HandleConnection(driver, undefined, new Station(driver, native, false));
+      const file = driver.file(native);
+      const line = file === undefined ? undefined : lineOf(file);
+      return new HandleConnection(driver, line, new Station(driver, native, false));
     },
     ...(driver.unwrap && { unwrap: driver.unwrap }),
   };

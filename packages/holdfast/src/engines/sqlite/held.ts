@@ -4,6 +4,8 @@
  */
 import Module, { createRequire } from "node:module";
 import type { Call, Gate, Gated } from "../../core/gate.ts";
+import { unseen } from "./board.ts";
+import { builtinSqlite } from "./builtin.ts";
 import { filled, parts } from "./text.ts";
 
 type Method = (this: object, ...args: unknown[]) => unknown;
@@ -55,7 +57,7 @@ const ending = /^\s*(commit|end|release)\b/i;
 
 export function holdBack(gate: Gate): Gated {
   const clients = new Clients(gate);
-  const builtin = quietly(() => process.getBuiltinModule("node:sqlite"));
+  const builtin = builtinSqlite();
   if (builtin)
     clients.hold(
       "node:sqlite",
@@ -71,17 +73,6 @@ export function holdBack(gate: Gate): Gated {
     return exported;
   };
   return clients;
-}
-
-/** Without the warning of older ones that it is new: the application may not even use it. */
-function quietly<T>(work: () => T): T {
-  const { emitWarning } = process;
-  process.emitWarning = () => {};
-  try {
-    return work();
-  } finally {
-    process.emitWarning = emitWarning;
-  }
 }
 
 function fileOf([request, parent]: readonly unknown[]): string {
@@ -146,7 +137,7 @@ class Clients implements Gated {
     const within = () => this.#within;
     const withTimeout = this.#withTimeout.bind(this, library);
     database["exec"] = function held(text) {
-      if (typeof text !== "string" || within()) return exec.call(this, text);
+      if (typeof text !== "string" || within() || unseen.has(this)) return exec.call(this, text);
       let result: unknown;
       // Others may come in between any two of a script's statements.
       for (const part of parts(text)) {

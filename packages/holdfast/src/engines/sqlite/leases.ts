@@ -1,13 +1,13 @@
 import { type View, decide } from "../../core/claims.ts";
-import { UnsupportedError, UsageError } from "../../core/errors.ts";
+import { FileBusyError, UnsupportedError, UsageError } from "../../core/errors.ts";
 import type { Claim, ClaimResult, Grip, LeaseInfo, LeaseMode, Leases } from "../../core/leases.ts";
 import { type Statement, sql } from "../../core/sql.ts";
-import { ask, asWriter, flushed, insist, write } from "./begin.ts";
+import { ask, asWriter, fileMs, flushed, insist, tell, write } from "./begin.ts";
 import { clock, date } from "./clock.ts";
 import type { SqliteConnection } from "./dialect.ts";
 import { StillBusy, explained, isBusy } from "./errors.ts";
 
-/** How long a claim waits for the file's writer before it counts as not granted, to be made again. */
+/** How long a claim that will be made again waits for the file's writer. */
 const claimMs = 1000;
 /** The same for a renewal, which is sent again soon: its holder must not wait for one answer until it is too late. */
 const renewMs = 250;
@@ -125,7 +125,15 @@ async function take(connection: SqliteConnection, claim: Claim): Promise<ClaimRe
   const { mine, fits, freeInMs, inLine } = decide(claim, view);
   const stands = mine !== undefined && mine.until > view.now + claim.lineMs / 2;
   if (!fits && (mine?.waiting ?? true) && (!inLine || stands)) return { granted: false, freeInMs, inLine };
-  return flushed(connection, () => asWriter(connection, claimMs, () => claimed(connection, claim)));
+  const waitMs = claim.lineMs > 0 ? claimMs : fileMs;
+  try {
+    return await flushed(connection, () => asWriter(connection, waitMs, () => claimed(connection, claim)));
+  } catch (error) {
+    // It has run out, and the writer is a transaction that relies on it.
+    if (error instanceof FileBusyError && connection.line?.board?.taken([claim.resource]))
+      return { granted: false, freeInMs: 0, inLine: mine !== undefined };
+    throw error;
+  }
 }
 
 async function fence(
@@ -138,7 +146,10 @@ async function fence(
   const { rows } = await connection.query(
     sql`SELECT 1 AS ours FROM holdfast_lease WHERE fence = ${number} AND resource = ${resource} AND token = ${token} AND waiting = 0`,
   );
-  if (rows.length > 0) return undefined;
+  if (rows.length > 0) {
+    await tell(connection, [resource], joined);
+    return undefined;
+  }
   if (origin === (await originOf(connection))) {
     const found = await connection.query(sql`SELECT given FROM holdfast_resource WHERE id = ${resource}`);
     return Math.max(number, Number(found.rows[0]?.given ?? 0));

@@ -4,6 +4,7 @@
  * Without it, and with a handle for each, a transaction took 555 µs with four callers, and 256 with one.
  */
 import { realpathSync } from "node:fs";
+import { Board } from "./board.ts";
 
 /** The work of an errand is a statement or two, and a lease may depend on it. */
 export type Kind = "errand" | "transaction";
@@ -21,6 +22,8 @@ const gapMs = 2;
 const shortMs = 1;
 
 export class Line {
+  /** Of the file; absent where it is not known. */
+  readonly board: Board | undefined;
   #owner: object | undefined;
   /** When the turn began, or the last one ended. */
   #since = 0;
@@ -32,6 +35,10 @@ export class Line {
   /** One for all, since hardly anybody waits that long: set for whoever's patience ends first. */
   #timer: NodeJS.Timeout | undefined;
   #timerAt = Infinity;
+
+  constructor(file?: string) {
+    if (file !== undefined) this.board = new Board(file);
+  }
 
   /** Whether it is the owner's turn, which lasts until it leaves. */
   enter(owner: object): boolean {
@@ -67,8 +74,9 @@ export class Line {
     });
   }
 
-  /** Does nothing unless it is the owner's turn. */
+  /** Holds nothing any more. If it is the owner's turn, the next one's begins. */
   leave(owner: object): void {
+    this.board?.clear(owner);
     if (this.#owner !== owner) return;
     const now = performance.now();
     const held = now - this.#since;
@@ -138,7 +146,7 @@ export function lineOf(file: string): Line {
   }
   let line = lines.get(path)?.deref();
   if (!line) {
-    lines.set(path, new WeakRef((line = new Line())));
+    lines.set(path, new WeakRef((line = new Line(path))));
     unused.register(line, path);
   }
   return line;

@@ -1,6 +1,7 @@
 import { isSupported } from "../../core/capabilities.ts";
-import { LockNotAvailableError, LockTimeoutError, UsageError } from "../../core/errors.ts";
+import { FileBusyError, LockNotAvailableError, LockTimeoutError, UsageError } from "../../core/errors.ts";
 import { key, shared } from "../../core/key.ts";
+import { once } from "../../index.ts";
 import { assert, during, nested, sql, suite, table, where } from "./support.ts";
 
 export const lockCases = suite("lock", {
@@ -104,6 +105,35 @@ export const lockCases = suite("lock", {
       (inside) => hf.transaction({ lock: key("a", fresh) }, inside),
       () =>
         other.transaction({ lock: [key("b", fresh), key("a", fresh, "x")], wait: "nowait" }, async () => {}),
+    );
+  },
+
+  "is not called taken because somebody else writes": async ({ hf, other, fresh, capabilities }) => {
+    if (capabilities.connections === "one") return;
+    const whole = capabilities.granularity === "database";
+    const answered = async <T>(call: Promise<T>, answer: (value: T) => unknown) => {
+      // Whether it is free cannot be found out: that is told, and nothing else.
+      if (whole) await assert.rejects(call, FileBusyError);
+      else assert.ok(await answer(await call));
+    };
+    await during(
+      (inside) => hf.transaction({ lock: key("theirs", fresh) }, inside),
+      async () => {
+        await answered(
+          other.tryLock(key("mine", fresh), async () => 7),
+          (ran) => ran.acquired && ran.value === 7,
+        );
+        if (isSupported(capabilities.once))
+          await answered(
+            once(other, ["mine", fresh], async () => 7, { wait: "skip" }),
+            ({ status }) => status === "done",
+          );
+        if (isSupported(capabilities.leases))
+          await answered(other.lease(key("lease", fresh), { wait: "skip" }), async (lease) => {
+            await lease?.release();
+            return lease !== undefined;
+          });
+      },
     );
   },
 
