@@ -539,10 +539,11 @@ describe("what enqueue is given", () => {
 
   test("a time long gone is now, and keys and groups of 1,000 bytes are not too long", async () => {
     const q = queue<number>(mine, named());
-    await q.enqueue(1, { runAt: new Date(-8.64e15) });
+    await expect(q.enqueue(0, { runAt: new Date(-8.64e15) })).rejects.toMatchObject({ code: "HF_USAGE" });
+    await q.enqueue(1, { runAt: new Date("1000-01-01") });
     await q.enqueue(2, { key: "é".repeat(500), group: "é".repeat(500) });
     await q.enqueue(3, { delayMs: 0 });
-    const { id } = await q.enqueue(4, { runAt: new Date(8.64e15) });
+    const { id } = await q.enqueue(4, { runAt: new Date("9999-12-31") });
     expect(await q.inspect(id)).toMatchObject({ state: "delayed" });
     const seen: number[] = [];
     work(q, ({ payload }) => void seen.push(payload));

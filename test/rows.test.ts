@@ -96,6 +96,12 @@ describe("a timeout for one call", () => {
   test("is over by itself, and the savepoint around it keeps the caller's own", async () => {
     await psql.query("BEGIN; SELECT FROM account WHERE id IN (2, 5) FOR UPDATE");
     try {
+      await quick.transaction(async (tx) => {
+        const inner = tx.transaction((nested) =>
+          impatient.update(3, () => ({ body: "late" }), { tx: nested }),
+        );
+        await expect(inner).rejects.toThrow(LockTimeoutError);
+      });
       await hf.transaction(async (tx) => {
         await tx.client.query("SET LOCAL lock_timeout = '7s'");
         for (const which of [[2], [1, 2], { owner: "o0" }] as const) {
@@ -381,7 +387,8 @@ describe("versioned", () => {
   });
 
   test("waits no longer for a locked row than for any lock, ends on abort, and writes nothing later", async () => {
-    const impatient = versioned<{ id: number; body: string }>(holdfast(fromPg(pool), { wait: 200 }), "doc");
+    const quick = holdfast(fromPg(pool), { wait: 200 });
+    const impatient = versioned<{ id: number; body: string }>(quick, "doc");
     const patient = versioned<{ id: number; body: string }>(hf, "doc");
     await psql.query("BEGIN; SELECT FROM doc WHERE id = 3 FOR UPDATE");
     try {
@@ -392,10 +399,6 @@ describe("versioned", () => {
       });
       await hf.transaction(async (tx) => {
         await tx.client.query("SET LOCAL lock_timeout = '7s'");
-        const inner = tx.transaction((nested) =>
-          impatient.update(3, () => ({ body: "late" }), { tx: nested }),
-        );
-        await expect(inner).rejects.toThrow(LockTimeoutError);
         await patient.update(4, () => ({ body: "4" }), { tx });
         expect(await timeoutOf(tx)).toBe("7s");
       });

@@ -376,7 +376,7 @@ function joined(trx: KnexTransaction, { connectionOf, unwrap, engine }: Reach): 
   const connection: SqlConnection = {
     lost: lost.signal,
     unwrap,
-    query: async (statement) => (await current()).query(statement),
+    query: async (...args) => (await current()).query(...args),
     ...(engine === postgres && {
       script: async (text: string) => (await (await current()).script?.(text)) ?? [],
     }),

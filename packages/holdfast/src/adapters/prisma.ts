@@ -275,10 +275,12 @@ function onPostgres(client: PrismaClientLike): Parts {
       const running = statements.run(state, () =>
         lendingTo(lending, () => watched.$transaction(run as never, options as never)),
       );
-      return (running as Promise<never>).catch((error: unknown) => {
-        // Of BEGIN, COMMIT or ROLLBACK, whose connection it was; the body may speak to others.
-        throw error !== thrown && deadConnection.test(message(error)) ? new Lost(error) : error;
-      });
+      return (running as Promise<never>)
+        .catch((error: unknown) => {
+          // Of BEGIN, COMMIT or ROLLBACK, whose connection it was; the body may speak to others.
+          throw error !== thrown && deadConnection.test(message(error)) ? new Lost(error) : error;
+        })
+        .finally(() => lending.end());
     },
     join: (tx) => connectionOf(tx as PrismaTransaction),
     unwrap,

@@ -467,9 +467,9 @@ function whileOpen(t: SequelizeTransaction, connection: SqlConnection, ended: ()
   const { script } = connection;
   return {
     ...connection,
-    async query(statement) {
+    async query(...args) {
       assertOpen();
-      return connection.query(statement);
+      return connection.query(...args);
     },
     ...(script && {
       async script(text: string) {

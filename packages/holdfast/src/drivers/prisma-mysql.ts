@@ -200,9 +200,9 @@ function track(
   const connection: SqlConnection = {
     ...whole,
     unwrap: unwrapPrismaMysql,
-    async query(statement) {
+    async query(...args) {
       if (ended) throw new NotInTransactionError("this transaction of Prisma's has ended");
-      return whole.query(statement);
+      return whole.query(...args);
     },
     async cancel() {
       if (!ended) await whole.cancel?.();

@@ -1,7 +1,15 @@
 /** The connection below a transaction of Prisma's, which gives it to nobody: seen where its adapter begins one. */
 import { AsyncLocalStorage } from "node:async_hooks";
 import { type View, view } from "../core/view.ts";
-import { type PgClient, endPg, isPgPool, listenToClients, pgView } from "./pg.ts";
+import {
+  type PgClient,
+  type PgPooled,
+  endPg,
+  isPgPool,
+  listenToClients,
+  pgConnection,
+  pgView,
+} from "./pg.ts";
 
 interface Client {
   readonly _engineConfig?: { readonly adapter?: Factory };
@@ -21,6 +29,7 @@ interface Adapter {
 export class Lending {
   readonly #taken: (end: () => void) => void;
   #seen: View<PgClient> | undefined;
+  #client: PgClient | undefined;
 
   constructor(taken: (end: () => void) => void) {
     this.#taken = taken;
@@ -29,9 +38,21 @@ export class Lending {
   /** What is to be used in place of it. Of the first one: what begins later in the same context is another's. */
   take(client: PgClient): PgClient {
     if (this.#seen) return client;
+    this.#client = client;
     this.#seen = view(client, pgView);
     this.#taken(() => endPg(client));
     return this.#seen.proxy;
+  }
+
+  /** Prisma 6 does not give back one that has died, and the pool would be smaller by it for good. */
+  end(): void {
+    const client = this.#client as PgPooled | undefined;
+    if (!client || !pgConnection(client).lost.aborted) return;
+    try {
+      client.release(true);
+    } catch {
+      // It was given back.
+    }
   }
 
   /** What Prisma had accepted before it closed the transaction, it would send after its end. */
