@@ -587,7 +587,7 @@ describe.each(kinds)("%s", (kind) => {
     await admin.query(`GRANT SELECT ON ${well.name}.* TO '${user}'@'%'`);
     const url = new URL(well.url);
     [url.username, url.password] = [user, "its-secret"];
-    const poor = await doctor(url.href, "--skip", "durability");
+    const poor = await doctor(url.href, "--skip", ...shared);
     expect(poor.code).toBe(0);
     expect(poor.found).toContain("rights");
     expect(poor.blind).toEqual(
