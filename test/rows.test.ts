@@ -96,12 +96,6 @@ describe("a timeout for one call", () => {
   test("is over by itself, and the savepoint around it keeps the caller's own", async () => {
     await psql.query("BEGIN; SELECT FROM account WHERE id IN (2, 5) FOR UPDATE");
     try {
-      await quick.transaction(async (tx) => {
-        const inner = tx.transaction((nested) =>
-          impatient.update(3, () => ({ body: "late" }), { tx: nested }),
-        );
-        await expect(inner).rejects.toThrow(LockTimeoutError);
-      });
       await hf.transaction(async (tx) => {
         await tx.client.query("SET LOCAL lock_timeout = '7s'");
         for (const which of [[2], [1, 2], { owner: "o0" }] as const) {
@@ -396,6 +390,12 @@ describe("versioned", () => {
       const signal = AbortSignal.timeout(100);
       await expect(patient.update(3, () => ({ body: "late" }), { signal })).rejects.toMatchObject({
         name: "TimeoutError",
+      });
+      await quick.transaction(async (tx) => {
+        const inner = tx.transaction((nested) =>
+          impatient.update(3, () => ({ body: "late" }), { tx: nested }),
+        );
+        await expect(inner).rejects.toThrow(LockTimeoutError);
       });
       await hf.transaction(async (tx) => {
         await tx.client.query("SET LOCAL lock_timeout = '7s'");
