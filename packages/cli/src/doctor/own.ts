@@ -7,6 +7,8 @@ import type { Patient } from "./patient.ts";
 export interface Own<P extends Patient> {
   /** Ids of the migrations that were applied; undefined if there are no tables of ours, which is allowed. */
   applied(patient: P): Promise<ReadonlySet<number> | undefined>;
+  /** Whether this user would see routines of ours. Left out: everybody does. */
+  seesRoutines?(patient: P): Promise<boolean>;
   /** Tables and their unique keys that hold, as "table" → ["a,b", "c"], in the order of the columns. */
   keys(patient: P): Promise<ReadonlyMap<string, readonly string[]>>;
   /** Tables whose rows do not survive a crash. */
@@ -24,8 +26,9 @@ export function ownChecks<P extends Patient>(own: Own<P>): readonly Check<P>[] {
         if (!applied) return [];
         const known = migrationsOf(patient);
         const missing = [...known].filter(([id]) => !applied.has(id));
+        const sees = (await own.seesRoutines?.(patient)) ?? true;
         const stale = (await patient.server.hf.migrations()).filter(
-          ({ kind, state }) => kind === "routine" && (state === "missing" || state === "outdated"),
+          ({ kind, state }) => sees && kind === "routine" && (state === "missing" || state === "outdated"),
         );
         const unknown = [...applied].filter((id) => !known.has(id));
         const found: Finding[] = [];

@@ -120,6 +120,14 @@ WHERE ${ordinary} AND (c.column_name LIKE 'idempoten%' OR c.column_name LIKE 'de
 };
 
 export const mysqlOwn: Own<MysqlPatient> = {
+  async seesRoutines(patient) {
+    // Each shows the user its own privileges only. A role's are not among them: then it is not said that they are missing.
+    const rows = await patient.look(`SELECT 1 FROM information_schema.user_privileges
+      WHERE privilege_type IN ('EXECUTE', 'CREATE ROUTINE', 'ALTER ROUTINE', 'SHOW_ROUTINE')
+      UNION ALL SELECT 1 FROM information_schema.schema_privileges
+      WHERE privilege_type IN ('EXECUTE', 'CREATE ROUTINE', 'ALTER ROUTINE') AND DATABASE() LIKE table_schema LIMIT 1`);
+    return rows.length > 0;
+  },
   async applied(patient) {
     const [row] = await patient.look(
       "SELECT COUNT(*) AS n FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'holdfast_migration'",
