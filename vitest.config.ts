@@ -6,6 +6,7 @@ import { BaseSequencer, type TestSpecification } from "vitest/node";
 const longest = [
   "conformance",
   "exact",
+  "chaos",
   "lost-update",
   "leases",
   "transfers",
