@@ -89,7 +89,7 @@ export class PostgresPin {
       return await query;
     } catch (error) {
       if (isLost(error)) this.#lost.abort(error);
-      throw error;
+      throw isStale(error, text) ? new Stale(error) : error;
     } finally {
       this.#running = undefined;
       this.#state ??= copyOf(query);
@@ -249,6 +249,22 @@ function connectionOf(
 
 function result(rows: PostgresResult): Result {
   return { rows, affected: rows.count ?? 0, ...(rows.command !== undefined && { command: rows.command }) };
+}
+
+/**
+ * postgres.js 3.4 keeps the error that ended a connection, and gives it to the first statement after it has connected again,
+ * still with the statement that it was about. Whatever it says of that one, ours was not sent.
+ */
+class Stale extends Error {
+  readonly code = "CONNECTION_CLOSED";
+  constructor(cause: unknown) {
+    super("its connection had been ended before", { cause });
+  }
+}
+
+function isStale(error: unknown, text: string): boolean {
+  const { query } = (error ?? {}) as { query?: unknown };
+  return typeof query === "string" && query !== text;
 }
 
 const lostCodes = new Set(["CONNECTION_CLOSED", "CONNECTION_DESTROYED", "CONNECT_TIMEOUT"]);
