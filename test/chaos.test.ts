@@ -15,6 +15,7 @@ import { stock } from "holdfast/stock";
 import { Client, Pool, type PoolClient } from "pg";
 import { expect, inject, test } from "vitest";
 import { unavailable } from "./harness/databases.ts";
+import { killBackend } from "./harness/killed-backend.ts";
 import { oldBinaries } from "./harness/old-postgres.ts";
 import { type Worker, startWorker } from "./harness/processes.ts";
 import { startProxy } from "./harness/proxy.ts";
@@ -24,7 +25,7 @@ import { type ChaosArg, type Kind, type Line, kinds, limit } from "./workers/cha
 
 const worker = new URL("./workers/chaos.ts", import.meta.url);
 const long = process.env["HOLDFAST_LONG"] !== undefined;
-const forMs = long ? 600_000 : 40_000;
+const forMs = long ? 600_000 : 50_000;
 const processes = 4;
 const callers = 3;
 const subjects = ["0", "1", "2"];
@@ -133,13 +134,7 @@ async function storm(server: EmbeddedPostgres, folder: string, seed: number): Pr
       done.crashesAtCommit++;
     },
     async () => {
-      const rows = await ask(
-        "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY pid",
-      ).catch(() => []);
-      const victim = rows[Math.floor(next() * rows.length)]?.["pid"];
-      if (typeof victim !== "number") return;
-      process.kill(victim, "SIGKILL");
-      await eventually(() => ask("SELECT 1"));
+      await killBackend(server.url());
       done.backends++;
     },
     async () => {

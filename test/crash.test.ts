@@ -8,9 +8,9 @@ import { fromPg } from "holdfast/pg";
 import { Client, Pool } from "pg";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { unavailable } from "./harness/databases.ts";
+import { killBackend } from "./harness/killed-backend.ts";
 import { oldBinaries } from "./harness/old-postgres.ts";
 import { type Proxy, startProxy } from "./harness/proxy.ts";
-import { eventually } from "./harness/wait.ts";
 
 const rounds = process.env["HOLDFAST_LONG"] ? 25 : 3;
 
@@ -54,14 +54,7 @@ describe.each([
   async function crash(how: Crash): Promise<void> {
     if (how !== "a killed backend")
       return server.restart(how === "an orderly restart" ? "fast" : "immediate");
-    const victim = new Client({ connectionString: server.url() });
-    const died = new Promise((resolve) => victim.once("end", resolve));
-    victim.on("error", () => {});
-    await victim.connect();
-    const { rows } = await victim.query<{ pid: number }>("SELECT pg_backend_pid() AS pid");
-    process.kill(rows[0]?.pid as number, "SIGKILL");
-    await died;
-    await eventually(() => ask("SELECT 1"));
+    await killBackend(server.url());
   }
 
   /** Somebody else commits until the id has been given out once more. */
