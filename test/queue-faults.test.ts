@@ -115,8 +115,8 @@ async function claim(name: string): Promise<{ worker: string; lease: string }> {
     [number],
   );
   const lease = await one<string | null>(
-    `SELECT lease AS value FROM holdfast.queue_claim(q => $1, w => $2, n => 10, priorities => '{}', floors => '{}',
-      whole => true, grouped => true, onward => NULL)`,
+    `SELECT lease AS value FROM holdfast.queue_claim_jobs(q => $1, w => $2, n => 10, priorities => '{}', floors => '{}', after => NULL,
+      whole => true, onward => NULL)`,
     [number, worker],
   );
   if (lease === null) throw new Error(`nothing was claimed of ${name}`);
@@ -279,7 +279,7 @@ describe("a claim that is lost", () => {
         ...(payload % 3 === 0 && { group: "g" }),
       })),
     );
-    lossy.lose(/queue_claim\(/, what, { skip });
+    lossy.lose(/queue_claim_jobs\(/, what, { skip });
     const seen: { payload: number; attempt: number }[] = [];
     // It is not given up for dead as long as this test lasts.
     work(queue<number>(mine, name), ({ payload, attempt }) => void seen.push({ payload, attempt }), {
@@ -557,9 +557,9 @@ test("a worker that has nothing to do does not ask all the time", async () => {
   work(q, () => {}, { pollMs: 1000 });
   await eventually(async () => (await q.counts()).workers === 1);
   await sleep(200);
-  const before = lossy.count(/queue_claim\(/);
+  const before = lossy.count(/queue_claim_jobs\(/);
   await sleep(800);
-  expect(lossy.count(/queue_claim\(/) - before).toBeLessThan(10);
+  expect(lossy.count(/queue_claim_jobs\(/) - before).toBeLessThan(10);
 });
 
 test("behind 2,500 groups that have used up their rate, one that has not", async () => {
@@ -623,7 +623,7 @@ describe("a group that somebody is just taking for empty", () => {
       "give_back",
       "SELECT holdfast.queue_give_back(w => $1, leases => ARRAY[$2::bigint, $2], places => ARRAY[0, 1])",
     ],
-    ["recover", "SELECT * FROM holdfast.queue_recover() WHERE $1::bigint > 0 AND $2::bigint > 0"],
+    ["recover", "SELECT * FROM holdfast.queue_sweep(true) WHERE $1::bigint > 0 AND $2::bigint > 0"],
   ] as const)("queue_%s does not wait for it, nor makes another", async ([what, text]) => {
     const name = named();
     const q = queue<number>(mine, name);

@@ -233,13 +233,14 @@ describe.each(["postgres", "pgbouncer"] as const)("on %s", (server) => {
       expect(await q.failed()).toMatchObject([
         { id, attempts: 3, payload: "x", key: "k", error: expect.stringContaining("no 3") },
       ]);
-      // The key is free, and is the new one's when the old one comes back.
+      // The key is free, and while another job has it the old one does not come back.
       await q.pause();
       expect((await q.enqueue("y", { key: "k" })).added).toBe(true);
-      expect(await q.retry(id)).toBe(1);
-      expect(await q.counts()).toMatchObject({ waiting: 2, failed: 0, paused: true });
+      expect(await q.retry(id)).toBe(0);
+      expect(await q.retry()).toBe(0);
+      expect(await q.counts()).toMatchObject({ waiting: 1, failed: 1, paused: true });
       expect(await q.discard(id)).toBe(1);
-      expect(await q.counts()).toMatchObject({ waiting: 1 });
+      expect(await q.counts()).toMatchObject({ waiting: 1, failed: 0 });
       await q.resume();
       await eventually(async () => (await q.failed()).length === 1);
       expect(await q.prune({ olderThanMs: 60_000 })).toBe(0);
@@ -430,7 +431,7 @@ describe.each(["postgres", "pgbouncer"] as const)("on %s", (server) => {
 
     test("without patience, the handlers' signals abort", async () => {
       const q = queue<number>(hf, named());
-      await q.enqueue(1);
+      const { id } = await q.enqueue(1);
       const begun = Promise.withResolvers<void>();
       const worker = work(q, ({ signal }) => {
         begun.resolve();
@@ -440,7 +441,9 @@ describe.each(["postgres", "pgbouncer"] as const)("on %s", (server) => {
       });
       await begun.promise;
       await worker.stop({ patienceMs: 0 });
-      expect(await q.counts()).toMatchObject({ delayed: 1, running: 0, workers: 0 });
+      // It was told to end, and did not fail: as if it had not begun.
+      expect(await q.counts()).toMatchObject({ waiting: 1, delayed: 0, running: 0, workers: 0 });
+      expect(await q.inspect(id)).toMatchObject({ failures: 0 });
     });
   });
 

@@ -25,8 +25,8 @@ export class Ear {
     this.#wake?.();
   }
 
-  /** Until it rings, or the time is over. Rejects if the signal aborts. */
-  sleep(ms: number, signal: AbortSignal): Promise<void> {
+  /** Until it rings, or the time is over. Rejects if the signal aborts. `idly`: does not keep the process. */
+  sleep(ms: number, signal: AbortSignal, idly = false): Promise<void> {
     if (this.rung) return Promise.resolve();
     return new Promise((resolve, reject) => {
       const end = () => {
@@ -37,6 +37,7 @@ export class Ear {
         else resolve();
       };
       const timer = setTimeout(end, ms);
+      if (idly) timer.unref();
       this.#wake = end;
       signal.addEventListener("abort", end, { once: true });
       if (signal.aborted) end();
@@ -156,7 +157,7 @@ export class Bell<Native, C extends Connection> {
     const ear = this.ear(payload);
     try {
       await withConnection(this.#home, async (connection) => source?.ring?.(connection, payload), answerMs);
-      await ear.sleep(answerMs, signal);
+      await ear.sleep(answerMs, signal, true);
       return ear.rung;
     } finally {
       this.forget(payload, ear);

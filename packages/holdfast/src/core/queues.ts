@@ -49,13 +49,19 @@ export interface ClaimCall {
   readonly queue: number;
   readonly worker: number;
   readonly most: number;
-  /** By priority: nothing is expected at or below this id. */
-  readonly floors: ReadonlyMap<number, number>;
+  readonly where: Where;
   /** Look everywhere. */
   readonly whole: boolean;
-  /** There may be groups; the one that was served last. */
-  readonly grouped: boolean;
+  /** The group that was served last. */
   readonly onward: string | undefined;
+}
+
+/** Where a worker has found jobs, and so where the next ones are expected: what is gone below is not looked at each time. */
+export interface Where {
+  /** By priority: nothing is expected at or below this id. */
+  readonly floors: ReadonlyMap<number, number>;
+  /** Nothing that was due before this moment is expected to wait for it any more. */
+  readonly after: number | undefined;
 }
 
 export type Claim =
@@ -65,14 +71,45 @@ export type Claim =
       /** They are counted in their groups. */
       readonly counted: boolean;
       readonly onward: string | undefined;
+      /** What was due by then has been moved. */
+      readonly moment: number;
+      /** How long the text of them was. */
+      readonly length: number;
     }
-  /** `full`: groups have jobs, but no room. `lost`: the worker has been given up for dead. `soon`: in how many milliseconds one is due. */
+  /**
+   * `full`: groups have jobs, but no room. `lost`: the worker has been given up for dead. `large`: they are more than anybody
+   * could read at once; ask for fewer. `soon`: in how many milliseconds one is due.
+   */
   | {
       readonly lease: undefined;
-      readonly why: "empty" | "full" | "paused" | "limit" | "lost";
+      readonly why: "empty" | "full" | "paused" | "limit" | "lost" | "large";
       readonly soon: number | undefined;
       readonly onward: string | undefined;
+      readonly moment: number | undefined;
     };
+
+/** What the workers of a process that have nothing to do ask together. */
+export interface Round {
+  /** Look for workers that are gone; `thorough`: and for leases of workers that are not there any more. */
+  readonly sweep: "no" | "yes" | "thorough";
+  readonly idle: readonly (Where & { readonly queue: number })[];
+  /** Look for jobs everywhere. */
+  readonly whole: boolean;
+}
+
+export interface RoundAnswer {
+  /** Jobs of dead workers that others can have, and the names of their queues. */
+  readonly jobs: number;
+  readonly queues: readonly string[];
+  /** Of the queues that were asked about, those that have something. */
+  readonly ready: readonly number[];
+}
+
+/** A part of what was asked for. `last`: where to go on; undefined: that was all. */
+export interface Step {
+  readonly count: number;
+  readonly last: number | undefined;
+}
 
 export interface Ended {
   readonly lease: number;
@@ -159,12 +196,12 @@ export interface Queues<C extends Connection> {
   enlist(
     connection: C,
     queue: number,
-    what: { readonly ttlMs: number; readonly name: string },
+    what: { readonly ttlMs: number; readonly name: string; readonly lock: string | undefined },
   ): Promise<number>;
-  /** From now on the worker is gone when this lock is free. */
-  locked(connection: C, worker: number, key: string | undefined): Promise<void>;
-  /** False: it has been given up for dead. */
-  beat(connection: C, worker: number): Promise<boolean>;
+  /** From now on these workers are gone when this lock is free. */
+  locked(connection: C, workers: readonly number[], lock: string): Promise<void>;
+  /** Those of them that have not been given up for dead. */
+  beat(connection: C, workers: readonly number[]): Promise<ReadonlySet<number>>;
   claim(connection: C, call: ClaimCall): Promise<Claim>;
   /** The leases that are still this worker's; what belongs to others changes nothing. */
   finish(connection: C, call: Finish): Promise<ReadonlySet<number>>;
@@ -186,17 +223,28 @@ export interface Queues<C extends Connection> {
   ): Promise<void>;
   /** The worker is gone. If it has left something behind, others find it. */
   retire(connection: C, worker: number): Promise<void>;
-  /** What is due can be claimed. Resolves to the milliseconds until more is due; 0: some was; undefined: nothing waits. */
-  due(connection: C, queue: number): Promise<number | undefined>;
+  /** What is due can be taken. `soon`: milliseconds until more is due; 0: some was; undefined: nothing waits. */
+  tend(
+    connection: C,
+    queue: number,
+    how: { readonly after: number | undefined; readonly whole: boolean },
+  ): Promise<{ readonly soon: number | undefined; readonly moment: number }>;
   /**
-   * The next jobs, or the one with this id, for the transaction of their handlers, and a savepoint. Nobody else gets them
-   * before its end; those that are not settled in it are as they were.
+   * The next jobs, for the transaction of their handlers, and a savepoint. Nobody else gets them before its end; those that
+   * are not settled in it are as they were.
    */
   take(
     connection: C,
     queue: number,
-    how: { readonly savepoint: string; readonly most: number; readonly id?: number | undefined },
-  ): Promise<readonly ClaimedJob[]>;
+    how: Pick<ClaimCall, "most" | "where" | "whole" | "onward"> & { readonly savepoint: string },
+  ): Promise<{ readonly jobs: readonly ClaimedJob[]; readonly onward: string | undefined }>;
+  /** The same of one job, if it is still there and nobody has it. */
+  takeOne(
+    connection: C,
+    queue: number,
+    job: ClaimedJob,
+    how: { readonly savepoint: string },
+  ): Promise<ClaimedJob | undefined>;
   /** A savepoint for the next one. `saved`: that of the one before is there, and not needed any more. */
   another(connection: C, savepoint: string, saved: boolean): Promise<void>;
   /** In the same transaction: they are done, or have failed and were rolled back. */
@@ -206,8 +254,8 @@ export interface Queues<C extends Connection> {
     jobs: readonly ClaimedJob[],
     failure?: NonNullable<Ended["failure"]>,
   ): Promise<void>;
-  /** Gives what dead workers had to others; resolves to the names of queues that have jobs again. */
-  recover(connection: C): Promise<{ readonly jobs: number; readonly queues: readonly string[] }>;
+  /** In one statement, whatever the number of queues. */
+  round(connection: C, round: Round): Promise<RoundAnswer>;
   pause(connection: C, queue: number, paused: boolean): Promise<void>;
   counts(connection: C, queue: number): Promise<QueueCounts>;
   /** All of them, or those of these names that are there, by name. Makes none. */
@@ -220,16 +268,21 @@ export interface Queues<C extends Connection> {
   ): Promise<readonly FailedJob[]>;
   /** Undefined: it has ended, or there never was one. */
   find(connection: C, queue: number, id: number): Promise<JobView | undefined>;
-  /** Failed jobs: those with these ids, or all; resolves to how many. */
-  revive(connection: C, queue: number, ids: readonly number[] | undefined): Promise<number>;
-  /** Failed jobs, and with ids those that wait too. `before`: that failed before. */
-  discard(
+  /** Failed jobs begin anew: those with these ids, or `most` of those after one and up to another (undefined: the last). */
+  revive(
     connection: C,
     queue: number,
-    which: {
-      readonly ids?: readonly number[];
-      /** Whichever is first: a moment, or so many milliseconds ago. */
-      readonly older?: { readonly before: number | undefined; readonly ageMs: number };
-    },
-  ): Promise<number>;
+    which:
+      | { readonly ids: readonly number[] }
+      | { readonly after: number; readonly upTo: number | undefined; readonly most: number },
+  ): Promise<Step & { readonly upTo: number | undefined }>;
+  /** Jobs that have failed, or wait. Resolves to how many. */
+  discard(connection: C, queue: number, ids: readonly number[]): Promise<number>;
+  /** Of `most` failed jobs after an id, those that are older: than a moment, or so many milliseconds, whichever is first. */
+  prune(
+    connection: C,
+    queue: number,
+    older: { readonly before: number | undefined; readonly ageMs: number },
+    from: { readonly after: number; readonly most: number },
+  ): Promise<Step>;
 }

@@ -11,7 +11,7 @@ import { LockLostError, NoConnectionError, UnsupportedError, message } from "../
 import { type Traces, emit, nextHold, traced } from "../core/events.ts";
 import { Silence, interruptible, within } from "../core/interrupt.ts";
 import type { LockRequest } from "../core/key.ts";
-import { Queue } from "../core/queue.ts";
+import { Queue, unlessAborted } from "../core/queue.ts";
 import { Refused, refusal } from "../core/refused.ts";
 import { type Home, checkSupport } from "../core/scope.ts";
 
@@ -27,6 +27,13 @@ export interface Held extends AsyncDisposable {
 const heartbeatMs = 5000;
 /** How long a pool may take to give a connection, whatever the wait for the lock is. */
 const poolMs = 10_000;
+
+interface Opening {
+  readonly signal: AbortSignal | undefined;
+  readonly told: Traces["holdfast:lock"] | undefined;
+  /** Told that it has to wait for its locks. */
+  readonly waits: () => void;
+}
 
 /** A connection that holds locks. */
 interface Member<Native, C extends Connection> {
@@ -48,6 +55,8 @@ export class Sessions<Native, C extends Connection> {
   readonly #home: Home<Native, C>;
   readonly #members = new Set<Member<Native, C>>();
   #verified: Promise<Support<Strategy>> | undefined;
+  /** While a connection is being opened that others may share, until it is known whether they can. */
+  #opening: Promise<void> | undefined;
   #closed = false;
 
   constructor(home: Home<Native, C>) {
@@ -64,9 +73,7 @@ export class Sessions<Native, C extends Connection> {
       "holdfast:lock",
       () => ({ kind: "session", locks: this.#home.names(requests) }),
       async (told) => {
-        const found =
-          (await this.#onShared(locks, requests, signal)) ??
-          (await this.#onOwn(locks, requests, wait, signal, told));
+        const found = await this.#onAny(locks, requests, wait, signal, told);
         if (told) told.outcome = "granted";
         return found;
       },
@@ -148,6 +155,41 @@ export class Sessions<Native, C extends Connection> {
     }
   }
 
+  /**
+   * On a connection that is there, or on a new one. Those that come together do not open one each, which would be all that a
+   * pool has: one of them does, and the others wait until it has its locks, or has to wait for them.
+   */
+  async #onAny(
+    locks: SessionLocks<C>,
+    requests: readonly LockRequest[],
+    wait: Wait,
+    signal?: AbortSignal,
+    told?: Traces["holdfast:lock"],
+  ): Promise<Member<Native, C>> {
+    for (;;) {
+      const shared = await this.#onShared(locks, requests, signal);
+      if (shared) return shared;
+      if (!this.#opening) break;
+      await within(
+        poolMs,
+        unlessAborted(this.#opening, signal, () => {}),
+      ).catch((error: unknown) => {
+        throw error instanceof Silence ? new NoConnectionError(poolMs) : error;
+      });
+    }
+    const opened = Promise.withResolvers<void>();
+    this.#opening = opened.promise;
+    const done = () => {
+      if (this.#opening === opened.promise) this.#opening = undefined;
+      opened.resolve();
+    };
+    try {
+      return await this.#onOwn(locks, requests, wait, { signal, told, waits: done });
+    } finally {
+      done();
+    }
+  }
+
   async #onShared(
     locks: SessionLocks<C>,
     requests: readonly LockRequest[],
@@ -188,8 +230,7 @@ export class Sessions<Native, C extends Connection> {
     locks: SessionLocks<C>,
     requests: readonly LockRequest[],
     wait: Wait,
-    signal?: AbortSignal,
-    told?: Traces["holdfast:lock"],
+    { signal, told, waits }: Opening,
   ): Promise<Member<Native, C>> {
     const capabilities = await this.#home.capabilities();
     const names = this.#home.shown(requests);
@@ -197,13 +238,20 @@ export class Sessions<Native, C extends Connection> {
     const { connection } = pinned;
     const started = performance.now();
     let silent = false;
-    try {
-      const grant = await interruptible(
+    const take = (patience: Wait) =>
+      interruptible(
         connection,
         signal,
-        () => locks.take(connection, { locks: requests, wait, names, joined: false, capabilities }),
+        () => locks.take(connection, { locks: requests, wait: patience, names, joined: false, capabilities }),
         () => (silent = true),
       );
+    try {
+      let grant = await take("nowait");
+      if (!grant.granted && wait !== "nowait") {
+        // Nobody can share it while it waits.
+        waits();
+        grant = await take(wait);
+      }
       if (!grant.granted)
         throw new Refused(grant.reason, Math.round(performance.now() - started), grant.cause);
       if (this.#closed)

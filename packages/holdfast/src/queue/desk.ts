@@ -14,11 +14,11 @@ import { Coalescer } from "../core/coalesce.ts";
 import type { Connection } from "../core/database.ts";
 import { again, undone, withConnection } from "../core/errand.ts";
 import { NoConnectionError, UnsupportedError } from "../core/errors.ts";
-import { emit } from "../core/events.ts";
 import { Silence, within } from "../core/interrupt.ts";
 import type { Lockable } from "../core/key.ts";
 import type { Added, NewJob, Queues } from "../core/queues.ts";
 import { type Home, detached, homeOf } from "../core/scope.ts";
+import { Rounds } from "./rounds.ts";
 
 /** A lock of a session. Its signal aborts when the session is lost. */
 export interface Session extends AsyncDisposable {
@@ -27,7 +27,7 @@ export interface Session extends AsyncDisposable {
 
 /** What is needed of an instance of Holdfast besides its database. */
 export interface Instance {
-  hold(lock: Lockable): Promise<Session>;
+  hold(lock: Lockable, options: { readonly signal: AbortSignal }): Promise<Session>;
   transaction<T>(options: { readonly signal?: AbortSignal }, body: (tx: never) => Promise<T>): Promise<T>;
 }
 
@@ -57,17 +57,14 @@ export class Desk {
   readonly home: Home<unknown, Connection>;
   readonly instance: Instance;
   readonly bell: Bell<unknown, Connection>;
-  readonly hold: (lock: Lockable) => Promise<Session>;
   readonly #numbers = new Map<string, Promise<number>>();
   readonly #lines = new Map<string, Line>();
   readonly #marks: Coalescer<{ readonly lease: number; readonly place: number }, boolean>;
-  #sweeping: Promise<void> | undefined;
-  #sweptAt = 0;
+  readonly rounds = new Rounds(this);
 
   constructor(home: Home<unknown, Connection>, instance: Instance) {
     this.home = home;
     this.instance = instance;
-    this.hold = (lock) => instance.hold(lock);
     this.bell = new Bell(home, "queues");
     home.started.finally(() => this.bell.close());
     this.#marks = new Coalescer({
@@ -201,22 +198,11 @@ export class Desk {
     return undefined;
   }
 
-  /** One sweep at a time for all workers of the process. */
-  sweep(): Promise<void> {
-    if (this.#sweeping) return this.#sweeping;
-    if (performance.now() - this.#sweptAt < 500) return Promise.resolve();
-    this.#sweptAt = performance.now();
-    const run = async () => {
-      const { jobs, queues } = await this.ask((connection) => this.store.recover(connection));
-      if (queues.length === 0) return;
-      emit("holdfast:queue:recovered", () => ({ jobs, queues }));
-      for (const queue of queues) {
-        this.bell.ring(queue);
-        await this.ask(async (connection) => this.store.ring?.(connection, queue));
-      }
-    };
-    this.#sweeping = run().finally(() => (this.#sweeping = undefined));
-    return this.#sweeping;
+  /** Others may have something to do now: workers of this process at once, those of others at most every 20 ms. */
+  async tell(name: string): Promise<void> {
+    this.bell.ring(name);
+    if (this.#tells(name) === undefined) return;
+    await this.ask(async (connection) => this.store.ring?.(connection, name));
   }
 }
 

@@ -21,7 +21,8 @@ export interface Batch {
 
 /** Who a job asks about itself. */
 export interface Keeper {
-  readonly queue: string;
+  /** Of its queue. */
+  readonly name: string;
   complete(connection: Connection, lease: number, place: number): Promise<boolean>;
 }
 
@@ -106,7 +107,7 @@ export class JobOf<P> implements Job<P> {
   async complete(tx: unknown): Promise<void> {
     const scope = scopeOf(tx, "job.complete");
     const { lost } = this.#batch;
-    if (lost) throw new JobLostError(this.#keeper.queue, this.id, lost);
+    if (lost) throw new JobLostError(this.#keeper.name, this.id, lost);
     const ours = await scope.work(({ connection }) =>
       this.#keeper.complete(connection, this.#batch.lease, this.#place),
     );
@@ -114,7 +115,7 @@ export class JobOf<P> implements Job<P> {
       this.marked = true;
       return;
     }
-    const error = new JobLostError(this.#keeper.queue, this.id);
+    const error = new JobLostError(this.#keeper.name, this.id);
     this.abort(error);
     throw error;
   }

@@ -6,7 +6,7 @@ import { checkJson, checkMoment, checkRows, checkText, checkWhole } from "../cor
 import { Silence, within } from "../core/interrupt.ts";
 import { type Older, olderThan } from "../core/older.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
-import type { FailedJob, JobView, NewJob, QueueCounts, QueueSettings } from "../core/queues.ts";
+import type { FailedJob, JobView, NewJob, QueueCounts, QueueSettings, Step } from "../core/queues.ts";
 import { type Transaction, detached } from "../core/scope.ts";
 import { milliseconds, sleep } from "../core/wait.ts";
 import { type Desk, deskOf } from "./desk.ts";
@@ -173,6 +173,11 @@ export class Queue<Input, Output = Input> {
       checkNames("enqueueMany", each, jobOptions);
       made.push(await this.#job(payload, each));
     }
+    const characters = made.reduce((sum, job) => sum + job.payload.length, 0);
+    if (characters > largestTogether)
+      throw new UsageError(
+        `enqueueMany: the payloads for queue ${JSON.stringify(this.name)} are ${characters} characters of JSON together, and ${largestTogether} are the most: enqueue them in several calls`,
+      );
     return made.length === 0 ? [] : this.#desk.add(this.name, made, options);
   }
 
@@ -192,6 +197,12 @@ export class Queue<Input, Output = Input> {
       if (text !== undefined) checkText("enqueue", what, text, { most: longestName });
     if (this.#options.schema) await this.#validate(payload);
     const json = checkJson("enqueue", "the payload", payload);
+    // A character has up to three bytes.
+    const bytes = json.length * 3 > largest ? Buffer.byteLength(json) : 0;
+    if (bytes > largest)
+      throw new UsageError(
+        `enqueue: the payload for queue ${JSON.stringify(this.name)} is ${bytes} bytes of JSON, and ${largest} are the most: keep it elsewhere, and enqueue where it is`,
+      );
     return {
       payload: json,
       priority,
@@ -266,6 +277,7 @@ export class Queue<Input, Output = Input> {
       pollMs: milliseconds(pollMs, "work: pollMs", 1),
       ttlMs: milliseconds(ttlMs, "work: ttlMs", 100),
       attempts,
+      limited: counted || this.#settings.most !== undefined,
       read: (payload) => this.#read(payload),
       again: checked(name, this.#options.backoff, trouble),
       trouble,
@@ -329,26 +341,116 @@ export class Queue<Input, Output = Input> {
     return this.#call((connection, number) => this.#desk.store.find(connection, number, id));
   }
 
-  /** Failed jobs begin anew: those with these ids, or all of them. Resolves to how many. */
-  async retry(ids?: number | readonly number[]): Promise<number> {
-    const some = ids === undefined ? undefined : idsOf("retry", ids);
-    const n = await this.#call((connection, number) => this.#desk.store.revive(connection, number, some));
-    if (n > 0) await this.#wake();
-    return n;
+  /**
+   * Failed jobs begin anew: those with these ids, or all of them. One whose key another job has meanwhile stays where it is: at most
+   * one of a key waits or runs. In steps, each of which is kept. Resolves to how many.
+   */
+  async retry(ids?: number | readonly number[], options: StepOptions = {}): Promise<number> {
+    checkNames("retry", options, stepOptions);
+    const { store } = this.#desk;
+    const count =
+      ids === undefined
+        ? await this.#steps(options, (connection, number, from) => store.revive(connection, number, from))
+        : await this.#chunks(idsOf("retry", ids), options, async (connection, number, some) => {
+            const step = await store.revive(connection, number, { ids: some });
+            return step.count;
+          });
+    if (count > 0) await this.#wake();
+    return count;
   }
 
-  /** Failed jobs, and those that wait: gone. What runs goes on. Resolves to how many. */
-  async discard(ids: number | readonly number[]): Promise<number> {
-    const some = idsOf("discard", ids);
-    return this.#call((connection, number) => this.#desk.store.discard(connection, number, { ids: some }));
+  /** Failed jobs, and those that wait: gone. What runs goes on. In steps, each of which is kept. Resolves to how many. */
+  async discard(ids: number | readonly number[], options: StepOptions = {}): Promise<number> {
+    checkNames("discard", options, stepOptions);
+    const { store } = this.#desk;
+    const count = await this.#chunks(idsOf("discard", ids), options, (connection, number, some) =>
+      store.discard(connection, number, some),
+    );
+    // A group may have waited for one of them.
+    if (count > 0 && this.#settings.ordered) await this.#wake();
+    return count;
   }
 
-  /** Forgets jobs that failed before. Resolves to how many. */
-  async prune(options: Older): Promise<number> {
-    checkNames("prune", options, new Set(["before", "olderThanMs"]));
-    const older = olderThan("prune", options);
-    return this.#call((connection, number) => this.#desk.store.discard(connection, number, { older }));
+  /** Forgets jobs that failed before. In steps, each of which is kept. Resolves to how many. */
+  async prune(options: Older & StepOptions): Promise<number> {
+    checkNames("prune", options, new Set(["before", "olderThanMs", ...stepOptions]));
+    const { signal, onProgress, ...which } = options;
+    const older = olderThan("prune", which);
+    return this.#steps({ signal, onProgress }, (connection, number, from) =>
+      this.#desk.store.prune(connection, number, older, from),
+    );
   }
+
+  /** By their ids, from the first to the last. */
+  async #steps(
+    options: StepOptions,
+    one: (connection: Connection, number: number, from: From) => Promise<Step & Partial<From>>,
+  ): Promise<number> {
+    const progress = progressOf(options);
+    for (let from: From | undefined = { after: 0, upTo: undefined, most: perStep }; from;) {
+      const now: From = from;
+      const step: Step & Partial<From> = await this.#call((connection, number) =>
+        one(connection, number, now),
+      );
+      progress.add(step.count);
+      from = step.last === undefined ? undefined : { after: step.last, upTo: step.upTo, most: perStep };
+    }
+    return progress.done;
+  }
+
+  async #chunks(
+    ids: readonly number[],
+    options: StepOptions,
+    step: (connection: Connection, number: number, some: readonly number[]) => Promise<number>,
+  ): Promise<number> {
+    const progress = progressOf(options);
+    for (let from = 0; from < ids.length; from += perStep)
+      progress.add(
+        await this.#call((connection, number) => step(connection, number, ids.slice(from, from + perStep))),
+      );
+    return progress.done;
+  }
+}
+
+/** Where a step begins. */
+interface From {
+  readonly after: number;
+  readonly upTo: number | undefined;
+  readonly most: number;
+}
+
+/** Of jobs at a time: what takes longer than ten seconds is given up, and one step does not. */
+const perStep = 1000;
+
+/** Of calls that may have much to do. */
+export interface StepOptions {
+  /** Between two steps: it throws, and what is done so far is done. */
+  readonly signal?: AbortSignal | undefined;
+  /** After each step: how many so far. */
+  readonly onProgress?: ((done: number) => void) | undefined;
+}
+
+const stepOptions: ReadonlySet<string> = new Set(["signal", "onProgress"]);
+
+function progressOf({ signal, onProgress }: StepOptions): {
+  readonly done: number;
+  add(count: number): void;
+} {
+  checkSignal(signal);
+  if (onProgress !== undefined && typeof onProgress !== "function")
+    throw new UsageError("onProgress must be a function");
+  signal?.throwIfAborted();
+  let done = 0;
+  return {
+    get done() {
+      return done;
+    },
+    add(count) {
+      done += count;
+      onProgress?.(done);
+      signal?.throwIfAborted();
+    },
+  };
 }
 
 function idsOf(call: string, ids: number | readonly number[]): readonly number[] {
@@ -421,6 +523,9 @@ function warner(queue: string): (error: unknown) => void {
 
 /** A hundred years: more is a mistake, and more than the server's intervals take. */
 const longestMs = 100 * 365 * 86_400_000;
+/** Of a payload, in bytes of JSON: it is written three times, and 500 of them may be claimed together. */
+const largest = 1024 * 1024;
+const largestTogether = 64 * largest;
 /** Of a key, or of a group: an index has to hold it. */
 const longestName = 1000;
 

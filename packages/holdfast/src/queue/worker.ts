@@ -1,16 +1,15 @@
 /** Claims jobs, runs their handler, and says how they ended. */
-import { hostname } from "node:os";
-import { isSupported } from "../core/capabilities.ts";
 import type { Ear } from "../core/bell.ts";
 import type { Connection } from "../core/database.ts";
 import { again, undone, withConnection } from "../core/errand.ts";
 import { emit, heard, traced } from "../core/events.ts";
-import { key } from "../core/key.ts";
-import type { ClaimedJob, Ended } from "../core/queues.ts";
+import type { ClaimedJob, Ended, Where } from "../core/queues.ts";
 import { sleep } from "../core/wait.ts";
-import type { Desk, Session } from "./desk.ts";
+import type { Desk } from "./desk.ts";
 import { JobLostError, words } from "./errors.ts";
 import { type Batch, type Job, JobOf, type Keeper } from "./job.ts";
+import type { Member } from "./rounds.ts";
+import { Trail } from "./trail.ts";
 
 export interface WorkOptions {
   /** Handlers at the same time, in this process. Default 10. */
@@ -53,15 +52,13 @@ const shortMs = 50;
 const longMs = 200;
 /** What has ended is written down at once if its batch is done, and else after so long. */
 const partMs = 20;
-/** How far below the last one that was found the next are looked for: transactions that began earlier may end later. */
-const margin = 2000;
-/** Everything is looked at this often: what was committed very late, and other priorities. */
-const wholeMs = 500;
-const sweepMs = 1000;
 /** How often, and for how long, leases are looked for whose claim was not answered: the server may still be at it. */
 const astrayMs = 1000;
 const astrayForMs = 60_000;
-const limitMs = 50;
+/** How soon it looks again, at first and at the most, for room that nobody may tell it of. */
+const roomMs = { least: 50, most: 1000 };
+/** The text of a claim that is worth a round trip, and no burden to anybody's memory. */
+const fairLength = 8 * 1024 * 1024;
 
 interface Item {
   readonly batch: Batch;
@@ -94,19 +91,21 @@ export interface WorkerSettings<P> {
   readonly pollMs: number;
   readonly ttlMs: number;
   readonly attempts: number;
+  /** Jobs of it are counted: others may wait for room. */
+  readonly limited: boolean;
   readonly read: (payload: unknown) => P;
   readonly again: (failures: number, error: unknown) => number | undefined;
   readonly handler: (job: Job<P>) => unknown;
   readonly trouble: (error: unknown) => void;
 }
 
-export class QueueWorker<P> implements Worker, Keeper {
+export class QueueWorker<P> implements Worker, Keeper, Member {
   readonly #desk: Desk;
   readonly #settings: WorkerSettings<P>;
   readonly done: Promise<void>;
   readonly #ended = Promise.withResolvers<void>();
   readonly #ear: Ear;
-  #id = 0;
+  #id: number | undefined;
   #buffer: Item[] = [];
   #next = 0;
   #running = 0;
@@ -127,18 +126,22 @@ export class QueueWorker<P> implements Worker, Keeper {
   readonly #leases = new Set<number>();
   /** Until when to look for others, and when next. */
   #astray = { until: 0, at: 0 };
-  readonly #floors = new Map<number, number>();
-  /** When to look at everything again. */
-  #wholeAt = 0;
+  readonly #trail = new Trail();
+  /** So many jobs at the most, as they are large. */
+  #bearable = Infinity;
+  /** What was claimed and broken off when the worker was told to stop: given back, as if it had not begun. */
+  readonly #brokenOff: Item[] = [];
+  #impatient = false;
+  #resting = false;
   /** Jobs that claims under way have asked for. */
   #asking = 0;
   /** The last claim brought all that it asked for, and jobs are short. */
   #plenty = false;
   #onward: string | undefined;
-  /** How often in a row its groups had no room. */
+  /** How often in a row there was no room. */
   #full = 0;
-  #timers: NodeJS.Timeout[] = [];
-  #session: Session | undefined;
+  #part: (() => Promise<void>) | undefined;
+  lock: string | undefined;
   #losing: Promise<void> | undefined;
 
   constructor(desk: Desk, settings: WorkerSettings<P>, signal: AbortSignal | undefined) {
@@ -158,12 +161,40 @@ export class QueueWorker<P> implements Worker, Keeper {
     if (signal?.aborted) onAbort();
   }
 
-  get queue(): string {
+  get name(): string {
     return this.#settings.queue;
   }
 
+  get queue(): number {
+    return this.#settings.number;
+  }
+
+  get id(): number | undefined {
+    return this.#id;
+  }
+
+  get ttlMs(): number {
+    return this.#settings.ttlMs;
+  }
+
+  get pollMs(): number {
+    return this.#settings.pollMs;
+  }
+
+  get idle(): Where | undefined {
+    return this.#resting ? this.#trail : undefined;
+  }
+
+  wake(): void {
+    this.#ear.ring();
+  }
+
+  trouble(error: unknown): void {
+    this.#settings.trouble(error);
+  }
+
   complete(connection: Connection, lease: number, place: number): Promise<boolean> {
-    return this.#desk.store.complete(connection, this.#id, lease, place);
+    return this.#desk.store.complete(connection, this.#id ?? 0, lease, place);
   }
 
   async stop({ patienceMs = 30_000 }: { readonly patienceMs?: number } = {}): Promise<void> {
@@ -179,7 +210,7 @@ export class QueueWorker<P> implements Worker, Keeper {
   /** Gives no more signs of life: others find what it had. */
   #leave(): void {
     this.#left = true;
-    for (const timer of this.#timers) clearInterval(timer);
+    void this.#part?.();
     const running = this.#running;
     for (const batch of this.#batches) this.#drop(batch);
     const { queue, trouble } = this.#settings;
@@ -189,7 +220,6 @@ export class QueueWorker<P> implements Worker, Keeper {
           `what it had not written down runs again elsewhere`,
       ),
     );
-    void this.#let(this.#session);
     this.#ended.resolve();
   }
 
@@ -199,20 +229,17 @@ export class QueueWorker<P> implements Worker, Keeper {
 
   async #run(): Promise<void> {
     const silence = this.#desk.bell.listen();
+    this.#part = this.#desk.rounds.join(this);
     try {
       await this.#enlist();
-      this.#timers = [
-        setInterval(() => void this.#beat(), this.#settings.ttlMs / 3),
-        setInterval(() => void this.#desk.sweep().catch(this.#settings.trouble), sweepMs),
-      ];
       await this.#work();
     } finally {
-      for (const timer of this.#timers) clearInterval(timer);
       clearTimeout(this.#partTimer);
       silence();
       this.#desk.bell.forget(this.#settings.queue, this.#ear);
       if (!this.#left)
         await this.#retire().catch((error: unknown) => this.#left || this.#settings.trouble(error));
+      await this.#part();
     }
   }
 
@@ -222,6 +249,11 @@ export class QueueWorker<P> implements Worker, Keeper {
     while (!signal.aborted) {
       if (performance.now() >= this.#astray.at && performance.now() < this.#astray.until)
         await this.#fetchAstray();
+      if (this.#id === undefined) {
+        // It was lost, and is being enlisted again.
+        await (this.#losing ?? sleep(pause, signal)).catch(() => {});
+        continue;
+      }
       if (this.#room <= 0) {
         await this.#until();
         continue;
@@ -235,9 +267,9 @@ export class QueueWorker<P> implements Worker, Keeper {
         continue;
       }
       try {
-        const idleMs = await this.#claim();
+        const rest = await this.#claim();
         pause = 100;
-        if (idleMs !== undefined && !signal.aborted) await this.#rest(idleMs);
+        if (rest && !signal.aborted) await this.#rest(rest);
       } catch (error) {
         this.#settings.trouble(error);
         await sleep(pause, signal).catch(() => {});
@@ -260,13 +292,16 @@ export class QueueWorker<P> implements Worker, Keeper {
     });
   }
 
-  async #rest(ms: number): Promise<void> {
+  async #rest({ ms, looked }: Rest): Promise<void> {
+    this.#resting = looked;
     await this.#ear.sleep(ms, this.#stop.signal).catch(() => {});
+    this.#resting = false;
+    if (this.#ear.rung) this.#trail.wholeNext();
     this.#ear.rung = false;
   }
 
-  /** How long to rest, if there was nothing. */
-  async #claim(): Promise<number | undefined> {
+  /** Whether to rest, if there was nothing. */
+  async #claim(): Promise<Rest | undefined> {
     const asked = this.#room;
     this.#asking += asked;
     try {
@@ -277,35 +312,34 @@ export class QueueWorker<P> implements Worker, Keeper {
     }
   }
 
-  async #claimSome(asked: number): Promise<number | undefined> {
-    const { store, bell } = this.#desk;
-    const { number, pollMs, concurrency } = this.#settings;
-    const whole = performance.now() >= this.#wholeAt;
-    // One at a time: with many dead rows it may take long, and then it is done less often.
-    const began = performance.now();
-    if (whole) this.#wholeAt = Infinity;
-    this.#ear.rung = false;
+  async #claimSome(asked: number): Promise<Rest | undefined> {
+    const { store } = this.#desk;
+    const { number, concurrency } = this.#settings;
     const worker = this.#id;
+    if (worker === undefined) return undefined;
+    const look = this.#trail.look();
+    this.#ear.rung = false;
     const claimed = await this.#desk
       .ask((connection) =>
         store.claim(connection, {
           queue: number,
           worker,
           most: asked,
-          floors: this.#floors,
-          whole,
-          grouped: true,
+          where: this.#trail,
+          whole: look.whole,
           onward: this.#onward,
         }),
       )
       .catch((error: unknown) => {
         if (!undone(this.#desk.home.database, error))
           this.#astray = { until: performance.now() + astrayForMs, at: 0 };
+        // Whatever it was: not the same again for ever.
+        this.#bearable = Math.max(1, asked >> 1);
+        look.end(0);
         throw error;
-      })
-      .finally(() => {
-        if (whole) this.#wholeAt = performance.now() + Math.max(wholeMs, 10 * (performance.now() - began));
       });
+    look.end(claimed.lease === undefined ? 0 : claimed.jobs.length);
+    this.#trail.moved(claimed.moment);
     // Two claims at once may overtake each other, which one handler at a time would see.
     this.#plenty =
       claimed.lease !== undefined &&
@@ -313,21 +347,35 @@ export class QueueWorker<P> implements Worker, Keeper {
       this.#size > concurrency &&
       concurrency > 1;
     if (claimed.lease === undefined) {
-      if (claimed.why === "lost") {
-        if (worker === this.#id) await this.#lose();
+      const { why, soon = Infinity } = claimed;
+      if (why === "lost") {
+        if (worker === this.#id) await this.lose();
+        return undefined;
+      }
+      if (why === "large") {
+        this.#bearable = Math.max(1, asked >> 1);
         return undefined;
       }
       this.#onward = claimed.onward ?? this.#onward;
-      if (claimed.why === "limit") return limitMs;
-      // Nobody tells when another process has made room.
-      if (claimed.why === "full")
-        return Math.min(limitMs * 2 ** Math.min(this.#full++, 3), claimed.soon ?? Infinity);
-      const poll = claimed.why === "empty" && bell.hears() ? Math.max(pollMs, 5000) : pollMs;
-      return Math.max(1, Math.min(poll, claimed.soon ?? Infinity));
+      // Other processes tell when they have made room, but not if nobody hears it.
+      if (why === "limit" || why === "full")
+        return {
+          ms: Math.min(roomMs.most, roomMs.least * 2 ** Math.min(this.#full++, 5), Math.max(1, soon)),
+          looked: false,
+        };
+      this.#full = 0;
+      // There may be some where nobody has looked.
+      const again = why === "empty" && !look.whole ? this.#trail.wholeNext() : Infinity;
+      if (again <= 0) return undefined;
+      return { ms: Math.min(longestRestMs, again, Math.max(1, soon)), looked: true };
     }
     this.#onward = claimed.onward;
     this.#full = 0;
-    const { lease, jobs, counted } = claimed;
+    const { lease, jobs, counted, length } = claimed;
+    this.#bearable = Math.max(
+      1,
+      Math.min(2 * this.#bearable, Math.floor((fairLength * jobs.length) / length)),
+    );
     if (worker === this.#id) this.#leases.add(lease);
     const batch: Batch = {
       lease,
@@ -342,8 +390,7 @@ export class QueueWorker<P> implements Worker, Keeper {
     this.#batches.add(batch);
     for (const [place, job] of jobs.entries()) {
       this.#buffer.push({ batch, place, job });
-      if (job.group === undefined)
-        this.#floors.set(job.priority, Math.max(this.#floors.get(job.priority) ?? 0, job.id - margin));
+      this.#trail.found(job);
     }
     this.#fill();
     return undefined;
@@ -358,6 +405,7 @@ export class QueueWorker<P> implements Worker, Keeper {
     this.#astray.at = performance.now() + astrayMs;
     const { store } = this.#desk;
     const worker = this.#id;
+    if (worker === undefined) return;
     try {
       const jobs = await this.#desk.ask((connection) => store.astray(connection, worker, [...this.#leases]));
       if (jobs.length > 0) await this.#giveBack(worker, jobs);
@@ -392,8 +440,9 @@ export class QueueWorker<P> implements Worker, Keeper {
   get #room(): number {
     const { concurrency, most } = this.#settings;
     const coming = this.#waiting + this.#asking;
-    if (this.#size > concurrency) return coming >= this.#size * 1.5 ? 0 : this.#size;
-    return Math.min(most, concurrency - this.#running - coming);
+    const size = Math.min(this.#size, this.#bearable);
+    if (size > concurrency) return coming >= size * 1.5 ? 0 : size;
+    return Math.min(most, this.#bearable, concurrency - this.#running - coming);
   }
 
   #fill(): void {
@@ -418,7 +467,11 @@ export class QueueWorker<P> implements Worker, Keeper {
     const end = (error?: unknown, failed = false) => {
       if (mine) batch.running.delete(mine);
       if (mine?.marked && !batch.lost) void this.#confirm(item, failed, error);
-      else {
+      else if (failed && mine && this.#impatient && !batch.lost) {
+        // It was told to end, and has.
+        this.#brokenOff.push(item);
+        this.#running--;
+      } else {
         if (!batch.lost) this.#settle(item, failed ? this.#failure(item, error) : undefined);
         this.#release();
       }
@@ -528,7 +581,7 @@ export class QueueWorker<P> implements Worker, Keeper {
     this.#results = [];
     this.#whole = [];
     const { number } = this.#settings;
-    const worker = this.#id;
+    const worker = this.#id ?? 0;
     const write = async () => {
       for (let pause = 50; ; pause = Math.min(pause * 2, 5000)) {
         try {
@@ -536,9 +589,11 @@ export class QueueWorker<P> implements Worker, Keeper {
             this.#desk.store.finish(connection, { queue: number, worker, whole, ended }),
           );
           for (const lease of whole) this.#leases.delete(lease);
-          // One that waits for its next attempt may be the first that is due; and a group may have room again.
-          if (ended.some(({ failure, counted, job }) => failure || (counted && job.group !== undefined)))
-            this.#desk.bell.ring(this.#settings.queue);
+          // One that waits for its next attempt may be the first that is due.
+          if (ended.some(({ failure }) => failure)) this.#desk.bell.ring(this.#settings.queue);
+          // There is room again, here and for others.
+          if (this.#settings.limited || ended.some(({ counted, job }) => counted && job.group !== undefined))
+            void this.#desk.tell(this.#settings.queue).catch(this.#settings.trouble);
           const gone = new Set(ended.map(({ lease }) => lease).filter((lease) => !ours.has(lease)));
           for (const batch of this.#batches) if (gone.has(batch.lease)) this.#drop(batch);
           return;
@@ -566,48 +621,19 @@ export class QueueWorker<P> implements Worker, Keeper {
   }
 
   async #enlist(): Promise<void> {
-    const { number, ttlMs, trouble } = this.#settings;
-    const { store, hold, home } = this.#desk;
     for (let pause = 100; !this.#stop.signal.aborted; pause = Math.min(pause * 2, 5000)) {
       try {
-        this.#id = await this.#desk.ask((connection) =>
-          store.enlist(connection, number, { ttlMs, name: `${hostname()} ${process.pid}` }),
-        );
-        break;
+        this.#id = await this.#desk.rounds.enlist(this);
+        return;
       } catch (error) {
-        trouble(error);
+        this.#settings.trouble(error);
         await sleep(pause, this.#stop.signal).catch(() => {});
       }
-    }
-    // Without it, the sweeper goes by signs of life alone.
-    try {
-      if (!isSupported(await home.sessionSupport())) return;
-      const name = `holdfast:queue:worker:${this.#id}`;
-      const session = await hold(key(name));
-      this.#session = session;
-      // Whoever sweeps finds the lock free, and gives our jobs to others: at any moment from now on.
-      session.signal.addEventListener("abort", () => {
-        if (this.#session === session && !this.#stop.signal.aborted) void this.#lose().catch(trouble);
-      });
-      await this.#desk.ask((connection) => store.locked(connection, this.#id, name));
-    } catch (error) {
-      trouble(error);
-    }
-  }
-
-  async #beat(): Promise<void> {
-    if (this.#left) return;
-    try {
-      const worker = this.#id;
-      const alive = await this.#desk.ask((connection) => this.#desk.store.beat(connection, worker));
-      if (!alive && worker === this.#id) await this.#lose();
-    } catch (error) {
-      this.#settings.trouble(error);
     }
   }
 
   /** Others have what was ours. */
-  async #lose(): Promise<void> {
+  async lose(): Promise<void> {
     // Two may find out at the same time.
     this.#losing ??= this.#beginAnew().finally(() => (this.#losing = undefined));
     await this.#losing;
@@ -615,19 +641,10 @@ export class QueueWorker<P> implements Worker, Keeper {
 
   async #beginAnew(): Promise<void> {
     for (const batch of this.#batches) this.#drop(batch);
-    emit("holdfast:queue:lost", () => ({ queue: this.#settings.queue, worker: this.#id }));
-    const session = this.#session;
-    this.#session = undefined;
-    await this.#let(session);
+    const worker = this.#id;
+    if (worker !== undefined) emit("holdfast:queue:lost", () => ({ queue: this.#settings.queue, worker }));
+    this.#id = undefined;
     await this.#enlist();
-  }
-
-  async #let(session: Session | undefined): Promise<void> {
-    try {
-      await session?.[Symbol.asyncDispose]();
-    } catch {
-      // It was lost before.
-    }
   }
 
   async #retire(): Promise<void> {
@@ -640,38 +657,54 @@ export class QueueWorker<P> implements Worker, Keeper {
     const unstarted = rest.filter(({ batch }) => !batch.lost);
     const patience = this.#stopping?.patienceMs ?? 30_000;
     const impatient = setTimeout(() => {
+      this.#impatient = true;
       for (const batch of this.#batches)
         for (const job of batch.running)
           job.abort(new Error(`The worker of queue ${JSON.stringify(this.#settings.queue)} stops`));
     }, patience);
-    const beat = setInterval(() => void this.#beat(), this.#settings.ttlMs / 3);
     try {
       if (performance.now() < this.#astray.until) await this.#fetchAstray();
-      if (unstarted.length > 0)
-        try {
-          const jobs = unstarted.map(({ batch, place }) => ({ lease: batch.lease, place }));
-          await this.#giveBack(this.#id, jobs);
-          for (const { batch } of unstarted) batch.left--;
-        } catch (error) {
-          // Their leases are left behind, and others find them.
-          this.#settings.trouble(error);
-        }
+      await this.#return(unstarted);
       while (this.#running > 0 && !this.#left) await sleep(5);
       if (this.#left) return;
+      await this.#return(this.#brokenOff.filter(({ batch }) => !batch.lost));
       for (const batch of this.#batches)
         if (batch.left === 0) {
           this.#whole.push(batch.lease);
           this.#batches.delete(batch);
         }
       while (this.#results.length + this.#whole.length > 0 || this.#flushing) await this.#flush();
-      await this.#desk.ask((connection) => this.#desk.store.retire(connection, this.#id));
+      const worker = this.#id;
+      if (worker !== undefined)
+        await this.#desk.ask((connection) => this.#desk.store.retire(connection, worker));
     } finally {
       clearTimeout(impatient);
-      clearInterval(beat);
-      await this.#let(this.#session);
+    }
+  }
+
+  async #return(items: readonly Item[]): Promise<void> {
+    if (items.length === 0 || this.#id === undefined) return;
+    try {
+      await this.#giveBack(
+        this.#id,
+        items.map(({ batch, place }) => ({ lease: batch.lease, place })),
+      );
+      for (const { batch } of items) batch.left--;
+    } catch (error) {
+      // Their leases are left behind, and others find them.
+      this.#settings.trouble(error);
     }
   }
 }
+
+/** For how long there is nothing to do, unless it is woken; `looked`: others look for it meanwhile. */
+interface Rest {
+  readonly ms: number;
+  readonly looked: boolean;
+}
+
+/** Of a timer. */
+const longestRestMs = 3_600_000;
 
 function isPromise(value: unknown): value is PromiseLike<unknown> {
   return typeof (value as { then?: unknown } | null | undefined)?.then === "function";

@@ -1,9 +1,9 @@
 import { type Capabilities, type Strategy, type Unsupported, unsupported } from "../../core/capabilities.ts";
 import type { ClientTraits, Isolation, Result, SqlConnection } from "../../core/database.ts";
 import { ReplicaError, ServerTooOldError, UnsupportedError } from "../../core/errors.ts";
+import { Silence, within } from "../../core/interrupt.ts";
 import { sql } from "../../core/sql.ts";
 import { rowStrengths, tableModes } from "../../core/tables.ts";
-import { sleep } from "../../core/wait.ts";
 
 /** As a client may have it of a server that goes down in the middle: no error, and no row. */
 class NoAnswer extends Error {
@@ -190,7 +190,11 @@ export async function verifySessions(a: SqlConnection, b: SqlConnection): Promis
     asked.catch(() => {});
     try {
       inside = await backend(b);
-      after = await Promise.race([asked, sleep(2000).then(() => undefined)]);
+      // With a timer that goes with the answer: one that is left behind keeps the process.
+      after = await within(2000, asked).catch((error: unknown) => {
+        if (!(error instanceof Silence)) throw error;
+        return undefined;
+      });
     } finally {
       await b.query(sql.raw("ROLLBACK"));
     }

@@ -7,11 +7,22 @@ import { type Statement, sql } from "../../core/sql.ts";
 
 /**
  * The planner takes lists for short and new tables for small: what is wanted here is always found by an index, in its order.
- * With bitmaps it read and sorted all of 5,000 jobs to find the first (2.4 ms in place of 0.3).
+ * With bitmaps it read and sorted all of 5,000 jobs to find the first (2.4 ms in place of 0.3). What is switched off costs
+ * 1e10 if it is used all the same, and a server with JIT would compile such a plan for each call: 460 transactional jobs
+ * a second in place of 3,300 on PostgreSQL 15.
  */
 const plans = sql.raw(
-  "SET plan_cache_mode = force_generic_plan SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off",
+  "SET plan_cache_mode = force_generic_plan SET jit = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off",
 );
+
+/** Counted up to here, so that it stays cheap. */
+const most = sql.raw("100000");
+
+/**
+ * How far below what was found last, in ids, a group is looked at: transactions that took theirs earlier may end later. It is written
+ * down again after twice as many.
+ */
+const margin = sql.raw("2000");
 
 /** The number of a queue. settings: what a worker wants of it; NULL: only the number. */
 const open = sql`CREATE OR REPLACE FUNCTION holdfast.queue_open(q text, settings jsonb) RETURNS integer
@@ -123,18 +134,38 @@ BEGIN
 END
 $function$`;
 
-/** What is due goes where it can be claimed. Returns its groups. */
-const due = sql`CREATE OR REPLACE FUNCTION holdfast.queue_due(q integer, n integer) RETURNS text[]
+/**
+ * Groups that were not known, and groups to which jobs have come back that are older than others: whoever chooses from those
+ * looks at all that they have. First all the rows that are new, then those that are there, so that no two wait for each other.
+ */
+const again = sql`CREATE OR REPLACE FUNCTION holdfast.queue_know_again(q integer, fresh text[], back text[]) RETURNS void
+LANGUAGE plpgsql ${plans} AS $function$
+BEGIN
+  IF cardinality(fresh) > 0 OR cardinality(back) > 0 THEN PERFORM holdfast.queue_know(q, fresh || back); END IF;
+  IF cardinality(back) > 0 THEN
+    UPDATE holdfast.queue_group t SET floor = NULL, floor_priority = NULL WHERE t.queue = q AND t.grp = ANY(ARRAY(
+      SELECT x.grp FROM holdfast.queue_group x WHERE x.queue = q AND x.grp = ANY(back) AND x.floor IS NOT NULL
+      ORDER BY x.grp FOR NO KEY UPDATE));
+  END IF;
+END
+$function$`;
+
+/**
+ * What is due at a moment goes where it can be claimed. Returns its groups. since: what was due before has been moved, for
+ * all we know; with an old snapshot open, it would be walked over at each claim.
+ */
+const due = sql`CREATE OR REPLACE FUNCTION holdfast.queue_move_due(q integer, n integer, since timestamptz, moment timestamptz) RETURNS text[]
 LANGUAGE plpgsql ${plans} AS $function$
 DECLARE
   grps text[] := '{}';
 BEGIN
-  IF NOT EXISTS (SELECT FROM holdfast.queue_delayed t WHERE t.queue = q AND t.run_at <= clock_timestamp()) THEN
+  -- A moment that is given, and not asked for in the statement, is where the index ends: a million later ones are not looked at.
+  IF NOT EXISTS (SELECT FROM holdfast.queue_delayed t WHERE t.queue = q AND t.run_at > since AND t.run_at <= moment) THEN
     RETURN grps;
   END IF;
   WITH due AS (
     DELETE FROM holdfast.queue_delayed t WHERE t.ctid = ANY(ARRAY(SELECT x.ctid FROM holdfast.queue_delayed x
-      WHERE x.queue = q AND x.run_at <= clock_timestamp() ORDER BY x.run_at, x.id LIMIT n FOR UPDATE SKIP LOCKED)) RETURNING t.*),
+      WHERE x.queue = q AND x.run_at > since AND x.run_at <= moment ORDER BY x.run_at, x.id LIMIT n FOR UPDATE SKIP LOCKED)) RETURNING t.*),
   alone AS (INSERT INTO holdfast.queue_ready (queue, priority, attempt, id, at, key, payload)
     SELECT q, d.priority, d.attempt, d.id, d.at, d.key, d.payload FROM due d WHERE d.grp IS NULL),
   grouped AS (INSERT INTO holdfast.queue_grouped (queue, priority, attempt, id, at, grp, key, payload)
@@ -144,39 +175,73 @@ BEGIN
 END
 $function$`;
 
-/** The same, with rows for their groups, as a transaction of its own. Returns the milliseconds until more is due; 0: some was. */
-const dueNow = sql`CREATE OR REPLACE FUNCTION holdfast.queue_due_now(q integer) RETURNS float8
+/** Milliseconds until the next one is due; NULL: none is. */
+const soon = sql`CREATE OR REPLACE FUNCTION holdfast.queue_soon(q integer, since timestamptz, moment timestamptz) RETURNS float8
 LANGUAGE plpgsql ${plans} AS $function$
 BEGIN
-  IF EXISTS (SELECT FROM holdfast.queue_delayed t WHERE t.queue = q AND t.run_at <= clock_timestamp()) THEN
-    PERFORM holdfast.queue_know(q, holdfast.queue_due(q, 1000));
-    RETURN 0;
-  END IF;
-  RETURN (SELECT greatest(0, extract(epoch FROM d.run_at - clock_timestamp())) * 1000 FROM (
-    SELECT t.run_at FROM holdfast.queue_delayed t WHERE t.queue = q ORDER BY t.run_at LIMIT 1) d);
+  RETURN (SELECT greatest(0, extract(epoch FROM d.run_at - moment)) * 1000 FROM (
+    SELECT t.run_at FROM holdfast.queue_delayed t WHERE t.queue = q AND t.run_at > since ORDER BY t.run_at LIMIT 1) d);
 END
 $function$`;
 
 /**
+ * Beside the transactions of handlers, which would keep it from others: what is due is moved, groups are made known, and
+ * those without jobs are forgotten. soon: milliseconds until more is due; 0: some was.
+ */
+const tend = sql`CREATE OR REPLACE FUNCTION holdfast.queue_tend(q integer, after float8, whole boolean, OUT soon float8, OUT moment float8)
+LANGUAGE plpgsql ${plans} AS $function$
+DECLARE
+  this timestamptz := clock_timestamp();
+  since timestamptz := CASE WHEN whole OR after IS NULL THEN '-infinity' ELSE to_timestamp(after / 1000) END;
+  grps text[];
+BEGIN
+  moment := extract(epoch FROM this) * 1000;
+  IF whole THEN
+    PERFORM holdfast.queue_know_again(q, holdfast.queue_unknown(q), NULL);
+  END IF;
+  IF EXISTS (SELECT FROM holdfast.queue_delayed t WHERE t.queue = q AND t.run_at > since AND t.run_at <= this) THEN
+    grps := holdfast.queue_move_due(q, 1000, since, this);
+    PERFORM holdfast.queue_know_again(q, NULL, grps);
+    soon := 0;
+  ELSE
+    soon := holdfast.queue_soon(q, since, this);
+  END IF;
+  IF whole THEN
+    -- A job that is added at this moment may lose its group by this: the next look gives it a new one.
+    DELETE FROM holdfast.queue_group t WHERE t.queue = q AND t.grp = ANY(ARRAY(SELECT x.grp FROM holdfast.queue_group x
+      WHERE x.queue = q AND x.running = 0 AND x.since IS NULL AND x.next IS NULL
+        AND NOT EXISTS (SELECT FROM holdfast.queue_grouped j WHERE j.queue = q AND j.grp = x.grp)
+      ORDER BY x.grp LIMIT 1000 FOR UPDATE SKIP LOCKED));
+  END IF;
+END
+$function$`;
+
+/** More than this, in bytes, is no batch: whoever gets it could not read it. The worker asks for fewer. */
+const largest = sql.raw(String(64 * 1024 * 1024));
+
+/**
  * A batch for a worker. Of each priority that the worker knows it looks only above the floor that the worker gives, where
  * it found the last ones: what was deleted below it would be walked over again and again for as long as an old snapshot
- * is open. With whole, and if that brings nothing, it looks everywhere. grouped: whether there may be groups;
- * onward: the group that was served last.
+ * is open. The same for what is due, after a moment. With whole it looks everywhere. onward: the group that was served last.
  */
-const claim = sql`CREATE OR REPLACE FUNCTION holdfast.queue_claim(q integer, w bigint, n integer, priorities smallint[], floors bigint[],
-  whole boolean, grouped boolean, onward text,
-  OUT lease bigint, OUT jobs text, OUT counted boolean, OUT last text, OUT idle text, OUT soon float8)
+const claim = sql`CREATE OR REPLACE FUNCTION holdfast.queue_claim_jobs(q integer, w bigint, n integer, priorities smallint[], floors bigint[],
+  after float8, whole boolean, onward text,
+  OUT lease bigint, OUT jobs text, OUT counted boolean, OUT last text, OUT idle text, OUT soon float8, OUT moment float8)
 LANGUAGE plpgsql ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
+  this timestamptz := clock_timestamp();
+  since timestamptz := CASE WHEN whole OR after IS NULL THEN '-infinity' ELSE to_timestamp(after / 1000) END;
   s holdfast.queue;
   places tid[] := '{}';
   chosen tid[] := '{}';
-  grps text[];
+  back text[];
   i int;
   room int;
   running bigint;
+  size int;
 BEGIN
+  moment := extract(epoch FROM this) * 1000;
   PERFORM pg_advisory_xact_lock_shared(hashtextextended('holdfast_queue_pause ' || q, 0));
   SELECT t.* INTO s FROM holdfast.queue t WHERE t.id = q;
   IF s.paused THEN
@@ -199,8 +264,11 @@ BEGIN
       RETURN;
     END IF;
   END IF;
-  grps := holdfast.queue_due(q, n);
-  IF NOT whole THEN
+  back := holdfast.queue_move_due(q, n, since, this);
+  IF whole OR cardinality(back) > 0 THEN
+    PERFORM holdfast.queue_know_again(q, CASE WHEN whole THEN holdfast.queue_unknown(q) END, back);
+  END IF;
+  IF NOT whole AND cardinality(priorities) > 0 THEN
     FOR i IN 1..cardinality(priorities) LOOP
       places := places || ARRAY(SELECT t.ctid FROM holdfast.queue_ready t
         WHERE t.queue = q AND t.priority = priorities[i] AND t.id > floors[i]
@@ -208,55 +276,49 @@ BEGIN
       EXIT WHEN cardinality(places) >= n;
     END LOOP;
   END IF;
-  IF whole OR cardinality(places) = 0 THEN
+  IF whole OR cardinality(priorities) = 0 THEN
     places := ARRAY(SELECT t.ctid FROM holdfast.queue_ready t WHERE t.queue = q
       ORDER BY t.priority, t.id LIMIT n FOR UPDATE SKIP LOCKED);
   END IF;
-  IF whole THEN grps := grps || holdfast.queue_unknown(q); END IF;
-  IF cardinality(grps) > 0 THEN PERFORM holdfast.queue_know(q, grps); END IF;
-  IF grouped OR cardinality(grps) > 0 THEN
-    -- Half of it is for jobs of groups, and all that is left.
-    room := greatest(n - cardinality(places), CASE WHEN n = 1 THEN (random() < 0.5)::int ELSE n / 2 END);
-    SELECT p.places, p.last INTO chosen, last FROM holdfast.queue_pick(s, room, onward) p;
-    last := coalesce(last, onward);
-    places := places[1:n - cardinality(chosen)];
-  END IF;
-  -- Walks from group to group, 16 ms for 1,000 that are being emptied: only if there is nothing else.
-  IF cardinality(places) + cardinality(chosen) + cardinality(grps) = 0 THEN
-    grps := holdfast.queue_unknown(q);
-    IF cardinality(grps) > 0 THEN
-      PERFORM holdfast.queue_know(q, grps);
-      SELECT p.places, p.last INTO chosen, last FROM holdfast.queue_pick(s, n, onward) p;
-      last := coalesce(last, onward);
-    END IF;
-  END IF;
+  -- Half of it is for jobs of groups, and all that is left.
+  room := greatest(n - cardinality(places), CASE WHEN n = 1 THEN (random() < 0.5)::int ELSE n / 2 END);
+  SELECT p.places, p.last INTO chosen, last FROM holdfast.queue_choose(s, room, onward, whole) p;
+  last := coalesce(last, onward);
+  places := places[1:n - cardinality(chosen)];
   IF cardinality(places) + cardinality(chosen) = 0 THEN
     idle := 'empty';
-    soon := (SELECT greatest(0, extract(epoch FROM d.run_at - clock_timestamp())) * 1000 FROM (
-      SELECT t.run_at FROM holdfast.queue_delayed t WHERE t.queue = q ORDER BY t.run_at LIMIT 1) d);
-    -- Their groups have no room, or are to come next.
-    IF EXISTS (SELECT FROM holdfast.queue_grouped t WHERE t.queue = q) THEN idle := 'full'; END IF;
+    soon := holdfast.queue_soon(q, since, this);
+    IF EXISTS (SELECT FROM holdfast.queue_group g WHERE g.queue = q) THEN
+      -- Their groups have no room, or are to come next.
+      IF NOT whole OR EXISTS (SELECT FROM holdfast.queue_grouped t WHERE t.queue = q) THEN idle := 'full'; END IF;
+      -- When the first of them has room again; or, if it has no jobs, can be forgotten.
+      soon := least(soon, (SELECT min(extract(epoch FROM greatest(g.next, g.opens) - this)) * 1000 FROM (
+        SELECT t.next, t.since + s.group_per * interval '1 millisecond' AS opens
+        FROM holdfast.queue_group t WHERE t.queue = q ORDER BY t.grp LIMIT 1000) g
+        WHERE greatest(g.next, g.opens) > this));
+    END IF;
     RETURN;
   END IF;
   IF cardinality(chosen) = 0 THEN
     WITH gone AS (DELETE FROM holdfast.queue_ready t WHERE t.ctid = ANY(places) RETURNING t.*)
-    INSERT INTO holdfast.queue_lease (worker, queue, counted, size, jobs)
-      SELECT w, q, counted, count(*), '[' || string_agg('[' || g.id || ',' || g.attempt || ',' || g.priority || ','
+    SELECT count(*), '[' || string_agg('[' || g.id || ',' || g.attempt || ',' || g.priority || ','
         || (extract(epoch FROM g.at) * 1000)::bigint || ',' || coalesce(to_json(g.key)::text, 'null') || ',null,' || g.payload || ']',
-        ',' ORDER BY g.priority, g.id) || ']' FROM gone g
-      RETURNING queue_lease.id, queue_lease.jobs INTO lease, jobs;
+        ',' ORDER BY g.priority, g.id) || ']' INTO size, jobs FROM gone g;
   ELSE
     WITH gone AS (DELETE FROM holdfast.queue_ready t WHERE t.ctid = ANY(places) RETURNING t.priority, t.id, t.attempt, t.at, t.key, t.payload),
     grp AS (DELETE FROM holdfast.queue_grouped t WHERE t.ctid = ANY(chosen)
       RETURNING t.priority, t.id, t.attempt, t.at, t.key, t.payload, t.grp),
     every AS (SELECT g.priority, g.id, g.attempt, g.at, g.key, g.payload, NULL::text AS grp FROM gone g
       UNION ALL SELECT g.priority, g.id, g.attempt, g.at, g.key, g.payload, g.grp FROM grp g)
-    INSERT INTO holdfast.queue_lease (worker, queue, counted, size, jobs)
-      SELECT w, q, counted, count(*), '[' || string_agg('[' || g.id || ',' || g.attempt || ',' || g.priority || ','
+    SELECT count(*), '[' || string_agg('[' || g.id || ',' || g.attempt || ',' || g.priority || ','
         || (extract(epoch FROM g.at) * 1000)::bigint || ',' || coalesce(to_json(g.key)::text, 'null') || ','
-        || coalesce(to_json(g.grp)::text, 'null') || ',' || g.payload || ']', ',' ORDER BY g.priority, g.id) || ']' FROM every g
-      RETURNING queue_lease.id, queue_lease.jobs INTO lease, jobs;
+        || coalesce(to_json(g.grp)::text, 'null') || ',' || g.payload || ']', ',' ORDER BY g.priority, g.id) || ']' INTO size, jobs FROM every g;
   END IF;
+  IF octet_length(jobs) > ${largest} AND size > 1 THEN
+    RAISE EXCEPTION 'holdfast: % jobs of queue % are % bytes, too many for a batch', size, s.name, octet_length(jobs) USING ERRCODE = 'HF413';
+  END IF;
+  INSERT INTO holdfast.queue_lease (worker, queue, counted, size, jobs) VALUES (w, q, counted, size, jobs)
+    RETURNING queue_lease.id INTO lease;
 END
 $function$`;
 
@@ -288,8 +350,13 @@ $function$`;
  * locked, or passed over if somebody else is choosing from them. First the groups, then their jobs, in statements of
  * their own: what a group had put back before it was locked must be seen. By the chunk, as a statement for each group
  * took 8.5 ms for 500 jobs of 100 groups.
+ *
+ * A group remembers up to which id it has been emptied, of one priority, so that what was deleted below it is not walked
+ * over while an old snapshot is open. It is written down rarely, as rows that are updated leave something behind too; jobs that come
+ * back reset it. With whole it does not count: what was committed very late may be below it.
  */
-const pick = sql`CREATE OR REPLACE FUNCTION holdfast.queue_pick(s holdfast.queue, n integer, onward text, OUT places tid[], OUT last text)
+const choose = sql`CREATE OR REPLACE FUNCTION holdfast.queue_choose(s holdfast.queue, n integer, onward text, whole boolean,
+  OUT places tid[], OUT last text)
 LANGUAGE plpgsql ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
@@ -306,7 +373,11 @@ DECLARE
   used int[];
   counts int[];
   sinces timestamptz[];
+  levels smallint[];
+  floors bigint[];
   found tid[];
+  firsts smallint[];
+  reached bigint[];
 BEGIN
   places := '{}';
   IF n <= 0 THEN RETURN; END IF;
@@ -315,27 +386,50 @@ BEGIN
     after := CASE WHEN turn = 1 THEN onward END;
     LOOP
       SELECT array_agg(g.grp), array_agg(least(share, n - cardinality(places) - (g.o - 1) * share, s.group_most - g.running, s.group_rate - g.used)),
-        array_agg(g.used), array_agg(g.since) INTO names, rooms, used, sinces
+        array_agg(g.used), array_agg(g.since), array_agg(g.floor_priority), array_agg(g.floor) INTO names, rooms, used, sinces, levels, floors
         FROM (SELECT x.grp, x.running, row_number() OVER () AS o,
             CASE WHEN x.since > window_start THEN x.started ELSE 0 END AS used,
-            CASE WHEN x.since > window_start THEN x.since ELSE moment END AS since
-          FROM (SELECT t.grp, t.running, t.since, t.started FROM holdfast.queue_group t WHERE t.queue = s.id
+            CASE WHEN x.since > window_start THEN x.since ELSE moment END AS since,
+            CASE WHEN NOT whole THEN x.floor_priority END AS floor_priority, CASE WHEN NOT whole THEN x.floor END AS floor
+          FROM (SELECT t.grp, t.running, t.since, t.started, t.floor_priority, t.floor FROM holdfast.queue_group t WHERE t.queue = s.id
             AND t.grp > coalesce(after, '') COLLATE "C" AND (turn = 1 OR t.grp <= onward COLLATE "C")
-            AND (s.group_most IS NULL OR t.running < s.group_most) AND (t.next IS NULL OR t.next <= moment)
+            AND (s.group_most IS NULL OR t.running < s.group_most) AND (t.next IS NULL OR t.next <= moment OR
+              -- The one that it waits for was thrown away.
+              t.head IS NOT NULL AND NOT EXISTS (SELECT FROM holdfast.queue_grouped h
+                WHERE h.queue = s.id AND h.grp = t.grp AND h.priority = t.head_priority AND h.id = t.head))
             ORDER BY t.grp LIMIT ceil((n - cardinality(places)) / share::float8)::int FOR NO KEY UPDATE SKIP LOCKED) x) g;
       EXIT WHEN names IS NULL;
       seen := seen + cardinality(names);
       after := names[cardinality(names)];
       last := after;
-      WITH f AS MATERIALIZED (SELECT u.o, ARRAY(SELECT t.ctid FROM holdfast.queue_grouped t WHERE t.queue = s.id AND t.grp = u.grp
-          ORDER BY t.priority, t.id LIMIT greatest(0, u.room) FOR UPDATE SKIP LOCKED) AS found
-        FROM unnest(names, rooms) WITH ORDINALITY u (grp, room, o))
-      SELECT ARRAY(SELECT cardinality(f.found) FROM f ORDER BY f.o), ARRAY(SELECT j.place FROM f, unnest(f.found) j (place))
-        INTO counts, found;
+      WITH f AS MATERIALIZED (SELECT u.o, u.level, u.floor, CASE WHEN u.floor IS NULL THEN
+          ARRAY(SELECT t.ctid FROM holdfast.queue_grouped t WHERE t.queue = s.id AND t.grp = u.grp
+            ORDER BY t.priority, t.id LIMIT greatest(0, u.room) FOR UPDATE SKIP LOCKED)
+        ELSE (SELECT b.more || ARRAY(SELECT t.ctid FROM holdfast.queue_grouped t
+            WHERE t.queue = s.id AND t.grp = u.grp AND t.priority > u.level
+            ORDER BY t.priority, t.id LIMIT greatest(0, u.room - cardinality(b.more)) FOR UPDATE SKIP LOCKED)
+          FROM (SELECT a.first || ARRAY(SELECT t.ctid FROM holdfast.queue_grouped t
+              WHERE t.queue = s.id AND t.grp = u.grp AND t.priority = u.level AND t.id > u.floor
+              ORDER BY t.id LIMIT greatest(0, u.room - cardinality(a.first)) FOR UPDATE SKIP LOCKED) AS more
+            FROM (SELECT ARRAY(SELECT t.ctid FROM holdfast.queue_grouped t
+              WHERE t.queue = s.id AND t.grp = u.grp AND t.priority < u.level
+              ORDER BY t.priority, t.id LIMIT greatest(0, u.room) FOR UPDATE SKIP LOCKED) AS first) a) b)
+        END AS found
+        FROM unnest(names, rooms, levels, floors) WITH ORDINALITY u (grp, room, level, floor, o)),
+      -- Where each began: what is below it, of that priority, is gone.
+      h AS MATERIALIZED (SELECT f.o, t.priority, t.id FROM f JOIN holdfast.queue_grouped t ON t.ctid = f.found[1])
+      SELECT ARRAY(SELECT cardinality(f.found) FROM f ORDER BY f.o), ARRAY(SELECT j.place FROM f, unnest(f.found) j (place)),
+        ARRAY(SELECT h.priority FROM f LEFT JOIN h ON h.o = f.o ORDER BY f.o), ARRAY(SELECT h.id FROM f LEFT JOIN h ON h.o = f.o ORDER BY f.o)
+        INTO counts, found, firsts, reached;
       places := places || found;
-      IF limited AND cardinality(found) > 0 THEN
-        UPDATE holdfast.queue_group t SET running = t.running + u.n, since = u.since, started = u.used + u.n, next = NULL
-          FROM unnest(names, counts, sinces, used) u (grp, n, since, used) WHERE t.queue = s.id AND t.grp = u.grp AND u.n > 0;
+      IF cardinality(found) > 0 THEN
+        UPDATE holdfast.queue_group t SET running = t.running + CASE WHEN limited THEN u.n ELSE 0 END,
+            since = CASE WHEN limited THEN u.since END, started = CASE WHEN limited THEN u.used + u.n ELSE 0 END, next = NULL, head = NULL,
+            floor_priority = CASE WHEN u.far THEN u.first ELSE t.floor_priority END,
+            floor = CASE WHEN u.far THEN u.reached - ${margin} ELSE t.floor END
+          FROM (SELECT x.*, x.n > 0 AND (x.floor IS NULL AND x.reached > ${margin} OR x.first = x.level AND x.reached > x.floor + ${margin} * 2) IS TRUE AS far
+            FROM unnest(names, counts, sinces, used, levels, floors, firsts, reached) x (grp, n, since, used, level, floor, first, reached)) u
+          WHERE t.queue = s.id AND t.grp = u.grp AND u.n > 0 AND (limited OR u.far);
       END IF;
       -- A job that is added at this moment may lose its group by this: a later claim gives it a new one.
       IF 0 = ANY(counts) THEN
@@ -388,7 +482,8 @@ BEGIN
     head AS (INSERT INTO holdfast.queue_grouped (queue, priority, attempt, id, at, grp, key, payload)
       SELECT q, r.priority, r.attempt, r.id, r.at, r.grp, r.key, r.payload FROM read r
       WHERE r.again IS NOT NULL AND in_order AND r.grp IS NOT NULL),
-    waits AS (UPDATE holdfast.queue_group g SET next = moment + r.again * interval '1 millisecond'
+    waits AS (UPDATE holdfast.queue_group g SET next = moment + r.again * interval '1 millisecond', head = r.id, head_priority = r.priority,
+        floor = NULL, floor_priority = NULL
       FROM read r WHERE g.queue = q AND g.grp = r.grp AND r.again IS NOT NULL AND in_order)
     INSERT INTO holdfast.queue_delayed (queue, priority, attempt, id, at, run_at, key, grp, payload)
       SELECT q, r.priority, r.attempt, r.id, r.at, moment + r.again * interval '1 millisecond', r.key, r.grp, r.payload
@@ -417,7 +512,7 @@ $function$`;
 
 /** In the handler's own transaction: whoever takes the lease away waits for it, or has done so, and then it is false. */
 const complete = sql`CREATE OR REPLACE FUNCTION holdfast.queue_complete(w bigint, of_lease bigint, at_place integer) RETURNS boolean
-LANGUAGE plpgsql AS $function$
+LANGUAGE plpgsql ${plans} AS $function$
 BEGIN
   PERFORM FROM holdfast.queue_lease t WHERE t.id = of_lease AND t.worker = w AND NOT coalesce(at_place = ANY(t.done), false) FOR KEY SHARE;
   IF NOT FOUND THEN RETURN false; END IF;
@@ -431,11 +526,12 @@ $function$`;
  * claim that has deleted it, while that claim may wait for another row of this call's. queue_unknown finds the rest.
  */
 const free = sql`CREATE OR REPLACE FUNCTION holdfast.queue_free(queues integer[], grps text[]) RETURNS void
-LANGUAGE plpgsql AS $function$
+LANGUAGE plpgsql ${plans} AS $function$
 BEGIN
   PERFORM FROM holdfast.queue_group t JOIN (SELECT DISTINCT x.q, x.g FROM unnest(queues, grps) x (q, g)) u
     ON t.queue = u.q AND t.grp = u.g ORDER BY t.queue, t.grp FOR NO KEY UPDATE OF t;
-  UPDATE holdfast.queue_group t SET running = greatest(0, t.running - u.n)
+  -- What comes back is older than what was taken after it.
+  UPDATE holdfast.queue_group t SET running = greatest(0, t.running - u.n), floor = NULL, floor_priority = NULL
     FROM (SELECT x.q, x.g, count(*)::int AS n FROM unnest(queues, grps) x (q, g) GROUP BY x.q, x.g) u
     WHERE t.queue = u.q AND t.grp = u.g;
 END
@@ -443,14 +539,15 @@ $function$`;
 
 /**
  * Workers that are gone: whose session is (its lock is free), or who did not say that they live; and leases of workers
- * that were found to be gone while they claimed. What they had not finished runs again, with one attempt more, or has
- * failed if it has had all of them. Returns the queues that have jobs again.
+ * that were found to be gone while they claimed, for which it looks at all of them if it is to be thorough. What they had not
+ * finished runs again, with one attempt more, or has failed if it has had all of them. Returns the queues that have jobs again.
  */
-const recover = sql`CREATE OR REPLACE FUNCTION holdfast.queue_recover(OUT workers integer, OUT jobs integer, OUT queues text[])
-LANGUAGE plpgsql AS $function$
+const sweep = sql`CREATE OR REPLACE FUNCTION holdfast.queue_sweep(thorough boolean, OUT workers integer, OUT jobs integer, OUT queues text[])
+LANGUAGE plpgsql ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
   dead bigint[];
+  theirs bigint[];
   l record;
   moment timestamptz := clock_timestamp();
   count int;
@@ -469,9 +566,16 @@ BEGIN
   dead := ARRAY(SELECT t.id FROM holdfast.queue_worker t
     WHERE t.beat < moment - t.ttl * interval '1 millisecond' OR t.lock IS NOT NULL AND pg_try_advisory_xact_lock(t.lock)
     ORDER BY t.id FOR UPDATE SKIP LOCKED);
+  IF cardinality(dead) = 0 AND NOT thorough THEN RETURN; END IF;
+  theirs := ARRAY(SELECT t.id FROM holdfast.queue_worker w JOIN holdfast.queue_lease t ON t.queue = w.queue AND t.worker = w.id
+    WHERE w.id = ANY(dead));
+  IF thorough THEN
+    -- All of them, but by the index: after a burst, the table itself may be long and empty.
+    theirs := theirs || ARRAY(SELECT t.id FROM holdfast.queue_lease t
+      WHERE t.id > 0 AND NOT EXISTS (SELECT FROM holdfast.queue_worker w WHERE w.id = t.worker));
+  END IF;
   FOR l IN SELECT t.*, s.attempts, s.name, s.ordered FROM holdfast.queue_lease t JOIN holdfast.queue s ON s.id = t.queue
-    WHERE t.worker = ANY(dead) OR NOT EXISTS (SELECT FROM holdfast.queue_worker w WHERE w.id = t.worker)
-    ORDER BY t.id FOR UPDATE OF t SKIP LOCKED LOOP
+    WHERE t.id = ANY(theirs) ORDER BY t.id FOR UPDATE OF t SKIP LOCKED LOOP
     BEGIN
       WITH read AS (SELECT o - 1 AS place, (j->>0)::bigint AS id, (j->>1)::smallint + 1 AS attempt, (j->>2)::smallint AS priority,
           to_timestamp((j->>3)::float8 / 1000) AS at, j->>4 AS key, j->>5 AS grp, (j->6)::text AS payload
@@ -509,7 +613,7 @@ BEGIN
   END LOOP;
   -- One of its leases may be in a transaction that completes a job: another time.
   DELETE FROM holdfast.queue_worker t WHERE t.id = ANY(dead)
-    AND NOT EXISTS (SELECT FROM holdfast.queue_lease x WHERE x.worker = t.id);
+    AND NOT EXISTS (SELECT FROM holdfast.queue_lease x WHERE x.queue = t.queue AND x.worker = t.id);
   GET DIAGNOSTICS workers = ROW_COUNT;
   -- All of them at the end, in one order: two who each waited for the other's would be a deadlock.
   IF cardinality(ended_keys) > 0 THEN
@@ -524,7 +628,7 @@ $function$`;
 
 /** What a worker that ends has not started. */
 const giveBack = sql`CREATE OR REPLACE FUNCTION holdfast.queue_give_back(w bigint, leases bigint[], places integer[]) RETURNS void
-LANGUAGE plpgsql AS $function$
+LANGUAGE plpgsql ${plans} AS $function$
 DECLARE
   l record;
   names text[];
@@ -556,27 +660,103 @@ $function$`;
 
 /**
  * Jobs for the transaction that this runs in, which has their rows locked: if it is rolled back, or leaves some of them
- * alone, they are still there. With a job: only that one.
+ * alone, they are still there. Floors, whole and onward as in a claim. Groups are served in turn; of the next 32, those whose
+ * first job has the smallest priority come first. Their rows are not locked, which would keep others from them until
+ * the transaction ends. So many bytes at the most, but always one.
  */
-const take = sql`CREATE OR REPLACE FUNCTION holdfast.queue_take(q integer, n integer, job bigint) RETURNS text
+const take = sql`CREATE OR REPLACE FUNCTION holdfast.queue_take_jobs(q integer, n integer, priorities smallint[], floors bigint[],
+  whole boolean, onward text, OUT jobs text, OUT last text)
 LANGUAGE plpgsql ${plans} AS $function$
+#variable_conflict use_variable
 DECLARE
-  taken text[];
+  places tid[] := '{}';
+  chosen tid[] := '{}';
+  found tid[];
+  names text[];
+  name text;
+  groups boolean;
+  round int;
+  turn int;
+  room int;
+  share int;
+  after text;
+  seen int := 0;
+  i int;
 BEGIN
-  IF (SELECT t.paused FROM holdfast.queue t WHERE t.id = q) THEN RETURN NULL; END IF;
-  taken := ARRAY(SELECT '[' || r.id || ',' || r.attempt || ',' || r.priority || ',' || (extract(epoch FROM r.at) * 1000)::bigint || ','
-      || coalesce(to_json(r.key)::text, 'null') || ',null,' || r.payload || ']' FROM (
-    SELECT x.* FROM holdfast.queue_ready x WHERE x.queue = q AND (job IS NULL OR x.id = job)
-      ORDER BY x.priority, x.id LIMIT n FOR UPDATE SKIP LOCKED) r);
-  IF cardinality(taken) < n THEN
-    taken := taken || ARRAY(SELECT '[' || r.id || ',' || r.attempt || ',' || r.priority || ',' || (extract(epoch FROM r.at) * 1000)::bigint || ','
-        || coalesce(to_json(r.key)::text, 'null') || ',' || to_json(r.grp)::text || ',' || r.payload || ']' FROM (
-      SELECT x.* FROM holdfast.queue_grouped x WHERE x.queue = q AND (job IS NULL OR x.id = job)
-        ORDER BY x.grp, x.priority, x.id LIMIT n - cardinality(taken) FOR UPDATE SKIP LOCKED) r);
-  END IF;
+  IF (SELECT t.paused FROM holdfast.queue t WHERE t.id = q) THEN RETURN; END IF;
+  groups := EXISTS (SELECT FROM holdfast.queue_group t WHERE t.queue = q);
+  -- Half of it is for jobs of groups, and what is left on either side for the other.
+  share := CASE WHEN NOT groups THEN n WHEN n = 1 THEN (random() < 0.5)::int ELSE n - n / 2 END;
+  FOR round IN 1..2 LOOP
+    IF whole OR cardinality(priorities) = 0 THEN
+      places := places || ARRAY(SELECT t.ctid FROM holdfast.queue_ready t WHERE t.queue = q AND t.ctid <> ALL(places)
+        ORDER BY t.priority, t.id LIMIT share FOR UPDATE SKIP LOCKED);
+    ELSE
+      FOR i IN 1..cardinality(priorities) LOOP
+        EXIT WHEN share <= 0;
+        found := ARRAY(SELECT t.ctid FROM holdfast.queue_ready t
+          WHERE t.queue = q AND t.priority = priorities[i] AND t.id > floors[i] AND t.ctid <> ALL(places)
+          ORDER BY t.id LIMIT share FOR UPDATE SKIP LOCKED);
+        places := places || found;
+        share := share - cardinality(found);
+      END LOOP;
+    END IF;
+    EXIT WHEN NOT groups OR round = 2;
+    room := n - cardinality(places);
+    FOR turn IN 1..2 LOOP
+      after := CASE WHEN turn = 1 THEN onward END;
+      LOOP
+        names := ARRAY(SELECT t.grp FROM holdfast.queue_group t WHERE t.queue = q AND t.grp > coalesce(after, '') COLLATE "C"
+          AND (turn = 1 OR t.grp <= onward COLLATE "C") ORDER BY t.grp LIMIT 32);
+        EXIT WHEN cardinality(names) = 0;
+        seen := seen + cardinality(names);
+        after := names[cardinality(names)];
+        share := ceil((room - cardinality(chosen)) / cardinality(names)::float8)::int;
+        FOR name IN SELECT h.grp FROM (SELECT u.grp, u.o, (SELECT t.priority FROM holdfast.queue_grouped t
+              WHERE t.queue = q AND t.grp = u.grp ORDER BY t.priority, t.id LIMIT 1) AS priority
+            FROM unnest(names) WITH ORDINALITY u (grp, o)) h
+          WHERE h.priority IS NOT NULL ORDER BY h.priority, h.o LOOP
+          found := ARRAY(SELECT t.ctid FROM holdfast.queue_grouped t WHERE t.queue = q AND t.grp = name
+            ORDER BY t.priority, t.id LIMIT least(share, room - cardinality(chosen)) FOR UPDATE SKIP LOCKED);
+          IF cardinality(found) > 0 THEN
+            chosen := chosen || found;
+            last := name;
+          END IF;
+          EXIT WHEN cardinality(chosen) >= room;
+        END LOOP;
+        EXIT WHEN cardinality(chosen) >= room OR seen >= 2000;
+      END LOOP;
+      EXIT WHEN cardinality(chosen) >= room OR onward IS NULL OR seen >= 2000;
+    END LOOP;
+    share := room - cardinality(chosen);
+    EXIT WHEN share <= 0;
+  END LOOP;
+  last := coalesce(last, onward);
+  jobs := (SELECT '[' || string_agg(r.job, ',' ORDER BY r.priority, r.id) || ']' FROM (
+    SELECT x.*, sum(octet_length(x.job)) OVER (ORDER BY x.priority, x.id) - octet_length(x.job) AS before FROM (
+      SELECT r.priority, r.id, '[' || r.id || ',' || r.attempt || ',' || r.priority || ',' || (extract(epoch FROM r.at) * 1000)::bigint || ','
+        || coalesce(to_json(r.key)::text, 'null') || ',null,' || r.payload || ']' AS job
+        FROM holdfast.queue_ready r WHERE r.ctid = ANY(places)
+      UNION ALL SELECT r.priority, r.id, '[' || r.id || ',' || r.attempt || ',' || r.priority || ',' || (extract(epoch FROM r.at) * 1000)::bigint || ','
+        || coalesce(to_json(r.key)::text, 'null') || ',' || to_json(r.grp)::text || ',' || r.payload || ']'
+        FROM holdfast.queue_grouped r WHERE r.ctid = ANY(chosen)) x) r WHERE r.before < ${largest});
   -- It may have been paused before they were locked.
-  IF (SELECT t.paused FROM holdfast.queue t WHERE t.id = q) THEN RETURN NULL; END IF;
-  RETURN '[' || array_to_string(taken, ',') || ']';
+  IF (SELECT t.paused FROM holdfast.queue t WHERE t.id = q) THEN jobs := NULL; END IF;
+END
+$function$`;
+
+/** The one job, if nobody else has it. */
+const takeOne = sql`CREATE OR REPLACE FUNCTION holdfast.queue_take_one(q integer, job bigint, of_priority smallint, of_grp text) RETURNS text
+LANGUAGE plpgsql ${plans} AS $function$
+BEGIN
+  IF of_grp IS NULL THEN
+    RETURN (SELECT '[[' || t.id || ',' || t.attempt || ',' || t.priority || ',' || (extract(epoch FROM t.at) * 1000)::bigint || ','
+        || coalesce(to_json(t.key)::text, 'null') || ',null,' || t.payload || ']]' FROM holdfast.queue_ready t
+      WHERE t.queue = q AND t.priority = of_priority AND t.id = job FOR UPDATE SKIP LOCKED);
+  END IF;
+  RETURN (SELECT '[[' || t.id || ',' || t.attempt || ',' || t.priority || ',' || (extract(epoch FROM t.at) * 1000)::bigint || ','
+      || coalesce(to_json(t.key)::text, 'null') || ',' || to_json(t.grp)::text || ',' || t.payload || ']]' FROM holdfast.queue_grouped t
+    WHERE t.queue = q AND t.grp = of_grp AND t.priority = of_priority AND t.id = job FOR UPDATE SKIP LOCKED);
 END
 $function$`;
 
@@ -610,61 +790,166 @@ BEGIN
 END
 $function$`;
 
-/** Failed jobs begin anew. A key that another job has meanwhile stays with that. */
-const revive = sql`CREATE OR REPLACE FUNCTION holdfast.queue_revive(q integer, ids bigint[]) RETURNS bigint
-LANGUAGE plpgsql AS $function$
+/**
+ * Failed jobs begin anew, a few at a time: those with these ids, or those after an id and up to another. One whose key another
+ * job has meanwhile stays where it is, as at most one of a key waits or runs. last: where to go on; NULL: that was all.
+ */
+const revive = sql`CREATE OR REPLACE FUNCTION holdfast.queue_revive_some(q integer, ids bigint[], after bigint, INOUT upto bigint, most integer,
+  OUT n bigint, OUT last bigint)
+LANGUAGE plpgsql ${plans} AS $function$
+#variable_conflict use_variable
 DECLARE
-  n bigint;
+  wanted bigint[];
+  free bigint[];
   grps text[];
-  keys text[];
-  jobs bigint[];
 BEGIN
-  WITH gone AS (DELETE FROM holdfast.queue_failed t WHERE t.queue = q AND (ids IS NULL OR t.id = ANY(ids)) RETURNING t.*),
+  IF ids IS NOT NULL THEN
+    wanted := ARRAY(SELECT t.id FROM holdfast.queue_failed t WHERE t.queue = q AND t.id = ANY(ids) ORDER BY t.id FOR UPDATE);
+  ELSE
+    -- Those that fail again meanwhile are not begun again and again.
+    upto := coalesce(upto, (SELECT t.id FROM holdfast.queue_failed t WHERE t.queue = q ORDER BY t.id DESC LIMIT 1), 0);
+    wanted := ARRAY(SELECT t.id FROM holdfast.queue_failed t WHERE t.queue = q AND t.id > after AND t.id <= upto
+      ORDER BY t.id LIMIT most FOR UPDATE);
+    IF cardinality(wanted) = most THEN last := wanted[most]; END IF;
+  END IF;
+  WITH taken AS (INSERT INTO holdfast.queue_key (queue, key, job)
+    SELECT q, k.key, k.id FROM (SELECT DISTINCT ON (t.key) t.key, t.id FROM holdfast.queue_failed t
+      WHERE t.queue = q AND t.id = ANY(wanted) AND t.key IS NOT NULL ORDER BY t.key, t.id) k
+    ORDER BY k.key ON CONFLICT DO NOTHING RETURNING job)
+  SELECT coalesce(array_agg(t.job), '{}') INTO free FROM taken t;
+  WITH gone AS (DELETE FROM holdfast.queue_failed t WHERE t.queue = q AND t.id = ANY(wanted) AND (t.key IS NULL OR t.id = ANY(free)) RETURNING t.*),
   alone AS (INSERT INTO holdfast.queue_ready (queue, priority, attempt, id, at, key, payload)
     SELECT q, g.priority, 0, g.id, g.at, g.key, g.payload FROM gone g WHERE g.grp IS NULL),
   grouped AS (INSERT INTO holdfast.queue_grouped (queue, priority, attempt, id, at, grp, key, payload)
     SELECT q, g.priority, 0, g.id, g.at, g.grp, g.key, g.payload FROM gone g WHERE g.grp IS NOT NULL)
-  SELECT count(*), array_agg(DISTINCT g.grp), array_agg(g.key ORDER BY g.id) FILTER (WHERE g.key IS NOT NULL),
-    array_agg(g.id ORDER BY g.id) FILTER (WHERE g.key IS NOT NULL) INTO n, grps, keys, jobs FROM gone g;
-  INSERT INTO holdfast.queue_key (queue, key, job) SELECT q, u.k, u.i FROM unnest(keys, jobs) u (k, i)
-    ORDER BY u.k COLLATE "C", u.i ON CONFLICT DO NOTHING;
-  PERFORM holdfast.queue_know(q, grps);
-  RETURN n;
+  SELECT count(*), array_agg(DISTINCT g.grp) FILTER (WHERE g.grp IS NOT NULL) INTO n, grps FROM gone g;
+  PERFORM holdfast.queue_know_again(q, NULL, grps);
 END
 $function$`;
 
-/** Failed jobs, and with ids those that wait. */
-const discard = sql`CREATE OR REPLACE FUNCTION holdfast.queue_discard(q integer, ids bigint[], before float8) RETURNS bigint
-LANGUAGE sql AS $function$
-  WITH failed AS (DELETE FROM holdfast.queue_failed t WHERE t.queue = q AND (ids IS NULL OR t.id = ANY(ids))
-    AND (before IS NULL OR t.failed_at < to_timestamp(before / 1000)) RETURNING t.id, t.key),
-  delayed AS (DELETE FROM holdfast.queue_delayed t WHERE t.queue = q AND t.id = ANY(ids) RETURNING t.id, t.key),
-  ready AS (DELETE FROM holdfast.queue_ready t WHERE t.queue = q AND t.id = ANY(ids) RETURNING t.id, t.key),
-  grouped AS (DELETE FROM holdfast.queue_grouped t WHERE t.queue = q AND t.id = ANY(ids) RETURNING t.id, t.key),
+/** Jobs with these ids that have failed, or wait. One that somebody has in a transaction runs. */
+const discard = sql`CREATE OR REPLACE FUNCTION holdfast.queue_discard_some(q integer, ids bigint[]) RETURNS bigint
+LANGUAGE plpgsql ${plans} AS $function$
+DECLARE
+  n bigint;
+BEGIN
+  WITH RECURSIVE levels AS (
+    (SELECT t.priority FROM holdfast.queue_ready t WHERE t.queue = q ORDER BY t.priority LIMIT 1)
+    UNION ALL SELECT (SELECT t.priority FROM holdfast.queue_ready t WHERE t.queue = q AND t.priority > l.priority ORDER BY t.priority LIMIT 1)
+    FROM levels l WHERE l.priority IS NOT NULL),
+  failed AS (DELETE FROM holdfast.queue_failed t WHERE t.queue = q AND t.id = ANY(ids) RETURNING t.id, t.key),
+  delayed AS (DELETE FROM holdfast.queue_delayed t WHERE t.ctid = ANY(ARRAY(SELECT x.ctid FROM holdfast.queue_delayed x
+    WHERE x.id = ANY(ids) AND x.queue = q FOR UPDATE SKIP LOCKED)) RETURNING t.id, t.key),
+  -- By the index, of each priority that there is.
+  found AS MATERIALIZED (SELECT f.place FROM levels l, LATERAL (SELECT x.ctid AS place FROM holdfast.queue_ready x
+    WHERE x.queue = q AND x.priority = l.priority AND x.id = ANY(ids) FOR UPDATE SKIP LOCKED) f WHERE l.priority IS NOT NULL),
+  ready AS (DELETE FROM holdfast.queue_ready t WHERE t.ctid = ANY(ARRAY(SELECT f.place FROM found f)) RETURNING t.id, t.key),
+  grouped AS (DELETE FROM holdfast.queue_grouped t WHERE t.ctid = ANY(ARRAY(SELECT x.ctid FROM holdfast.queue_grouped x
+    WHERE x.queue = q AND x.id = ANY(ids) FOR UPDATE SKIP LOCKED)) RETURNING t.id, t.key),
   gone AS (SELECT * FROM failed UNION ALL SELECT * FROM delayed UNION ALL SELECT * FROM ready UNION ALL SELECT * FROM grouped),
   held AS (SELECT k.ctid FROM holdfast.queue_key k JOIN gone g ON k.key = g.key AND k.job = g.id WHERE k.queue = q
     ORDER BY k.key FOR UPDATE OF k),
   keys AS (DELETE FROM holdfast.queue_key k WHERE k.ctid = ANY(ARRAY(SELECT h.ctid FROM held h)))
-  SELECT count(*) FROM gone
+  SELECT count(*) INTO n FROM gone;
+  RETURN n;
+END
+$function$`;
+
+/** Of so many failed jobs after an id, those that failed before a moment. last: where to go on; NULL: that was all. */
+const prune = sql`CREATE OR REPLACE FUNCTION holdfast.queue_prune_some(q integer, before float8, after bigint, most integer,
+  OUT n bigint, OUT last bigint)
+LANGUAGE plpgsql ${plans} AS $function$
+#variable_conflict use_variable
+DECLARE
+  places tid[];
+  old tid[];
+BEGIN
+  SELECT array_agg(x.ctid), array_agg(x.ctid) FILTER (WHERE x.failed_at < to_timestamp(before / 1000)), max(x.id)
+    INTO places, old, last
+    FROM (SELECT t.ctid, t.id, t.failed_at FROM holdfast.queue_failed t WHERE t.queue = q AND t.id > after ORDER BY t.id LIMIT most) x;
+  IF coalesce(cardinality(places), 0) < most THEN last := NULL; END IF;
+  DELETE FROM holdfast.queue_failed t WHERE t.ctid = ANY(old) AND t.failed_at < to_timestamp(before / 1000);
+  GET DIAGNOSTICS n = ROW_COUNT;
+END
+$function$`;
+
+/**
+ * Of some queues, or all: what is many is counted up to a limit. A worker whose time is over, or whose lock is free, is dead, and
+ * what it had waits to be found, also if nobody is there who could find it.
+ */
+const count = sql`CREATE OR REPLACE FUNCTION holdfast.queue_count(numbers integer[], names text[])
+RETURNS TABLE (name text, paused boolean, waiting bigint, delayed bigint, running bigint, failed bigint, workers bigint, oldest float8)
+LANGUAGE plpgsql ${plans} AS $function$
+#variable_conflict use_column
+BEGIN
+  RETURN QUERY
+  WITH held AS MATERIALIZED (SELECT (k.classid::bigint << 32) | k.objid::bigint AS lock FROM pg_locks k
+    WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.granted
+      AND k.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())),
+  alive AS MATERIALIZED (SELECT w.id, w.queue FROM holdfast.queue_worker w
+    WHERE w.id > 0 AND w.beat >= clock_timestamp() - w.ttl * interval '1 millisecond'
+      AND (w.lock IS NULL OR w.lock IN (SELECT h.lock FROM held h)))
+  SELECT q.name, q.paused,
+    (SELECT count(*) FROM (SELECT FROM holdfast.queue_ready t WHERE t.queue = q.id LIMIT ${most}) x)
+      + (SELECT count(*) FROM (SELECT FROM holdfast.queue_grouped t WHERE t.queue = q.id LIMIT ${most}) x) + l.leased - l.running,
+    (SELECT count(*) FROM (SELECT FROM holdfast.queue_delayed t WHERE t.queue = q.id LIMIT ${most}) x),
+    l.running,
+    (SELECT count(*) FROM (SELECT FROM holdfast.queue_failed t WHERE t.queue = q.id LIMIT ${most}) x),
+    (SELECT count(*) FROM alive a WHERE a.queue = q.id),
+    (SELECT (extract(epoch FROM clock_timestamp() - min(o.at)) * 1000)::float8 FROM (
+      (SELECT r.at FROM holdfast.queue_ready r WHERE r.queue = q.id ORDER BY r.priority, r.id LIMIT 1)
+      UNION ALL (SELECT g.at FROM holdfast.queue_grouped g WHERE g.queue = q.id ORDER BY g.grp, g.priority, g.id LIMIT 1)) o)
+  FROM holdfast.queue q, LATERAL (
+    SELECT coalesce(sum(l.size - coalesce(cardinality(l.done), 0)), 0) AS leased,
+      coalesce(sum(l.size - coalesce(cardinality(l.done), 0)) FILTER (WHERE l.worker IN (SELECT a.id FROM alive a)), 0) AS running
+    FROM holdfast.queue_lease l WHERE l.queue = q.id) l
+  WHERE (numbers IS NULL OR q.id = ANY(numbers)) AND (names IS NULL OR q.name = ANY(names)) ORDER BY q.name;
+END
+$function$`;
+
+/**
+ * Of the queues whose workers have nothing to do, those that have something: above the floors that are known of them, or
+ * with whole anywhere; and what is due after a moment.
+ */
+const look = sql`CREATE OR REPLACE FUNCTION holdfast.queue_look(queues integer[], afters float8[], floored integer[], priorities smallint[],
+  floors bigint[], whole boolean) RETURNS integer[]
+LANGUAGE plpgsql ${plans} AS $function$
+DECLARE
+  this timestamptz := clock_timestamp();
+BEGIN
+  RETURN ARRAY(SELECT u.q FROM unnest(queues, afters) u (q, after) JOIN holdfast.queue s ON s.id = u.q WHERE NOT s.paused AND (
+    EXISTS (SELECT FROM holdfast.queue_delayed t WHERE t.queue = u.q AND t.run_at <= this
+      AND t.run_at > CASE WHEN whole OR u.after IS NULL THEN '-infinity' ELSE to_timestamp(u.after / 1000) END)
+    OR EXISTS (SELECT FROM unnest(floored, priorities, floors) f (q, priority, floor) JOIN holdfast.queue_ready t
+      ON t.queue = u.q AND t.priority = f.priority AND t.id > f.floor WHERE f.q = u.q)
+    OR whole AND EXISTS (SELECT FROM holdfast.queue_ready t WHERE t.queue = u.q)
+    OR whole AND EXISTS (SELECT FROM holdfast.queue_grouped t WHERE t.queue = u.q)));
+END
 $function$`;
 
 export const queueRoutines: readonly Statement[] = [
   open,
   know,
   add,
+  again,
   due,
-  dueNow,
+  soon,
+  tend,
   unknown,
-  pick,
+  choose,
   claim,
   pause,
   finish,
   complete,
   free,
-  recover,
+  sweep,
   giveBack,
   take,
+  takeOne,
   settle,
   revive,
   discard,
+  prune,
+  count,
+  look,
 ];

@@ -113,3 +113,12 @@ export const queueTables: readonly Statement[] = [
   PRIMARY KEY (queue, id)
 )`,
 ];
+
+/** Whatever is asked for at each claim is found by an index. And what a group has to remember. */
+export const queueIndexes: readonly Statement[] = [
+  sql`CREATE UNIQUE INDEX IF NOT EXISTS queue_id ON holdfast.queue (id)`,
+  sql`CREATE INDEX IF NOT EXISTS queue_lease_worker ON holdfast.queue_lease (queue, worker)`,
+  // head: the job that it waits for until next. floor: of this priority, what is below it is gone.
+  sql`ALTER TABLE holdfast.queue_group ADD COLUMN IF NOT EXISTS head bigint, ADD COLUMN IF NOT EXISTS head_priority smallint,
+  ADD COLUMN IF NOT EXISTS floor bigint, ADD COLUMN IF NOT EXISTS floor_priority smallint`,
+];

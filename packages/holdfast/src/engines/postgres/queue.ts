@@ -1,8 +1,9 @@
 import type { Result, SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError } from "../../core/errors.ts";
 import { key } from "../../core/key.ts";
-import type { ClaimedJob, Ended, FailedJob, NewJob, QueueCounts, Queues } from "../../core/queues.ts";
+import type { ClaimedJob, Ended, FailedJob, NewJob, QueueCounts, Queues, Where } from "../../core/queues.ts";
 import { type Statement, sql } from "../../core/sql.ts";
+import { hexText } from "./dialect.ts";
 import { argument } from "./keys.ts";
 import { failureOf } from "./locks.ts";
 import { impatient, patiently } from "./patience.ts";
@@ -47,18 +48,6 @@ function numbersOf(value: unknown): number[] {
 }
 
 const msOf = (column: string) => sql.raw(`(extract(epoch FROM ${column}) * 1000)::float8`);
-
-/** Of some queues: what is many is counted up to a limit. */
-function counting(which: Statement): Statement {
-  const some = (table: string) =>
-    sql`(SELECT count(*) FROM (SELECT FROM ${sql.id("holdfast", table)} t WHERE t.queue = q.id LIMIT 100000) x)`;
-  return sql`SELECT q.name, q.paused, ${some("queue_ready")} + ${some("queue_grouped")} AS waiting, ${some("queue_delayed")} AS delayed,
-  ${some("queue_failed")} AS failed, (SELECT count(*) FROM holdfast.queue_worker w WHERE w.queue = q.id) AS workers,
-  (SELECT coalesce(sum(l.size - coalesce(cardinality(l.done), 0)), 0) FROM holdfast.queue_lease l WHERE l.queue = q.id) AS running,
-  (SELECT ${msOf("clock_timestamp() - min(o.at)")} FROM ((SELECT r.at FROM holdfast.queue_ready r WHERE r.queue = q.id ORDER BY r.priority, r.id LIMIT 1)
-    UNION ALL (SELECT g.at FROM holdfast.queue_grouped g WHERE g.queue = q.id ORDER BY g.grp, g.priority, g.id LIMIT 1)) o) AS oldest
-  FROM holdfast.queue q WHERE ${which} ORDER BY q.name`;
-}
 
 function countsOf(row: Row | undefined): QueueCounts {
   return {
@@ -124,55 +113,58 @@ export const queues: Queues<SqlConnection> = {
     return ids.map((id, i) => ({ id, added: added?.[i] !== "f" }));
   },
 
-  async enlist(connection, queue, { ttlMs, name }) {
+  async enlist(connection, queue, { ttlMs, name, lock }) {
     const [row] = await ask(
       connection,
-      sql`INSERT INTO holdfast.queue_worker (queue, beat, ttl, name)
-  VALUES (${bound(queue, "int")}, clock_timestamp(), ${bound(ttlMs, "int")}, ${name}::text) RETURNING id`,
+      sql`INSERT INTO holdfast.queue_worker (queue, beat, ttl, name, lock)
+  VALUES (${bound(queue, "int")}, clock_timestamp(), ${bound(ttlMs, "int")}, ${name}::text, ${lockOf(lock)}) RETURNING id`,
     );
     return Number(row?.["id"]);
   },
 
-  async locked(connection, worker, name) {
-    const id = name === undefined ? "NULL" : argument(key(name));
+  async locked(connection, workers, lock) {
     await ask(
       connection,
-      sql`UPDATE holdfast.queue_worker SET lock = ${sql.raw(id)} WHERE id = ${bound(worker, "bigint")}`,
+      sql`UPDATE holdfast.queue_worker SET lock = ${lockOf(lock)} WHERE id = ANY(${list(workers)}::text::bigint[])`,
     );
   },
 
-  async beat(connection, worker) {
+  async beat(connection, workers) {
     const rows = await ask(
       connection,
-      sql`UPDATE holdfast.queue_worker SET beat = clock_timestamp() WHERE id = ${bound(worker, "bigint")} RETURNING id`,
+      sql`UPDATE holdfast.queue_worker SET beat = clock_timestamp() WHERE id = ANY(${list(workers)}::text::bigint[]) RETURNING id`,
     );
-    return rows.length > 0;
+    return new Set(rows.map(({ id }) => Number(id)));
   },
 
-  async claim(connection, { queue, worker, most, floors, whole, grouped, onward }) {
-    const priorities = [...floors.keys()].toSorted((a, b) => a - b);
-    const [row] = await ask(
+  async claim(connection, { queue, worker, most, where, whole, onward }) {
+    const { priorities, floors } = floorsOf(where);
+    const asking = ask(
       connection,
-      sql`SELECT lease, jobs, counted, last, idle, soon FROM holdfast.queue_claim(${bound(queue, "int")}, ${bound(worker, "bigint")},
-  ${bound(most, "int")}, ${list(priorities)}::text::smallint[],
-  ${list(priorities.map((priority) => floors.get(priority)))}::text::bigint[], ${bound(whole, "boolean")},
-  ${bound(grouped, "boolean")}, ${onward ?? null}::text)`,
+      sql`SELECT lease, jobs, counted, last, idle, soon, moment FROM holdfast.queue_claim_jobs(${bound(queue, "int")}, ${bound(worker, "bigint")},
+  ${bound(most, "int")}, ${priorities}, ${floors}, ${bound(where.after, "float8")}, ${bound(whole, "boolean")}, ${onward ?? null}::text)`,
     );
-    const last = row?.["last"];
-    const served = typeof last === "string" ? last : undefined;
+    const [row] = await asking.catch((error: unknown) => {
+      if (!isTooLarge(connection, error)) throw error;
+      return [{ idle: "large" }];
+    });
+    const served = textOf(row?.["last"]);
     if (row?.["lease"] === null || row?.["lease"] === undefined)
       return {
         lease: undefined,
         why: String(row?.["idle"]) as "empty",
-        soon: row?.["soon"] === null ? undefined : Number(row?.["soon"]),
+        soon: numberOf(row?.["soon"]),
         onward: served,
+        moment: numberOf(row?.["moment"]),
       };
-    const jobs = JSON.parse(String(row["jobs"])) as Written[];
+    const text = String(row["jobs"]);
     return {
       lease: Number(row["lease"]),
-      jobs: jobs.map(jobOf),
+      jobs: (JSON.parse(text) as Written[]).map(jobOf),
       counted: isTrue(row["counted"]),
       onward: served,
+      moment: Number(row["moment"]),
+      length: text.length,
     };
   },
 
@@ -260,18 +252,32 @@ export const queues: Queues<SqlConnection> = {
     );
   },
 
-  async due(connection, queue) {
-    const [row] = await ask(connection, sql`SELECT holdfast.queue_due_now(${bound(queue, "int")}) AS soon`);
-    return row?.["soon"] === null ? undefined : Number(row?.["soon"]);
+  async tend(connection, queue, { after, whole }) {
+    const [row] = await ask(
+      connection,
+      sql`SELECT soon, moment FROM holdfast.queue_tend(${bound(queue, "int")}, ${bound(after, "float8")}, ${bound(whole, "boolean")})`,
+    );
+    return { soon: numberOf(row?.["soon"]), moment: Number(row?.["moment"]) };
   },
 
-  async take(connection, queue, { savepoint, most, id }) {
+  async take(connection, queue, { savepoint, most, where, whole, onward }) {
+    const { floors } = where;
+    const priorities = sorted(floors);
     const [taken] = await inOne(connection, [
-      `SELECT holdfast.queue_take(${Math.trunc(queue)}, ${Math.trunc(most)}, ${id === undefined ? "NULL" : Math.trunc(id)}) AS jobs`,
+      `SELECT jobs, last FROM holdfast.queue_take_jobs(${Math.trunc(queue)}, ${Math.trunc(most)}, '${list(priorities)}'::smallint[],
+  '${list(priorities.map((priority) => floors.get(priority)))}'::bigint[], ${whole}, ${literal(onward)})`,
       `SAVEPOINT ${savepoint}`,
     ]);
-    const jobs = taken?.rows[0]?.["jobs"];
-    return typeof jobs === "string" ? (JSON.parse(jobs) as Written[]).map(jobOf) : [];
+    const row = taken?.rows[0];
+    return { jobs: jobsOf(row?.["jobs"]), onward: textOf(row?.["last"]) };
+  },
+
+  async takeOne(connection, queue, { id, priority, group }, { savepoint }) {
+    const [taken] = await inOne(connection, [
+      `SELECT holdfast.queue_take_one(${Math.trunc(queue)}, ${Math.trunc(id)}, ${Math.trunc(priority)}::smallint, ${literal(group)}) AS jobs`,
+      `SAVEPOINT ${savepoint}`,
+    ]);
+    return jobsOf(taken?.rows[0]?.["jobs"])[0];
   },
 
   async another(connection, savepoint, saved) {
@@ -290,12 +296,28 @@ export const queues: Queues<SqlConnection> = {
     );
   },
 
-  async recover(connection) {
+  async round(connection, { sweep, idle, whole }) {
+    const floors = idle.flatMap(({ queue, floors: of }) =>
+      sorted(of).map((priority) => ({ queue, priority, floor: of.get(priority) })),
+    );
+    const looking =
+      idle.length > 0
+        ? sql`holdfast.queue_look(${list(idle.map(({ queue }) => queue))}::text::int[], ${list(idle.map(({ after }) => after))}::text::float8[],
+  ${list(floors.map(({ queue }) => queue))}::text::int[], ${list(floors.map(({ priority }) => priority))}::text::smallint[],
+  ${list(floors.map(({ floor }) => floor))}::text::bigint[], ${bound(whole, "boolean")})::text`
+        : sql`'{}'`;
+    // What was swept up is seen by the look.
     const [row] = await ask(
       connection,
-      sql`SELECT jobs, to_json(queues)::text AS queues FROM holdfast.queue_recover()`,
+      sweep === "no"
+        ? sql`SELECT 0 AS jobs, '[]' AS queues, ${looking} AS ready`
+        : sql`SELECT s.jobs, to_json(s.queues)::text AS queues, ${looking} AS ready FROM holdfast.queue_sweep(${bound(sweep === "thorough", "boolean")}) s`,
     );
-    return { jobs: Number(row?.["jobs"]), queues: JSON.parse(String(row?.["queues"])) as string[] };
+    return {
+      jobs: Number(row?.["jobs"]),
+      queues: JSON.parse(String(row?.["queues"])) as string[],
+      ready: numbersOf(row?.["ready"]),
+    };
   },
 
   async pause(connection, queue, paused) {
@@ -306,13 +328,18 @@ export const queues: Queues<SqlConnection> = {
   },
 
   async counts(connection, queue) {
-    const [row] = await ask(connection, counting(sql`q.id = ${bound(queue, "int")}`));
+    const [row] = await ask(
+      connection,
+      sql`SELECT * FROM holdfast.queue_count(ARRAY[${bound(queue, "int")}], NULL)`,
+    );
     return countsOf(row);
   },
 
   async list(connection, names) {
-    const which = names ? sql`q.name = ANY (${texts(names, (name) => name)}::text::text[])` : sql`true`;
-    const rows = await ask(connection, counting(which));
+    const rows = await ask(
+      connection,
+      sql`SELECT * FROM holdfast.queue_count(NULL, ${names ? texts(names, (name) => name) : null}::text::text[])`,
+    );
     return rows.map((row) => ({ name: String(row["name"]), ...countsOf(row) }));
   },
 
@@ -341,7 +368,9 @@ export const queues: Queues<SqlConnection> = {
       connection,
       sql`SELECT 'waiting' AS state, ${common}, NULL AS grp, ${msOf("t.at")} AS at, NULL::float8 AS run_at, NULL AS worker, NULL AS error
     FROM holdfast.queue_ready t WHERE ${which}
-  UNION ALL SELECT 'waiting', ${common}, t.grp, ${msOf("t.at")}, NULL, NULL, NULL FROM holdfast.queue_grouped t WHERE ${which}
+  UNION ALL SELECT CASE WHEN g.next > clock_timestamp() THEN 'delayed' ELSE 'waiting' END, ${common}, t.grp, ${msOf("t.at")},
+    CASE WHEN g.next > clock_timestamp() THEN ${msOf("g.next")} END, NULL, NULL
+    FROM holdfast.queue_grouped t LEFT JOIN holdfast.queue_group g ON g.queue = t.queue AND g.grp = t.grp AND g.head = t.id WHERE ${which}
   UNION ALL SELECT 'delayed', ${common}, t.grp, ${msOf("t.at")}, ${msOf("t.run_at")}, NULL, NULL FROM holdfast.queue_delayed t WHERE ${which}
   UNION ALL SELECT 'failed', ${common}, t.grp, ${msOf("t.at")}, NULL, NULL, t.error FROM holdfast.queue_failed t WHERE ${which}
   UNION ALL SELECT 'running', (j->>1)::smallint, (j->>2)::smallint, (j->6)::text, j->>4, j->>5, (j->>3)::float8, NULL, w.name, NULL
@@ -367,25 +396,64 @@ export const queues: Queues<SqlConnection> = {
     };
   },
 
-  async revive(connection, queue, ids) {
+  async revive(connection, queue, which) {
+    const given = "ids" in which ? which.ids : undefined;
+    const { after, upTo, most } = "ids" in which ? { after: 0, upTo: undefined, most: 0 } : which;
     const [row] = await ask(
       connection,
-      sql`SELECT holdfast.queue_revive(${bound(queue, "int")}, ${ids ? list(ids) : null}::text::bigint[]) AS n`,
+      sql`SELECT n, last, upto FROM holdfast.queue_revive_some(${bound(queue, "int")}, ${given ? list(given) : null}::text::bigint[],
+  ${bound(after, "bigint")}, ${bound(upTo, "bigint")}, ${bound(most, "int")})`,
+    );
+    return { count: Number(row?.["n"]), last: numberOf(row?.["last"]), upTo: numberOf(row?.["upto"]) };
+  },
+
+  async discard(connection, queue, ids) {
+    const [row] = await ask(
+      connection,
+      sql`SELECT holdfast.queue_discard_some(${bound(queue, "int")}, ${list(ids)}::text::bigint[]) AS n`,
     );
     return Number(row?.["n"]);
   },
 
-  async discard(connection, queue, { ids, older }) {
-    const before =
-      older &&
-      sql`least(${bound(older.before, "float8")}, extract(epoch FROM clock_timestamp()) * 1000 - ${bound(older.ageMs, "float8")})`;
+  async prune(connection, queue, older, { after, most }) {
     const [row] = await ask(
       connection,
-      sql`SELECT holdfast.queue_discard(${bound(queue, "int")}, ${ids ? list(ids) : null}::text::bigint[], ${before ?? bound(undefined, "float8")}) AS n`,
+      sql`SELECT n, last FROM holdfast.queue_prune_some(${bound(queue, "int")},
+  least(${bound(older.before, "float8")}, extract(epoch FROM clock_timestamp()) * 1000 - ${bound(older.ageMs, "float8")})::float8,
+  ${bound(after, "bigint")}, ${bound(most, "int")})`,
     );
-    return Number(row?.["n"]);
+    return { count: Number(row?.["n"]), last: numberOf(row?.["last"]) };
   },
 };
+
+const numberOf = (value: unknown) => (value === null || value === undefined ? undefined : Number(value));
+const textOf = (value: unknown) => (typeof value === "string" ? value : undefined);
+
+function jobsOf(text: unknown): ClaimedJob[] {
+  return typeof text === "string" ? (JSON.parse(text) as Written[]).map(jobOf) : [];
+}
+
+const literal = (text: string | undefined) => (text === undefined ? "NULL" : hexText(text));
+
+const lockOf = (name: string | undefined) => sql.raw(name === undefined ? "NULL" : argument(key(name)));
+
+const sorted = (floors: Where["floors"]) => [...floors.keys()].toSorted((a, b) => a - b);
+
+function floorsOf({ floors }: Where): { readonly priorities: Statement; readonly floors: Statement } {
+  const priorities = sorted(floors);
+  return {
+    priorities: sql`${list(priorities)}::text::smallint[]`,
+    floors: sql`${list(priorities.map((priority) => floors.get(priority)))}::text::bigint[]`,
+  };
+}
+
+/** Of the function's own, and of the server: a text, or an array, that is larger than it can be. */
+const tooLarge = new Set(["HF413", "54000", "53200"]);
+
+function isTooLarge(connection: SqlConnection, error: unknown): boolean {
+  const { code } = (connection.unwrap?.(error) ?? error) as { code?: unknown };
+  return tooLarge.has(String(code));
+}
 
 /** In one message, where the client can. */
 async function inOne(connection: SqlConnection, statements: readonly string[]): Promise<readonly Result[]> {

@@ -10,7 +10,7 @@ import { leaseRoutines, leaseTables } from "./leases.ts";
 import { lockRowTable } from "./lock-rows.ts";
 import { isTrue } from "./probe.ts";
 import { queueRoutines } from "./queue-functions.ts";
-import { queueTables } from "./queue-schema.ts";
+import { queueIndexes, queueTables } from "./queue-schema.ts";
 import { quotaHistory, quotaRoutines, quotaTables } from "./quota-schema.ts";
 import { replayTable } from "./replay.ts";
 import { routineTable, routinesOf } from "./routines.ts";
@@ -55,6 +55,7 @@ const all: readonly Migration[] = [
   { id: 9, name: "audit", statements: auditTable },
   { id: 10, name: "history", statements: [...quotaHistory, ...stockHistory] },
   { id: 11, name: "routines", statements: routineTable },
+  { id: 12, name: "queue indexes", statements: queueIndexes },
 ];
 
 const routines = routinesOf([
