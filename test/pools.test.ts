@@ -361,6 +361,41 @@ describe("listeners", () => {
 });
 
 describe("postgres.js", () => {
+  test.for([0, 1, 3, 10])(
+    "who gives up while a connection is being opened, after %i ms, costs the pool none",
+    async (ms) => {
+      const pool = postgres(database.url, { max: 2, onnotice: () => {} });
+      const hf = holdfast(fromPostgres(pool));
+      // What it wants to know of the server it knows, and all connections have to be opened again.
+      await (await hf.hold(key("opening"))).release();
+      const admin = new Client({ connectionString: database.url });
+      await admin.connect();
+      const others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
+      await admin.query(`SELECT pg_terminate_backend(pid) ${others}`);
+      while ((await admin.query(`SELECT ${others}`)).rowCount) await delay(10);
+      await admin.end();
+      await delay(50);
+      const stop = new AbortController();
+      const { signal } = stop;
+      const waiting = [1, 2, 3, 4].map((n) =>
+        (n % 2 === 0
+          ? hf.hold(key("opening", n), { signal }).then((held) => held.release())
+          : hf.transaction({ signal, lock: key("opening", n) }, async () => {})
+        ).catch(() => {}),
+      );
+      await delay(ms);
+      stop.abort();
+      await Promise.all(waiting);
+      // Two connections at the same time.
+      await hf.transaction(async (tx) => {
+        await tx.query(sql`SELECT 1 AS one`);
+        expect(await pool`SELECT 2 AS two`).toEqual([{ two: 2 }]);
+      });
+      await hf.close();
+      await pool.end();
+    },
+  );
+
   test("keeps the order of the caller's statements and ours, and nothing of a body that failed", async () => {
     const client = postgres(database.url, { max: 2, onnotice: () => {} });
     const hf = holdfast(fromPostgres(client));

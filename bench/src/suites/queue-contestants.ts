@@ -36,6 +36,8 @@ export interface Contestant {
   readonly left: string;
   /** Tables that a long-running reader would have read. */
   readonly tables: readonly string[];
+  /** Adds so many jobs that are due tomorrow. */
+  readonly later?: (jobs: number) => string;
 }
 
 const task = "noop";
@@ -57,9 +59,11 @@ interface OursOptions {
   readonly transactional?: boolean;
   /** Jobs are spread over so many groups, each limited. */
   readonly groups?: number;
+  /** Workers of so many queues, of which the first has the jobs. */
+  readonly queues?: number;
 }
 
-function ours({ name, transactional = false, groups }: OursOptions): Contestant {
+function ours({ name, transactional = false, groups, queues = 1 }: OursOptions): Contestant {
   const open = (url: string) => {
     const own = pool(url);
     const hf = holdfast(fromPg(own));
@@ -92,14 +96,17 @@ function ours({ name, transactional = false, groups }: OursOptions): Contestant 
       };
     },
     async consume(url, handler) {
-      const { jobs, close } = open(url);
+      const { hf, jobs, close } = open(url);
       const trouble = { onTrouble: (error: unknown) => console.error(name, error) };
-      const worker = transactional
-        ? jobs.work(({ payload }) => handler(payload), { concurrency, transactional: true, ...trouble })
-        : jobs.work(({ payload }) => handler(payload), { concurrency, ...trouble });
+      const others = Array.from({ length: queues - 1 }, (_, n) => queue<Payload>(hf, `${task} ${n}`));
+      const workers = [jobs, ...others].map((each) =>
+        transactional
+          ? each.work(({ payload }) => handler(payload), { concurrency, transactional: true, ...trouble })
+          : each.work(({ payload }) => handler(payload), { concurrency, ...trouble }),
+      );
       return {
         async stop() {
-          await worker.stop();
+          await Promise.all(workers.map((worker) => worker.stop()));
           await close();
         },
       };
@@ -113,6 +120,9 @@ function ours({ name, transactional = false, groups }: OursOptions): Contestant 
       "holdfast.queue_group",
       "holdfast.queue_lease",
     ],
+    later: (count) => `INSERT INTO holdfast.queue_delayed (queue, priority, attempt, id, at, run_at, payload)
+      SELECT holdfast.queue_open('${task}', NULL), 0, 0, nextval('holdfast.queue_job_id'), now(),
+        now() + interval '1 day' + n * interval '1 millisecond', '{}' FROM generate_series(1, ${count}) n`,
   };
 }
 
@@ -160,6 +170,10 @@ function graphile(name: string, tuned: boolean): Contestant {
     },
     left: "SELECT count(*) AS left FROM graphile_worker._private_jobs",
     tables: ["graphile_worker._private_jobs"],
+    later: (count) => `SELECT graphile_worker.add_job('${task}', run_at := now() + interval '1 day');
+      INSERT INTO graphile_worker._private_jobs (task_id, payload, run_at)
+        SELECT t.id, '{}', now() + interval '1 day' + n * interval '1 millisecond'
+        FROM graphile_worker._private_tasks t, generate_series(2, ${count}) n WHERE t.identifier = '${task}'`,
   };
 }
 
@@ -256,13 +270,21 @@ function bull(name: string): Contestant {
 export const holdfastQueue = ours({ name: "holdfast/queue" });
 export const holdfastTransactional = ours({ name: "holdfast/queue, transactional", transactional: true });
 export const holdfastGroups = ours({ name: "holdfast/queue, 1,000 groups", groups: 1000 });
+export const holdfastMany = ours({ name: "holdfast/queue, 10 queues", queues: 10 });
 export const graphileTuned = graphile("graphile-worker, tuned", true);
 export const graphilePlain = graphile("graphile-worker, plain", false);
 export const pgBoss = boss("pg-boss");
 export const bullMq = bull("BullMQ on PostgreSQL");
 
 export const contestants: ReadonlyMap<string, Contestant> = new Map(
-  [holdfastQueue, holdfastTransactional, holdfastGroups, graphileTuned, graphilePlain, pgBoss, bullMq].map(
-    (each) => [each.name, each],
-  ),
+  [
+    holdfastQueue,
+    holdfastTransactional,
+    holdfastGroups,
+    holdfastMany,
+    graphileTuned,
+    graphilePlain,
+    pgBoss,
+    bullMq,
+  ].map((each) => [each.name, each]),
 );

@@ -10,6 +10,7 @@ import { fileURLToPath } from "node:url";
 import { type EmbeddedPostgres, startPostgres } from "@holdfast/cli";
 import { Client } from "pg";
 import { alternate, median, percentile, inTurns } from "../../../packages/cli/src/bench/measure.ts";
+import { oldBinaries } from "../../../test/harness/old-postgres.ts";
 import { type BenchRow, type Report, type SuiteOptions, machine } from "../report.ts";
 import {
   type Contestant,
@@ -19,6 +20,7 @@ import {
   graphilePlain,
   graphileTuned,
   holdfastGroups,
+  holdfastMany,
   holdfastQueue,
   holdfastTransactional,
   pgBoss,
@@ -35,6 +37,7 @@ import {
 const perCall = 1000;
 const steadyRate = 1000;
 const slowJobs = 10;
+const later = 1_000_000;
 /** Nobody waits longer than this for a drain that has stopped. */
 const patienceMs = 300_000;
 
@@ -95,13 +98,13 @@ class Hand {
 
 /** The server, and a database for each run: a copy of one in which the contestant has made its tables. */
 class Ground {
-  readonly #server: EmbeddedPostgres;
+  readonly server: EmbeddedPostgres;
   readonly #templates = new Map<string, string>();
   readonly #hands = new Map<string, Hand[]>();
   #made = 0;
 
   constructor(server: EmbeddedPostgres) {
-    this.#server = server;
+    this.server = server;
   }
 
   /** The same processes for all runs of a contestant. */
@@ -112,33 +115,44 @@ class Ground {
     return all.slice(0, count);
   }
 
-  async #template(contestant: Contestant): Promise<string> {
-    const known = this.#templates.get(contestant.name);
+  async #template(contestant: Contestant, later: number): Promise<string> {
+    const key = `${contestant.name} ${later}`;
+    const known = this.#templates.get(key);
     if (known !== undefined) return known;
     const name = `template_${this.#templates.size}`;
-    await this.#server.createDatabase(name);
-    await contestant.migrate(this.#server.url(name));
-    this.#templates.set(contestant.name, name);
+    await this.server.createDatabase(name);
+    await contestant.migrate(this.server.url(name));
+    if (later > 0 && contestant.later) {
+      const client = new Client({ connectionString: this.server.url(name) });
+      await client.connect();
+      await client.query(contestant.later(later));
+      await client.end();
+    }
+    this.#templates.set(key, name);
     return name;
   }
 
-  async database<T>(contestant: Contestant, body: (url: string, client: Client) => Promise<T>): Promise<T> {
-    const template = await this.#template(contestant);
+  async database<T>(
+    contestant: Contestant,
+    body: (url: string, client: Client) => Promise<T>,
+    later = 0,
+  ): Promise<T> {
+    const template = await this.#template(contestant, later);
     const name = `run_${++this.#made}`;
-    await this.#server.createDatabase(name, template);
-    const client = new Client({ connectionString: this.#server.url(name) });
+    await this.server.createDatabase(name, template);
+    const client = new Client({ connectionString: this.server.url(name) });
     await client.connect();
     try {
-      return await body(this.#server.url(name), client);
+      return await body(this.server.url(name), client);
     } finally {
       await client.end();
-      await this.#server.dropDatabase(name);
+      await this.server.dropDatabase(name);
     }
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
     for (const hand of [...this.#hands.values()].flat()) hand[Symbol.dispose]();
-    await this.#server.stop();
+    await this.server.stop();
   }
 }
 
@@ -158,6 +172,10 @@ interface Entry {
   readonly processes: number;
   /** Another session has read the tables before the drain, and keeps its snapshot. */
   readonly snapshot?: boolean;
+  /** So many jobs are due tomorrow. */
+  readonly later?: number;
+  /** Where, if not on the server of all others. */
+  readonly on?: Ground;
 }
 
 async function fill(producer: Producer, jobs: number): Promise<number[]> {
@@ -174,9 +192,9 @@ async function fill(producer: Producer, jobs: number): Promise<number[]> {
   return calls;
 }
 
-async function drain(ground: Ground, entry: Entry): Promise<Drained> {
-  const { contestant, jobs, processes, snapshot = false } = entry;
-  return ground.database(contestant, async (url, client) => {
+async function drain(usual: Ground, entry: Entry): Promise<Drained> {
+  const { contestant, jobs, processes, snapshot = false, later = 0, on: ground = usual } = entry;
+  const body = async (url: string, client: Client) => {
     const lsn = async () =>
       Number((await client.query("SELECT pg_current_wal_lsn() - '0/0' AS at")).rows[0].at);
     const producer = await contestant.produce(url);
@@ -206,7 +224,7 @@ async function drain(ground: Ground, entry: Entry): Promise<Drained> {
     const outcomes = await Promise.all(hands.map((hand) => hand.stop()));
     const ended = await lsn();
     const done = outcomes.reduce((sum, { count }) => sum + count, 0);
-    const left = Number((await client.query(contestant.left)).rows[0].left);
+    const left = Number((await client.query(contestant.left)).rows[0].left) - later;
     if (done !== jobs || left !== 0)
       throw new Error(`${entry.cell}, ${contestant.name}: ${done} of ${jobs} ran, and ${left} are left`);
     const busy = outcomes.filter(({ count }) => count > 0);
@@ -218,6 +236,34 @@ async function drain(ground: Ground, entry: Entry): Promise<Drained> {
       calls,
       walPerJob: (added - began + ended - vacuumed) / jobs,
     };
+  };
+  return ground.database(contestant, body, later);
+}
+
+/** Statements that a process with nothing to do sends in a second, as the server counts them. */
+async function idle(ground: Ground, contestant: Contestant, seconds: number): Promise<number> {
+  return ground.database(contestant, async (url, client) => {
+    await client.query("CREATE EXTENSION IF NOT EXISTS pg_stat_statements");
+    const [hand] = ground.hands(contestant, 1) as [Hand];
+    await hand.work({ contestant: contestant.name, url, waits: false });
+    // Until it has settled.
+    await sleep(5000);
+    const calls = async () =>
+      Number(
+        (
+          await client.query(
+            "SELECT sum(calls) AS calls FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid WHERE d.datname = current_database()",
+          )
+        ).rows[0].calls,
+      );
+    const before = await calls();
+    const since = performance.now();
+    await sleep(seconds * 1000);
+    // Our own question is one of them.
+    const sent = (await calls()) - before - 1;
+    const rate = (sent / (performance.now() - since)) * 1000;
+    await hand.stop();
+    return rate;
   });
 }
 
@@ -306,6 +352,11 @@ export async function run({ seconds, note }: SuiteOptions): Promise<Report> {
   const old = "drain, 1 process, an old snapshot open";
   const groups = "drain, 1 process, 1,000 groups, at most 5 of each at a time";
   const transactional = "drain, 1 process, inside of the handler's transaction";
+  const tomorrow = "drain, 1 process, 1,000,000 jobs are due tomorrow";
+  const binDir = oldBinaries();
+  const compiling =
+    binDir === undefined ? undefined : cleanup.use(new Ground(await startPostgres({ binDir })));
+  const jit = "drain, 1 process, a server with JIT";
   const entry = (cell: string, contestant: Contestant, fast: boolean, more: Partial<Entry> = {}): Entry => ({
     cell,
     contestant,
@@ -328,9 +379,21 @@ export async function run({ seconds, note }: SuiteOptions): Promise<Report> {
     entry(two, graphileTuned, true, { processes: 2 }),
     entry(two, pgBoss, true, { processes: 2 }),
     entry(two, bullMq, false, { processes: 2 }),
+    entry(tomorrow, graphileTuned, true, { later }),
+    entry(tomorrow, holdfastQueue, true, { later }),
+    ...(compiling
+      ? [
+          entry(jit, holdfastQueue, true, { on: compiling }),
+          entry(jit, graphileTuned, true, { on: compiling }),
+          entry(jit, graphilePlain, false, { on: compiling }),
+          entry(jit, holdfastTransactional, false, { on: compiling }),
+        ]
+      : []),
   ];
   note("warming up …");
-  for (const each of new Map(entries.map((e) => [`${e.contestant.name} ${e.processes}`, e])).values())
+  for (const each of new Map(
+    entries.map((e) => [`${e.contestant.name} ${e.processes} ${e.on ? "jit" : ""}`, e]),
+  ).values())
     await drain(ground, { ...each, jobs: (each.jobs === many ? 2000 : 500) * each.processes });
   const drained = await inTurns(entries, count, async (each) => {
     const result = await drain(ground, each);
@@ -358,10 +421,12 @@ export async function run({ seconds, note }: SuiteOptions): Promise<Report> {
   };
   const entryOf = (cell: string, contestant: Contestant) =>
     entries.find((each) => each.cell === cell && each.contestant === contestant) as Entry;
-  for (const cell of [one, two, old, transactional, groups]) {
+  for (const cell of [one, two, old, tomorrow, transactional, groups, jit]) {
     rows.push(...entries.filter((each) => each.cell === cell).map((each) => drainRow(each)));
     // What a cell is compared with stands next to it; it was measured once.
     if (cell === old) rows.push(drainRow(entryOf(one, holdfastQueue), cell, "holdfast/queue, no snapshot"));
+    if (cell === tomorrow)
+      rows.push(drainRow(entryOf(one, holdfastQueue), cell, "holdfast/queue, none later"));
     if (cell === transactional) rows.push(drainRow(entryOf(one, graphilePlain), cell));
     if (cell === groups) rows.push(drainRow(entryOf(one, holdfastQueue), cell, "holdfast/queue, no groups"));
   }
@@ -415,6 +480,30 @@ export async function run({ seconds, note }: SuiteOptions): Promise<Report> {
     rounds: back,
   });
 
+  note("idle …");
+  const counting = cleanup.use(
+    new Ground(await startPostgres({ settings: { shared_preload_libraries: "pg_stat_statements" } })),
+  );
+  const idling = new Map<Contestant, number>();
+  for (const contestant of [
+    holdfastQueue,
+    holdfastMany,
+    holdfastTransactional,
+    graphileTuned,
+    pgBoss,
+    bullMq,
+  ]) {
+    const rate = await idle(counting, contestant, long ? 30 : 10);
+    idling.set(contestant, rate);
+    rows.push({
+      cell: "idle: statements a second",
+      contestant: contestant.name,
+      opsPerSecond: rate,
+      p50Ms: 0,
+      p99Ms: 0,
+    });
+  }
+
   // Round by round, and the median of that: what the machine does besides falls on both.
   const over = (mine: Entry, other: Entry) =>
     median(
@@ -438,6 +527,17 @@ export async function run({ seconds, note }: SuiteOptions): Promise<Report> {
     wal_vs_graphile: wal(graphileTuned) / wal(holdfastQueue),
     steady_p99_vs_best: Math.min(...best) / (p99.get(holdfastQueue) ?? Number.NaN),
     groups_vs_plain: over(entryOf(groups, holdfastGroups), mine),
+    million_later_vs_none: over(entryOf(tomorrow, holdfastQueue), mine),
+    million_later_vs_graphile_tuned: over(entryOf(tomorrow, holdfastQueue), entryOf(tomorrow, graphileTuned)),
+    ...(compiling && {
+      jit_drain_vs_graphile_tuned: over(entryOf(jit, holdfastQueue), entryOf(jit, graphileTuned)),
+      jit_transactional_vs_graphile_plain: over(
+        entryOf(jit, holdfastTransactional),
+        entryOf(jit, graphilePlain),
+      ),
+    }),
+    // Of two that may be sent, so that more is better here too.
+    idle_two_over_statements: 2 / (idling.get(holdfastMany) ?? Number.NaN),
   };
   return {
     suite: "queue",
@@ -451,6 +551,9 @@ export async function run({ seconds, note }: SuiteOptions): Promise<Report> {
       `synchronous_commit is on; ${count} rounds in ABBA order, medians (of a ratio: the median of its rounds); each run in a database of its own, VACUUM ANALYZE after the jobs were enqueued.`,
       `The slow ones drain fewer jobs (column jobs). p50 and p99 of a drain: from the start of one job to the start of the hundredth after it; of enqueue: one call; of steady: from the call of enqueue to the start of the handler.`,
       `walPerJob: bytes of WAL for enqueue and drain, without VACUUM: ${[holdfastQueue, graphileTuned, pgBoss, bullMq].map((each) => `${each.name} ${wal(each)}`).join(", ")}.`,
+      compiling
+        ? `A server with JIT: ${await versionOf(compiling.server)}, as Debian ships it.`
+        : "No server with JIT: this machine has no PostgreSQL before 17.",
       `pg-boss keeps completed jobs, the others delete them. Transactional jobs of holdfast/queue that are done within 20 ms share a transaction, up to 25 of them (its default); graphile-worker has no such mode, and stands there for what a claim and an end of each job cost.`,
       `recovery: until all ${slowJobs} jobs have begun again in another process, ${back.length} rounds: p50 ${Math.round(percentile(back, 0.5))} ms, p95 ${Math.round(percentile(back, 0.95))} ms. graphile-worker waits 4 hours, pg-boss for expireInSeconds (15 minutes) unless heartbeats are on, BullMQ for its lock (30 s) and the next look for stalled jobs.`,
     ],

@@ -25,6 +25,11 @@ interface Query extends Promise<PostgresResult | PostgresResult[]> {
   canceller: Canceller | null;
   /** The connection's process id and secret, once it is on one. */
   state: { pid: number; secret: number } | null;
+  /** Set, it is not sent. */
+  cancelled: unknown;
+  strings: string[];
+  args: unknown[];
+  options: QueryOptions;
 }
 
 type Canceller = (query: { state: Query["state"]; active: boolean } | Query) => Promise<unknown>;
@@ -71,6 +76,8 @@ export class PostgresPin {
   #sticky: boolean;
   /** Given back: whatever ran on it now would run in somebody else's place. */
   #over = false;
+  /** Nobody waits for its first statement any more. */
+  #abandoned = false;
 
   constructor(sql: PostgresPool, use: Purpose["use"]) {
     this.#sql = sql;
@@ -143,7 +150,7 @@ export class PostgresPin {
     const ready = onexecute?.(backend);
     this.#backend = backend;
     this.#mine = backend.reserved;
-    if (this.#sticky && this.#mine) this.#mine.release = true;
+    if (this.#sticky && this.#mine && !this.#abandoned) this.#mine.release = true;
     return ready;
   }
 
@@ -195,7 +202,24 @@ export class PostgresPin {
     if (this.#over || !canceller) return;
     // Resolves when the server has closed the socket of the request; from then on it cannot hit a later statement.
     if (this.#state) await canceller({ state: this.#state, active: true });
-    else if (this.#running) await canceller(this.#running);
+    else if (this.#running) {
+      const query = this.#running;
+      await canceller(query);
+      if (!query.state) this.#abandon(query);
+    }
+  }
+
+  /**
+   * It was taken out of the line; or a connection is being opened for it. Of the latter postgres.js 3.4 forgets when it is
+   * open: nobody ever gets it, and `sql.end()` waits for it for ever. So something is sent on it that does no harm, after which
+   * it is everybody's.
+   */
+  #abandon(query: Query): void {
+    this.#abandoned = true;
+    query.cancelled = null;
+    query.strings = ["SELECT 1 AS one"];
+    query.args = [];
+    query.options.simple = true;
   }
 
   async release(broken = false): Promise<void> {

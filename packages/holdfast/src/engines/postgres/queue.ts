@@ -144,7 +144,7 @@ export const queues: Queues<SqlConnection> = {
       sql`SELECT lease, jobs, counted, last, idle, soon, moment FROM holdfast.queue_claim_jobs(${bound(queue, "int")}, ${bound(worker, "bigint")},
   ${bound(most, "int")}, ${priorities}, ${floors}, ${bound(where.after, "float8")}, ${bound(whole, "boolean")}, ${onward ?? null}::text)`,
     );
-    const [row] = await asking.catch((error: unknown) => {
+    const [row] = await asking.catch((error: unknown): Row[] => {
       if (!isTooLarge(connection, error)) throw error;
       return [{ idle: "large" }];
     });
