@@ -8,7 +8,6 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 import * as api from "@opentelemetry/api";
 import { AsyncLocalStorageContextManager } from "@opentelemetry/context-async-hooks";
-import { MeterProvider, MetricReader } from "@opentelemetry/sdk-metrics";
 import {
   InMemorySpanExporter,
   type ReadableSpan,
@@ -29,7 +28,8 @@ import mysql from "mysql2/promise";
 import { Pool, type PoolClient } from "pg";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
-import { type Family, parseExposition, shown } from "./harness/exposition.ts";
+import { type Family, parseExposition } from "./harness/exposition.ts";
+import { type OtelPrometheus, otelPrometheus, parseOtel } from "./harness/otel-prometheus.ts";
 import { eventually } from "./harness/wait.ts";
 
 const root = fileURLToPath(new URL("../", import.meta.url));
@@ -66,11 +66,6 @@ const tracers = new TracerProvider({ spanProcessors: [order, new SimpleSpanProce
 const mine = tracers.getTracer("mine");
 let telemetry: Telemetry | undefined;
 let fresh = 0;
-
-class Reader extends MetricReader {
-  protected override async onShutdown(): Promise<void> {}
-  protected override async onForceFlush(): Promise<void> {}
-}
 
 beforeAll(async () => {
   api.context.setGlobalContextManager(new AsyncLocalStorageContextManager().enable());
@@ -536,46 +531,34 @@ describe("on MariaDB", () => {
 
 describe("figures", () => {
   let figures: Prometheus;
-  let reader: Reader;
+  let exporter: OtelPrometheus;
 
-  beforeEach(() => {
+  beforeEach(async () => {
     figures = prometheus();
-    reader = new Reader();
-    const meter = new MeterProvider({ readers: [reader] }).getMeter("holdfast");
-    telemetry = openTelemetry(api, { tracer: false, meter });
+    exporter = await otelPrometheus();
+    telemetry = openTelemetry(api, { tracer: false, meter: exporter.meter });
   });
 
-  afterEach(() => figures.stop());
+  afterEach(async () => {
+    figures.stop();
+    await exporter.close();
+  });
 
   async function families(): Promise<Map<string, Family>> {
     return parseExposition(await figures.text());
   }
 
-  /** Of all that are not histograms, and the counts of those that are. */
-  async function counts(): Promise<Record<string, number>> {
+  /** Of all that are not histograms, and the counts of those that are; without those that have not counted anything. */
+  function counted(of: ReadonlyMap<string, Family>): Record<string, number> {
     const found: Record<string, number> = {};
-    for (const { samples } of (await families()).values())
-      for (const [name, value] of samples) if (!/_(bucket|sum)(\{|$)/.test(name)) found[name] = value;
+    for (const { samples } of of.values())
+      for (const [name, value] of samples)
+        if (value !== 0 && !/_(bucket|sum)(\{|$)/.test(name)) found[name] = value;
     return found;
   }
 
-  /** As exporters of OpenTelemetry name them for Prometheus. */
-  async function otelCounts(): Promise<Record<string, number>> {
-    const found: Record<string, number> = {};
-    const { resourceMetrics, errors } = await reader.collect();
-    expect(errors).toEqual([]);
-    for (const { metrics } of resourceMetrics.scopeMetrics)
-      for (const { descriptor, dataPoints, ...rest } of metrics) {
-        const plain = descriptor.name.replaceAll(".", "_") + (descriptor.unit === "s" ? "_seconds" : "");
-        const total = "isMonotonic" in rest && rest.isMonotonic ? "_total" : "";
-        for (const { attributes, value } of dataPoints) {
-          const labels = shown(attributes as Record<string, string>);
-          if (typeof value === "number") found[plain + total + labels] = value;
-          else found[`${plain}_count${labels}`] = (value as { count: number }).count;
-        }
-      }
-    return found;
-  }
+  const counts = async () => counted(await families());
+  const otelCounts = async () => counted(parseOtel(await exporter.text()));
 
   test("are exact: five granted, two refused, and whatever else has happened", async () => {
     const lock = (n: number) => key("upload", `${fresh}-${n}`);
@@ -650,10 +633,8 @@ describe("figures", () => {
       'holdfast_lock_hold_seconds_count{kind="session",lock="h"}': 1,
       'holdfast_lock_hold_seconds_count{kind="lease",lock="l"}': 1,
       'holdfast_lock_hold_seconds_count{kind="lease",lock="p"}': 1,
-      'holdfast_locks_held{kind="session",lock="h"}': 0,
-      'holdfast_locks_held{kind="lease",lock="l"}': 0,
-      'holdfast_locks_held{kind="lease",lock="p"}': 0,
-    };
+    } as Record<string, number>;
+    for (const name of Object.keys(ended)) if (name.startsWith("holdfast_locks_held")) delete ended[name];
     expect(await counts()).toEqual(ended);
     expect(await otelCounts()).toEqual(ended);
     // Nothing is counted any more.
@@ -703,8 +684,21 @@ describe("figures", () => {
       await new Promise((resolve) => signal.addEventListener("abort", resolve));
     });
     await lead.promise;
-    expect(await counts()).toMatchObject({ [`holdfast_leader{leader="leader:indexer ${fresh}"}`]: 1 });
+    expect(await counts()).toMatchObject({
+      [`holdfast_leader{leader="leader:indexer ${fresh}"}`]: 1,
+      [`holdfast_leader_candidates{leader="leader:indexer ${fresh}"}`]: 1,
+    });
+    // Who begins to look now is told the same.
+    using late = prometheus();
+    expect(counted(parseExposition(await late.text()))).toEqual({
+      [`holdfast_leader{leader="leader:indexer ${fresh}"}`]: 1,
+      [`holdfast_leader_candidates{leader="leader:indexer ${fresh}"}`]: 1,
+    });
     await leading.stop();
+    expect(counted(parseExposition(await late.text()))).toEqual({
+      'holdfast_lock_hold_seconds_count{kind="lease",lock="leader"}': 1,
+    });
+    late.stop();
 
     await once(hf, `event ${fresh}`, async () => 1);
     await once(hf, `event ${fresh}`, async () => 2);
@@ -742,7 +736,6 @@ describe("figures", () => {
       [`holdfast_schedule_duration_seconds_count{outcome="failed",schedule="nightly ${fresh}"}`]: 1,
     });
     expect(found).toMatchObject({
-      [`holdfast_leader{leader="leader:indexer ${fresh}"}`]: 0,
       holdfast_once_replayed_total: 1,
       'holdfast_versions_stale_total{table="account"}': 1,
     });
@@ -790,6 +783,114 @@ describe("figures", () => {
     expect(await otelCounts()).toEqual(expected);
   });
 
+  test("begin with zero as soon as it is known that they may come, and from the start if they are named", async () => {
+    telemetry?.stop();
+    const otel = await otelPrometheus();
+    const options = { locks: ["nightly"], queues: [] };
+    const native = prometheus(options);
+    telemetry = openTelemetry(api, { ...options, tracer: false, meter: otel.meter });
+    const zeros = async (part: string) => {
+      const [mine, theirs] = [await native.text(), await otel.text()].map((text, i) =>
+        [...(i === 0 ? parseExposition(text) : parseOtel(text)).values()]
+          .flatMap(({ samples }) => [...samples])
+          .filter(([name, value]) => value === 0 && name.includes(part) && !/_(bucket|sum)\{/.test(name))
+          .map(([name]) => name)
+          .toSorted(),
+      );
+      expect(theirs).toEqual(mine);
+      return mine ?? [];
+    };
+    try {
+      const ofLock = (name: string, kinds: readonly string[]) =>
+        [
+          ...kinds
+            .filter((kind) => kind !== "transaction")
+            .map((kind) => `holdfast_locks_lost_total{kind="${kind}",lock="${name}"}`),
+          ...kinds.flatMap((kind) =>
+            ["busy", "timeout"].map(
+              (reason) => `holdfast_locks_refused_total{kind="${kind}",lock="${name}",reason="${reason}"}`,
+            ),
+          ),
+        ].toSorted();
+      expect((await zeros('lock="nightly"')).filter((name) => name.startsWith("holdfast_locks"))).toEqual(
+        ofLock("nightly", ["transaction", "session", "lease"]),
+      );
+      expect(await zeros("_total")).toEqual(
+        expect.arrayContaining([
+          'holdfast_commits_resolved_total{outcome="unknown"}',
+          "holdfast_connections_wrong_total",
+          'holdfast_quota_failures_total{mode="open"}',
+          'holdfast_transactions_total{lock="none",outcome="rollback"}',
+        ]),
+      );
+      // While it is waited for: a scrape may come before its time is over.
+      const taken = Promise.withResolvers<void>();
+      const leave = Promise.withResolvers<void>();
+      const before = hf.transaction({ lock: key("first", fresh) }, async () => {
+        taken.resolve();
+        await leave.promise;
+      });
+      await taken.promise;
+      const refused = `holdfast_locks_refused_total{kind="transaction",lock="first",reason="timeout"}`;
+      expect(await zeros('lock="first"')).toContain(refused);
+      leave.resolve();
+      await before;
+      await using held = await hf.hold(key("held", fresh));
+      await using lease = await hf.lease(key("leased", fresh));
+      expect(await zeros('lock="held"')).toEqual(ofLock("held", ["session"]));
+      expect(await zeros('lock="leased"')).toEqual(ofLock("leased", ["lease"]));
+      expect([held.signal.aborted, lease.signal.aborted]).toEqual([false, false]);
+      queue(hf, `zeros ${fresh}`);
+      quota(hf, { name: `zeros ${fresh}`, limit: 1 });
+      schedule(hf, `zeros ${fresh}`, { every: "1 day" }, async () => {});
+      versioned(hf, `zeros_${fresh}`);
+      expect(
+        (await zeros(`"zeros`)).map((name) =>
+          name.replace(/\{.*?(?:(outcome|verdict)="(\w+)".*)?\}$/, " $2"),
+        ),
+      ).toEqual([
+        "holdfast_queue_jobs_total done",
+        "holdfast_queue_jobs_total failed",
+        "holdfast_queue_jobs_total retry",
+        "holdfast_queue_troubles_total ",
+        "holdfast_quota_decisions_total allowed",
+        "holdfast_quota_decisions_total denied",
+        "holdfast_quota_decisions_total replayed",
+        "holdfast_schedule_lost_total ",
+        "holdfast_schedule_missed_total ",
+        "holdfast_schedule_runs_total done",
+        "holdfast_schedule_runs_total failed",
+        "holdfast_schedule_runs_total retry",
+        "holdfast_schedule_skipped_total ",
+        "holdfast_versions_stale_total ",
+      ]);
+    } finally {
+      native.stop();
+      await otel.close();
+    }
+  });
+
+  test("those who would lead wait on: that is no refusal", async () => {
+    const leads = Promise.withResolvers<void>();
+    const first = leader(hf, `busy ${fresh}`, async ({ signal }) => {
+      leads.resolve();
+      await new Promise((resolve) => signal.addEventListener("abort", resolve));
+    });
+    await leads.promise;
+    const refused = diagnostics.channel("holdfast:lease:refused");
+    // As a candidate tells after a minute.
+    refused.publish({ lease: `leader:busy ${fresh}`, waitedMs: 60_000, reason: "timeout" });
+    refused.publish({ lease: `other:busy ${fresh}`, waitedMs: 60_000, reason: "timeout" });
+    await first.stop();
+    expect(await counts()).toEqual({
+      'holdfast_lock_wait_seconds_count{kind="lease",lock="leader",outcome="granted"}': 1,
+      'holdfast_lock_wait_seconds_count{kind="lease",lock="other",outcome="timeout"}': 1,
+      'holdfast_locks_refused_total{kind="lease",lock="other",reason="timeout"}': 1,
+      'holdfast_lock_hold_seconds_count{kind="lease",lock="leader"}': 1,
+    });
+    expect(await otelCounts()).toEqual(await counts());
+  });
+
   test("names of keys are no labels, and labels are not without end", async () => {
     telemetry?.stop();
     const odd = prometheus({ namespace: (each) => `a"b\\c\n${each}` });
@@ -804,8 +905,9 @@ describe("figures", () => {
       expect(plain).not.toContain("user:");
       const all = parseExposition(await odd.text()).get("holdfast_transactions_total")?.samples;
       expect(all?.get('holdfast_transactions_total{lock="a"b\\c\nuser:7",outcome="commit"}')).toBe(1);
+      // Two of each lock that was seen to begin, which is one; and those without any.
       expect(all?.size).toBe(1001);
-      expect(all?.get('holdfast_transactions_total{lock="other",outcome="other"}')).toBe(200);
+      expect(all?.get('holdfast_transactions_total{lock="other",outcome="other"}')).toBe(203);
     } finally {
       odd.stop();
     }
@@ -828,7 +930,9 @@ describe("figures", () => {
       await once(hf, `broken ${fresh}`, async () => 1);
       const text = await broken.text();
       expect(text).toContain("holdfast_once_replayed_total 1\n");
-      expect(await broken.text()).toContain('holdfast_queue_unknown_total{queue="silent"} 2\n');
+      const again = await broken.text();
+      expect(again).toContain('holdfast_queue_unknown_total{queue="silent"} 2\n');
+      expect(again).toContain('holdfast_queue_depth{queue="silent",state="failed"} NaN\n');
       expect(text).not.toContain("s3cret");
       await eventually(async () => expect(warned).toContain("HoldfastWarning: Metrics of Holdfast: broken"));
     } finally {
@@ -862,6 +966,7 @@ describe("figures", () => {
   test("wrong options are refused", () => {
     expect(() => prometheus({ namespaces: false } as never)).toThrow("there is no option `namespaces`");
     expect(() => prometheus({ queues: [{}] as never })).toThrow("queues");
+    expect(() => prometheus({ locks: "upload" as never })).toThrow("locks must be a list");
     expect(() => openTelemetry(api, { namespace: "x" as never })).toThrow("namespace must be a function");
     expect(() => openTelemetry({} as never)).toThrow("@opentelemetry/api");
   });
@@ -910,6 +1015,11 @@ describe("what is written of them", () => {
 
   test("docs/metrics.md has every figure", () => {
     expect([...rows.keys()].toSorted()).toEqual([...all.keys()].toSorted());
+  });
+
+  test("docs/metrics.md has every alert", () => {
+    const named = [...read("docs/grafana/alerts.yml").matchAll(/- alert: (\w+)/g)].map(([, name]) => name);
+    expect([...page.matchAll(/^\| `(Holdfast\w+)`/gm)].map(([, name]) => name)).toEqual(named);
   });
 
   test("docs/observability.md has every event and every trace", () => {

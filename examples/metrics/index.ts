@@ -7,8 +7,8 @@ import { command, open } from "../support.ts";
 
 const table = "holdfast_example_metrics";
 
-/** Made where the process starts: it counts from then on, whoever asks and however often. */
-const metrics = prometheus({ labels: { service: "documents" } });
+/** Made where the process starts: it counts from then on, whoever asks and however often. `locks` begin with zero. */
+const metrics = prometheus({ labels: { service: "documents" }, locks: ["document"] });
 
 /** Not for everybody: on an address that only the scraper reaches. */
 async function serve(): Promise<{ url: string; close: () => void }> {
@@ -21,7 +21,7 @@ async function serve(): Promise<{ url: string; close: () => void }> {
 export interface Result {
   readonly saved: number;
   readonly busy: number;
-  /** As Prometheus would read them. */
+  /** As Prometheus would read them; those that are still zero are left out. */
   readonly scraped: Readonly<Record<string, number>>;
   /** Of documents, which are not labels. */
   readonly ids: number;
@@ -53,6 +53,7 @@ export async function main(url: string): Promise<Result> {
         text
           .split("\n")
           .filter((line) => /^holdfast_(transactions_total|locks_refused_total|lock_\w+_count)/.test(line))
+          .filter((line) => !line.endsWith(" 0"))
           .map((line) => [
             line.slice(0, line.lastIndexOf(" ")),
             Number(line.slice(line.lastIndexOf(" ") + 1)),

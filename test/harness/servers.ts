@@ -6,6 +6,7 @@ import { OLD_HOME, oldBinaries } from "./old-postgres.ts";
 import { mariadbPackage, startMariadb } from "./mariadb.ts";
 import { debootstrapPackage, startMysql } from "./mysql.ts";
 import { pgbouncerPackage, startPgbouncer } from "./pgbouncer.ts";
+import { noPromtool, prometheusPackage } from "./promtool.ts";
 import type { StartedServer } from "./started-server.ts";
 
 /** A server for the tests, or why there is none. */
@@ -79,7 +80,7 @@ export default async function setup(project: TestProject): Promise<() => Promise
 
   const installed = wanted
     ? Promise.resolve()
-    : installMissing([pgbouncerPackage, mariadbPackage, oldPackage, debootstrapPackage]);
+    : installMissing([pgbouncerPackage, mariadbPackage, oldPackage, debootstrapPackage, prometheusPackage]);
   let postgres: EmbeddedPostgres | undefined;
   const startPostgres18 = async () => {
     postgres = await startPostgres({ settings: POSTGRES_SETTINGS });
@@ -108,6 +109,10 @@ export default async function setup(project: TestProject): Promise<() => Promise
       return withTemplate(await startPostgres({ binDir, settings: POSTGRES_SETTINGS }));
     }),
   ]);
+
+  await installed;
+  const missing = noPromtool();
+  if (missing !== undefined) failures.push(missing);
 
   for (const failure of failures) console.log(failure);
   if (process.env["CI"] && failures.length > 0) {

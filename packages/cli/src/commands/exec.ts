@@ -25,7 +25,7 @@ Examples:
   holdfast exec --lock backup --wait 60000 -- sh -c 'pg_dump shop > shop.sql'
   holdfast exec --lock import:42 --lease --ttl 60000 -- ./import.sh
 
-The command gets HOLDFAST_LOCK and, under a lease, HOLDFAST_FENCE in its environment. Its exit code is passed on, 128+n
+The command gets HOLDFAST_LOCK and, with --lease, HOLDFAST_FENCE in its environment. Its exit code is passed on, 128+n
 after a signal. 75: not free within --wait. 70: the lock was lost, and the command was ended. 126, 127: it could not
 be started. 2: the lock could not be asked for.`;
 
@@ -49,7 +49,7 @@ export function exec(program: Command): void {
         "wait",
       ]),
     )
-    .option("--lease", "a lease, which outlives a lost connection until its ttl")
+    .option("--lease", "a lease besides the lock, with a fence; on SQLite a lease alone")
     .option("--ttl <ms>", "how long a lease lasts unless it is renewed (default: 30000)", milliseconds(100))
     .option("--shared", "let others share it")
     .option("--keep-going", "if the lock is lost, only warn")

@@ -27,7 +27,7 @@ export function hold(program: Command): void {
     .argument("<key>", "as holdfast locks shows it, e.g. image-upload:42")
     .option("--shared", "let others share it")
     .option("--wait <ms>", "wait at most so long (default: for ever)", milliseconds(0))
-    .option("--lease", "a lease, which outlives a lost connection until its ttl")
+    .option("--lease", "a lease besides the lock; on SQLite a lease alone")
     .option("--ttl <ms>", "how long a lease lasts unless it is renewed (default: 30000)", milliseconds(100))
     .option("--json", "print one JSON document when it is released")
     .addHelpText("after", examples)

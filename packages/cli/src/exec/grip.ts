@@ -1,12 +1,12 @@
-/** What a command runs under: locks of a session, or leases where a session cannot be kept. */
+/** What a command runs under: the lock of its keys, and their leases if it is asked for. */
 import {
-  type Held,
   type Holdfast,
   HoldfastError,
   type Key,
   type Lease,
   FileBusyError,
   LockNotAvailableError,
+  type LockRequest,
   LockTimeoutError,
   isRetryable,
   shared,
@@ -16,6 +16,8 @@ import { describe } from "../describe.ts";
 import { Failure } from "../failure.ts";
 import { note } from "../terminal.ts";
 import { shown } from "../text.ts";
+import { openTransaction } from "./open-transaction.ts";
+import { soon } from "./soon.ts";
 
 export interface Grip {
   /** Aborts as soon as one of them can no longer be relied on. */
@@ -26,21 +28,24 @@ export interface Grip {
   release(): Promise<void>;
 }
 
-export interface Wish {
-  readonly keys: readonly Key[];
+export interface LockWish {
+  readonly of: "session" | "transaction";
   readonly shared: boolean;
-  /** Undefined: locks of a session. */
-  readonly lease: { readonly ttl: number } | undefined;
 }
+
+export interface LeaseWish {
+  readonly ttl: number;
+  readonly shared: boolean;
+}
+
+/** Whoever has the lock excludes everybody else, in whatever way they come. A lease alone is for where no lock lasts. */
+export type Wish = { readonly keys: readonly Key[] } & (
+  | { readonly lock: LockWish; readonly lease: LeaseWish | undefined }
+  | { readonly lock: undefined; readonly lease: LeaseWish }
+);
 
 /** How long a wait that has no end is left to the server in one go. Whoever asks again stands at the end of the line. */
 const stretchMs = 600_000;
-
-/** Why locks of a session cannot be had here; undefined: they can. */
-export async function noSessions(hf: Holdfast<unknown>): Promise<string | undefined> {
-  const { sessionLocks } = await hf.capabilities();
-  return typeof sessionLocks === "object" ? sessionLocks.why : undefined;
-}
 
 /** Undefined: somebody has it. A file that is busy is asked again, unless it is to be told. */
 export async function tryTake(
@@ -75,9 +80,18 @@ export async function take(
   waitMs: number,
   signal: AbortSignal,
 ): Promise<Grip> {
+  const until = performance.now() + waitMs;
+  const left = () => (waitMs === 0 ? 0 : Math.max(1, Math.ceil(until - performance.now())));
   try {
-    if (!wish.lease) return await takeSession(hf, wish, waitMs, signal);
-    return await takeLeases(hf, wish, wish.lease.ttl, waitMs, signal);
+    if (!wish.lock) return await takeLeases(hf, wish.keys, wish.lease, left, signal);
+    // The lock comes last: transactions take it for a moment, and who waits for a lease is not to keep it from them.
+    const leases = wish.lease && (await takeLeases(hf, wish.keys, wish.lease, left, signal));
+    try {
+      return both(leases, await takeLocks(hf, wish.keys, wish.lock, left(), signal));
+    } catch (error) {
+      await leases?.release().catch(() => {});
+      throw error;
+    }
   } catch (error) {
     if (!(error instanceof HoldfastError) || error.code !== "HF_SCHEMA_MISSING") throw error;
     throw new Failure(
@@ -108,75 +122,72 @@ function isLost(hf: Holdfast<unknown>, error: unknown): boolean {
   return hf.classify(error) === "lost" || isRetryable(error) || code === "ECONNREFUSED" || code === "57P03";
 }
 
-const lockables = ({ keys, shared: share }: Wish) => keys.map((each) => (share ? shared(each) : each));
-
-async function takeSession(
+async function takeLocks(
   hf: Holdfast<unknown>,
-  wish: Wish,
+  keys: readonly Key[],
+  lock: LockWish,
   waitMs: number,
   signal: AbortSignal,
-): Promise<Grip> {
-  const held: Held = await hf.hold(lockables(wish), { wait: waitMs === 0 ? "nowait" : waitMs, signal });
-  return { lost: held.signal, fences: [], release: () => soon(held.release()) };
+): Promise<Omit<Grip, "fences">> {
+  const requests = keys.map((key): LockRequest => (lock.shared ? shared(key) : { key, mode: "exclusive" }));
+  if (lock.of === "transaction") {
+    const { lost, release } = await openTransaction(hf, requests, waitMs, signal);
+    return { lost, release: () => soon(release()) };
+  }
+  const held = await hf.hold(requests, { wait: waitMs === 0 ? "nowait" : waitMs, signal });
+  return { lost: held.signal, release: () => soon(held.release()) };
 }
 
 /** One after the other, in the order that `hf.hold` takes keys in. */
 async function takeLeases(
   hf: Holdfast<unknown>,
-  wish: Wish,
-  ttl: number,
-  waitMs: number,
+  keys: readonly Key[],
+  { ttl, shared: share }: LeaseWish,
+  left: () => number,
   signal: AbortSignal,
 ): Promise<Grip> {
-  const until = performance.now() + waitMs;
   const leases = new Map<string, Lease>();
   const giveBack = async () => {
     const results = await Promise.allSettled([...leases.values()].map((lease) => lease.release()));
     for (const result of results) if (result.status === "rejected") throw result.reason;
   };
   try {
-    for (const each of wish.keys.toSorted((a, b) => (a.id < b.id ? -1 : 1))) {
+    for (const each of keys.toSorted((a, b) => (a.id < b.id ? -1 : 1))) {
       if (leases.has(each.id)) continue;
-      const left = Math.ceil(until - performance.now());
-      const wait = waitMs === 0 ? "nowait" : Math.max(1, left);
-      leases.set(each.id, await hf.lease(wish.shared ? shared(each) : each, { ttl, wait, signal }));
+      const waitMs = left();
+      const wait = waitMs === 0 ? "nowait" : waitMs;
+      leases.set(each.id, await hf.lease(share ? shared(each) : each, { ttl, wait, signal }));
     }
   } catch (error) {
     await giveBack().catch(() => {});
     throw error;
   }
-  const lost = new AbortController();
-  for (const lease of leases.values()) {
-    const onLost = () => lost.abort(lease.signal.reason);
-    if (lease.signal.aborted) onLost();
-    else lease.signal.addEventListener("abort", onLost, { once: true });
-  }
   return {
-    lost: lost.signal,
-    fences: wish.keys.map(({ id }) => leases.get(id)?.fence ?? 0),
+    lost: anyOf([...leases.values()].map((lease) => lease.signal)),
+    fences: keys.map(({ id }) => leases.get(id)?.fence ?? 0),
     release: () => soon(giveBack()),
   };
 }
 
-/** A server that has fallen silent must not keep us: what was held ends with its session, or with its ttl. */
-const patienceMs = 5000;
-
-async function soon(work: Promise<void>): Promise<void> {
-  const timer = new AbortController();
-  const late = sleep(patienceMs, undefined, { signal: timer.signal }).then(() => {
-    throw new Error(`the server did not answer for ${patienceMs} ms`);
-  });
-  // Ended by the abort, when nobody waits for it.
-  late.catch(() => {});
-  try {
-    await Promise.race([work, late]);
-  } finally {
-    timer.abort();
-    work.catch(() => {});
-  }
+function both(leases: Grip | undefined, lock: Omit<Grip, "fences">): Grip {
+  if (!leases) return { ...lock, fences: [] };
+  return {
+    lost: anyOf([leases.lost, lock.lost]),
+    fences: leases.fences,
+    async release() {
+      const results = await Promise.allSettled([lock.release(), leases.release()]);
+      for (const result of results) if (result.status === "rejected") throw result.reason;
+    },
+  };
 }
 
-/** Closes what is open; whatever does not close ends with the process. */
-export async function leave(server: AsyncDisposable): Promise<void> {
-  await soon(Promise.resolve(server[Symbol.asyncDispose]())).catch(() => {});
+/** Aborts with the first of them. */
+function anyOf(signals: readonly AbortSignal[]): AbortSignal {
+  const first = new AbortController();
+  for (const signal of signals) {
+    const onAbort = () => first.abort(signal.reason);
+    if (signal.aborted) onAbort();
+    else signal.addEventListener("abort", onAbort, { once: true });
+  }
+  return first.signal;
 }

@@ -9,9 +9,11 @@ import { shown } from "../text.ts";
 import { type Server, connect } from "../server.ts";
 import { age, note, print, printJson } from "../terminal.ts";
 import { unless } from "../unless.ts";
-import { type Grip, type Wish, isRefusal, leave, noSessions, take, takeAtLast, tryTake } from "./grip.ts";
+import { type Grip, type Wish, isRefusal, take, takeAtLast, tryTake } from "./grip.ts";
 import { execCodes } from "./run.ts";
+import { leave } from "./soon.ts";
 import { holderOf, isOf } from "./who.ts";
+import { way, wishOf } from "./wish.ts";
 
 const lookMs = 1000;
 
@@ -28,18 +30,11 @@ export async function holdKey(text: string, options: HoldOptions): Promise<void>
 
 async function holdOn(server: Server, key: Key, options: HoldOptions, signal: AbortSignal): Promise<void> {
   const name = written(key);
-  const why = options.lease ? undefined : await noSessions(server.hf);
-  if (why !== undefined) note(`A lease, and not a lock of a session: ${shown(why)}`);
-  const wish: Wish = {
-    keys: [key],
-    shared: options.shared ?? false,
-    lease: options.lease || why !== undefined ? { ttl: options.ttl ?? 30_000 } : undefined,
-  };
+  const wish = await wishOf(server, [key], options, (text) => note(`It is ${text}`));
   const grip = await gripOf(server, wish, name, options.wait, signal);
   const started = Date.now();
-  const what = wish.lease ? `lease, fence ${grip.fences.join(", ")}` : "lock of a session";
   const say = (line: string) => (options.json ? note(line) : print(line));
-  say(`${name} is held (${what}${wish.shared ? ", shared" : ""}). Ctrl-C releases it.`);
+  say(`${name} is held (${way(wish, grip.fences)}${options.shared ? "; shared" : ""}). Ctrl-C releases it.`);
   const waited = new Set<string>();
   const watching = watch(server, key, signal, (session, line) => {
     waited.add(session);

@@ -1,5 +1,5 @@
 /** A command under a lock. */
-import { FileBusyError, type Key } from "holdfast";
+import { FileBusyError } from "holdfast";
 import type { ExecOptions } from "../commands/exec.ts";
 import { describe } from "../describe.ts";
 import { Failure } from "../failure.ts";
@@ -8,8 +8,10 @@ import { shown } from "../text.ts";
 import { type Server, connect } from "../server.ts";
 import { note } from "../terminal.ts";
 import { Child, codeOfSignal, forwarded } from "./child.ts";
-import { type Grip, type Wish, isRefusal, leave, noSessions, take, takeAtLast, tryTake } from "./grip.ts";
+import { type Grip, type Wish, isRefusal, take, takeAtLast, tryTake } from "./grip.ts";
+import { leave } from "./soon.ts";
 import { holderOf } from "./who.ts";
+import { passing, way, wishOf } from "./wish.ts";
 
 /** As in sysexits.h: try again later; and what should not happen. */
 export const execCodes = { busy: 75, lost: 70 } as const;
@@ -45,8 +47,7 @@ export async function execute(
     const wish = await wishOf(server, keys, options, say);
     const grip = await gripOf(server, wish, names, options, stop.signal, say);
     if (!grip) return 0;
-    const fences = grip.fences.length > 0 ? ` (fence ${grip.fences.join(", ")})` : "";
-    say(`${wish.lease ? `under a lease on` : `under a lock on`} ${names}${fences}: ${shown(command)}`);
+    say(`under ${names} (${way(wish, grip.fences)}): ${shown(command)}`);
     if (stop.signal.aborted) {
       await grip.release();
       throw stop.signal.reason;
@@ -60,17 +61,6 @@ export async function execute(
     if (server) await leave(server);
     for (const signal of forwarded) process.off(signal, onSignal);
   }
-}
-
-async function wishOf(
-  { hf }: Server,
-  keys: readonly Key[],
-  { shared, lease, ttl = 30_000 }: Pick<ExecOptions, "shared" | "lease" | "ttl">,
-  say: (text: string) => void,
-): Promise<Wish> {
-  const why = lease ? undefined : await noSessions(hf);
-  if (why !== undefined) say(`a lease, and not a lock of a session: ${why}`);
-  return { keys, shared: shared ?? false, lease: lease || why !== undefined ? { ttl } : undefined };
 }
 
 /** Undefined: it is not to be run. */
@@ -109,14 +99,8 @@ async function gripOf(
   }
   say(`${names} is ${holder}: waiting${follow ? " until it has ended" : ""}.`);
   if (!follow) return takeAtLast(hf, wish, signal);
-  // All who follow may have it at the same time, where it can be shared.
-  const { sharedLocks } = await hf.capabilities();
-  const passing = await takeAtLast(
-    hf,
-    { ...wish, shared: wish.lease !== undefined || sharedLocks === true },
-    signal,
-  );
-  await passing.release();
+  const free = await takeAtLast(hf, await passing(hf, wish), signal);
+  await free.release();
   say(`${names} is free: whoever had it has ended, and the command is not run here.`);
   return undefined;
 }

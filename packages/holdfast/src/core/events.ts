@@ -1,5 +1,6 @@
 import { type TracingChannel, channel, tracingChannel } from "node:diagnostics_channel";
 import type { Reason } from "./database.ts";
+import type { Made } from "./made.ts";
 import type { Migrated } from "./routine.ts";
 
 /**
@@ -49,6 +50,8 @@ export interface Events {
   "holdfast:quota:failed": { quotas: readonly string[]; failed: "closed" | "open"; error: unknown };
   "holdfast:leader:gained": { leader: string; fence: number };
   "holdfast:leader:lost": { leader: string; fence: number; error?: unknown };
+  /** This process is no candidate any more. */
+  "holdfast:leader:withdrawn": { leader: string };
   "holdfast:schedule:started": { schedule: string; tick: Date; fence: number; attempt: number };
   "holdfast:schedule:done": {
     schedule: string;
@@ -92,6 +95,8 @@ export interface Events {
   "holdfast:queue:lost": { queue: string; worker: number };
   "holdfast:queue:recovered": { jobs: number; queues: readonly string[] };
   "holdfast:queue:trouble": { queue: string; error: unknown };
+  /** Something that has a name was made in this process. What is counted of it begins with zero. */
+  "holdfast:made": Made;
   "holdfast:migrated": Migrated;
 }
 

@@ -2,6 +2,7 @@ import type { Wait } from "../core/database.ts";
 import { LockTimeoutError, UnsupportedError, UsageError, message } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
 import { type Key, key } from "../core/key.ts";
+import { type Candidate as Standing, stand, withdraw } from "../core/made.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { detached, homeOf } from "../core/scope.ts";
 import { sleep } from "../core/wait.ts";
@@ -69,6 +70,7 @@ class Candidate implements Leader {
   readonly #body: Body;
   readonly #options: LeaderOptions;
   readonly #stop = new AbortController();
+  readonly #standing: Standing;
   #leading = false;
 
   constructor(hf: Lessor, name: string | Key, body: Body, options: LeaderOptions) {
@@ -91,9 +93,11 @@ class Candidate implements Leader {
     signal?.addEventListener("abort", onAbort, { once: true });
     // Outside of whatever transaction this is called in, which will be over by then.
     const forget = home.started.add("leader", () => this.stop());
+    this.#standing = stand(home.names([{ key: this.#key, mode: "exclusive" }])[0] ?? this.name);
     const looping = detached(home, () => this.#loop());
     this.ended = looping.finally(() => {
       forget();
+      withdraw(this.#standing);
       signal?.removeEventListener("abort", onAbort);
     });
   }
@@ -150,6 +154,7 @@ class Candidate implements Leader {
     if (lease.signal.aborted) onLost();
     if (this.#stop.signal.aborted) onStop();
     this.#leading = true;
+    this.#standing.fence = fence;
     emit("holdfast:leader:gained", () => ({ leader: name, fence }));
     let failed: { readonly error: unknown } | undefined;
     try {
@@ -158,6 +163,7 @@ class Candidate implements Leader {
       failed = { error };
     }
     this.#leading = false;
+    this.#standing.fence = undefined;
     const lost = lease.signal.aborted ? { error: lease.signal.reason as unknown } : undefined;
     this.#stop.signal.removeEventListener("abort", onStop);
     emit("holdfast:leader:lost", () => ({ leader: name, fence, ...lost }));

@@ -14,6 +14,7 @@ import { withConnection } from "../core/errand.ts";
 import { emit } from "../core/events.ts";
 import { classify } from "../core/failure.ts";
 import { interruptible } from "../core/interrupt.ts";
+import { made } from "../core/made.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { type RowKey, type TableName, tableName } from "../core/rows.ts";
 import { type Home, type Transaction, type Work, homeOf, scopeFor, scopeOf } from "../core/scope.ts";
@@ -79,6 +80,7 @@ export class Versioned<R extends object, Native = unknown> {
     this.#version = options.version ?? "version";
     this.#key = options.key === undefined ? undefined : [options.key].flat();
     this.#attempts = checkAttempts(options.attempts ?? 10);
+    made("versioned", this.#name);
   }
 
   /** The row as it is now, without a lock; undefined if there is none. */

@@ -4,6 +4,7 @@ import { UsageError, message } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
 import { checkJson, checkMoment, checkRows, checkText, checkWhole } from "../core/input.ts";
 import { Silence, within } from "../core/interrupt.ts";
+import { made } from "../core/made.ts";
 import { type Older, olderThan } from "../core/older.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import type { FailedJob, JobView, NewJob, QueueCounts, QueueSettings, Step } from "../core/queues.ts";
@@ -154,6 +155,7 @@ export class Queue<Input, Output = Input> {
       groupPer: rate && milliseconds(rate.perMs, "queue: groups.rate.perMs", 1),
       ordered: serial,
     };
+    made("queue", name);
   }
 
   async enqueue(payload: Input, options: EnqueueOptions = {}): Promise<Enqueued> {

@@ -17,6 +17,7 @@ import {
   shown as shownValue,
   subjectText,
 } from "../core/input.ts";
+import { made } from "../core/made.ts";
 import { type Older, olderThan } from "../core/older.ts";
 import { checkNames } from "../core/options.ts";
 import type { Transaction } from "../core/scope.ts";
@@ -236,6 +237,7 @@ export class Quota {
     this.#options = options;
     this.#span = per === undefined ? undefined : spanOf(per);
     this.#zone = timeZone;
+    made("quota", name);
   }
 
   /** Uses some, or throws `QuotaExceededError`. */

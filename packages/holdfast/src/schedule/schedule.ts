@@ -7,6 +7,7 @@ import { UnsupportedError, UsageError, message } from "../core/errors.ts";
 import { emit, traced } from "../core/events.ts";
 import { classify } from "../core/failure.ts";
 import { checkMoment, checkText, longestName, shown as shownValue } from "../core/input.ts";
+import { made } from "../core/made.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { pause, retryPolicy } from "../core/retry.ts";
 import { type Home, type Transaction, detached, homeOf, scopeOf } from "../core/scope.ts";
@@ -265,6 +266,7 @@ class Keeping<Native> implements Schedule, Keeper {
       overlap: enqueue ? "allow" : overlap,
       keep: whole("keep", keep, 1, 1_000_000),
     };
+    made("schedule", name);
   }
 
   get store(): Schedules<Connection> {

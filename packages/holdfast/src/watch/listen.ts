@@ -73,13 +73,20 @@ export interface MeasureOptions {
   readonly namespace?: ((name: string) => string | undefined) | false;
   /** Queues that are asked how full they are, each time that somebody looks. */
   readonly queues?: readonly CountedQueue[];
+  /**
+   * What the label `lock` will say, as far as it is known: these begin with zero when the process starts. Others do when
+   * a lock is first taken; what is refused or lost before anybody has looked seems never to have increased.
+   */
+  readonly locks?: readonly string[];
 }
 
-export const measureOptions = ["namespace", "queues"] as const;
+export const measureOptions = ["namespace", "queues", "locks"] as const;
 
-export function checkMeasures(call: string, { namespace, queues = [] }: MeasureOptions): void {
+export function checkMeasures(call: string, { namespace, queues = [], locks = [] }: MeasureOptions): void {
   if (namespace !== undefined && namespace !== false && typeof namespace !== "function")
     throw new UsageError(`${call}: namespace must be a function of a lock's name, or false`);
   if (!Array.isArray(queues) || !queues.every((each) => typeof each?.counts === "function"))
     throw new UsageError(`${call}: queues must be a list of what queue(hf, name) returns`);
+  if (!Array.isArray(locks) || !locks.every((each) => typeof each === "string"))
+    throw new UsageError(`${call}: locks must be a list of what the label \`lock\` says`);
 }

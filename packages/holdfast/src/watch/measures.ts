@@ -1,10 +1,14 @@
 /** What is measured, in one list: OpenTelemetry, Prometheus, the page and the dashboard have it from here. */
 import type { Events } from "../core/events.ts";
 import { within } from "../core/interrupt.ts";
+import { type Candidate, type Made, allMade } from "../core/made.ts";
 import { type CountedQueue, type MeasureOptions, listen } from "./listen.ts";
 
 export interface Measure {
-  /** As OpenTelemetry has it. Its exporters make of it, of unit and kind, the same name as `exposed`. */
+  /**
+   * As OpenTelemetry has it. Its exporters make the same of it as `exposed`: all of them replace dots, and add `_total` to
+   * counters; some add the unit, unless the name has it already, and the one for JavaScript does not.
+   */
   readonly name: string;
   readonly kind: "counter" | "updown" | "gauge" | "histogram";
   readonly help: string;
@@ -33,7 +37,7 @@ export const measures = {
     "Attempts at transactions that have ended, by commit or rollback",
   ),
   transactionDuration: histogram(
-    "holdfast.transaction.duration",
+    "holdfast.transaction.duration.seconds",
     "outcome lock",
     short,
     "How long attempts took, with the wait for a connection and for locks",
@@ -49,13 +53,13 @@ export const measures = {
     "COMMITs whose answer was lost, by what the server told of them",
   ),
   lockWait: histogram(
-    "holdfast.lock.wait",
+    "holdfast.lock.wait.seconds",
     "kind outcome lock",
     short,
     "How long it took to get locks, or to be refused",
   ),
   lockRefused: counter("holdfast.locks.refused", "kind reason lock", "Locks that were not to be had"),
-  lockHold: histogram("holdfast.lock.hold", "kind lock", long, "How long locks were held"),
+  lockHold: histogram("holdfast.lock.hold.seconds", "kind lock", long, "How long locks were held"),
   lockLost: counter("holdfast.locks.lost", "kind lock", "Locks and leases that were lost while held"),
   held: {
     name: "holdfast.locks.held",
@@ -67,6 +71,12 @@ export const measures = {
     name: "holdfast.leader",
     kind: "updown",
     help: "1 while this process leads",
+    labels: ["leader"],
+  },
+  candidates: {
+    name: "holdfast.leader.candidates",
+    kind: "updown",
+    help: "1 while this process leads, or would",
     labels: ["leader"],
   },
   stale: counter("holdfast.versions.stale", "table", "Versions that somebody else had changed"),
@@ -87,9 +97,14 @@ export const measures = {
     "Requests that were let in (open) or turned away (closed) because the quota could not be asked",
   ),
   jobs: counter("holdfast.queue.jobs", "queue outcome", "Runs of jobs, by done, retry or failed"),
-  jobDuration: histogram("holdfast.queue.duration", "queue outcome", long, "How long handlers of jobs took"),
+  jobDuration: histogram(
+    "holdfast.queue.duration.seconds",
+    "queue outcome",
+    long,
+    "How long handlers of jobs took",
+  ),
   jobWait: histogram(
-    "holdfast.queue.wait",
+    "holdfast.queue.wait.seconds",
     "queue",
     long,
     "From when a job was enqueued until it ran for the first time",
@@ -104,7 +119,12 @@ export const measures = {
   recovered: counter("holdfast.queue.recovered", "", "Jobs of dead workers that were given to others"),
   trouble: counter("holdfast.queue.troubles", "queue", "Failures of workers, not of handlers"),
   runs: counter("holdfast.schedule.runs", "schedule outcome", "Runs of ticks, by done, retry or failed"),
-  runDuration: histogram("holdfast.schedule.duration", "schedule outcome", long, "How long runs took"),
+  runDuration: histogram(
+    "holdfast.schedule.duration.seconds",
+    "schedule outcome",
+    long,
+    "How long runs took",
+  ),
   skipped: counter(
     "holdfast.schedule.skipped",
     "schedule",
@@ -119,7 +139,7 @@ export const allMeasures: readonly Measure[] = Object.values(measures);
 /** Its name in Prometheus. */
 export function exposed({ name, kind }: Measure): string {
   const plain = name.replaceAll(".", "_");
-  return kind === "counter" ? `${plain}_total` : kind === "histogram" ? `${plain}_seconds` : plain;
+  return kind === "counter" ? `${plain}_total` : plain;
 }
 
 export type Labels = Readonly<Record<string, string>>;
@@ -132,6 +152,12 @@ export interface Book {
   record(measure: Measure, seconds: number, labels: Labels): void;
 }
 
+/** What a gauge says at this moment. */
+export interface Sample {
+  readonly value: number;
+  readonly labels: Labels;
+}
+
 function beforeColon(name: string): string {
   const end = name.indexOf(":");
   return end < 0 ? name : name.slice(0, end);
@@ -139,8 +165,15 @@ function beforeColon(name: string): string {
 
 const sharedMark = " (shared)";
 
+const kinds = ["transaction", "session", "lease"] as const;
+type Kind = (typeof kinds)[number] | "rows" | "table";
+
+/** Of kinds and locks that begin with zero: an id that became a label must not eat the memory. */
+const most = 300;
+
 /** Keeps the book from now on. Returns what ends it. */
-export function keep(book: Book, { namespace = beforeColon }: MeasureOptions): () => void {
+export function keep(book: Book, options: MeasureOptions): () => void {
+  const { namespace = beforeColon, locks: known = [], queues = [] } = options;
   const of = (name: string): string => {
     const plain = name.endsWith(sharedMark) ? name.slice(0, -sharedMark.length) : name;
     return namespace === false ? "" : (namespace(plain) ?? "none");
@@ -153,26 +186,82 @@ export function keep(book: Book, { namespace = beforeColon }: MeasureOptions): (
     const lock = of(first);
     return { lock: others.every((each) => of(each) === lock) ? lock : "several" };
   };
+  /**
+   * A counter that is first seen as 1 has not increased, for whoever asks by how much: what may come is 0 as soon as
+   * it is known that it may.
+   */
+  const begun = new Set<string>();
+  const zero = (measure: Measure, labels: Labels) => book.add(measure, 0, labels);
+  const expect = (kind: Kind, where: { lock?: string }) => {
+    const name = `${kind} ${where.lock}`;
+    if (begun.has(name) || begun.size >= most) return;
+    begun.add(name);
+    if (kind === "transaction") {
+      for (const outcome of ["commit", "rollback"]) zero(measures.transactions, { outcome, ...where });
+      for (const failure of ["deadlock", "serialization", "lost"])
+        zero(measures.retries, { failure, ...where });
+      if (where.lock === "none") return;
+    }
+    for (const reason of ["busy", "timeout"]) zero(measures.lockRefused, { kind, reason, ...where });
+    if (kind === "session" || kind === "lease") zero(measures.lockLost, { kind, ...where });
+  };
   const waited = (
-    kind: string,
+    kind: Kind,
     outcome: string,
     locks: readonly string[],
     { waitedMs }: { waitedMs: number },
   ) => {
     const where = spaces(locks);
+    expect(kind, where);
     book.record(measures.lockWait, waitedMs / 1000, { kind, outcome, ...where });
     if (outcome !== "granted") book.add(measures.lockRefused, 1, { kind, reason: outcome, ...where });
   };
+  /** Those whose beginning was seen, or who were there before. */
+  const leading = new Set<string>();
+  const lead = (leader: string, fence: number) => {
+    leading.add(`${fence} ${leader}`);
+    book.add(measures.leader, 1, { leader });
+  };
+  /** By name, how many there are in this process. */
+  const candidates = new Map<string, number>();
+  const stand = (leader: string, change: 1 | -1) => {
+    const count = (candidates.get(leader) ?? 0) + change;
+    if (count < 0) return;
+    candidates.set(leader, count);
+    book.add(measures.candidates, change, { leader });
+  };
+  const expectNamed = ({ kind, name, ...more }: Made | Candidate) => {
+    switch (kind) {
+      case "leader":
+        stand(name, 1);
+        zero(measures.leader, { leader: name });
+        if ("fence" in more && more.fence !== undefined) lead(name, more.fence);
+        return;
+      case "queue":
+        for (const outcome of ["done", "retry", "failed"]) zero(measures.jobs, { queue: name, outcome });
+        return zero(measures.trouble, { queue: name });
+      case "quota":
+        for (const verdict of ["allowed", "denied", "replayed"])
+          zero(measures.quota, { quota: name, verdict });
+        return;
+      case "schedule":
+        for (const outcome of ["done", "retry", "failed"]) zero(measures.runs, { schedule: name, outcome });
+        for (const each of [measures.skipped, measures.missed, measures.runLost])
+          zero(each, { schedule: name });
+        return;
+      case "versioned":
+        return zero(measures.stale, { table: name });
+    }
+  };
   /** Those whose beginning was seen: what began before that must not be taken off. */
   const held = new Map<number, Labels>();
-  const leading = new Set<string>();
-  const begin = (kind: string, hold: number, locks: readonly string[]) => {
+  const begin = (kind: Kind, hold: number, locks: readonly string[]) => {
     const labels = { kind, ...spaces(locks) };
     held.set(hold, labels);
     book.add(measures.held, 1, labels);
   };
   const end = (
-    kind: string,
+    kind: Kind,
     hold: number,
     locks: readonly string[],
     heldMs: number | undefined,
@@ -194,7 +283,19 @@ export function keep(book: Book, { namespace = beforeColon }: MeasureOptions): (
     if (durationMs !== undefined) book.record(measures.jobDuration, durationMs / 1000, { queue, outcome });
     if (waitedMs !== undefined && attempt === 1) book.record(measures.jobWait, waitedMs / 1000, { queue });
   };
+  for (const each of [measures.replayed, measures.wrong, measures.recovered]) zero(each, {});
+  for (const outcome of ["committed", "aborted", "unknown"]) zero(measures.commits, { outcome });
+  for (const mode of ["open", "closed"]) zero(measures.quotaFailed, { mode });
+  for (const { name } of queues) zero(measures.unknown, { queue: name });
+  expect("transaction", spaces([]));
+  for (const kind of kinds) {
+    if (namespace === false) expect(kind, {});
+    else for (const lock of known) expect(kind, { lock });
+  }
+  for (const each of allMade()) expectNamed(each);
   return listen({
+    "holdfast:made": expectNamed,
+    "holdfast:transaction:begin": ({ locks }) => expect("transaction", spaces(locks)),
     "holdfast:transaction:end"({ locks, outcome, durationMs, heldMs }) {
       const where = spaces(locks);
       book.add(measures.transactions, 1, { outcome, ...where });
@@ -223,16 +324,18 @@ export function keep(book: Book, { namespace = beforeColon }: MeasureOptions): (
       waited("lease", "granted", [event.lease], event);
       begin("lease", event.hold, [event.lease]);
     },
-    "holdfast:lease:refused": (event) => waited("lease", event.reason, [event.lease], event),
+    "holdfast:lease:refused"(event) {
+      // Of a candidate: somebody else leads, and it waits on.
+      if (event.reason !== "timeout" || !candidates.get(event.lease))
+        waited("lease", event.reason, [event.lease], event);
+    },
     "holdfast:lease:released": ({ hold, lease, heldMs }) => end("lease", hold, [lease], heldMs),
     "holdfast:lease:lost": ({ hold, lease, heldMs }) => end("lease", hold, [lease], heldMs, true),
-    "holdfast:leader:gained"({ leader, fence }) {
-      leading.add(`${fence} ${leader}`);
-      book.add(measures.leader, 1, { leader });
-    },
+    "holdfast:leader:gained": ({ leader, fence }) => lead(leader, fence),
     "holdfast:leader:lost"({ leader, fence }) {
       if (leading.delete(`${fence} ${leader}`)) book.add(measures.leader, -1, { leader });
     },
+    "holdfast:leader:withdrawn": ({ leader }) => stand(leader, -1),
     "holdfast:version:stale": ({ table }) => book.add(measures.stale, 1, { table }),
     "holdfast:once:replayed": () => book.add(measures.replayed, 1, {}),
     "holdfast:connection:wrong": () => book.add(measures.wrong, 1, {}),
@@ -267,19 +370,19 @@ export function keep(book: Book, { namespace = beforeColon }: MeasureOptions): (
 const patienceMs = 3000;
 const states = ["waiting", "delayed", "running", "failed"] as const;
 
-/** How full the queues are; of one that does not answer nothing, which is counted. */
-export async function depths(
-  queues: readonly CountedQueue[],
-  book: Book,
-  tell: (value: number, labels: Labels) => void,
-): Promise<void> {
-  const ask = async (queue: CountedQueue): Promise<void> => {
-    try {
-      const found = await within(patienceMs, queue.counts());
-      for (const state of states) tell(found[state], { queue: queue.name, state });
-    } catch {
-      book.add(measures.unknown, 1, { queue: queue.name });
-    }
+/**
+ * How full the queues are. One that does not answer is NaN, and counted: what is not said at all would stay what it was
+ * where OpenTelemetry keeps it.
+ */
+export async function depths(queues: readonly CountedQueue[], book: Book): Promise<readonly Sample[]> {
+  const ask = async (queue: CountedQueue): Promise<readonly Sample[]> => {
+    const asked = Promise.resolve().then(() => queue.counts());
+    const found = await within(patienceMs, asked).catch(() => undefined);
+    if (!found) book.add(measures.unknown, 1, { queue: queue.name });
+    return states.map((state) => ({
+      value: found?.[state] ?? Number.NaN,
+      labels: { queue: queue.name, state },
+    }));
   };
-  await Promise.all(queues.map(ask));
+  return (await Promise.all(queues.map(ask))).flat();
 }

@@ -275,7 +275,9 @@ function metrics(meter: MeterLike, options: MeasureOptions): () => void {
   if (queues.length === 0) return end;
   const { name, help: description } = measures.depth;
   const gauge = meter.createObservableGauge(name, { description });
-  const observe: Observe = (result) => depths(queues, book, (value, labels) => result.observe(value, labels));
+  const observe: Observe = async (result) => {
+    for (const { value, labels } of await depths(queues, book)) result.observe(value, labels);
+  };
   gauge.addCallback(observe);
   return () => {
     end();

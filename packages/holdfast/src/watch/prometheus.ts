@@ -5,6 +5,7 @@ import {
   type Book,
   type Labels,
   type Measure,
+  type Sample,
   allMeasures,
   depths,
   exposed,
@@ -62,14 +63,9 @@ export function prometheus(options: PrometheusOptions = {}): Prometheus {
   const ledger = new Ledger(always);
   const stop = keep(ledger, options);
   let asking: Promise<readonly Sample[]> | undefined;
-  const ask = async (): Promise<readonly Sample[]> => {
-    const found: Sample[] = [];
-    await depths(queues, ledger, (value, labels) => found.push({ value, labels }));
-    return found;
-  };
   const text = async (): Promise<string> => {
     // Two who look at once ask the database once.
-    asking ??= ask().finally(() => (asking = undefined));
+    asking ??= depths(queues, ledger).finally(() => (asking = undefined));
     return ledger.text(await asking);
   };
   const answer = async (res: ResponseLike, withBody: boolean): Promise<void> => {
@@ -91,11 +87,6 @@ export function prometheus(options: PrometheusOptions = {}): Prometheus {
     stop,
     [Symbol.dispose]: stop,
   };
-}
-
-interface Sample {
-  readonly value: number;
-  readonly labels: Labels;
 }
 
 class Ledger implements Book {

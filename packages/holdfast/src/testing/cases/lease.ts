@@ -92,6 +92,15 @@ export const leaseCases: ConformanceCase[] = [
       assert.equal(new Set(fences).size, 12);
     }),
 
+    "is another thing than the lock of its key, and both can be had": leased(async ({ hf, other, fresh }) => {
+      const both = key("both", fresh);
+      const lease = await hf.lease(both);
+      assert.deepEqual(await other.tryLock(both, async () => 1), { acquired: true, value: 1 });
+      assert.equal(await other.lease(both, { wait: "skip" }), undefined);
+      await hf.transaction({ lock: both }, (tx) => fenced(tx, lease));
+      await lease.release();
+    }),
+
     "runs out, and goes to another only after its holder was told": leased(async (ground) => {
       const { lost, taken } = await stolen(ground);
       assert.ok(lost.signal.aborted);
