@@ -1,10 +1,10 @@
-import { AsyncLocalStorage } from "node:async_hooks";
 import { type Capabilities, type Strategy, isSupported, require, strategies } from "./core/capabilities.ts";
 import type { Connection, Database, Failure, Isolation, Wait } from "./core/database.ts";
 import { Beside, type BesideMode, besideModes } from "./core/beside.ts";
 import { emit } from "./core/events.ts";
 import { HoldfastError, type Holder, LockNotAvailableError, UsageError, keyNames } from "./core/errors.ts";
 import { classify, remember, waited } from "./core/failure.ts";
+import { Inside } from "./core/inside.ts";
 import { type Key, type LockRequest, type Lockable, canonical, wanted } from "./core/key.ts";
 import {
   type OwnRetryOptions,
@@ -93,7 +93,7 @@ const migrateMs = 300_000;
 export class Holdfast<Native> {
   readonly #database: Database<Native, Connection>;
   readonly #home: Home<Native, Connection>;
-  readonly #current = new AsyncLocalStorage<Scope<Native, Connection>>();
+  readonly #current = new Inside<Scope<Native, Connection>>();
   readonly #sessions: Sessions<Native, Connection>;
   readonly #leases: LeaseDesk<Native, Connection>;
   readonly #strategy: Strategy | undefined;
@@ -248,7 +248,7 @@ export class Holdfast<Native> {
    * are not reported, and `hf.transaction` opens another one.
    */
   outside<T>(work: () => T): T {
-    return this.#current.run(undefined as never, () => {
+    return this.#current.leave(() => {
       const value = work();
       const { then } = (value ?? {}) as Partial<PromiseLike<unknown>>;
       // A lazy promise, as Prisma's and Knex's are, does its work when it is asked for, which must be here.

@@ -1,6 +1,6 @@
-import { AsyncLocalStorage } from "node:async_hooks";
 import type { Connection, Database, Wait } from "./core/database.ts";
 import { ShardError, UsageError, keyNames } from "./core/errors.ts";
+import { Inside } from "./core/inside.ts";
 import { type Key, type LockRequest, type Lockable, canonical } from "./core/key.ts";
 import { asWritten } from "./core/replay.ts";
 import type { Transaction } from "./core/scope.ts";
@@ -14,17 +14,17 @@ type Body<Native, T> = (tx: Transaction<Native>) => Promise<T>;
 type Locks = Lockable | readonly Lockable[];
 
 /** The shard whose transaction the calling code is in, of one `sharded`. */
-type Inside<Native> = AsyncLocalStorage<Shard<Native>>;
+type InShard<Native> = Inside<Shard<Native>>;
 
 /** One database of several: as any other, but it refuses transactions inside those of its siblings. */
 class Shard<Native> extends Holdfast<Native> {
-  readonly #inside: Inside<Native>;
+  readonly #inside: InShard<Native>;
 
   constructor(
     database: Database<Native>,
     options: HoldfastOptions,
     guard: (locks: readonly LockRequest[]) => void,
-    inside: Inside<Native>,
+    inside: InShard<Native>,
   ) {
     super(database, options, guard);
     this.#inside = inside;
@@ -47,6 +47,10 @@ class Shard<Native> extends Holdfast<Native> {
       super.transaction(first as TransactionOptions, second as Body<Native, T>),
     );
   }
+
+  override outside<T>(work: () => T): T {
+    return this.#inside.leave(() => super.outside(work));
+  }
 }
 
 /** Several databases, each the home of some keys. Made by `sharded(key => database)`. */
@@ -55,7 +59,7 @@ export class Sharded<Native> {
   readonly #options: HoldfastOptions;
   readonly #show: (name: string) => string;
   readonly #shards = new Map<Database<Native>, Shard<Native>>();
-  readonly #inside: Inside<Native> = new AsyncLocalStorage();
+  readonly #inside: InShard<Native> = new Inside();
 
   constructor(route: (key: Key) => Database<Native>, options: HoldfastOptions = {}) {
     if (typeof route !== "function")

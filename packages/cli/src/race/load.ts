@@ -2,7 +2,9 @@
 import { existsSync, statSync } from "node:fs";
 import { basename, resolve } from "node:path";
 import { pathToFileURL } from "node:url";
+import { types } from "node:util";
 import type { Scenario } from "holdfast/testing";
+import { describe } from "../describe.ts";
 
 export interface RaceContext {
   /** The database that the scenario is to use. */
@@ -54,7 +56,7 @@ async function exportsOf(file: string, path: string): Promise<Readonly<Record<st
 }
 
 function whyNot(error: unknown): string {
-  if (!(error instanceof Error)) return String(error);
+  if (!types.isNativeError(error)) return describe(error);
   const { code } = error as NodeJS.ErrnoException;
   if (code === "ERR_UNKNOWN_FILE_EXTENSION")
     return `${error.message} (TypeScript takes Node 22.18 or newer; this is ${process.version})`;

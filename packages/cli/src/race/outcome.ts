@@ -1,4 +1,5 @@
 /** What became of one scenario. */
+import { types } from "node:util";
 import type { Exploration } from "holdfast/testing";
 import { describe } from "../describe.ts";
 
@@ -64,7 +65,6 @@ export function asJson(file: string, outcome: Outcome): Readonly<Record<string, 
 }
 
 function errorOf(error: unknown): { name: string; message: string } {
-  return error instanceof Error
-    ? { name: error.name, message: describe(error) }
-    : { name: typeof error, message: String(error) };
+  const name: unknown = types.isNativeError(error) ? error.name : typeof error;
+  return { name: typeof name === "string" ? name : "Error", message: describe(error) };
 }

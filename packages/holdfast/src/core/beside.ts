@@ -7,6 +7,7 @@ import { AsyncLocalStorage } from "node:async_hooks";
 import type { Database, Seen } from "./database.ts";
 import { PoolExhaustedError, WrongConnectionError } from "./errors.ts";
 import { emit } from "./events.ts";
+import type { Inside } from "./inside.ts";
 import { type Site, sites } from "./site.ts";
 
 type Client = Pick<Database, "observe" | "room">;
@@ -15,7 +16,7 @@ export type BesideMode = "warn" | "throw" | "off";
 export const besideModes: readonly BesideMode[] = ["warn", "throw", "off"];
 
 /** What is asked of the scope that the calling code is in. */
-interface Inside {
+interface Around {
   readonly open: boolean;
   readonly site: Site | undefined;
   readonly root: object;
@@ -33,14 +34,14 @@ const most = 1000;
 
 export class Beside {
   readonly #database: Client;
-  readonly #current: AsyncLocalStorage<Inside>;
+  readonly #current: Inside<Around>;
   readonly #mode: BesideMode;
   readonly #told = new Set<string>();
   /** Transactions that wait for a second connection while they hold their own. */
   readonly #waiting = new Map<object, number>();
   readonly #end: (() => void) | undefined;
 
-  constructor(database: Client, current: AsyncLocalStorage<Inside>, mode: BesideMode) {
+  constructor(database: Client, current: Inside<Around>, mode: BesideMode) {
     this.#database = database;
     this.#current = current;
     this.#mode = mode;
@@ -82,12 +83,12 @@ export class Beside {
     return own.getStore() ? own.run(false, work) : work();
   }
 
-  #inside(): Inside | undefined {
+  #inside(): Around | undefined {
     const inside = this.#current.getStore();
     return inside?.open && !own.getStore() ? inside : undefined;
   }
 
-  #report({ site }: Inside, place?: () => string | undefined): void {
+  #report({ site }: Around, place?: () => string | undefined): void {
     if (this.#mode === "off") return;
     const at = sites.here(this.#report).place ?? place?.();
     const error = new WrongConnectionError(at, site?.place);
@@ -100,7 +101,7 @@ export class Beside {
   }
 
   /** Everybody who has a connection waits for another one: nobody will ever get it. */
-  #queue({ root, site }: Inside, granted: () => Promise<void>, place?: () => string | undefined): void {
+  #queue({ root, site }: Around, granted: () => Promise<void>, place?: () => string | undefined): void {
     const room = this.#database.room?.();
     if (room?.out === undefined) return;
     const waiting = this.#waiting.has(root) ? this.#waiting.size : this.#waiting.size + 1;

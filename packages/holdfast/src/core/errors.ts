@@ -1,4 +1,7 @@
 import type { LockRequest } from "./key.ts";
+import { message } from "./thrown.ts";
+
+export { message };
 
 /** Everything Holdfast throws by itself. Errors of the caller's own statements pass through unchanged. */
 export class HoldfastError extends Error {
@@ -379,10 +382,6 @@ export function shownKey(key: unknown): string {
           ? `0x${Buffer.from(key).toString("hex")}`
           : String(key);
   return text.length > 80 ? `${text.slice(0, 77)}...` : text;
-}
-
-export function message(error: unknown): string {
-  return error instanceof Error ? error.message || error.name : String(error);
 }
 
 const unseen = "a place that the stack does not show";

@@ -1,5 +1,6 @@
 import type { DriverError, Failure, Violated } from "./database.ts";
 import { HoldfastError, LockNotAvailableError, LockTimeoutError } from "./errors.ts";
+import { isOpaque, read } from "./thrown.ts";
 
 /** Codes that Node's sockets give when a peer is gone; true of every client that lets them through. */
 const socketCodes = new Set([
@@ -60,8 +61,8 @@ export function* chain(error: unknown): Generator<object> {
   const seen = new Set<unknown>();
   for (
     let e = error;
-    typeof e === "object" && e !== null && !seen.has(e);
-    e = (e as { cause?: unknown }).cause
+    typeof e === "object" && e !== null && !seen.has(e) && !isOpaque(e);
+    e = read(e, "cause")
   ) {
     seen.add(e);
     yield e;
@@ -77,6 +78,15 @@ function find(source: Source, error: unknown, sockets = true): FailureInfo | und
 }
 
 function findOne(source: Source, error: object, sockets: boolean): FailureInfo | undefined {
+  try {
+    return look(source, error, sockets);
+  } catch {
+    // A look at it throws: it is none of a server or a driver.
+    return undefined;
+  }
+}
+
+function look(source: Source, error: object, sockets: boolean): FailureInfo | undefined {
   const unwrapped = source.unwrap?.(error);
   for (const candidate of unwrapped ? [unwrapped, error as DriverError] : [error as DriverError]) {
     if (candidate.lost === true || (sockets && socketCodes.has(String(candidate.code))))
@@ -111,6 +121,7 @@ function anyFailure(error: unknown): Failure | undefined {
 
 /** Whether a lock was not to be had: in time, or at once. */
 export function isLockTimeout(error: unknown): boolean {
+  if (isOpaque(error)) return false;
   if (error instanceof LockTimeoutError || error instanceof LockNotAvailableError) return true;
   return anyFailure(error) === "lock-timeout";
 }
@@ -122,6 +133,7 @@ export function isUniqueViolation(error: unknown): boolean {
 
 /** Whether running the whole transaction again may succeed. */
 export function isRetryable(error: unknown): boolean {
+  if (isOpaque(error)) return false;
   if (error instanceof HoldfastError) return error.retryable;
   const failure = anyFailure(error);
   return (

@@ -5,6 +5,7 @@
  */
 import type { ClientTransaction, Connection, Database, Lent } from "./database.ts";
 import { Silence, graceMs } from "./interrupt.ts";
+import { isError } from "./thrown.ts";
 
 /** So long a client may take to notice that its session was ended, and to give back what it had. */
 const noticeMs = 1000;
@@ -66,7 +67,8 @@ export async function runInClient<Native, C extends Connection>(
       } catch (error) {
         thrown = { error };
         atMost(graceMs, error);
-        throw error;
+        // Clients look at what is thrown, some before they roll back: one that is no error may keep them from it.
+        throw isError(error) ? error : new Error("The body of the transaction threw what is no error");
       } finally {
         await lent.seal?.();
       }

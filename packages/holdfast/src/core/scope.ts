@@ -1,4 +1,3 @@
-import type { AsyncLocalStorage } from "node:async_hooks";
 import { type Capabilities, type Strategy, type Support, require } from "./capabilities.ts";
 import type { Connection, Database, Isolation, Reason, Row, Wait } from "./database.ts";
 import { emit, traced } from "./events.ts";
@@ -11,6 +10,7 @@ import {
 } from "./errors.ts";
 import type { Holder } from "./errors.ts";
 import { classify } from "./failure.ts";
+import { type Inside, apart } from "./inside.ts";
 import { interruptible } from "./interrupt.ts";
 import { type LockMode, type LockRequest, type Lockable, canonical, wanted } from "./key.ts";
 import { checkCall, checkNames, checkSignal } from "./options.ts";
@@ -115,7 +115,7 @@ export interface NestedOptions {
 /** What a scope needs of the instance it belongs to. */
 export interface Home<Native, C extends Connection> {
   readonly database: Database<Native, C>;
-  readonly current: AsyncLocalStorage<Scope<Native, C>>;
+  readonly current: Inside<Scope<Native, C>>;
   readonly wait: Wait;
   /** Watches for what is sent beside its transactions. */
   readonly beside: Beside;
@@ -548,7 +548,8 @@ export function scopeFor(
   return scope;
 }
 
-/** Runs what goes on in the background outside of whatever transaction it is begun in, which will be over by then. */
+/** Runs what goes on in the background outside of whatever transactions it is begun in, which will be over by then. */
 export function detached<T>(home: Pick<Home<unknown, Connection>, "current">, work: () => T): T {
-  return home.current.run(undefined as never, work);
+  // Left by its own instance, too: it would keep the transaction's objects for as long as it goes on.
+  return apart(() => home.current.leave(work));
 }

@@ -25,6 +25,7 @@ import { Refused, refusal } from "./refused.ts";
 import { type RetryOptions, type RetryPolicy, pause } from "./retry.ts";
 import { type Home, Scope, type Transaction, checkSupport } from "./scope.ts";
 import type { Site } from "./site.ts";
+import { isOpaque } from "./thrown.ts";
 import { sleep } from "./wait.ts";
 
 export interface TransactionOptions {
@@ -112,7 +113,7 @@ async function runAttempts<Native, C extends Connection, T>(
           attempt >= plan.retry.attempts ||
           !failure ||
           !plan.retry.on.has(failure);
-        if (giveUp) throw await run.present(error);
+        if (giveUp) throw (await run.present(error)).error;
         const delayMs = pause(plan.retry, attempt);
         emit("holdfast:transaction:retry", () => ({
           attempt,
@@ -164,6 +165,7 @@ class Attempt<Native, C extends Connection> {
   }
 
   failure(error: unknown) {
+    if (isOpaque(error)) return undefined;
     if (error instanceof Refused) return error.reason === "busy" ? undefined : "lock-timeout";
     if (error instanceof SerializationError) return "serialization";
     const { database } = this.#home;
@@ -203,7 +205,7 @@ class Attempt<Native, C extends Connection> {
         durationMs: performance.now() - started,
         ...this.#held(),
         // Already told as holdfast:lock:refused.
-        ...(!(error instanceof Refused) && { error }),
+        ...((isOpaque(error) || !(error instanceof Refused)) && { error }),
       }));
       throw error;
     }
@@ -527,20 +529,24 @@ class Attempt<Native, C extends Connection> {
     throw new CommitUnknownError(detail, last);
   }
 
-  async present(error: unknown): Promise<unknown> {
+  /** In a box: what a body threw may be anything, and a promise of a promise is resolved to what that is resolved to. */
+  async present(error: unknown): Promise<{ readonly error: unknown }> {
+    if (isOpaque(error)) return { error };
     const shown = await this.#shown(error);
     // The server keeps the deadline too, and ends the session: after a pause of the whole process it comes first.
-    return shown instanceof ConnectionLostError && this.#deadline.over
-      ? new DeadlineExceededError(this.#deadline.ms, shown)
+    return shown.error instanceof ConnectionLostError && this.#deadline.over
+      ? { error: new DeadlineExceededError(this.#deadline.ms, shown.error) }
       : shown;
   }
 
-  async #shown(error: unknown): Promise<unknown> {
+  async #shown(error: unknown): Promise<{ readonly error: unknown }> {
+    if (!(error instanceof Refused)) return { error: this.#named(error) };
     const { locks } = this.#plan;
-    if (error instanceof Refused) {
-      const holders = await this.#home.holders(locks);
-      return refusal(error, { keys: this.#home.names(locks), holders });
-    }
+    const holders = await this.#home.holders(locks);
+    return { error: refusal(error, { keys: this.#home.names(locks), holders }) };
+  }
+
+  #named(error: unknown): unknown {
     if (error instanceof HoldfastError || error === this.#deadline.signal.reason) return error;
     // An ORM wraps what its driver throws, and so what the guard throws in its place.
     const guard = misuse(error);

@@ -152,7 +152,7 @@ export async function once<Native, T>(
     );
   } catch (error) {
     // Not if the body itself met a lock that was taken.
-    if (wait === "skip" && error instanceof LockNotAvailableError && error !== thrown)
+    if (wait === "skip" && error !== thrown && error instanceof LockNotAvailableError)
       return { status: "in progress" };
     throw error;
   }

@@ -21,6 +21,7 @@ import { type Home, type Transaction, type Work, homeOf, scopeFor, scopeOf } fro
 import type { Identifier } from "../core/sql.ts";
 import type { RowCall, TableShape, Tables } from "../core/tables.ts";
 import type { Transactor } from "../core/transaction.ts";
+import { isOpaque } from "../core/thrown.ts";
 import { sleep } from "../core/wait.ts";
 import { keyValues } from "./rows.ts";
 
@@ -211,7 +212,7 @@ export class Versioned<R extends object, Native = unknown> {
       try {
         return await attempt(i);
       } catch (error) {
-        if (!(error instanceof StaleVersionError)) throw error;
+        if (isOpaque(error) || !(error instanceof StaleVersionError)) throw error;
         emit("holdfast:version:stale", () => ({ table: this.#name, attempt: i }));
         if (i >= most || error.found === undefined) throw error;
         await sleep(Math.random() * Math.min(longestPauseMs, firstPauseMs * 2 ** i), options.signal);

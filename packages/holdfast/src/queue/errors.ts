@@ -1,4 +1,5 @@
-import { HoldfastError, message } from "../core/errors.ts";
+import { HoldfastError } from "../core/errors.ts";
+import { described } from "../core/thrown.ts";
 
 /** The job is not this worker's any more: it was given up for dead, and the job to another. Nothing was written. */
 export class JobLostError extends HoldfastError {
@@ -32,8 +33,7 @@ export class PayloadError extends HoldfastError {
   }
 }
 
-/** As `failed()` shows it: the message, and where it came from. */
-export function words(error: unknown): string {
-  const text = error instanceof Error ? (error.stack ?? message(error)) : String(error);
-  return text.replaceAll("\0", "").slice(0, 4000);
+/** As `failed()` shows it: the message, where it came from, and what caused it. */
+export function words(thrown: unknown): string {
+  return described(thrown, 4000);
 }

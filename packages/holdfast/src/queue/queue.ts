@@ -219,8 +219,7 @@ export class Queue<Input, Output = Input> {
 
   async #validate(payload: unknown): Promise<Output> {
     const result = await this.#options.schema?.["~standard"].validate(payload);
-    if (result?.issues) throw this.#unfit(result.issues);
-    return result?.value as Output;
+    return (result && this.#accepted(result)) as Output;
   }
 
   #unfit(issues: Extract<SchemaResult<Output>, { issues: readonly unknown[] }>["issues"]): PayloadError {
@@ -291,13 +290,17 @@ export class Queue<Input, Output = Input> {
     );
   }
 
-  /** What a schema that answers at once makes of it. */
-  #read(payload: unknown): Output {
+  /** What the schema makes of it: a promise only if it answers later, since most answer at once. */
+  #read(payload: unknown): Output | Promise<Output> {
     const { schema } = this.#options;
     if (!schema) return payload as Output;
     const result = schema["~standard"].validate(payload);
-    if (result instanceof Promise)
-      throw new UsageError(`queue ${this.name}: a schema that answers later cannot be used by a worker`);
+    return "then" in result
+      ? Promise.resolve(result).then((later) => this.#accepted(later))
+      : this.#accepted(result);
+  }
+
+  #accepted(result: SchemaResult<Output>): Output {
     if (result.issues) throw this.#unfit(result.issues);
     return result.value;
   }

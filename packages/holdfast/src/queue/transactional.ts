@@ -351,7 +351,8 @@ export class TransactionalWorker<P> implements Worker, Member {
   ): Promise<boolean> {
     try {
       const { id, failures, priority, key, group, at } = job;
-      const payload = this.#settings.read(job.payload);
+      const read = this.#settings.read(job.payload);
+      const payload = read instanceof Promise ? await read : read;
       const attempt = failures + 1;
       const { queue } = this.#settings;
       const given = { id, payload, attempt, priority, key, group, at: new Date(at) };

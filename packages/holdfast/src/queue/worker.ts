@@ -93,7 +93,8 @@ export interface WorkerSettings<P> {
   readonly attempts: number;
   /** Jobs of it are counted: others may wait for room. */
   readonly limited: boolean;
-  readonly read: (payload: unknown) => P;
+  /** A promise, if the schema answers later. */
+  readonly read: (payload: unknown) => P | Promise<P>;
   readonly again: (failures: number, error: unknown) => number | undefined;
   readonly handler: (job: Job<P>) => unknown;
   readonly trouble: (error: unknown) => void;
@@ -476,10 +477,16 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
         this.#release();
       }
     };
-    try {
-      mine = new JobOf(this.#settings.read(job.payload), job, batch, place, this);
+    const begin = (payload: P) => {
+      // A schema that answers later may have taken too long.
+      if (batch.lost) return undefined;
+      mine = new JobOf(payload, job, batch, place, this);
       batch.running.add(mine);
-      const answer = this.#handle(mine, item);
+      return this.#handle(mine, item);
+    };
+    try {
+      const payload = this.#settings.read(job.payload);
+      const answer = payload instanceof Promise ? payload.then(begin) : begin(payload);
       if (isPromise(answer))
         answer.then(
           () => end(),

@@ -23,6 +23,7 @@ import type {
   Step,
 } from "../core/schedules.ts";
 import type { Transactor } from "../core/transaction.ts";
+import { described } from "../core/thrown.ts";
 import { milliseconds, sleep } from "../core/wait.ts";
 import { ScheduleError } from "./errors.ts";
 import { Active, type Keeper, type Run } from "./run.ts";
@@ -734,7 +735,7 @@ export function asInfo({
 }
 
 function text(error: unknown): string {
-  return (error instanceof Error ? `${error.name}: ${message(error)}` : String(error)).slice(0, 2000);
+  return described(error, 2000, { stack: false });
 }
 
 function oneOf(what: string, value: unknown, words: readonly string[]): void {

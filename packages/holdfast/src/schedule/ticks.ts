@@ -1,11 +1,10 @@
 /** When a schedule is due. */
-import { createRequire } from "node:module";
 import { setImmediate as breathe } from "node:timers/promises";
 import { UsageError } from "../core/errors.ts";
 import { checkMoment, shown } from "../core/input.ts";
-import { self } from "../core/self.ts";
+import { installed, readPattern } from "./cron.ts";
 import { ScheduleError } from "./errors.ts";
-import { checkZone, dayNumber, dayStart } from "./zone.ts";
+import { checkZone, nextReached, nextShown } from "./zone.ts";
 
 export type Unit = "second" | "minute" | "hour" | "day" | "week";
 /** "minute", "15 minutes", "1 day", or a number of milliseconds. */
@@ -68,7 +67,7 @@ export function checkWhen({ cron, every, timeZone }: When): void {
 
 export function rhythmOf({ cron, every, timeZone }: When): Rhythm {
   if (every !== undefined) return everyOf(every, timeZone);
-  return cronOf(typeof cron === "object" ? cron : parse(cron, timeZone ?? "UTC"));
+  return typeof cron === "object" ? ownOf(cron) : cronOf(installed(), cron, timeZone);
 }
 
 function everyOf(every: unknown, timeZone = "UTC"): Rhythm {
@@ -84,19 +83,24 @@ function everyOf(every: unknown, timeZone = "UTC"): Rhythm {
   const days = ms / lengths.day;
   // 1970-01-01 was a Thursday.
   const monday = unit === "week" ? -3 : 0;
+  const next = (wall: number) =>
+    ((Math.floor((wall / lengths.day - monday) / days) + 1) * days + monday) * lengths.day;
   return {
-    after(moment) {
-      const own = Math.floor((dayNumber(timeZone, moment) - monday) / days);
-      // A day that was left out, where a zone went over the date line, has the same beginning as one of its neighbours.
-      const starts = [-1, 0, 1, 2].map((more) => dayStart(timeZone, (own + more) * days + monday));
-      return Math.min(...starts.filter((start) => start > moment));
-    },
+    // A day begins when its midnight is reached: later, if the clocks are put forward then.
+    after: (moment) => nextReached(timeZone, moment, next),
     // The longest that clocks were ever put forward at once, but for that line, is less than half a day.
     leastMs: ms - lengths.day / 2,
   };
 }
 
-function cronOf(cron: CronLike): Rhythm {
+/** What croner, the module, makes of a pattern there. */
+export function cronOf(croner: object, cron: string, timeZone = "UTC"): Rhythm {
+  const { next, fixed } = readPattern(croner, cron);
+  const search = fixed ? nextReached : nextShown;
+  return { after: (moment) => search(timeZone, moment, next), leastMs: 1000 };
+}
+
+function ownOf(cron: CronLike): Rhythm {
   return {
     after(moment) {
       // Patterns know whole seconds.
@@ -112,34 +116,6 @@ function cronOf(cron: CronLike): Rhythm {
     },
     leastMs: 1000,
   };
-}
-
-interface Croner {
-  readonly Cron: new (pattern: string, options: { timezone: string; paused: boolean }) => CronLike;
-}
-
-/** Required when it is first needed, and only then: whoever uses `every` need not have it. */
-function parse(pattern: string, timezone: string): CronLike {
-  let croner: Croner;
-  try {
-    croner = createRequire(self ?? "/")("croner") as Croner;
-  } catch (error) {
-    throw new ScheduleError(
-      "HF_CRONER_MISSING",
-      "schedule: `cron` needs the package croner, which is not installed: npm install croner. " +
-        "(Or use `every`; or pass a parser's own object, if your program is bundled: `cron: new Cron(pattern, { timezone })`.)",
-      error,
-    );
-  }
-  try {
-    return new croner.Cron(pattern, { timezone, paused: true });
-  } catch (error) {
-    throw new UsageError(
-      `schedule: ${JSON.stringify(pattern)} is no cron pattern: ${(error as Error).message}`,
-      "HF_USAGE",
-      error,
-    );
-  }
 }
 
 /** The newest ticks, up to `limit` of them, after one moment and until another, in order. */

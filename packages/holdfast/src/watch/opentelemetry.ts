@@ -1,7 +1,8 @@
 /** Spans and metrics: `import * as api from "@opentelemetry/api"; openTelemetry(api)`. */
-import { HoldfastError, UsageError } from "../core/errors.ts";
+import { HoldfastError, UsageError, message } from "../core/errors.ts";
 import type { Traced } from "../core/events.ts";
 import { checkNames } from "../core/options.ts";
+import { isError, isOpaque, read } from "../core/thrown.ts";
 import { type MeasureOptions, type Tracer, checkMeasures, listen, measureOptions, trace } from "./listen.ts";
 import { type Book, type Labels, type Measure, allMeasures, depths, keep, measures } from "./measures.ts";
 
@@ -117,7 +118,13 @@ function spans<Context, S extends SpanLike>(
   const fail = (span: S, error: unknown) => {
     span.setAttributes({ "error.type": typeOf(error) });
     span.setStatus({ code: failed });
-    if (recordErrors) span.recordException(error instanceof Error ? error : String(error));
+    if (!recordErrors) return;
+    try {
+      span.recordException(isError(error) ? error : message(error));
+    } catch {
+      // It reads more of it than we do.
+      span.recordException(message(error));
+    }
   };
 
   /** A span from the start to the end of what is traced, and the parent of whatever is begun inside. */
@@ -242,13 +249,14 @@ function spans<Context, S extends SpanLike>(
 
 /** The code, which says what happened; never the message, which may say to whom. */
 function typeOf(error: unknown): string {
-  if (!(error instanceof Error)) return typeof error;
-  const { code } = error as { code?: unknown };
-  return typeof code === "string" && code !== "" ? code : error.name;
+  if (!isError(error)) return typeof error;
+  const [code, name] = [read(error, "code"), read(error, "name")];
+  if (typeof code === "string" && code !== "") return code;
+  return typeof name === "string" && name !== "" ? name : "Error";
 }
 
 function endOf(error: unknown): string {
-  const code = error instanceof HoldfastError ? error.code : undefined;
+  const code = !isOpaque(error) && error instanceof HoldfastError ? error.code : undefined;
   if (code === "HF_COMMIT_UNKNOWN") return "unknown";
   if (code === "HF_LOCK_NOT_AVAILABLE") return "busy";
   return code === "HF_LOCK_TIMEOUT" ? "timeout" : "rollback";

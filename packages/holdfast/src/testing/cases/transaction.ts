@@ -60,6 +60,32 @@ export const transactionCases = suite("transaction", {
     assert.equal(await count(ground, name), 0);
   },
 
+  "passes on whatever the body throws, as it is": async (ground) => {
+    const name = await table(ground);
+    const { proxy, revoke } = Proxy.revocable({}, {});
+    revoke();
+    const trap = Object.defineProperty(new Error("no"), "code", {
+      get() {
+        throw new Error("it was looked at");
+      },
+    });
+    const odd: unknown[] = [undefined, null, "", 0, Symbol("s"), Object.create(null), proxy, trap];
+    for (const thrown of [...odd, Object.freeze(new Error("frozen")), Promise.resolve("kept")]) {
+      const running = ground.hf.transaction(async (tx) => {
+        await tx.query(insert(name));
+        throw thrown;
+      });
+      // Boxed: what is resolved to a promise is resolved to what that is resolved to.
+      const found = await running.then(
+        () => assert.fail("it has to throw"),
+        (error: unknown) => ({ error }),
+      );
+      // A revoked proxy can be compared, and nothing else.
+      assert.ok(Object.is(found.error, thrown), `the ${typeof thrown} that was thrown was replaced`);
+    }
+    assert.equal(await count(ground, name), 0);
+  },
+
   "undoes only the nested part when a nested body throws": nested(async (ground) => {
     const { hf } = ground;
     const name = await table(ground);

@@ -1,5 +1,5 @@
 /** What a thread and the explorer say to each other. */
-import { inspect } from "node:util";
+import { isError, message, read } from "../../core/thrown.ts";
 
 /** What the thread that is held back may do. It sleeps until there is one. */
 export const verdict = { none: 0, go: 1, again: 2, giveUp: 3, free: 4 } as const;
@@ -53,22 +53,21 @@ export interface Thrown {
 }
 
 export function thrown(error: unknown, depth = 0): Thrown {
-  if (!(error instanceof Error)) return { name: "Error", message: text(error), stack: undefined, more: {} };
-  const { name, message, stack, cause } = error;
-  const more = Object.entries(error).filter(
-    ([key, value]) => !["name", "message", "stack", "cause"].includes(key) && Object(value) !== value,
-  );
-  const plain = more.filter(([, value]) => typeof value !== "symbol");
+  if (!isError(error)) return { name: "Error", message: message(error), stack: undefined, more: {} };
+  const [name, stack, cause] = [read(error, "name"), read(error, "stack"), read(error, "cause")];
+  // What can be read, and can go to another thread.
+  const more = Object.keys(error)
+    .filter((key) => !["name", "message", "stack", "cause"].includes(key))
+    .map((key) => [key, read(error, key)] as const)
+    .filter(([, value]) => Object(value) !== value && typeof value !== "symbol");
   return {
-    name,
-    message,
-    stack,
-    more: Object.fromEntries(plain),
+    name: typeof name === "string" ? name : "Error",
+    message: message(error),
+    stack: typeof stack === "string" ? stack : undefined,
+    more: Object.fromEntries(more),
     ...(cause === undefined || depth > 4 ? {} : { cause: thrown(cause, depth + 1) }),
   };
 }
-
-const text = (value: unknown) => (typeof value === "string" ? value : inspect(value));
 
 export function revived({ name, message, stack, more, cause }: Thrown): Error {
   const error = new Error(message, cause ? { cause: revived(cause) } : undefined);

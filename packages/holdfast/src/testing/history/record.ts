@@ -1,6 +1,7 @@
 /** Writes down what a stress run does: in memory, or in a file for each process, which outlives a SIGKILL. */
 import { closeSync, fstatSync, openSync, readFileSync, writeSync } from "node:fs";
 import { UsageError, message } from "../../core/errors.ts";
+import { read } from "../../core/thrown.ts";
 import { type History, type Operation, plain, recorded } from "./operation.ts";
 
 export interface RecorderOptions {
@@ -65,7 +66,7 @@ const nothingKept = new Set([
  * error is one after which the operation may have taken effect.
  */
 export function certainlyNothing(error: unknown): boolean {
-  const code = typeof error === "object" && error !== null && "code" in error ? error.code : undefined;
+  const code = read(error, "code");
   return typeof code === "string" && nothingKept.has(code);
 }
 
