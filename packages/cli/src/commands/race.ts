@@ -1,6 +1,6 @@
 import { type Command, InvalidArgumentError } from "commander";
 import type { ExploreOptions } from "holdfast/testing";
-import { whole } from "../options.ts";
+import { milliseconds, whole } from "../options.ts";
 
 export type Isolation = Extract<ExploreOptions["isolation"], string>;
 
@@ -53,8 +53,8 @@ export function race(program: Command): void {
       "--url <url>",
       "the database that functions are given (default: HOLDFAST_URL, DATABASE_URL, or a PostgreSQL of its own)",
     )
-    .option("--preemptions <n>", "at most so many switches", whole(0))
-    .option("--max-ms <ms>", "time for each scenario", whole(1))
+    .option("--preemptions <n>", "at most so many switches", whole(0, 1000))
+    .option("--max-ms <ms>", "time for each scenario", milliseconds(1))
     .option("--isolation <level...>", "try all of it at each of these levels")
     .option("--replay <order>", "only the order that a report named", order)
     .option("--seed <n>", "of the orders that are tried at random", whole(0))
