@@ -19,6 +19,7 @@ import { schedule } from "./commands/schedule.ts";
 import { stock } from "./commands/stock.ts";
 import { top } from "./commands/top.ts";
 import { complain, exitCodes } from "./failure.ts";
+import { printJsonError } from "./json.ts";
 
 const { version }: { version: string } = JSON.parse(
   readFileSync(new URL("../package.json", import.meta.url), "utf8"),
@@ -29,7 +30,11 @@ const program = new Command("holdfast")
   .version(version)
   .showHelpAfterError("`holdfast --help` lists the commands.")
   // A mistake in what was typed, as any other reason for which nothing could be done.
-  .exitOverride(({ exitCode }) => process.exit(exitCode === 0 ? exitCodes.ok : exitCodes.failed));
+  .exitOverride(({ exitCode, message }) => {
+    if (exitCode === 0) process.exit(exitCodes.ok);
+    printJsonError({ message: message.replace(/^error: /, ""), exitCode: exitCodes.failed });
+    process.exit(exitCodes.failed);
+  });
 
 for (const register of [
   demo,
@@ -54,6 +59,7 @@ for (const register of [
 
 try {
   await program.parseAsync();
+  printJsonError();
 } catch (error) {
   complain(error);
 }
