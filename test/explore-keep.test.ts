@@ -7,56 +7,7 @@ import mysql from "mysql2/promise";
 import { Client, Pool } from "pg";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
-import { root } from "./harness/command.ts";
-import { type ChildProcess, spawn } from "node:child_process";
-import { eventually } from "./harness/wait.ts";
-
-/** Another process, that inserts numbers until it is ended. `anew`: over a new connection for each. */
-class Writer implements AsyncDisposable {
-  readonly #child: ChildProcess;
-  #written = 0;
-
-  constructor(url: string, table: string, anew: boolean) {
-    this.#child = spawn(
-      process.execPath,
-      [`${root}test/workers/writer.ts`, url, table, anew ? "anew" : "kept"],
-      { stdio: ["pipe", "pipe", "inherit"] },
-    );
-    let rest = "";
-    this.#child.stdout?.on("data", (chunk: Buffer) => {
-      const lines = (rest + chunk.toString()).split("\n");
-      rest = lines.pop() ?? "";
-      for (const line of lines) this.#written = Number(line);
-    });
-  }
-
-  /** Rows whose COMMIT was answered. */
-  get written(): number {
-    return this.#written;
-  }
-
-  /** When so many more are in. */
-  async more(n: number): Promise<void> {
-    const from = this.#written;
-    await eventually(() => {
-      if (this.#written < from + n) throw new Error(`${this.#written} rows, and ${from + n} are awaited`);
-    });
-  }
-
-  /** Returns how many there are. */
-  async end(): Promise<number> {
-    if (this.#child.exitCode === null) {
-      const over = new Promise((resolve) => this.#child.once("close", resolve));
-      this.#child.stdin?.end();
-      await over;
-    }
-    return this.#written;
-  }
-
-  async [Symbol.asyncDispose](): Promise<void> {
-    await this.end();
-  }
-}
+import { LiveWriter } from "./harness/live-writer.ts";
 
 describe.each(["postgres", "postgresOld"] as const)("%s", (server) => {
   const reason = unavailable(server);
@@ -322,7 +273,7 @@ describe.each(["postgres", "postgresOld"] as const)("%s", (server) => {
     });
 
     test("come and go: nothing of another table is lost, and its numbers go on", async () => {
-      await using writer = new Writer(database.url, "aside", true);
+      await using writer = new LiveWriter(database.url, "aside", true);
       await writer.more(1);
       await explore("beside", {
         db: fromPg(pool),
@@ -347,7 +298,7 @@ describe.each(["postgres", "postgresOld"] as const)("%s", (server) => {
       ["the same table", one("UPDATE aside SET n = n WHERE n = 0")],
       ["whatever a function writes", one("SELECT note('beside')")],
     ])("stay: it is refused, and nothing of theirs is lost, %s", async (_, act) => {
-      await using writer = new Writer(database.url, "aside", false);
+      await using writer = new LiveWriter(database.url, "aside");
       await writer.more(3);
       await expect(run(act)).rejects.toThrow(
         /others are at work in this database \(session \d+ of postgres \(live writer\)\).*use a database of its own.*`reset`/,
@@ -358,10 +309,10 @@ describe.each(["postgres", "postgresOld"] as const)("%s", (server) => {
     });
 
     test("come in the middle: it ends, and nothing of theirs is lost", async () => {
-      let writer: Writer | undefined;
+      let writer: LiveWriter | undefined;
       await expect(
         run(one("INSERT INTO aside (n) VALUES (-1)"), async () => {
-          writer ??= new Writer(database.url, "aside", false);
+          writer ??= new LiveWriter(database.url, "aside");
           await writer.more(1);
         }),
       ).rejects.toThrow("others are at work");
@@ -457,7 +408,7 @@ describe.each(["mariadb", "mysql"] as const)("%s", (server) => {
   });
 
   test("others come and go: nothing of another table is lost", async () => {
-    await using writer = new Writer(database.url, "aside", true);
+    await using writer = new LiveWriter(database.url, "aside", true);
     await writer.more(1);
     await run(
       () => pool.query("UPDATE person SET used = used + 1"),
@@ -473,7 +424,7 @@ describe.each(["mariadb", "mysql"] as const)("%s", (server) => {
   });
 
   test("others stay: it is refused, and nothing of theirs is lost", async () => {
-    await using writer = new Writer(database.url, "aside", false);
+    await using writer = new LiveWriter(database.url, "aside");
     await writer.more(3);
     await expect(run(() => pool.query("UPDATE aside SET n = n WHERE n = 0"))).rejects.toThrow(
       /others are at work in this database \(session \d+ of /,

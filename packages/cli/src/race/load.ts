@@ -3,9 +3,10 @@ import { existsSync, statSync } from "node:fs";
 import { basename, resolve } from "node:path";
 import { pathToFileURL } from "node:url";
 import type { Scenario } from "holdfast/testing";
+import { Failure } from "../failure.ts";
 
 export interface RaceContext {
-  /** The database that the scenario is to use. */
+  /** The database that the scenario is to use. DATABASE_URL says the same. */
   readonly url: string;
 }
 
@@ -13,6 +14,8 @@ export interface RaceContext {
 export interface RaceScenario extends Scenario {
   /** Default: the name of the export. */
   readonly name?: string;
+  /** It has made the database of `db` for itself, so that whatever is in it may be changed. */
+  readonly ownDatabase?: boolean;
   /** Called at the end: closes clients, drops tables. */
   readonly close?: () => Promise<unknown>;
 }
@@ -34,12 +37,17 @@ export const example = `export const quota = ({ url }) => {
   return { db: fromPg(pool), actors, invariant, close: () => pool.end() };
 };`;
 
+/** Before anything is made for it. */
+export function checkFile(file: string): void {
+  const path = resolve(file);
+  if (!existsSync(path) || !statSync(path).isFile()) throw new Failure(`There is no file ${file}.`);
+}
+
 export async function load(file: string): Promise<Entry[]> {
   const path = resolve(file);
-  if (!existsSync(path) || !statSync(path).isFile()) throw new Error(`there is no file ${file}`);
   const entries = entriesOf(await exportsOf(file, path), basename(path));
   if (entries.length === 0)
-    throw new Error(
+    throw new Failure(
       `${file} exports no scenario. Expected is an object with \`actors\` and \`invariant\`, or a function that makes one:\n\n${example}\n`,
     );
   return entries;
@@ -49,7 +57,7 @@ async function exportsOf(file: string, path: string): Promise<Readonly<Record<st
   try {
     return await import(pathToFileURL(path).href);
   } catch (error) {
-    throw new Error(`${file} could not be loaded: ${whyNot(error)}`, { cause: error });
+    throw new Failure(`${file} could not be loaded: ${whyNot(error)}`, { cause: error });
   }
 }
 

@@ -36,8 +36,10 @@ interface Sequence {
 }
 
 export async function keep(connection: SqlConnection): Promise<Kept> {
-  const { rows } = await connection.query(sql`SELECT clock_timestamp()::text AS since`);
-  const since = String(rows[0]?.["since"]);
+  const { rows } = await connection.query(
+    sql`SELECT ${mark} AS mark FROM pg_stat_activity WHERE datname = current_database()`,
+  );
+  const before: ReadonlySet<unknown> = new Set(rows.map((row) => row["mark"]));
   const tables = await tablesOf(connection);
   const sequences = await sequencesOf(connection);
   const reach = await Reach.of(connection);
@@ -53,7 +55,7 @@ export async function keep(connection: SqlConnection): Promise<Kept> {
           each.tables.some((oid) => oids.has(oid)) ||
           [each.name, each.name.split(".")[1] ?? ""].some((name) => written.sequences.has(name)),
       );
-      const alone = () => refuseOthers(connection, since, ours, oids === "anything");
+      const alone = () => refuseOthers(connection, before, ours, oids === "anything");
       if (touched.length + asked.length === 0) return alone();
       await inTransaction(connection, async () => {
         // An actor that left its transaction open is told; and nobody writes between the look and what follows.
@@ -98,22 +100,24 @@ async function mayReplicate(connection: SqlConnection): Promise<boolean> {
   }
 }
 
+/** Another one with every statement of a session, from its beginning. */
+const mark = sql`pid::text || ' ' || coalesce(query_start::text, '')`;
+
 /**
  * Other people's sessions in this database that have done anything since: what they wrote into the same tables could not be told
  * from what the actors did. Sessions of other users hide what they do.
  */
 async function refuseOthers(
   connection: SqlConnection,
-  since: string,
+  before: ReadonlySet<unknown>,
   { ports }: OurSessions,
   anything: boolean,
 ): Promise<void> {
   const { rows } = await connection.query(sql`
     SELECT pid, pid = pg_backend_pid() AS self, usename AS name, application_name AS application, client_port AS port,
-      state IS NULL AS hidden, current_user AS me
+      state IS NULL AS hidden, state = 'idle' AS idle, ${mark} AS mark, current_user AS me
     FROM pg_stat_activity WHERE datname = current_database() AND usename IS NOT NULL
-      AND (backend_type IS NULL OR backend_type = 'client backend' OR backend_type LIKE 'logical replication%')
-      AND (pid = pg_backend_pid() OR state IS NULL OR state <> 'idle' OR state_change > ${since}::timestamptz)`);
+      AND (backend_type IS NULL OR backend_type = 'client backend' OR backend_type LIKE 'logical replication%')`);
   const self = rows.find((row) => row["self"] === true);
   if (!ports.has(Number(self?.["port"]))) {
     // Something stands between: nobody here can be known by the port.
@@ -122,7 +126,9 @@ async function refuseOthers(
       "explore: what the actors write is not known from their statements (a trigger, a function, several at once), and this process cannot know its own sessions through what stands between it and the server: say with `reset` how the data is brought back",
     );
   }
-  const others = rows.filter((row) => row["self"] !== true && !ports.has(Number(row["port"])));
+  const others = rows
+    .filter((row) => row["idle"] !== true || !before.has(row["mark"]))
+    .filter((row) => row["self"] !== true && !ports.has(Number(row["port"])));
   if (others.length === 0) return;
   const named = others.slice(0, 3).map((row) => {
     const application = row["application"] ? ` (${String(row["application"])})` : "";
