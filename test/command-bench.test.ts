@@ -312,6 +312,25 @@ describe("on MariaDB", () => {
   const reason = unavailable("mariadb");
   beforeEach(({ skip }) => skip(reason !== undefined, reason));
 
+  test("a user who may not create a database is told so, and nothing of one that was never made", async () => {
+    const server = await mysql.createConnection(serverUrl("mariadb"));
+    const name = `bench_${randomBytes(6).toString("hex")}`;
+    try {
+      await server.query(`CREATE USER ${name} IDENTIFIED BY '${password}'`);
+      const url = new URL(serverUrl("mariadb"));
+      url.username = name;
+      url.password = password;
+      url.pathname = "/";
+      const { code, err } = await command(["bench", "locks", ...quick, "--yes", "--url", url.href]);
+      expect(code).toBe(2);
+      expect(err).toMatch(/^holdfast: .* may not create a database/m);
+      expect(err).not.toMatch(/could not be removed|holdfast_bench_[0-9a-f]/);
+    } finally {
+      await server.query(`DROP USER IF EXISTS ${name}`);
+      await server.end();
+    }
+  });
+
   test("the locks run in a database of their own, which is gone afterwards; a killed run's is removed", async () => {
     const server = await mysql.createConnection(serverUrl("mariadb"));
     try {

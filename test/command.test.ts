@@ -62,6 +62,24 @@ describe.each(all.filter((verb) => verb !== "exec"))("%s", (verb) => {
   });
 });
 
+describe.each(all)("%s", (verb) => {
+  test("a number that is too large: the most is named", async () => {
+    const { out } = await command([verb, "--help"]);
+    const paths = [[verb], ...verbsOf(out).map((sub) => [verb, sub])];
+    for (const path of paths) {
+      const { out: help } = await command([...path, "--help"]);
+      for (const [, option = ""] of help.matchAll(/^ {2}(--[a-z-]+) <(?:n|ms|id|version)> /gm)) {
+        if (option === "--id" || option === "--find") continue;
+        const { code, err } = await command([...path, option, "99999999999999999999"]);
+        expect(code, err).toBe(2);
+        expect(err, [...path, option].join(" ")).toMatch(
+          / is invalid\. It must be a .*number.* from -?[\d.]+ to \d+\.$/m,
+        );
+      }
+    }
+  });
+});
+
 describe.each(all.filter((verb) => !apart.has(verb)))("%s, and no server", (verb) => {
   test("nobody there, or nothing that is a database: one clear line, no stack", async () => {
     // A port that was free a moment ago.

@@ -322,7 +322,7 @@ test("what cannot be run is said in one line, with exit code 2", async () => {
   }
   const mistakes: readonly (readonly [string[], string])[] = [
     [["--only", "quotas"], "Allowed choices are quota, last-item, transfers, jobs, cron"],
-    [["--callers", "0"], "It must be a whole number from 1."],
+    [["--callers", "0"], "It must be a whole number from 1 to 1000."],
   ];
   const answers: Outcome[] = await Promise.all(mistakes.map(([args]) => command(["demo", ...args])));
   for (const [i, { code, err }] of answers.entries()) {

@@ -682,10 +682,10 @@ describe("what is asked", () => {
     for (const name of ["PostgreSQL", "MySQL", "MariaDB", "SQLite", "fk-index", "galera"])
       expect(all.out).toContain(name);
     const one = await command(["doctor", "--list", "--json", "--url", "postgres://nowhere.invalid/x"]);
-    const [postgres, ...others] = JSON.parse(one.out) as {
-      kind: string;
-      checks: { id: string; title: string }[];
-    }[];
+    const { kinds } = JSON.parse(one.out) as {
+      kinds: { kind: string; checks: { id: string; title: string }[] }[];
+    };
+    const [postgres, ...others] = kinds;
     expect(others).toEqual([]);
     const ids = postgres?.checks.map(({ id }) => id) ?? [];
     expect(new Set(ids).size).toBe(ids.length);

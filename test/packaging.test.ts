@@ -261,7 +261,7 @@ describe("in a project that has nothing else", () => {
     expect(read(manifest.bin["holdfast"] as string)).toMatch(/^#!\/usr\/bin\/env node\n/);
     for (const args of [[], ["demo"], ["--help"]]) {
       const { code, output, errors } = await run(bare, process.execPath, [bin, ...args]);
-      expect(code).toBe(1);
+      expect(code).toBe(2);
       expect(output).toBe("");
       expect(errors.trimEnd().split("\n")).toHaveLength(1);
       expect(errors).toContain("npm install --save-dev @holdfast/cli");

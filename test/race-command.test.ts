@@ -61,8 +61,8 @@ interface Told {
 }
 
 const reports = ({ code, out, err }: Outcome): { code: number | null; told: Told[] } => {
-  expect(out, err).toMatch(/^\[/);
-  return { code, told: JSON.parse(out) as Told[] };
+  expect(out, err).toMatch(/^\{.*\}\n$/);
+  return { code, told: (JSON.parse(out) as { scenarios: Told[] }).scenarios };
 };
 
 describe("a file with a race in it", () => {
@@ -135,8 +135,8 @@ test("without a URL it brings a server of its own", async () => {
   expect(err).toContain("on a PostgreSQL of its own");
 });
 
-test("scenarios with a database of their own; one that cannot run does not hide the others", async () => {
-  const env = { OBJECTS_URL: database.url };
+test("scenarios on what DATABASE_URL says; one that cannot run does not hide the others", async () => {
+  const env = { DATABASE_URL: database.url };
   const { code, told } = reports(await race(["test/races/command/objects.ts", "--json"], env));
   expect(code).toBe(2);
   expect(told).toMatchObject([
@@ -150,7 +150,7 @@ test("scenarios with a database of their own; one that cannot run does not hide 
 
 describe("what cannot be run ends with 2, and says why", () => {
   test.each([
-    ["no file", ["nowhere.ts"], "there is no file nowhere.ts"],
+    ["no file", ["nowhere.ts"], "There is no file nowhere.ts."],
     ["no scenario", ["test/races/command/none.ts"], "export const quota = ({ url }) => {"],
     ["several to replay", [quota, "--replay", "A2B2"], "--only which one (locked, naive)"],
     ["no number", [quota, "--preemptions", "few"], "whole number from 0"],

@@ -1,59 +1,10 @@
 #!/usr/bin/env node
-import { readFileSync } from "node:fs";
-import { Command } from "commander";
-import { audit } from "./commands/audit.ts";
-import { bench } from "./commands/bench.ts";
-import { completion } from "./commands/completion.ts";
-import { demo } from "./commands/demo.ts";
-import { doctor } from "./commands/doctor.ts";
-import { exec } from "./commands/exec.ts";
-import { hold } from "./commands/hold.ts";
-import { keys } from "./commands/keys.ts";
-import { kill } from "./commands/kill.ts";
-import { locks } from "./commands/locks.ts";
-import { migrate } from "./commands/migrate.ts";
-import { queue } from "./commands/queue.ts";
-import { quota } from "./commands/quota.ts";
-import { race } from "./commands/race.ts";
-import { schedule } from "./commands/schedule.ts";
-import { stock } from "./commands/stock.ts";
-import { top } from "./commands/top.ts";
-import { complain, exitCodes } from "./failure.ts";
+// Nothing else is imported before this is known: an older Node may not even be able to read the rest.
+import { tooOld } from "./node-version.ts";
 
-const { version }: { version: string } = JSON.parse(
-  readFileSync(new URL("../package.json", import.meta.url), "utf8"),
-);
-
-const program = new Command("holdfast")
-  .description("Makes code that checks, then writes, exact under concurrency.")
-  .version(version)
-  .showHelpAfterError("`holdfast --help` lists the commands.")
-  // A mistake in what was typed, as any other reason for which nothing could be done.
-  .exitOverride(({ exitCode }) => process.exit(exitCode === 0 ? exitCodes.ok : exitCodes.failed));
-
-for (const register of [
-  demo,
-  doctor,
-  race,
-  locks,
-  top,
-  kill,
-  exec,
-  hold,
-  keys,
-  bench,
-  migrate,
-  queue,
-  schedule,
-  quota,
-  stock,
-  audit,
-  completion,
-])
-  register(program);
-
-try {
-  await program.parseAsync();
-} catch (error) {
-  complain(error);
+const why = tooOld();
+if (why === undefined) await import("./program.ts");
+else {
+  console.error(`holdfast: ${why}`);
+  process.exitCode = 2;
 }

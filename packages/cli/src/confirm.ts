@@ -1,4 +1,5 @@
-import { Failure } from "./failure.ts";
+import { Failure, Interrupted, exitCodes } from "./failure.ts";
+import { note, printJson } from "./terminal.ts";
 
 /** Asks, unless the answer was given on the command line. Nobody there to be asked: it must have been. */
 export async function confirmed(question: string, yes: boolean | undefined): Promise<boolean> {
@@ -9,8 +10,14 @@ export async function confirmed(question: string, yes: boolean | undefined): Pro
   try {
     return await confirm({ message: question, default: false }, { output: process.stderr });
   } catch (error) {
-    // Ctrl-C at the question.
-    if (error instanceof Error && error.name === "ExitPromptError") return false;
+    if (error instanceof Error && error.name === "ExitPromptError") throw new Interrupted();
     throw error;
   }
+}
+
+/** The answer was no. */
+export function declined(json: boolean | undefined): void {
+  note("Nothing was done.");
+  if (json) printJson({ done: false });
+  process.exitCode = exitCodes.no;
 }

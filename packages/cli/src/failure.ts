@@ -1,5 +1,6 @@
 /** How a verb that could not do its work ends: one line for people, and a code for scripts. */
 import { describe } from "./describe.ts";
+import { type JsonError, printJsonError } from "./json.ts";
 
 /**
  * 0: it did what it was asked, and all is well. 1: it did, and the answer is no (something was found, the lock was busy).
@@ -23,13 +24,30 @@ export class Failure extends Error {
 /** Ctrl-C. */
 export class Interrupted extends Error {}
 
+/** To whoever reads, and to whatever does. */
 export function complain(error: unknown): void {
-  if (error instanceof Interrupted) {
-    process.exitCode = exitCodes.stopped;
-    return;
-  }
-  console.error(`holdfast: ${describe(error)}`);
-  process.exitCode = error instanceof Failure ? error.exitCode : exitCodes.failed;
+  const told = jsonErrorOf(error);
+  process.exitCode = told.exitCode;
+  // Who has stopped it knows.
+  if (!(error instanceof Interrupted)) console.error(`holdfast: ${told.message}`);
+  printJsonError(told);
+}
+
+/** As `--json` has it. */
+export function jsonErrorOf(error: unknown): JsonError {
+  if (error instanceof Interrupted) return { message: "It was stopped.", exitCode: exitCodes.stopped };
+  return {
+    message: describe(error),
+    exitCode: error instanceof Failure ? error.exitCode : exitCodes.failed,
+    code: codeOf(error),
+  };
+}
+
+/** Of Holdfast's own errors: what others call theirs depends on the driver. */
+function codeOf(error: unknown): string | undefined {
+  const { code, cause } = (error ?? {}) as { code?: unknown; cause?: unknown };
+  if (typeof code === "string" && code.startsWith("HF_")) return code;
+  return error instanceof Failure ? codeOf(cause) : undefined;
 }
 
 /** Aborts with Ctrl-C or SIGTERM; the second time, the process ends at once. */

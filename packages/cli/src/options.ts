@@ -4,19 +4,17 @@ export function whole(least: number, most = Number.MAX_SAFE_INTEGER): (text: str
   return (text) => {
     const value = Number(text);
     if (!/^-?\d+$/.test(text.trim()) || !Number.isSafeInteger(value) || value < least || value > most)
-      throw new InvalidArgumentError(
-        `It must be a whole number from ${least}${most < Number.MAX_SAFE_INTEGER ? ` to ${most}` : ""}.`,
-      );
+      throw new InvalidArgumentError(`It must be a whole number from ${least} to ${most}.`);
     return value;
   };
 }
 
-/** A whole number of milliseconds. The most is what servers and timers take. */
-export function milliseconds(least: number): (text: string) => number {
+/** A whole number of milliseconds. The most is what servers and timers take, and what the library does. */
+export function milliseconds(least: number, most = 2 ** 31 - 1 - 60_000): (text: string) => number {
   return (text) => {
     const value = Number(text);
-    if (text.trim() === "" || !Number.isInteger(value) || value < least || value > 2 ** 31 - 1)
-      throw new InvalidArgumentError(`It must be a whole number of milliseconds from ${least}.`);
+    if (text.trim() === "" || !Number.isInteger(value) || value < least || value > most)
+      throw new InvalidArgumentError(`It must be a whole number of milliseconds from ${least} to ${most}.`);
     return value;
   };
 }

@@ -3,6 +3,8 @@ import { stripVTControlCharacters } from "node:util";
 import Table from "cli-table3";
 import picocolors from "picocolors";
 
+export { printJson } from "./json.ts";
+
 export type Colors = ReturnType<typeof picocolors.createColors>;
 
 /** Continuous integration counts as a terminal for picocolors; here it does not. isTTY is undefined if it is none. */
@@ -46,20 +48,6 @@ export function table(
     .split("\n")
     .map((line) => line.trimEnd())
     .join("\n");
-}
-
-/** What a terminal may take for an order, or shows nothing of, and JSON does not escape by itself. */
-const unseen = /[\x7f-\x9f\p{Cf}\p{Zl}\p{Zp}\p{Co}]/gu;
-const escaped = (text: string): string =>
-  text
-    .split("")
-    .map((unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`)
-    .join("");
-
-/** One JSON document. */
-export function printJson(value: unknown): void {
-  const text = JSON.stringify(value, undefined, process.stdout.isTTY ? 2 : undefined);
-  process.stdout.write(`${text.replace(unseen, escaped)}\n`);
 }
 
 export function print(text = ""): void {

@@ -1,5 +1,6 @@
 /** Which database a verb is about. */
 import type { Command } from "commander";
+import { Failure } from "./failure.ts";
 
 export interface UrlOption {
   readonly url?: string;
@@ -19,13 +20,49 @@ export function urlOption(command: Command): Command {
 }
 
 export function given(url: string | undefined): Given | undefined {
-  if (url !== undefined) return { url, by: "--url" };
+  const found = url === undefined ? inVariables() : { url, by: "--url" };
+  if (found) refuseUnencoded(found);
+  return found;
+}
+
+function inVariables(): Given | undefined {
   for (const by of variables) {
-    const found = process.env[by];
-    if (found) return { url: found, by };
+    const url = process.env[by];
+    if (url) return { url, by };
   }
   return undefined;
 }
+
+/** Of a user and a password: what would end them, or begin something else. */
+const encoded = { "#": "%23", "?": "%3F", "/": "%2F", "@": "%40", "%": "%25" } as const;
+
+/**
+ * A password with such a character in it is cut there, and the rest is taken for the host or the database: at best for none,
+ * at worst for another one. Nothing of it is shown.
+ */
+function refuseUnencoded({ url, by }: Given): void {
+  const [, rest] = /^[a-z][a-z0-9+.-]*:\/\/(.*)$/is.exec(url) ?? [];
+  if (rest === undefined || /^(?:file|sqlite):/i.test(url)) return;
+  const end = /[/?#]/.exec(rest)?.index ?? rest.length;
+  const login = rest.slice(0, Math.max(0, rest.slice(0, end).lastIndexOf("@")));
+  // Unencoded in the name of the database or of a parameter, it can only be the one before the host.
+  const [path = ""] = rest.slice(end).split("?");
+  const names = rest.slice(end + path.length).replaceAll(/=[^&]*/g, "");
+  const cut = /@/.test(path) || /@/.test(names) || (login === "" && !URL.canParse(url) && rest.includes("@"));
+  const whole = cut ? rest.slice(0, rest.lastIndexOf("@")) : login;
+  const found = new Set(whole.match(/[#?/@]|%(?![0-9a-f]{2})/gi) as (keyof typeof encoded)[] | null);
+  // One more at the end of the password is read as what it is.
+  if (!cut) found.delete("@");
+  if (found.size > 0)
+    throw new Failure(
+      `The user or the password in ${by} holds ${listOf([...found].map((each) => `"${each}"`))}, which means something else in a URL: percent-encode it (${[...found].map((each) => `${each} is ${encoded[each]}`).join(", ")}).`,
+    );
+  if (rest.includes("#"))
+    throw new Failure(`${by} holds "#", after which a URL says nothing: percent-encode it (# is %23).`);
+}
+
+const listOf = (words: readonly string[]): string =>
+  words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
 
 /** Whoever has the wrong variable set should see it, but not the password in the log. */
 export function withoutSecrets(url: string): string {

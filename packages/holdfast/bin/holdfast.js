@@ -25,7 +25,7 @@ if (file === undefined) {
   console.error(
     "The holdfast command is in another package: npm install --save-dev @holdfast/cli (or, without installing: npx @holdfast/cli demo)",
   );
-  process.exitCode = 1;
+  process.exitCode = 2;
 } else {
   await import(pathToFileURL(file).href);
 }

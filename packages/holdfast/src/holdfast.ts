@@ -14,6 +14,7 @@ import {
   retryPolicy,
 } from "./core/retry.ts";
 import type { Migrated, RoutineState } from "./core/routine.ts";
+import { checkRuntime } from "./core/runtime.ts";
 import type { LeaseInfo } from "./core/leases.ts";
 import { type Home, Scope, type Transaction, remember as rememberHome } from "./core/scope.ts";
 import { type Site, sites } from "./core/site.ts";
@@ -107,6 +108,7 @@ export class Holdfast<Native> {
     options: HoldfastOptions = {},
     guard?: (locks: readonly LockRequest[]) => void,
   ) {
+    checkRuntime();
     if (typeof database !== "object" || database === null || typeof database.engine?.begin !== "function") {
       throw new UsageError(
         "holdfast(…) takes what an adapter returns, e.g. holdfast(fromPg(pool)) with fromPg of holdfast/pg",

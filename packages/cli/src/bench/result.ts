@@ -1,6 +1,6 @@
 /** What is told in the end, to people and to programs. */
 import type { Machine } from "./measure.ts";
-import type { PlaceKind } from "./place.ts";
+import type { OwnKind } from "../own-database.ts";
 import { type Figures, type Suite, type Trial, byHand, naive, ours } from "./suite.ts";
 
 export interface ResultRow {
@@ -42,7 +42,7 @@ export interface BenchResult {
     readonly address?: string;
   };
   readonly roundTripMs: number;
-  readonly place: { readonly what: PlaceKind; readonly name: string };
+  readonly place: { readonly what: OwnKind; readonly name: string };
   readonly connections: number;
   readonly seconds: number;
   /** The one that the callers ran on. */

@@ -1,24 +1,15 @@
 /** `holdfast bench`: what Holdfast costs on somebody's server, next to what is written by hand, and to doing it wrong. */
 import type { BenchOptions } from "../commands/bench.ts";
-import { confirmed } from "../confirm.ts";
-import { describe } from "../describe.ts";
+import { confirmed, declined } from "../confirm.ts";
 import { within } from "../doctor/bounded.ts";
 import { Failure, Interrupted, exitCodes, interruptible } from "../failure.ts";
+import { OwnDatabase, type OwnKind, dropStatement, leftovers, tidy } from "../own-database.ts";
 import { type Server, connect } from "../server.ts";
 import { note, print, printJson } from "../terminal.ts";
 import { unless } from "../unless.ts";
 import { given } from "../url.ts";
 import { type Timing, machine, roundCount, roundTrip } from "./measure.ts";
-import {
-  type Place,
-  type PlaceKind,
-  checkRoom,
-  dropStatement,
-  leftovers,
-  makePlace,
-  placeKind,
-  removeLeftover,
-} from "./place.ts";
+import { type Place, checkRoom, makePlace, placeKind } from "./place.ts";
 import { type BenchResult, type SuiteResult, suiteResult } from "./result.ts";
 import { Screen } from "./screen.ts";
 import type { Figures, Opened, Suite, Trial } from "./suite.ts";
@@ -44,10 +35,11 @@ export async function runBench(names: readonly string[], options: BenchOptions):
   const signal = AbortSignal.any([interrupt.signal, unread.signal]);
   const screen = new Screen(options.json);
   const left: string[] = [];
+  let begun = false;
   try {
-    const result = await bench(wanted, options, screen, signal, left);
+    const result = await bench(wanted, options, screen, signal, left, () => (begun = true));
     if (!result) {
-      note("Nothing was done.");
+      declined(options.json);
       return exitCodes.no;
     }
     screen.end({ ...result, left });
@@ -56,8 +48,9 @@ export async function runBench(names: readonly string[], options: BenchOptions):
   } catch (error) {
     screen.clear();
     if (!(error instanceof Interrupted)) throw error;
-    note(left.length > 0 ? "Stopped." : "Stopped; what was made for it is removed.");
-    return exitCodes.stopped;
+    note(left.length > 0 || !begun ? "Stopped." : "Stopped; what was made for it is removed.");
+    if (unread.signal.aborted) return exitCodes.stopped;
+    throw error;
   } finally {
     process.stdout.off("error", onError);
   }
@@ -66,15 +59,15 @@ export async function runBench(names: readonly string[], options: BenchOptions):
 function list(wanted: readonly Suite[], json: boolean | undefined): void {
   const on = (suite: Suite): string[] => ["PostgreSQL", ...(suite.mysql ? ["MySQL", "MariaDB"] : [])];
   if (json) {
-    printJson(
-      wanted.map((suite) => ({
+    printJson({
+      suites: wanted.map((suite) => ({
         suite: suite.name,
         about: suite.about,
         contestants: suite.contestants,
         on: on(suite),
         needsDatabase: suite.needsDatabase,
       })),
-    );
+    });
     return;
   }
   for (const [i, suite] of wanted.entries()) {
@@ -89,7 +82,7 @@ function list(wanted: readonly Suite[], json: boolean | undefined): void {
 function choose(
   wanted: readonly Suite[],
   server: Server,
-  what: PlaceKind,
+  what: OwnKind,
 ): { readonly chosen: Suite[]; readonly leftOut: { suite: string; why: string }[] } {
   const leftOut: { suite: string; why: string }[] = [];
   const chosen = wanted.filter((suite) => {
@@ -144,6 +137,7 @@ async function bench(
   screen: Screen,
   signal: AbortSignal,
   left: string[],
+  begun: () => void,
 ): Promise<BenchResult | undefined> {
   const { connections, seconds, yes, url } = options;
   await using cleanup = new AsyncDisposableStack();
@@ -167,15 +161,17 @@ async function bench(
     if (!(await confirmed(question, yes))) return undefined;
     if (yes) note(question.replace(/^Run/, "Running").replace(/\?$/, "."));
   }
-  const removed = await tidy(server, yes);
+  const removed = await tidy(server, await leftovers(server, "bench"), yes);
   signal.throwIfAborted();
 
-  const place = await makePlace(server, what, connections, cleanup, (kind, name, why) => {
-    left.push(name);
+  const own = new OwnDatabase(server, "bench", what, (each, why) => {
+    left.push(each.name);
     process.stderr.write(
-      `holdfast: the ${kind} ${name} on ${server.shown} could not be removed: ${why}. Run holdfast bench again, which offers to, or: ${dropStatement(kind, name)}\n`,
+      `holdfast: the ${each.what} ${each.name} on ${server.shown} could not be removed: ${why}. Run holdfast bench again, which offers to, or: ${dropStatement(each)}\n`,
     );
   });
+  begun();
+  const place = await makePlace(server, own, connections, cleanup);
   signal.throwIfAborted();
   const head = {
     server: { kind: server.kind, version, ...(!embedded && { address: server.shown }) },
@@ -219,26 +215,6 @@ async function ping(server: Server, signal: AbortSignal): Promise<number> {
     signal,
     roundTrip(() => session.query("SELECT 1"), 200, 1000),
   );
-}
-
-/** What runs left behind that were killed. */
-async function tidy(server: Server, yes: boolean | undefined): Promise<string[]> {
-  const found = await leftovers(server);
-  if (found.length === 0) return [];
-  const names = found.map(({ what, name }) => `the ${what} ${name}`).join(", ");
-  if (!(await confirmed(`An earlier run was killed, and left ${names} on ${server.shown}. Remove it?`, yes)))
-    return [];
-  const removed: string[] = [];
-  for (const each of found) {
-    try {
-      await removeLeftover(server, each);
-      removed.push(each.name);
-      note(`Removed ${each.name}, which an earlier run had left.`);
-    } catch (error) {
-      note(`Could not remove ${each.name}: ${describe(error)}`);
-    }
-  }
-  return removed;
 }
 
 /** How long whatever is under way may take to end, before its sessions are ended for it. */

@@ -22,7 +22,7 @@ Examples:
 export function audit(program: Command): void {
   urlOption(program.command("audit"))
     .description("What was changed by hand, by whom, and what became of it.")
-    .option("--limit <n>", "how many lines, the newest first", whole(1), 50)
+    .option("--limit <n>", "how many lines, the newest first", whole(1, 10_000), 50)
     .option("--before <id>", "only lines before this one", whole(1))
     .option("--target <target>", "only of this, as it is shown, e.g. queue:emails")
     .option("--json", "print one JSON document")

@@ -35,8 +35,8 @@ export function demo(program: Command): void {
     .command("demo")
     .description("Show five classic races, as the code is often written and fixed, on a real PostgreSQL.")
     .addOption(new Option("--only <race...>", "only these races").choices(raceNames))
-    .option("--processes <n>", "OS processes that call at once", whole(1), 5)
-    .option("--callers <n>", "concurrent callers in each of them", whole(1), 6)
+    .option("--processes <n>", "OS processes that call at once", whole(1, 1000), 5)
+    .option("--callers <n>", "concurrent callers in each of them", whole(1, 1000), 6)
     .option(
       "--url <url>",
       "a PostgreSQL to run on, in a database that is dropped again (default: a server of its own)",

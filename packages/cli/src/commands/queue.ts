@@ -30,7 +30,7 @@ Examples:
   holdfast queue show emails --json | jq -r '.failed[].error'`,
     })
       .argument("<name>")
-      .option("--limit <n>", "how many failed jobs", whole(1), 20)
+      .option("--limit <n>", "how many failed jobs", whole(1, 100_000), 20)
       .option("--after <id>", "failed jobs after this one", whole(0)),
     async ([name], options) => (await load()).show(name as string, options),
   );

@@ -18,7 +18,7 @@ function definition(command: Command): Command {
         "refill",
       ]),
     )
-    .option("--parts <n>", "of sliding-parts", whole(1))
+    .option("--parts <n>", "of sliding-parts", whole(1, 1000))
     .option("--time-zone <zone>", "whose days, weeks and months (default: UTC)");
 }
 
@@ -64,7 +64,7 @@ Examples:
       .argument("<name>", "of the quota")
       .argument("[subject]")
       .option("--after <subject>", "subjects after this one")
-      .option("--page <n>", "how many subjects, or entries", whole(1)),
+      .option("--page <n>", "how many subjects, or entries", whole(1, 10_000)),
     async ([name, subject], options) =>
       (await load()).show(name as string, subject as string | undefined, options),
   );
@@ -80,7 +80,7 @@ Examples:
       .argument("<name>", "of the quota")
       .argument("<subject>")
       .option("--before <version>", "entries before this version", whole(1))
-      .option("--page <n>", "how many entries", whole(1), 50),
+      .option("--page <n>", "how many entries", whole(1, 10_000), 50),
     async ([name, subject], options) => (await load()).history(name as string, subject as string, options),
   );
 
@@ -98,7 +98,7 @@ Examples:
       ).argument("<amount>", "how many", whole(1)),
     )
       .option("--expires <date>", "a date, or a span from now: 30d", moment(1))
-      .option("--priority <n>", "lower ones are used first", whole(-1_000_000)),
+      .option("--priority <n>", "lower ones are used first", whole(-1_000_000, 1_000_000)),
     async ([name, subject, amount], options) =>
       (await load()).grant(name as string, subject as string, amount as number, options),
   );

@@ -1,6 +1,6 @@
-import { type Command, InvalidArgumentError } from "commander";
+import { type Command, InvalidArgumentError, Option } from "commander";
 import type { ExploreOptions } from "holdfast/testing";
-import { whole } from "../options.ts";
+import { milliseconds, whole } from "../options.ts";
 
 export type Isolation = Extract<ExploreOptions["isolation"], string>;
 
@@ -14,12 +14,12 @@ export interface RaceOptions {
   readonly replay?: string;
   readonly seed?: number;
   readonly bail?: true;
+  readonly empty?: true;
+  readonly inPlace?: true;
+  readonly yes?: true;
   readonly json?: true;
   readonly html?: string;
 }
-
-/** Options are the caller's mistakes as much as a file that is not there is. */
-const couldNotRun = 2;
 
 const examples = `
 The file exports scenarios, or functions that make one for the database that they are given:
@@ -35,13 +35,19 @@ The file exports scenarios, or functions that make one for the database that the
     };
   }
 
+It writes to no database of yours: it makes one of its own, on the server that --url, HOLDFAST_URL or DATABASE_URL names, as a
+copy of the database there; that is what functions are given, and what DATABASE_URL says while they run. It is removed
+afterwards, also after Ctrl-C. --in-place asks before it runs in yours, and only while nobody else is in it.
+
 Examples:
   holdfast race quota.race.ts
   holdfast race quota.race.ts --isolation read-committed serializable
   holdfast race quota.race.ts --only quota --replay 'A2B4A2'
   holdfast race quota.race.ts --html report.html --max-ms 60000
+  holdfast race quota.race.ts --url postgres://app@localhost/shop_test --in-place
 
-The exit code is 0 if no race was found, 1 if one was, and 2 if something could not be run.`;
+The exit code is 0 if no race was found, 1 if one was or the question was answered with no, 2 if something could not be run,
+and 130 if it was stopped.`;
 
 export function race(program: Command): void {
   const command = program
@@ -51,19 +57,21 @@ export function race(program: Command): void {
     .option("--only <name...>", "only these scenarios")
     .option(
       "--url <url>",
-      "the database that functions are given (default: HOLDFAST_URL, DATABASE_URL, or a PostgreSQL of its own)",
+      "the database that a copy is made of (default: HOLDFAST_URL, DATABASE_URL, or a PostgreSQL of its own)",
     )
-    .option("--preemptions <n>", "at most so many switches", whole(0))
-    .option("--max-ms <ms>", "time for each scenario", whole(1))
+    .addOption(new Option("--empty", "an empty database in place of a copy").conflicts("inPlace"))
+    .option("--in-place", "run in the database that --url names, and not in a copy of it; asks first")
+    .option("--yes", "do not ask")
+    .option("--preemptions <n>", "at most so many switches", whole(0, 1000))
+    .option("--max-ms <ms>", "time for each scenario", milliseconds(1))
     .option("--isolation <level...>", "try all of it at each of these levels")
     .option("--replay <order>", "only the order that a report named", order)
     .option("--seed <n>", "of the orders that are tried at random", whole(0))
     .option("--bail", "stop at the first race")
-    .option("--json", "print the reports as one JSON array")
+    .option("--json", "print one JSON document")
     .option("--html <file>", "write a report with the schedules drawn")
     .addHelpText("after", examples)
-    .showHelpAfterError("`holdfast race --help` lists the options.")
-    .exitOverride(({ exitCode }) => process.exit(exitCode === 0 ? 0 : couldNotRun));
+    .showHelpAfterError("`holdfast race --help` lists the options.");
   command.action(async (file: string, options: RaceOptions) => {
     const isolation = options.isolation && levels(options.isolation);
     if (isolation?.length === 0)

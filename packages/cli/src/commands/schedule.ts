@@ -26,7 +26,7 @@ Examples:
   holdfast schedule show nightly-report --limit 5 --json`,
     })
       .argument("<name>")
-      .option("--limit <n>", "how many runs, the newest first", whole(1), 20),
+      .option("--limit <n>", "how many runs, the newest first", whole(1, 1_000_000), 20),
     async ([name], options) => (await load()).show(name as string, options),
   );
   for (const [verb, description] of [

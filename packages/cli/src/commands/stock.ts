@@ -62,7 +62,7 @@ Examples:
     )
       .option("--location <location>", "only there")
       .option("--source <source>", "only from there, e.g. ORDER")
-      .option("--page <n>", "how many", whole(1), 50)
+      .option("--page <n>", "how many", whole(1, 10_000), 50)
       .option("--next <place>", "what the page before named"),
     async ([sku], options) => (await load()).history(sku as string | undefined, options),
   );

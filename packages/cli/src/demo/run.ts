@@ -47,7 +47,8 @@ export async function runDemo(options: DemoOptions): Promise<number> {
     screen.clear();
     if (!(error instanceof Interrupted)) throw error;
     note("Stopped.");
-    return exitCodes.stopped;
+    if (unread.signal.aborted) return exitCodes.stopped;
+    throw error;
   } finally {
     process.stdout.off("error", onError);
   }

@@ -86,7 +86,7 @@ function list(options: DoctorOptions): number {
       .filter(({ id }) => wanted(id, options))
       .map(({ id, title }) => ({ id, title })),
   }));
-  if (options.json) printJson(found);
+  if (options.json) printJson({ kinds: found });
   else print(listed(found, { width: process.stdout.columns ?? 100, colors: colorsOf(process.stdout) }));
   return exitCodes.ok;
 }

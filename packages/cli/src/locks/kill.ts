@@ -2,8 +2,9 @@
 import { readFileSync, statSync } from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
 import type { KillOptions } from "../commands/kill.ts";
-import { confirmed } from "../confirm.ts";
+import { confirmed, declined } from "../confirm.ts";
 import { Failure, exitCodes } from "../failure.ts";
+import { keepJsonError } from "../json.ts";
 import { type Server, connect, fileOf } from "../server.ts";
 import { note, print, printJson } from "../terminal.ts";
 import { type Entry, type Look, look, plainName } from "./look.ts";
@@ -174,8 +175,7 @@ export async function killSessions(ids: readonly string[], options: KillOptions)
     targets.length === 1 ? `session ${targets[0]?.session.id}` : `these ${targets.length} sessions`;
   const verb = way === "cancel" ? `Cancel what ${which} does?` : `End ${which}?`;
   if (!(await confirmed(verb, options.yes))) {
-    note("Nothing was done.");
-    process.exitCode = exitCodes.no;
+    declined(options.json);
     return;
   }
   const killed: Killed[] = [];
@@ -183,7 +183,7 @@ export async function killSessions(ids: readonly string[], options: KillOptions)
     const result = await end(server, target, way, options.patience, note);
     killed.push(result);
     if (!options.json) print(outcome(result));
-    if (result.done === "none") process.exitCode = exitCodes.no;
+    if (result.done === "none") process.exitCode ||= exitCodes.no;
   }
   if (options.json) printJson({ sessions: killed });
 }
@@ -191,6 +191,7 @@ export async function killSessions(ids: readonly string[], options: KillOptions)
 function complainOf(text: string): void {
   process.stderr.write(`holdfast: ${text}\n`);
   process.exitCode = exitCodes.failed;
+  keepJsonError({ message: text, exitCode: exitCodes.failed });
 }
 
 /** A file has no server that could end anybody. */

@@ -1,10 +1,8 @@
 /** Changes: somebody says yes, and the audit has who did what, and what became of it. */
 import { hostname, userInfo } from "node:os";
 import { audited } from "holdfast/audit";
-import { confirmed } from "../confirm.ts";
-import { exitCodes } from "../failure.ts";
+import { confirmed, declined } from "../confirm.ts";
 import type { Server } from "../server.ts";
-import { note } from "../terminal.ts";
 import { type PlaceOptions, userOf } from "./place.ts";
 
 export interface ChangeOptions extends PlaceOptions {
@@ -58,9 +56,8 @@ export async function change<T>(
   return audited(server.hf, what, (line) => work({ actor, line }));
 }
 
-export async function agreed(question: string, { yes }: ChangeOptions): Promise<boolean> {
+export async function agreed(question: string, { yes, json }: ChangeOptions): Promise<boolean> {
   if (await confirmed(question, yes)) return true;
-  note("Nothing was done.");
-  process.exitCode = exitCodes.no;
+  declined(json);
   return false;
 }

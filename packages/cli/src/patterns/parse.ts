@@ -12,11 +12,17 @@ const units: Readonly<Record<string, number>> = {
   w: 604_800_000,
 };
 
+/** A hundred years, as the library has it. */
+const longest = 36_500 * 86_400_000;
+
 const notThat = "It is a date such as 2026-05-01, or a span such as 30d, 12h or 15m.";
 
 function spanOf(text: string): number | undefined {
   const [, amount, unit] = /^(\d+)([smhdw])$/.exec(text) ?? [];
-  return amount === undefined ? undefined : Number(amount) * (units[unit ?? ""] ?? 0);
+  if (amount === undefined) return undefined;
+  const ms = Number(amount) * (units[unit ?? ""] ?? 0);
+  if (ms > longest) throw new InvalidArgumentError(`A span is at most ${longest / 86_400_000}d.`);
+  return ms;
 }
 
 /** A date, or how long ago: `30d`, `12h`. */

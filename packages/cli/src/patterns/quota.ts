@@ -446,6 +446,8 @@ async function repair(
   options: ChangeOptions,
 ): Promise<number | undefined> {
   const [one] = wrong;
+  // What was found is printed either way, in one document.
+  const { json: _, ...asked } = options;
   const done = await change(
     server,
     {
@@ -454,7 +456,7 @@ async function repair(
       target: wrong.length === 1 && one ? ["quota", name, one.subject] : ["quota", name],
       details: { wrong: wrong.slice(0, 100) },
     },
-    options,
+    asked,
     async () => {
       let n = 0;
       for (const { subject } of wrong)

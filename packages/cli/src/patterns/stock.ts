@@ -6,7 +6,8 @@ import {
   stock as stockOf,
   stocks,
 } from "holdfast/stock";
-import { Failure, exitCodes } from "../failure.ts";
+import { Failure, exitCodes, jsonErrorOf } from "../failure.ts";
+import { keepJsonError } from "../json.ts";
 import type { Server } from "../server.ts";
 import { note, print, printJson } from "../terminal.ts";
 import { type ChangeOptions, change } from "./change.ts";
@@ -21,11 +22,11 @@ interface BookOptions extends PlaceOptions {
   readonly onHandColumn?: string;
   readonly locationColumn?: string;
   readonly minColumn?: string;
+  readonly new?: true;
 }
 
 interface SpotOptions extends BookOptions, ChangeOptions {
   readonly location?: string;
-  readonly new?: true;
   readonly id?: string;
 }
 
@@ -62,9 +63,12 @@ async function opened({ hf }: Server, options: BookOptions, exact: boolean): Pro
   const name = options.name ?? "stock";
   const books = await stocks(hf);
   const book = books.find((each) => each.name === name);
-  if (!book && !own.levels && books.length > 0)
+  // The first one may be made by what is put in.
+  if (!book && !own.levels && (books.length > 0 || (options.name !== undefined && !options.new)))
     throw new Failure(
-      `There is no stock ${quoted(name)}. There are ${books.map((each) => quoted(each.name)).join(", ")}: choose with --name.`,
+      books.length === 0
+        ? `There is no stock ${quoted(name)}: there are none yet.`
+        : `There is no stock ${quoted(name)}. There are ${books.map((each) => quoted(each.name)).join(", ")}: choose with --name.`,
     );
   if (book?.elsewhere && !own.levels) {
     const where = `What is on hand of stock ${quoted(name)} is kept in a table of yours`;
@@ -112,9 +116,22 @@ export async function list(options: ListOptions): Promise<void> {
   await onServer("stock", options, async (server) => {
     const it = await opened(server, options, false);
     const levels = await select(it, options);
+    const { location } = options;
+    if (
+      levels.length === 0 &&
+      location !== undefined &&
+      (await it.levels({ location, limit: 1 })).length === 0
+    )
+      throw new Failure(`There is no stock at ${quoted(location)}.`);
+    const missing = (options.sku ?? []).filter((sku) => !levels.some((level) => level.sku === sku));
     const last = levels.length === options.limit ? levels.at(-1) : undefined;
     const next = last && { sku: last.sku, location: last.location };
+    const unknown =
+      missing.length > 0 && options.below === undefined && !next
+        ? new Failure(`There is no SKU ${missing.map(quoted).join(", ")}.`)
+        : undefined;
     if (options.json) {
+      if (unknown) keepJsonError(jsonErrorOf(unknown));
       printJson({ levels, next: next ?? null });
     } else if (levels.length === 0) {
       const narrowed = options.sku ?? options.location ?? options.below ?? options.after;
@@ -137,11 +154,7 @@ export async function list(options: ListOptions): Promise<void> {
       );
       if (next) note(`More: --after ${quoted(next.sku)} ${quoted(next.location)}`);
     }
-    const missing = (options.sku ?? []).filter((sku) => !levels.some((level) => level.sku === sku));
-    if (missing.length > 0 && options.below === undefined && !next) {
-      note(`Not known: ${missing.map(quoted).join(", ")}.`);
-      process.exitCode = exitCodes.no;
-    }
+    if (unknown) throw unknown;
   });
 }
 
@@ -290,6 +303,8 @@ export async function reconcile(
     }
     let repaired = false;
     if (findings.length > 0 && options.repair) {
+      // What was found is printed either way, in one document.
+      const { json: _, ...asked } = options;
       const done = await change(
         server,
         {
@@ -303,7 +318,7 @@ export async function reconcile(
           ],
           details: { findings: findings.slice(0, 100).map(({ text }) => text) },
         },
-        options,
+        asked,
         async ({ actor }) => {
           const { repaired: mended, findings: then } = await it.reconcile({
             ...which,

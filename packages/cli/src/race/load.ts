@@ -6,8 +6,10 @@ import { types } from "node:util";
 import type { Scenario } from "holdfast/testing";
 import { describe } from "../describe.ts";
 
+import { Failure } from "../failure.ts";
+
 export interface RaceContext {
-  /** The database that the scenario is to use. */
+  /** The database that the scenario is to use. DATABASE_URL says the same. */
   readonly url: string;
 }
 
@@ -15,6 +17,8 @@ export interface RaceContext {
 export interface RaceScenario extends Scenario {
   /** Default: the name of the export. */
   readonly name?: string;
+  /** It has made the database of `db` for itself, so that whatever is in it may be changed. */
+  readonly ownDatabase?: boolean;
   /** Called at the end: closes clients, drops tables. */
   readonly close?: () => Promise<unknown>;
 }
@@ -36,12 +40,17 @@ export const example = `export const quota = ({ url }) => {
   return { db: fromPg(pool), actors, invariant, close: () => pool.end() };
 };`;
 
+/** Before anything is made for it. */
+export function checkFile(file: string): void {
+  const path = resolve(file);
+  if (!existsSync(path) || !statSync(path).isFile()) throw new Failure(`There is no file ${file}.`);
+}
+
 export async function load(file: string): Promise<Entry[]> {
   const path = resolve(file);
-  if (!existsSync(path) || !statSync(path).isFile()) throw new Error(`there is no file ${file}`);
   const entries = entriesOf(await exportsOf(file, path), basename(path));
   if (entries.length === 0)
-    throw new Error(
+    throw new Failure(
       `${file} exports no scenario. Expected is an object with \`actors\` and \`invariant\`, or a function that makes one:\n\n${example}\n`,
     );
   return entries;
@@ -51,7 +60,7 @@ async function exportsOf(file: string, path: string): Promise<Readonly<Record<st
   try {
     return await import(pathToFileURL(path).href);
   } catch (error) {
-    throw new Error(`${file} could not be loaded: ${whyNot(error)}`, { cause: error });
+    throw new Failure(`${file} could not be loaded: ${whyNot(error)}`, { cause: error });
   }
 }
 

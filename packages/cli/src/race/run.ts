@@ -4,18 +4,18 @@ import { dirname, resolve } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { type ExploreOptions, type Scenario, explore } from "holdfast/testing";
 import type { Isolation, RaceOptions } from "../commands/race.ts";
+import { declined } from "../confirm.ts";
+import { Interrupted, exitCodes, jsonErrorOf } from "../failure.ts";
 import { unless } from "../unless.ts";
 import { htmlReport } from "./html.ts";
-import { type Entry, type RaceScenario, Wanted, isScenario, load } from "./load.ts";
+import { type Entry, type RaceScenario, Wanted, checkFile, isScenario, load } from "./load.ts";
 import { type Outcome, couldNotRun, ended, exitCodeOf } from "./outcome.ts";
-import { Place } from "./place.ts";
+import { type Place, type Told, openPlace } from "./place.ts";
 import { Screen } from "./screen.ts";
 
 export interface RunOptions extends Omit<RaceOptions, "isolation"> {
   readonly isolation: readonly Isolation[] | undefined;
 }
-
-class Interrupted extends Error {}
 
 /** For a scenario to end what it does, and to close what it opened. */
 const patienceMs = { interrupted: 2_000, closing: 10_000 };
@@ -26,29 +26,31 @@ export async function runRace(file: string, options: RunOptions): Promise<number
   const stop = new AbortController();
   const onSignal = (): void => {
     // Asked twice: whoever waits has lost patience, and a server of ours ends with this process anyway.
-    if (stop.signal.aborted) process.exit(130);
+    if (stop.signal.aborted) process.exit(exitCodes.stopped);
     stop.abort(new Interrupted());
   };
   // Node would end with 1, which says that there is a race. It stays: pools that nobody closed throw when the server goes.
   process.on("uncaughtException", (error) => stop.abort(error));
   process.on("SIGINT", onSignal);
   process.on("SIGTERM", onSignal);
+  // The terminal was closed: what was made goes all the same.
+  process.on("SIGHUP", onSignal);
   try {
-    const { outcomes, left } = await new Race(file, options, screen, stop.signal).run();
+    const ran = await new Race(file, options, screen, stop).run();
+    if (!ran) {
+      declined(options.json);
+      return exitCodes.no;
+    }
+    const { outcomes, left, database } = ran;
     if (options.html !== undefined) {
       await write(options.html, htmlReport(file, outcomes, left));
       screen.note(`Report: ${options.html}`);
     }
-    screen.end(outcomes, left);
+    screen.end(outcomes, left, database);
     return exitCodeOf(outcomes);
   } catch (error) {
-    screen.clear();
-    if (error instanceof Interrupted) {
-      screen.note("Stopped.");
-      return 130;
-    }
     screen.complain(error);
-    return 2;
+    return jsonErrorOf(error).exitCode;
   } finally {
     await screen.flush();
   }
@@ -60,46 +62,74 @@ async function write(file: string, text: string): Promise<void> {
   await writeFile(path, text);
 }
 
+interface Ran {
+  readonly outcomes: Outcome[];
+  /** How many were not run, since another one failed. */
+  readonly left: number;
+  readonly database: Told;
+}
+
 class Race {
   readonly #file: string;
   readonly #options: RunOptions;
   readonly #screen: Screen;
+  readonly #stop: AbortController;
   readonly #signal: AbortSignal;
-  readonly #place: Place;
   readonly #wanted: Wanted;
   /** Of scenarios that share what they close: once, when all are done. */
   readonly #closers = new Map<NonNullable<RaceScenario["close"]>, RaceScenario>();
 
-  constructor(file: string, options: RunOptions, screen: Screen, signal: AbortSignal) {
+  constructor(file: string, options: RunOptions, screen: Screen, stop: AbortController) {
     this.#file = file;
     this.#options = options;
     this.#screen = screen;
-    this.#signal = signal;
-    this.#place = new Place({ url: options.url, say: (note) => screen.note(note) });
+    this.#stop = stop;
+    this.#signal = stop.signal;
     this.#wanted = new Wanted(options.only);
   }
 
-  /** `left`: how many were not run, since another one failed. */
-  async run(): Promise<{ outcomes: Outcome[]; left: number }> {
+  /** Undefined: it was not wanted. */
+  async run(): Promise<Ran | undefined> {
+    checkFile(this.#file);
+    const { url, empty, inPlace, yes } = this.#options;
+    const opening = openPlace({
+      file: this.#file,
+      url,
+      empty,
+      inPlace,
+      yes,
+      say: (note) => this.#screen.note(note),
+      stop: (reason) => this.#stop.abort(reason),
+    });
+    try {
+      const place = await unless(this.#signal, opening);
+      return place && (await this.#in(place));
+    } finally {
+      await (await opening.catch(() => undefined))?.[Symbol.asyncDispose]();
+    }
+  }
+
+  async #in(place: Place): Promise<Ran> {
+    this.#screen.guard();
     const all = await unless(this.#signal, load(this.#file));
     const entries = this.#wanted.among(all);
     if (this.#options.replay !== undefined && entries.length > 1 && !this.#options.only)
       throw new Error(`--replay is for one scenario: say with --only which one (${names(all)})`);
     try {
-      return await this.#each(entries, all);
+      return { ...(await this.#each(place, entries, all)), database: place.told };
     } finally {
       for (const [, scenario] of this.#closers) await this.#close(scenario).catch(() => {});
-      await this.#place[Symbol.asyncDispose]();
     }
   }
 
   async #each(
+    place: Place,
     entries: readonly Entry[],
     all: readonly Entry[],
-  ): Promise<{ outcomes: Outcome[]; left: number }> {
+  ): Promise<Omit<Ran, "database">> {
     const outcomes: Outcome[] = [];
     for (const [i, entry] of entries.entries()) {
-      const outcome = await this.#one(entry);
+      const outcome = await this.#one(place, entry);
       if (!outcome) continue;
       outcomes.push(outcome);
       this.#screen.outcome(outcome);
@@ -112,16 +142,17 @@ class Race {
   }
 
   /** Undefined: it turned out not to be one that was asked for. */
-  async #one(entry: Entry): Promise<Outcome | undefined> {
+  async #one(place: Place, entry: Entry): Promise<Outcome | undefined> {
     const { key } = entry;
     let named = { key, name: entry.title };
     let scenario: RaceScenario | undefined;
     let outcome: Outcome | undefined;
     try {
-      scenario = await unless(this.#signal, this.#make(entry));
+      scenario = await unless(this.#signal, this.#make(place, entry));
       named = { key, name: scenario.name ?? entry.title };
       if (!this.#wanted.has(key, named.name)) return undefined;
-      outcome = ended(named, await this.#explore(named.name, scenario));
+      await unless(this.#signal, place.check(scenario));
+      outcome = ended(named, await this.#explore(place, named.name, scenario));
     } catch (error) {
       this.#signal.throwIfAborted();
       outcome = couldNotRun(named, error);
@@ -132,9 +163,8 @@ class Race {
     return outcome;
   }
 
-  async #make({ key, source }: Entry): Promise<RaceScenario> {
-    const made: unknown =
-      typeof source === "function" ? await source({ url: await this.#place.url() }) : source;
+  async #make(place: Place, { key, source }: Entry): Promise<RaceScenario> {
+    const made: unknown = typeof source === "function" ? await source({ url: await place.url() }) : source;
     if (!isScenario(made))
       throw new Error(
         `the function ${key} returned no scenario, which is an object with \`actors\` and \`invariant\`; every function that is exported and takes at most one argument is called`,
@@ -143,10 +173,11 @@ class Race {
     return made;
   }
 
-  async #explore(name: string, scenario: RaceScenario) {
+  async #explore(place: Place, name: string, scenario: RaceScenario) {
     const onProgress: ExploreOptions["onProgress"] = (progress) => {
       // So that it ends in order, with its connections as they were.
       this.#signal.throwIfAborted();
+      place.look();
       this.#screen.progress(name, progress);
       scenario.onProgress?.(progress);
     };

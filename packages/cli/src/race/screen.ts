@@ -2,8 +2,11 @@
 import { stripVTControlCharacters } from "node:util";
 import type { Progress } from "holdfast/testing";
 import { describe } from "../describe.ts";
+import { exitCodes, jsonErrorOf } from "../failure.ts";
+import { printJson, printJsonError } from "../json.ts";
 import { type Colors, colorsOf } from "../terminal.ts";
 import { type Outcome, asJson, replayCommand, summary } from "./outcome.ts";
+import type { Told } from "./place.ts";
 
 const often = 100;
 
@@ -21,8 +24,11 @@ export class Screen {
     this.#file = file;
     this.#json = json;
     this.#write = process.stdout.write.bind(process.stdout);
-    // What scenarios print must not end up in the document.
-    if (json) process.stdout.write = process.stderr.write.bind(process.stderr);
+  }
+
+  /** What scenarios print from now on must not end up in the document. */
+  guard(): void {
+    if (this.#json) process.stdout.write = process.stderr.write.bind(process.stderr);
   }
 
   #print(text: string): void {
@@ -39,9 +45,13 @@ export class Screen {
     process.stderr.write(`${this.#err.dim(text)}\n`);
   }
 
+  /** Whoever has stopped it knows. */
   complain(error: unknown): void {
     this.clear();
-    process.stderr.write(`holdfast: ${describe(error)}\n`);
+    const told = jsonErrorOf(error);
+    if (told.exitCode === exitCodes.stopped) this.note("Stopped.");
+    else process.stderr.write(`holdfast: ${told.message}\n`);
+    printJsonError(told, this.#write);
   }
 
   progress(name: string, progress: Progress): void {
@@ -69,14 +79,16 @@ export class Screen {
     if (command) this.#print(`${dim(command)}\n`);
   }
 
-  end(outcomes: readonly Outcome[], left: number): void {
+  end(outcomes: readonly Outcome[], left: number, database: Told): void {
     if (this.#json)
-      return this.#print(
-        JSON.stringify(
-          outcomes.map((outcome) => asJson(this.#file, outcome)),
-          undefined,
-          2,
-        ),
+      return printJson(
+        {
+          file: this.#file,
+          database,
+          scenarios: outcomes.map((outcome) => asJson(this.#file, outcome)),
+          notRun: left,
+        },
+        this.#write,
       );
     const { green, red } = this.#out;
     const well = outcomes.every(({ status }) => status === "ok");

@@ -42,11 +42,32 @@ export interface Wire<C extends Connection> {
   patience?(ms: number | undefined): string;
   /** Tables that are touched together, by foreign keys; with "*" those that may touch any, by triggers. */
   related(connection: C): Promise<readonly (readonly string[])[]>;
-  /** Keeps what is in the tables now, to bring it back as often as is wanted. */
+  /** Keeps what is in the tables now, to bring back what is written in them. */
   keep?(connection: C): Promise<Kept>;
 }
 
 export interface Kept {
-  restore(): Promise<void>;
+  /**
+   * Brings back what was written, as often as is wanted; nothing else is touched. Throws if somebody else is at work in this
+   * database, whose rows could be lost by it.
+   */
+  restore(written: Written, ours: OurSessions): Promise<void>;
   forget(): Promise<void>;
+}
+
+/** What statements may have written, as far as their text tells. */
+export interface Written {
+  /** Nothing is known of at least one of them. */
+  readonly anything: boolean;
+  /** Tables, in lower case, with their schema if it was there: "image", "shop.image". */
+  readonly tables: ReadonlySet<string>;
+  /** Functions that were called; which of them write, the server knows. */
+  readonly calls: ReadonlySet<string>;
+  /** Sequences that were asked by name. */
+  readonly sequences: ReadonlySet<string>;
+}
+
+/** Sessions of this process. */
+export interface OurSessions {
+  readonly ports: ReadonlySet<number>;
 }

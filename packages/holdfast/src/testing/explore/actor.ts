@@ -82,6 +82,8 @@ export interface Stage {
   caughtUp?(): Promise<void>;
   /** Everybody waits for somebody else. Absent: the server ends one of them. */
   stuck?(among: readonly Actor[], victim: number | undefined): void;
+  /** Runs the invariant, whose writes count too. Absent: nobody asks what was written. */
+  judge?<T>(work: () => Promise<T>): Promise<T>;
   /** Holds back from here on. `victim`: who is to be ended in a deadlock, where that can be chosen. */
   open(victim: number | undefined): void;
   close(): void;

@@ -22,7 +22,10 @@ export type Results = Readonly<Record<string, PromiseSettledResult<unknown>>>;
 export type Invariant = (results: Results) => unknown;
 
 export interface ExploreOptions {
-  /** Brings the data back to where every run starts. By default the rows of all tables, as they are at the beginning. */
+  /**
+   * Brings the data back to where every run starts. By default what the actors wrote is undone: in the tables that they
+   * wrote to, and nowhere else; and not at all while others are at work in this database.
+   */
   readonly reset?: () => Promise<unknown>;
   /** At most so many switches away from an actor that could have gone on. Default 3. */
   readonly preemptions?: number;
@@ -123,22 +126,43 @@ async function onSockets(name: string, scenario: Scenario, names: readonly strin
     const related =
       scenario.prune === false ? undefined : await errand((connection) => wire.related(connection));
     const ask = (ports: readonly number[]) => errand((connection) => wire.waiting(connection, ports));
-    const kept = scenario.reset ? undefined : await keep(database, wire, errand);
     const work = names.map((each) => scenario.actors[each] as () => Promise<unknown>);
     const sockets = new Sockets(wire, ask, work);
-    const reset = scenario.reset ?? (() => (kept as Kept).restore());
-    const explorer = new Explorer(name, { ...scenario, reset }, names, sockets, {
-      equivalence: new Equivalence(related),
-      victims: wire.patience !== undefined,
-    });
-    try {
-      return await explorer.levels((level) => (sockets.level = level));
-    } finally {
+    const exploring = async (reset: () => Promise<unknown>) => {
+      const explorer = new Explorer(name, { ...scenario, reset }, names, sockets, {
+        equivalence: new Equivalence(related),
+        victims: wire.patience !== undefined,
+      });
+      try {
+        return await explorer.levels((level) => (sockets.level = level));
+      } finally {
+        await sockets.end();
+      }
+    };
+    if (scenario.reset) return exploring(scenario.reset);
+    const kept = await keep(database, wire, errand).catch(async (error: unknown) => {
       await sockets.end();
-      await kept?.restore();
-      await kept?.forget();
-    }
+      throw error;
+    });
+    return bringingBack(kept, () => kept.restore(sockets.written, sockets.sessions), exploring);
   });
+}
+
+/** Also at the end. If that fails, whatever failed before it says more. */
+async function bringingBack<T>(
+  kept: Kept,
+  restore: () => Promise<void>,
+  work: (restore: () => Promise<void>) => Promise<T>,
+): Promise<T> {
+  try {
+    const [result] = await Promise.allSettled([work(restore)]);
+    const [restored] = await Promise.allSettled([restore()]);
+    if (result.status === "rejected") throw result.reason;
+    if (restored.status === "rejected") throw restored.reason;
+    return result.value;
+  } finally {
+    await kept.forget();
+  }
 }
 
 function namesOf(actors: object): string[] {
@@ -363,13 +387,9 @@ export class Explorer {
         );
       }
       try {
-        await ends(
-          (async () =>
-            this.#scenario.invariant(
-              Object.fromEntries(this.#names.map((each, i) => [each, run.results[i]])) as Results,
-            ))(),
-          "the invariant",
-        );
+        const results = Object.fromEntries(this.#names.map((each, i) => [each, run.results[i]])) as Results;
+        const judge = async () => this.#scenario.invariant(results);
+        await ends(this.#stage.judge?.(judge) ?? judge(), "the invariant");
         return { run };
       } catch (error) {
         return { run, error: error ?? new Error("the invariant threw nothing") };

@@ -7,9 +7,10 @@ import { type AsyncHook, AsyncLocalStorage, createHook } from "node:async_hooks"
 import type { Socket } from "node:net";
 import type { Isolation } from "../../core/database.ts";
 import { sites } from "../../core/site.ts";
-import type { Answer, Wire, WireReader } from "../../core/wire.ts";
+import type { Answer, OurSessions, Wire, WireReader, Written } from "../../core/wire.ts";
 import { Actor, type Stage, type Step, step } from "./actor.ts";
 import { type Listener, type Write, bytes, listen, readerOf, send, stopListening } from "./listen.ts";
+import { nothing, together, writtenBy } from "./written.ts";
 
 type Protocol = Omit<Wire<never>, "waiting" | "related" | "keep">;
 /** Of the sessions of these ports, those that wait, and for which. */
@@ -29,6 +30,8 @@ interface Line {
   told: Actor | undefined;
   /** What the session was told of ours. */
   settings: string;
+  /** An actor or the invariant has used it at all. */
+  theirs: boolean;
   /** Waits for the answer to a statement of ours, which the client does not see. */
   ours: { readonly reader: WireReader; readonly rows: Answer["rows"][number][]; done(): void } | undefined;
 }
@@ -57,6 +60,13 @@ export class Sockets implements Stage, Listener {
   readonly #awaits: AsyncHook;
   /** For what is no actor's. */
   readonly #aside = new Actor(-1, "");
+  /** For the invariant. */
+  readonly #judge = new Actor(-1, "");
+  /** Of this process, whatever they are used for. */
+  readonly #sockets = new Set<Socket>();
+  /** Statements of actors and of the invariant, which are looked at when somebody asks; they grow until then. */
+  #sent: { readonly text: string }[] = [];
+  #written = nothing;
   #open = false;
   #victim: number | undefined;
   /** Of the actors' transactions; undefined: as they come. */
@@ -67,7 +77,7 @@ export class Sockets implements Stage, Listener {
     this.#wire = wire;
     this.#ask = ask;
     this.#work = work;
-    this.#aside.over = true;
+    this.#aside.over = this.#judge.over = true;
     const init = (_: number, type: string) => {
       const actor = type === "PROMISE" ? present(this.#current.getStore()) : undefined;
       if (actor && actor.trail.push(sites.here(init, nearby)) > longest) actor.trail.splice(0, longest / 2);
@@ -101,6 +111,27 @@ export class Sockets implements Stage, Listener {
     );
     this.#lines.clear();
     stopListening();
+  }
+
+  /** The same for what counts as the actors' doing, when it is to be undone. */
+  judge<T>(work: () => Promise<T>): Promise<T> {
+    return this.#current.run(this.#judge, async () => work());
+  }
+
+  /** By actors and the invariant, so far. */
+  get written(): Written {
+    this.#written = together([this.#written, writtenBy(this.#sent.map(({ text }) => text))]);
+    this.#sent = [];
+    return this.#written;
+  }
+
+  get sessions(): OurSessions {
+    const ports = new Set<number>();
+    for (const socket of this.#sockets) {
+      if (socket.localPort === undefined || socket.destroyed) this.#sockets.delete(socket);
+      else ports.add(socket.localPort);
+    }
+    return { ports };
   }
 
   /** Not held back; what it sends is seen. */
@@ -139,6 +170,7 @@ export class Sockets implements Stage, Listener {
 
   /** Whether it is kept back. */
   writes(socket: Socket, args: Parameters<Write>): boolean {
+    if (socket.remotePort !== undefined) this.#sockets.add(socket);
     const known = this.#lines.get(socket);
     if (known?.held) {
       const more = known.reader.sent(bytes(args));
@@ -159,10 +191,17 @@ export class Sockets implements Stage, Listener {
       line.sent.step.text = line.reader.text?.() ?? line.sent.step.text;
       return false;
     }
+    // What is sent in nobody's name on a connection of theirs was queued there by them.
+    const theirs = here ? here !== this.#aside : line.theirs;
+    line.theirs ||= theirs;
     const actor = here === this.#aside ? here : (present(here) ?? present(line.user));
     // What passes is a part of something that is to come.
     if (actor && !actor.over && this.#open) line.user = actor;
-    if (text === undefined || !actor || actor.over || !this.#open) return false;
+    if (text === undefined || !actor || actor.over || !this.#open) {
+      // Of a long one, the last piece has all of it.
+      if (theirs && text) this.#sent.push({ text });
+      return false;
+    }
     this.#hold(line, actor, args, text);
     return true;
   }
@@ -173,6 +212,7 @@ export class Sockets implements Stage, Listener {
     const place = () => here.place ?? trail.findLast((site) => site.place)?.place;
     const held = { step: step(actor.index, text, place), actor, writes: [args] };
     line.held = held;
+    this.#sent.push(held.step);
     actor.asleep = false;
     const ready = () => {
       actor.held.push({
@@ -256,6 +296,7 @@ export class Sockets implements Stage, Listener {
       user: undefined,
       told: undefined,
       settings: "",
+      theirs: false,
       ours: undefined,
     };
     this.#lines.set(socket, line);

@@ -1,0 +1,179 @@
+/**
+ * Which tables a statement may have written, as far as its text tells. It is not a parser: where it cannot be sure, it says
+ * that it may have been anything. What triggers and functions do, the engine has to know.
+ */
+import type { Written } from "../../core/wire.ts";
+
+interface Token {
+  readonly kind: "word" | "quoted" | "string" | "mark";
+  /** Names in lower case and without their quotes. */
+  readonly text: string;
+}
+
+const pattern =
+  /\s+|--[^\n]*|\/\*[\s\S]*?\*\/|(?<string>'(?:[^']|'')*')|(?<quoted>"(?:[^"]|"")*"|`(?:[^`]|``)*`)|(?<word>[\p{L}_][\p{L}\p{N}_$]*)|\$?\d[\w.]*|(?<mark>[^])/gu;
+
+/** Undefined: it cannot be cut into words for sure. */
+function tokensOf(text: string): Token[] | undefined {
+  const tokens: Token[] = [];
+  for (const match of text.matchAll(pattern)) {
+    const { string, quoted, word, mark } = match.groups as Record<string, string | undefined>;
+    // Comments that some servers execute; quotes that end where somebody else's go on; texts between dollars.
+    if (match[0].startsWith("/*!") || string?.includes("\\'") || /^['"`$]$/.test(mark ?? ""))
+      return undefined;
+    if (string !== undefined) tokens.push({ kind: "string", text: string.slice(1, -1) });
+    else if (quoted !== undefined)
+      tokens.push({
+        kind: "quoted",
+        text: quoted
+          .slice(1, -1)
+          .replaceAll(/""|``/g, (two) => two[0] as string)
+          .toLowerCase(),
+      });
+    else if (word !== undefined) tokens.push({ kind: "word", text: word.toLowerCase() });
+    else if (mark !== undefined) tokens.push({ kind: "mark", text: mark });
+  }
+  return tokens;
+}
+
+/** Of these, what follows is looked at. */
+const looked = new Set(
+  "select,with,insert,replace,update,delete,merge,values,table,set,declare,fetch,do,(".split(","),
+);
+/** These write nothing. */
+const harmless = new Set(
+  "begin,start,commit,end,rollback,abort,savepoint,release,show,reset,lock,unlock,close,move,listen,unlisten,notify,deallocate".split(
+    ",",
+  ),
+);
+/** Before the name of the table. */
+const modifiers = new Set("low_priority,high_priority,delayed,quick,ignore,only,into,from".split(","));
+
+class Reader {
+  readonly tables = new Set<string>();
+  readonly calls = new Set<string>();
+  readonly sequences = new Set<string>();
+  anything = false;
+  readonly #tokens: readonly Token[];
+
+  constructor(tokens: readonly Token[]) {
+    this.#tokens = tokens;
+    const first = this.#word(0);
+    if (first === undefined || harmless.has(first)) return;
+    // A block of statements.
+    const block = first === "do" && tokens[2]?.text !== "(";
+    if (!looked.has(first) || block || this.#setsPath(first)) this.anything = true;
+    else for (let i = 0; i < tokens.length; i++) this.#look(i);
+  }
+
+  /** Undefined: there is none, or it is a value. A name in quotes is no word of the language. */
+  #word(i: number): string | undefined {
+    const token = this.#tokens[i];
+    return token?.kind === "word" || token?.kind === "mark" ? token.text : undefined;
+  }
+
+  /** From then on names mean something else. */
+  #setsPath(first: string): boolean {
+    return first === "set" && this.#tokens.some(({ text }) => text === "search_path");
+  }
+
+  #look(i: number): void {
+    const token = this.#tokens[i] as Token;
+    const called = this.#word(i + 1) === "(";
+    if (called && token.kind !== "mark" && token.kind !== "string") return this.#call(i, token.text);
+    const before = this.#word(i - 1) ?? "";
+    switch (token.kind === "word" ? token.text : "") {
+      case "insert":
+      case "replace":
+      case "merge":
+        return this.#name(i + 1);
+      case "update":
+        // FOR UPDATE, FOR NO KEY UPDATE, DO UPDATE, ON DUPLICATE KEY UPDATE.
+        return ["for", "key", "do"].includes(before) ? undefined : this.#names(i + 1, "set");
+      case "delete":
+        return this.#names(i + 1, "where");
+      default:
+    }
+  }
+
+  #call(i: number, name: string): void {
+    this.calls.add(name);
+    if (name === "set_config" && this.#tokens[i + 2]?.text === "search_path") this.anything = true;
+    if (name !== "nextval" && name !== "setval") return;
+    const asked = this.#tokens[i + 2];
+    if (asked?.kind === "string") this.sequences.add(asked.text.replaceAll('"', "").toLowerCase());
+    else this.anything = true;
+  }
+
+  /** All tables up to a word: some servers write to several at once. Those that are only joined count too. */
+  #names(from: number, end: string): void {
+    this.#name(from);
+    let depth = 0;
+    for (let i = from; i < this.#tokens.length && depth >= 0; i++) {
+      const word = this.#word(i);
+      if (word === "(") depth++;
+      else if (word === ")") depth--;
+      else if (depth === 0 && (word === end || word === "returning" || word === ";")) return;
+      else if (depth === 0 && [",", "join", "using", "from"].includes(word ?? "")) this.#name(i + 1);
+    }
+  }
+
+  #name(from: number): void {
+    let i = from;
+    while (modifiers.has(this.#word(i) ?? "")) i++;
+    const parts: string[] = [];
+    for (; ; i += 2) {
+      const token = this.#tokens[i];
+      if (token?.kind !== "word" && token?.kind !== "quoted") break;
+      parts.push(token.text);
+      if (this.#word(i + 1) !== ".") break;
+    }
+    // A dot that is a part of a name would be taken for one between two.
+    if (parts.length > 0 && !parts.some((part) => part.includes(".")))
+      this.tables.add(parts.slice(-2).join("."));
+    else this.anything = true;
+  }
+}
+
+export const nothing: Written = {
+  anything: false,
+  tables: new Set(),
+  calls: new Set(),
+  sequences: new Set(),
+};
+const unknown: Written = { ...nothing, anything: true };
+
+function readAll(text: string): Written {
+  const tokens = tokensOf(text);
+  // An empty one was prepared before anybody read along.
+  if (!tokens || text.trim() === "") return unknown;
+  const statements: Token[][] = [[]];
+  for (const token of tokens)
+    if (token.kind === "mark" && token.text === ";") statements.push([]);
+    else statements.at(-1)?.push(token);
+  return together(statements.map((each) => new Reader(each)));
+}
+
+export function together(all: readonly Written[]): Written {
+  const of = (set: "tables" | "calls" | "sequences") => new Set(all.flatMap((each) => [...each[set]]));
+  return {
+    anything: all.some(({ anything }) => anything),
+    tables: of("tables"),
+    calls: of("calls"),
+    sequences: of("sequences"),
+  };
+}
+
+const known = new Map<string, Written>();
+
+/** By all of these statements. */
+export function writtenBy(texts: Iterable<string>): Written {
+  if (known.size > 10_000) known.clear();
+  return together(
+    [...new Set(texts)].map((text) => {
+      const found = known.get(text) ?? readAll(text);
+      known.set(text, found);
+      return found;
+    }),
+  );
+}
