@@ -7,7 +7,6 @@ import { sql } from "holdfast";
 import { execute } from "holdfast/testing";
 import { confirmed } from "../confirm.ts";
 import { startPostgres } from "../embedded.ts";
-import { noSessions } from "../exec/grip.ts";
 import { Failure } from "../failure.ts";
 import { OwnDatabase, dropStatement, leftovers, tidy } from "../own-database.ts";
 import { type Server, type Session, connect, kindOf } from "../server.ts";
@@ -194,7 +193,8 @@ async function inPlace({ url }: Given, options: PlaceOptions): Promise<Place | u
   if (family === "mysql") await refuseBlind(server);
   const others = (await sessionsIn(server, family, name)).filter(({ self }) => !self);
   if (others.length > 0) throw notAlone(name, listOf(others));
-  const why = await noSessions(server.hf);
+  const { sessionLocks } = await server.hf.capabilities();
+  const why = typeof sessionLocks === "object" ? sessionLocks.why : undefined;
   if (why !== undefined)
     throw new Failure(
       `${server.shown}: who else is in "${name}" cannot be seen from here (${why}). Name the server itself, or leave --in-place out, and the scenarios are run in a copy.`,
