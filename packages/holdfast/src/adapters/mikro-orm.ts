@@ -27,6 +27,7 @@ import {
   type Mysql2Pool,
   type Mysql2PoolConnection,
   checkOutMysql2,
+  dropMysql2,
   mysql2Connection,
   roomOfMysql2,
   unwrapMysql2,
@@ -145,7 +146,7 @@ function onMysql(): Reach {
     method: "getConnection",
     connection: (raw, pool) => mysql2Connection(raw, killOf(pool)),
     connect: (pool, purpose) => checkOutMysql2((pool as CallbackPool).promise(), killOf(pool), purpose),
-    drop: (raw) => (raw as Raw).destroy(),
+    drop: (raw) => dropMysql2(raw as Raw),
     room: roomOfMysql2,
     unwrap: unwrapMysql2,
   };

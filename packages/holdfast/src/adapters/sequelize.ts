@@ -25,6 +25,7 @@ import {
   pgView,
   type PgClient,
   type PgFactory,
+  heardFromBirth,
   listenPg,
   pgConnection,
   unwrapPg,
@@ -81,7 +82,7 @@ interface Settings {
 interface ConnectionManager {
   readonly pool: Pool;
   readonly config: Settings;
-  readonly lib?: { readonly Client?: PgFactory["Client"] };
+  lib?: { readonly Client?: PgFactory["Client"] };
   getConnection(options: { useMaster: boolean }): Promise<RawConnection>;
   releaseConnection(connection: RawConnection): void;
   destroyConnection(connection: RawConnection): Promise<void>;
@@ -168,6 +169,7 @@ function onPostgres(manager: ConnectionManager): Reach {
     throw new UnsupportedError(
       "fromSequelize: `native: true` is not reached; leave it out, so that it is pg",
     );
+  listenFromBirth(manager);
   const factory = factoryOf(manager);
   return {
     engine: postgres,
@@ -182,6 +184,16 @@ function onPostgres(manager: ConnectionManager): Reach {
     refuses: ({ wait }) =>
       wait === "nowait" ? 'Sequelize cannot say NOWAIT; use `wait: 1`, or "skip"' : undefined,
   };
+}
+
+const listening = new WeakSet<object>();
+
+/** Sequelize makes clients itself, and listens to their errors only some turns after they have connected. */
+function listenFromBirth(manager: ConnectionManager): void {
+  const { lib } = manager;
+  if (!lib?.Client || listening.has(lib)) return;
+  manager.lib = Object.create(lib, { Client: { value: heardFromBirth(lib.Client) } }) as typeof lib;
+  listening.add(manager.lib);
 }
 
 function onMysql(manager: ConnectionManager): Reach {

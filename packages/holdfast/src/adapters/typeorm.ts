@@ -15,6 +15,7 @@ import { type ViewOptions, view } from "../core/view.ts";
 import {
   type Mysql2PoolConnection,
   checkOutMysql2,
+  dropMysql2,
   endMysql2,
   mysql2Connection,
   mysql2View,
@@ -161,7 +162,7 @@ function onMysql(dataSource: TypeormDataSource): Reach {
     end: endMysql2,
     view: mysql2View,
     async drop(runner, raw) {
-      (raw as Raw).destroy();
+      dropMysql2(raw as Raw);
       await runner.release();
     },
     room: () => {

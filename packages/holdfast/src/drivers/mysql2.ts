@@ -146,6 +146,12 @@ export function endMysql2(native: object): void {
   stream?.destroy(new Error("it was given up"));
 }
 
+/** The same for one of a pool, which is to forget it. */
+export function dropMysql2(native: { destroy(): void }): void {
+  endMysql2(native);
+  native.destroy();
+}
+
 export async function checkOutMysql2<C extends Mysql2PoolConnection>(
   pool: Mysql2Pool<C>,
   kill: Kill,
@@ -159,7 +165,7 @@ export async function checkOutMysql2<C extends Mysql2PoolConnection>(
     seal: seen.seal,
     release(broken) {
       seen.revoke();
-      if (broken) native.destroy();
+      if (broken) dropMysql2(native);
       else native.release();
     },
   };

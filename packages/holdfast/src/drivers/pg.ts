@@ -249,6 +249,16 @@ export function listenToClients(pool: PgPool): void {
   on?.call(pool, "acquire", (client: PgClient) => void pgConnection(client, options));
 }
 
+/** The same for who makes clients by itself, and listens to them a moment after they have connected. */
+export function heardFromBirth(Client: PgFactory["Client"]): PgFactory["Client"] {
+  return class extends Client {
+    constructor(options: object) {
+      super(options);
+      this.on("error", () => {});
+    }
+  };
+}
+
 export async function checkOutPg(
   pool: PgPool,
   options: object | undefined,

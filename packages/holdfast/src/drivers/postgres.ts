@@ -48,6 +48,35 @@ interface QueryOptions {
   onexecute?: (backend: Backend) => unknown;
 }
 
+/** As much of a query of postgres.js as is asked for here. */
+interface Asked {
+  readonly strings?: readonly string[];
+}
+
+type Then = (this: Asked, done?: (rows: unknown) => unknown, failed?: (error: unknown) => unknown) => unknown;
+
+const minded = new WeakSet<object>();
+
+/**
+ * As soon as postgres.js 3.4 has connected, it asks for the types of arrays. Nobody waits for the answer, so a session that is
+ * ended just then would end the process, by a rejection that is handled nowhere. Without an answer it goes on as with
+ * no types; that the connection is lost is told by whoever's statement it was opened for.
+ */
+function mindTypes(sql: PostgresPool): void {
+  if (minded.has(sql)) return;
+  minded.add(sql);
+  // Not sent: that takes somebody who waits for it.
+  const { prototype } = (sql.unsafe("SELECT 1") as object).constructor as { prototype: { then: Then } };
+  if (minded.has(prototype) || !Object.hasOwn(prototype, "then")) return;
+  minded.add(prototype);
+  const { then } = prototype;
+  // oxlint-disable-next-line unicorn/no-thenable -- it is one.
+  prototype.then = function (done, failed) {
+    const types = done && this.strings?.[0]?.includes("select b.oid, b.typarray") === true;
+    return then.call(this, done, types ? () => done([]) : failed);
+  };
+}
+
 /**
  * A connection taken out of the pool by its first statement.
  *
@@ -73,6 +102,7 @@ export class PostgresPin {
   #over = false;
 
   constructor(sql: PostgresPool, use: Purpose["use"]) {
+    mindTypes(sql);
     this.#sql = sql;
     this.#sticky = use === "session";
     this.lost = this.#lost.signal;

@@ -9,7 +9,7 @@ import {
 import type { Connection, Pinned, SessionLocks, Wait } from "../core/database.ts";
 import { LockLostError, NoConnectionError, UnsupportedError, message } from "../core/errors.ts";
 import { type Traces, emit, nextHold, traced } from "../core/events.ts";
-import { Silence, interruptible, within } from "../core/interrupt.ts";
+import { Silence, graceMs, interruptible, within } from "../core/interrupt.ts";
 import type { LockRequest } from "../core/key.ts";
 import { Queue } from "../core/queue.ts";
 import { Refused, refusal } from "../core/refused.ts";
@@ -163,18 +163,15 @@ export class Sessions<Native, C extends Connection> {
     for (const { key } of requests) member.keys.add(key.id);
     const { connection } = member.pinned;
     try {
-      const grant = await member.queue.run(
-        () =>
-          locks.take(connection, { locks: requests, wait: "nowait", names: [], joined: false, capabilities }),
-        signal,
-      );
+      const call = { locks: requests, wait: "nowait", names: [], joined: false, capabilities } as const;
+      const grant = await member.queue.run(() => answered(connection, locks.take(connection, call)), signal);
       if (grant.granted) return member;
       this.#forget(member, requests);
       return undefined;
     } catch (error) {
       if (!connection.lost.aborted) {
         await member.queue
-          .run(() => locks.clear(connection, requests))
+          .run(() => answered(connection, locks.clear(connection, requests)))
           .catch((e: unknown) => this.#lose(member, e));
       }
       this.#forget(member, requests);
@@ -201,7 +198,12 @@ export class Sessions<Native, C extends Connection> {
       const grant = await interruptible(
         connection,
         signal,
-        () => locks.take(connection, { locks: requests, wait, names, joined: false, capabilities }),
+        () => {
+          const call = { locks: requests, wait, names, joined: false, capabilities };
+          // Some clients wait for the pool only with their first statement.
+          const ms = poolMs + (wait === "nowait" ? 0 : wait);
+          return answered(connection, locks.take(connection, call), ms);
+        },
         () => (silent = true),
       );
       if (!grant.granted)
@@ -210,7 +212,9 @@ export class Sessions<Native, C extends Connection> {
         throw new LockLostError(this.#home.names(requests), "the instance was closed meanwhile");
     } catch (error) {
       const clean =
-        !silent && !connection.lost.aborted && (await succeeds(locks.clear(connection, requests)));
+        !silent &&
+        !connection.lost.aborted &&
+        (await succeeds(answered(connection, locks.clear(connection, requests))));
       await pinned.release(!clean);
       if (!(error instanceof Refused)) throw error;
       const { reason, waitedMs } = error;
@@ -245,7 +249,9 @@ export class Sessions<Native, C extends Connection> {
     try {
       await within(
         heartbeatMs,
-        member.queue.run(() => locks.ping(member.pinned.connection)),
+        member.queue.run(() =>
+          answered(member.pinned.connection, locks.ping(member.pinned.connection), heartbeatMs),
+        ),
       );
     } catch (error) {
       await this.#lose(member, error);
@@ -301,7 +307,7 @@ export class Sessions<Native, C extends Connection> {
       member.losers.delete(lose);
       controller.signal.throwIfAborted();
       const given = await member.queue
-        .run(() => locks.give(connection, requests))
+        .run(() => answered(connection, locks.give(connection, requests)))
         .catch(async (error: unknown) => {
           tellLost(error);
           await this.#lose(member, error);
@@ -335,6 +341,26 @@ export class Sessions<Native, C extends Connection> {
     await Promise.all(
       [...this.#members].map((member) => this.#lose(member, new Error("the instance was closed"))),
     );
+  }
+}
+
+/**
+ * What the server says, if it says so in time and the connection lives for so long: a client may forget whom it owes an
+ * answer when its connection ends, and whoever comes next on the same connection would wait, too.
+ */
+async function answered<T>(connection: Connection, running: Promise<T>, ms = graceMs): Promise<T> {
+  const { lost } = connection;
+  let onLost: (() => void) | undefined;
+  const gone = new Promise<never>((_, reject) => {
+    onLost = () => reject(lost.reason as Error);
+    if (lost.aborted) onLost();
+    else lost.addEventListener("abort", onLost, { once: true });
+  });
+  running.catch(() => {});
+  try {
+    return await within(ms, Promise.race([running, gone]));
+  } finally {
+    if (onLost) lost.removeEventListener("abort", onLost);
   }
 }
 
