@@ -14,6 +14,7 @@ const longest = [
   "once",
   "traps-duckdb",
   "pools",
+  "busy-loop",
 ];
 
 class LongestFirst extends BaseSequencer {
