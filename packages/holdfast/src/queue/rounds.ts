@@ -46,6 +46,7 @@ export class Rounds {
   #stop: AbortController | undefined;
   #going: Promise<unknown> | undefined;
   #beating: NodeJS.Timeout | undefined;
+  #beatAt = 0;
   #sweptAt = -Infinity;
   #wholeAt = 0;
   #held: { readonly lock: string; readonly session: Session } | undefined;
@@ -99,13 +100,19 @@ export class Rounds {
 
   /** Says that those live who are enlisted, three times in the time that the most impatient of them has. */
   #setBeat(): void {
-    clearInterval(this.#beating);
+    clearTimeout(this.#beating);
     if (this.#members.size === 0) return;
     const ttl = Math.min(...[...this.#members].map(({ ttlMs }) => ttlMs));
-    this.#beating = setInterval(() => void this.#beat(), ttl / 3);
+    // Others that come and go do not put it off.
+    const ms = Math.max(0, this.#beatAt + ttl / 3 - performance.now());
+    this.#beating = setTimeout(() => {
+      void this.#beat();
+      this.#setBeat();
+    }, ms);
   }
 
   async #beat(): Promise<void> {
+    this.#beatAt = performance.now();
     const members = new Map(
       [...this.#members].flatMap((member) => (member.id === undefined ? [] : [[member.id, member] as const])),
     );

@@ -149,7 +149,15 @@ export class TransactionalWorker<P> implements Worker, Member {
   /** It has no leases, so there is nothing to lose but its place among the workers that are counted. */
   async lose(): Promise<void> {
     this.#id = undefined;
-    if (!this.#stop.signal.aborted) this.#id = await this.#desk.rounds.enlist(this);
+    for (let pause = 100; !this.#stop.signal.aborted; pause = Math.min(pause * 2, 5000)) {
+      try {
+        this.#id = await this.#desk.rounds.enlist(this);
+        return;
+      } catch (error) {
+        this.#settings.trouble(error);
+        await sleep(pause, this.#stop.signal).catch(() => {});
+      }
+    }
   }
 
   async #run(): Promise<void> {
@@ -157,7 +165,8 @@ export class TransactionalWorker<P> implements Worker, Member {
     const { queue, concurrency, trouble } = this.#settings;
     const silence = bell.listen();
     const part = rounds.join(this);
-    const enlisted = this.lose().catch(trouble);
+    // Whoever throws where trouble is told has been told.
+    const enlisted = this.lose().catch(() => {});
     const onStop = () => {
       for (const go of this.#waiting.splice(0)) go();
     };
