@@ -214,7 +214,7 @@ describe("a transactional job that fails", () => {
   }
 
   test("with the socket error of its own fetch: it has failed, and the others have run", async () => {
-    const { q, attempts, good } = await among(() => fetch("http://127.0.0.1:9/"));
+    const { q, attempts, good } = await among(() => fetch("http://127.0.0.1:59321/"));
     expect(attempts).toEqual([1, 2, 3]);
     expect(good).toBe(10);
     expect(await q.failed()).toMatchObject([
