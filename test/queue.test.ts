@@ -389,13 +389,17 @@ describe.each(["postgres", "pgbouncer"] as const)("on %s", (server) => {
       );
       await q.enqueue("x");
       const { signal } = await begun.promise;
-      await pool.query(
-        `SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN holdfast.queue_worker w ON l.locktype = 'advisory'
-        AND ((l.classid::bigint << 32) | l.objid::bigint) = w.lock AND l.objsubid = 1
-        JOIN holdfast.queue q ON q.id = w.queue
-        WHERE q.name = $1 AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())`,
-        [q.name],
-      );
+      // The lock is taken in the background: a job may begin before it is had.
+      await eventually(async () => {
+        const { rows } = await pool.query(
+          `SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN holdfast.queue_worker w ON l.locktype = 'advisory'
+          AND ((l.classid::bigint << 32) | l.objid::bigint) = w.lock AND l.objsubid = 1
+          JOIN holdfast.queue q ON q.id = w.queue
+          WHERE q.name = $1 AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())`,
+          [q.name],
+        );
+        return rows.length > 0;
+      });
       await eventually(() => signal.aborted);
       await eventually(() => empty(q));
       expect(attempts).toEqual([1, 2]);

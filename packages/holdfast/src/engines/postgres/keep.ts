@@ -105,7 +105,7 @@ const mark = sql`pid::text || ' ' || coalesce(query_start::text, '')`;
 
 /**
  * Other people's sessions in this database that have done anything since: what they wrote into the same tables could not be told
- * from what the actors did. Sessions of other users hide what they do.
+ * from what the actors did. Sessions of other users hide what they do (one that has just begun has no state either).
  */
 async function refuseOthers(
   connection: SqlConnection,
@@ -115,7 +115,7 @@ async function refuseOthers(
 ): Promise<void> {
   const { rows } = await connection.query(sql`
     SELECT pid, pid = pg_backend_pid() AS self, usename AS name, application_name AS application, client_port AS port,
-      state IS NULL AS hidden, state = 'idle' AS idle, ${mark} AS mark, current_user AS me
+      state IS NULL AND query = '<insufficient privilege>' AS hidden, state = 'idle' AS idle, ${mark} AS mark, current_user AS me
     FROM pg_stat_activity WHERE datname = current_database() AND usename IS NOT NULL
       AND (backend_type IS NULL OR backend_type = 'client backend' OR backend_type LIKE 'logical replication%')`);
   const self = rows.find((row) => row["self"] === true);
