@@ -124,7 +124,7 @@ describe.each(["postgres", "mysql", "mariadb"] as const)("on %s", (server) => {
         (line) => line.startsWith(has?.session.id as string) && /holds .*image-upload:42/.test(line),
       );
       expect(tree[at + 1], text.out).toMatch(
-        new RegExp(`^└─ ${waits?.session.id} .*waits for image-upload:42$`),
+        new RegExp(`^└─ ${waits?.session.id} .*waits for image-upload:42  \\S`),
       );
 
       const unasked = await command(["kill", has?.session.id as string, "--url", database.url]);
@@ -251,15 +251,18 @@ describe("on PostgreSQL", () => {
       const { holders, waiters } = await hf.inspect();
       const [has, waits] = [holders[0]?.session.id as string, waiters[0]?.session.id as string];
       const tree = new RegExp(
-        `^${has} .*holds image-upload:42 *\\n└─ ${waits} .*waits for image-upload:42 *$`,
+        `^${has} .*holds image-upload:42  .*\\n└─ ${waits} .*waits for image-upload:42  `,
         "m",
       );
       await see(top, tree);
       expect(await top.full()).toBe(true);
       top.resize(40, 10);
       // Drawn anew: the first line is the head, and the last one is the screen's last one again.
-      await see(top, new RegExp(`^holdfast top(?:.*\\n){6}└─ ${waits}(?:.*\\n){3}↑↓ j k select`));
-      top.resize(100, 24);
+      await see(
+        top,
+        new RegExp(`^holdfast top(?:.*\\n){5}${has} (?:.*\\n){1,3}└ ${waits} (?:.*\\n){1,2}↑↓ j k select`),
+      );
+      top.resize(120, 24);
       await see(top, tree);
 
       proxy.cutWhen(() => "cut-before");

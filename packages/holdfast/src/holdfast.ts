@@ -301,9 +301,20 @@ export class Holdfast<Native> {
     return this.#leases.lease(lock, options);
   }
 
-  /** Who holds, and who waits for, leases and permits: of one key, or all of them. */
-  async leases(of?: Lockable): Promise<readonly LeaseInfo[]> {
-    return this.#leases.list(of);
+  /**
+   * Who holds, and who waits for, leases and permits: of one key, or all of them. `over`: those too that ran out and were
+   * never given back.
+   */
+  async leases(of?: Lockable, options?: { readonly over?: boolean }): Promise<readonly LeaseInfo[]> {
+    return this.#leases.list(of, options);
+  }
+
+  /**
+   * Takes a lease, a permit or a place in line away from whoever has it, by its fence. Its holder learns of it with the
+   * next renewal; `fenced(tx, lease)` refuses it at once. Undefined: there is none (any more).
+   */
+  async endLease(fence: number): Promise<LeaseInfo | undefined> {
+    return this.#leases.end(fence);
   }
 
   /** At most `permits` holders at a time, in all processes together, each for as long as its lease lasts. */

@@ -22,7 +22,8 @@ import { type Traces, emit, nextHold, traced } from "../core/events.ts";
 import { within } from "../core/interrupt.ts";
 import { classify } from "../core/failure.ts";
 import { type Key, type LockRequest, type Lockable, canonical } from "../core/key.ts";
-import type { Claim, ClaimResult, Grip, LeaseInfo, LeaseMode, Leases } from "../core/leases.ts";
+import { checkWhole } from "../core/input.ts";
+import type { Claim, ClaimResult, Grip, KeptLease, LeaseInfo, LeaseMode, Leases } from "../core/leases.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { Queue, unlessAborted } from "../core/queue.ts";
 import { pause, retryPolicy } from "../core/retry.ts";
@@ -380,6 +381,11 @@ function trust(sentAt: number, ttlMs: number): number {
   return sentAt + ttlMs - marginMs(ttlMs);
 }
 
+/** A token lets its owner give the lease back: it is nobody else's. */
+function shown({ token: _, resource: __, ...info }: KeptLease): LeaseInfo {
+  return info;
+}
+
 /** Gives out the leases of one instance, and keeps them. */
 export class LeaseDesk<Native, C extends Connection> {
   readonly #home: Home<Native, C>;
@@ -633,14 +639,34 @@ export class LeaseDesk<Native, C extends Connection> {
   }
 
   /** Who holds, and who waits for, leases and permits: of one key, or all of them. */
-  async list(of?: Lockable): Promise<readonly LeaseInfo[]> {
+  async list(of?: Lockable, options: { readonly over?: boolean } = {}): Promise<readonly LeaseInfo[]> {
+    checkNames("hf.leases", options, new Set(["over"]));
     const [request] = of === undefined ? [] : canonical(of);
     if (request) this.#home.guard?.([request]);
     await this.#ready();
     const resources =
       request && (["exclusive", "permit"] as const).map((mode) => resourceOf(request.key, mode));
+    const found = await this.#track(
+      this.#ask(performance.now() + graceMs, (connection) =>
+        this.#store().list(connection, { resources, ...options }),
+      ),
+    );
+    return found.map(shown);
+  }
+
+  /** As its holder would: whoever waits is woken. Undefined: there is none with this fence (any more). */
+  async end(fence: number): Promise<LeaseInfo | undefined> {
+    checkWhole("hf.endLease", "the fence", fence);
+    await this.#ready();
+    let sent: KeptLease | undefined;
     return this.#track(
-      this.#ask(performance.now() + graceMs, (connection) => this.#store().list(connection, resources)),
+      this.#ask(performance.now() + graceMs, async (connection) => {
+        const [found] = await this.#store().list(connection, { fence, over: true });
+        // Somebody else may have been faster; or we were, and the answer was lost.
+        if (!found) return sent && shown(sent);
+        sent = found;
+        return (await this.#store().release(connection, found, 0)) ? shown(found) : undefined;
+      }),
     );
   }
 
@@ -702,7 +728,9 @@ export class LeaseDesk<Native, C extends Connection> {
       timer = setTimeout(() => resolve([]), tellMs);
     });
     const asked = this.#track(
-      withConnection(this.#home, (connection) => this.#store().list(connection, [resource])).catch(() => []),
+      withConnection(this.#home, (connection) =>
+        this.#store().list(connection, { resources: [resource] }),
+      ).catch(() => []),
     );
     try {
       const found = await Promise.race([asked, late]);

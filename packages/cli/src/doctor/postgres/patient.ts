@@ -164,7 +164,13 @@ function hindrance(error: unknown, me: Me): Finding | undefined {
   const { code, message } = error as { code?: unknown; message?: unknown };
   switch (code) {
     case "42501":
-      return blind(`${String(message)}; it needs pg_monitor`, `GRANT pg_monitor TO ${name(me.role)};`);
+      // Of tables, nothing is read here but Holdfast's own.
+      return /for (?:schema|table|view) /.test(String(message))
+        ? blind(
+            `${String(message)}; it needs SELECT in the schema holdfast`,
+            `GRANT USAGE ON SCHEMA holdfast TO ${name(me.role)};\nGRANT SELECT ON ALL TABLES IN SCHEMA holdfast TO ${name(me.role)};`,
+          )
+        : blind(`${String(message)}; it needs pg_monitor`, `GRANT pg_monitor TO ${name(me.role)};`);
     case "57014":
       return blind(
         `the server took longer than ${statementMs / 1000} s`,

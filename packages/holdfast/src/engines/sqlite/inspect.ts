@@ -9,7 +9,7 @@ import { leases } from "./leases.ts";
  * instant: the file keeps no name of it, and none of those who wait.
  */
 export async function inspect(connection: SqliteConnection): Promise<LockView[]> {
-  const entries = await leases.list(connection, undefined);
+  const entries = await leases.list(connection, {});
   const views = entries.map((entry): LockView => {
     const { name, holder, fence, mode, waiting, since } = entry;
     const inTheWay = entries.filter((other) => !other.waiting && other.name === name && other !== entry);
