@@ -3,10 +3,12 @@ import { InvalidArgumentError } from "commander";
 export function whole(least: number, most = Number.MAX_SAFE_INTEGER): (text: string) => number {
   return (text) => {
     const value = Number(text);
-    if (!/^-?\d+$/.test(text.trim()) || !Number.isSafeInteger(value) || value < least || value > most)
-      throw new InvalidArgumentError(
-        `It must be a whole number from ${least}${most < Number.MAX_SAFE_INTEGER ? ` to ${most}` : ""}.`,
-      );
+    const isWhole = /^-?\d+$/.test(text.trim());
+    if (!isWhole || !Number.isSafeInteger(value) || value < least || value > most) {
+      // Whoever is beyond it should know how far it goes.
+      const limit = most < Number.MAX_SAFE_INTEGER || (isWhole && value > least) ? ` to ${most}` : "";
+      throw new InvalidArgumentError(`It must be a whole number from ${least}${limit}.`);
+    }
     return value;
   };
 }

@@ -56,7 +56,9 @@ export function findings(
 /** There is no such table, or schema: of Holdfast's own, which need not be there. */
 function isAbsent(error: unknown): boolean {
   const { code, errno, message } = error as { code?: unknown; errno?: unknown; message?: unknown };
-  return code === "42P01" || code === "3F000" || errno === 1146 || /^no such table/.test(String(message));
+  return (
+    code === "42P01" || code === "3F000" || errno === 1146 || String(message).startsWith("no such table")
+  );
 }
 
 export async function orAbsent<T>(ask: () => Promise<readonly T[]>): Promise<readonly T[]> {

@@ -3,6 +3,7 @@ import {
   type CurrentLevel,
   type Stock,
   type StockOptions,
+  type Trust,
   stock as stockOf,
   stocks,
 } from "holdfast/stock";
@@ -273,7 +274,7 @@ export function move(
 
 export async function reconcile(
   sku: string | undefined,
-  options: SpotOptions & { readonly repair?: true },
+  options: SpotOptions & { readonly repair?: true; readonly trust: Trust },
 ): Promise<void> {
   await onServer("stock", options, async (server) => {
     const it = await opened(server, options, true);
@@ -293,7 +294,10 @@ export async function reconcile(
       const done = await change(
         server,
         {
-          question: "Write movements of what is missing, so that they come to what is on hand?",
+          question:
+            options.trust === "ledger"
+              ? "Set what is on hand to what the movements come to?"
+              : "Write movements of what is missing, so that they come to what is on hand? Whatever changed it without one counts then.",
           action: "stock.repair",
           target: [
             "stock",
@@ -301,13 +305,14 @@ export async function reconcile(
             ...(sku === undefined ? [] : [sku]),
             ...(location === undefined ? [] : [location]),
           ],
-          details: { findings: findings.slice(0, 100).map(({ text }) => text) },
+          details: { trust: options.trust, findings: findings.slice(0, 100).map(({ text }) => text) },
         },
         options,
         async ({ actor }) => {
           const { repaired: mended, findings: then } = await it.reconcile({
             ...which,
             repair: true,
+            trust: options.trust,
             by: actor,
             ...(options.note !== undefined && { note: options.note }),
           });

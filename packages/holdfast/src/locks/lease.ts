@@ -382,8 +382,8 @@ function trust(sentAt: number, ttlMs: number): number {
 }
 
 /** A token lets its owner give the lease back: it is nobody else's. */
-function shown({ token: _, resource: __, ...info }: KeptLease): LeaseInfo {
-  return info;
+function shown({ name, holder, fence, mode, waiting, since, until, over }: KeptLease): LeaseInfo {
+  return { name, holder, fence, mode, waiting, since, until, over };
 }
 
 /** Gives out the leases of one instance, and keeps them. */
