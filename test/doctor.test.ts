@@ -7,10 +7,14 @@ import { join } from "node:path";
 import { DatabaseSync } from "node:sqlite";
 import { promisify } from "node:util";
 import { type EmbeddedPostgres, startPostgres } from "@holdfast/cli";
-import { holdfast } from "holdfast";
+import { holdfast, key } from "holdfast";
 import { fromMysql2 } from "holdfast/mysql2";
 import { fromNodeSqlite } from "holdfast/node-sqlite";
 import { fromPg } from "holdfast/pg";
+import { queue } from "holdfast/queue";
+import { type QuotaOptions, quota } from "holdfast/quota";
+import { schedule } from "holdfast/schedule";
+import { stock } from "holdfast/stock";
 import mysql, { type Connection } from "mysql2/promise";
 import { Client, Pool } from "pg";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
@@ -379,6 +383,78 @@ describe("PostgreSQL", () => {
     expect(version).toMatch(/^18\./);
     expect(checks.length).toBeGreaterThan(30);
     expect(new Set(checks.map(({ status }) => status))).toEqual(new Set(["ok"]));
+  });
+
+  test("Holdfast at work, and used up, is well: whatever a ledger holds, and while it is written to", async () => {
+    const url = good.url("shop", { user: "app", password: "its-secret" });
+    const pool = new Pool({ connectionString: url, max: 8 });
+    const hf = holdfast(fromPg(pool));
+    const windows: readonly Omit<QuotaOptions, "name" | "limit">[] = [
+      {},
+      { per: "minute" },
+      { per: "minute", window: "refill" },
+      { per: "minute", window: "sliding-log" },
+      { per: "minute", window: "sliding-parts" },
+    ];
+    const all = windows.map((rule, i) => quota(hf, { ...rule, name: `well ${i}`, limit: 10 }));
+    const shop = stock(hf);
+    await shop.apply([{ sku: "CAP", quantity: 1000 }]);
+    const stop = new AbortController();
+    const busy = (async () => {
+      for (let n = 0; !stop.signal.aborted; n++) {
+        await Promise.all(all.map((each) => each.tryConsume(`busy ${n % 3}`, 1)));
+        await shop.decrease("CAP", 1);
+      }
+    })();
+    try {
+      for (const each of all) {
+        await each.consume("ada", 5, { id: "use" });
+        expect(await each.tryConsume("ada", 6)).toMatchObject({ granted: false });
+        await each.refund("ada", "use", { amount: 2 });
+        await (await each.hold("ada", 2)).settle(1);
+        await (await each.hold("ada", 1)).release();
+        await each.hold("ada", 1, { holdFor: 1 });
+        await each.grant("ada", 9, { id: "gift" });
+        await each.grant("ada", 3, { expiresAt: new Date(Date.now() + 60_000) });
+        await each.consume("ada", 15);
+        await each.revoke("ada", "gift");
+        await each.reset("ada");
+        await each.consume("ada", 1);
+        await each.prune({ olderThanMs: 0 });
+      }
+      const kept = await shop.reserve([{ sku: "CAP", quantity: 5 }]);
+      await shop.reserve([{ sku: "CAP", quantity: 5 }], { ttl: 1 });
+      await kept.commit();
+      await shop.reserve([{ sku: "CAP", quantity: 5 }]);
+      await shop.adjustTo("CAP", 500);
+      await using lease = await hf.lease(key("export", 7));
+      await using working = queue<number>(hf, "emails").work(() => {});
+      await queue<number>(hf, "emails").enqueueMany([1, 2, 3].map((payload) => ({ payload })));
+      await queue<number>(hf, "emails").enqueue(4, { delayMs: 3_600_000 });
+      await queue(hf, "new").enqueue(1);
+      const nightly = schedule(hf, "nightly", { every: 100 }, () => {});
+      await nightly.start();
+      await eventually(async () => (await nightly.runs(10)).length >= 4);
+      const own = [
+        "queue-workers",
+        "failed-jobs",
+        "schedules",
+        "stock-ledger",
+        "quota-ledger",
+        "dead-leases",
+      ];
+      const { findings, checks } = await doctor(url, "--strict", "--only", ...own);
+      expect(findings).toEqual([]);
+      expect(checks.map(({ id, status }) => [id, status])).toEqual(own.map((id) => [id, "ok"]));
+      await nightly.stop();
+      expect(lease.signal.aborted).toBe(false);
+      void working;
+    } finally {
+      stop.abort();
+      await busy;
+      await hf.close();
+      await pool.end();
+    }
   });
 
   test("a role without rights: says what it could not look at, and how to let it", async () => {

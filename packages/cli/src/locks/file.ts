@@ -1,5 +1,6 @@
 /** Which process writes to a file that is a database: Linux lists locks of files with whoever has them. */
 import { readFileSync, statSync } from "node:fs";
+import { fit } from "../terminal.ts";
 
 export interface FileWriter {
   readonly pid: number;
@@ -42,9 +43,17 @@ function locks() {
   });
 }
 
+/** Enough to know it by. */
+const longest = 120;
+
 function commandOf(pid: number): string {
   try {
-    return readFileSync(`/proc/${pid}/cmdline`, "utf8").split("\0").join(" ").trim();
+    return fit(
+      readFileSync(`/proc/${pid}/cmdline`, "utf8")
+        .replaceAll(/[\0\s]+/g, " ")
+        .trim(),
+      longest,
+    );
   } catch {
     return "";
   }

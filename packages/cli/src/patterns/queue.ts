@@ -9,6 +9,7 @@ import {
   jobs,
   queue,
   queues,
+  workers,
 } from "holdfast/queue";
 import { Failure, exitCodes } from "../failure.ts";
 import { plural, shown } from "../text.ts";
@@ -18,9 +19,25 @@ import { type ChangeOptions, change, targetOf } from "./change.ts";
 import { type PlaceOptions, onServer } from "./place.ts";
 import { cell, counted, firstLine, iso, printFacts, printTable, quoted, when } from "./show.ts";
 
+/** A worker that has died is none, whether or not another one has noticed. */
+interface Info extends QueueInfo {
+  readonly deadWorkers: number;
+}
+
+async function infos({ hf }: Server, names?: readonly string[]): Promise<Info[]> {
+  const all = await queues(hf, names ? { names } : {});
+  const working = await workers(hf);
+  return all.map((info) => {
+    const own = working.filter((each) => each.queue === info.name);
+    const alive = own.filter((each) => each.alive).length;
+    return { ...info, workers: alive, deadWorkers: own.length - alive };
+  });
+}
+
 /** A queue that is not there would be made by asking for it. */
-async function found({ hf }: Server, name: string): Promise<QueueInfo> {
-  const [info] = await queues(hf, { names: [name] });
+async function found(server: Server, name: string): Promise<Info> {
+  const { hf } = server;
+  const [info] = await infos(server, [name]);
   if (info) return info;
   const known = (await queues(hf)).map((each) => quoted(each.name));
   throw new Failure(
@@ -31,8 +48,8 @@ async function found({ hf }: Server, name: string): Promise<QueueInfo> {
 const oldest = ({ oldest: ms }: QueueInfo) => (ms === undefined ? "" : age(ms));
 
 export async function list(options: PlaceOptions): Promise<void> {
-  await onServer("queue", options, async ({ hf }) => {
-    const all = await queues(hf);
+  await onServer("queue", options, async (server) => {
+    const all = await infos(server);
     if (options.json) {
       printJson({ queues: all });
       return;
@@ -49,7 +66,7 @@ export async function list(options: PlaceOptions): Promise<void> {
         counted(each.delayed),
         each.running,
         counted(each.failed),
-        each.workers,
+        each.deadWorkers > 0 ? `${each.workers}, ${each.deadWorkers} dead` : each.workers,
         oldest(each),
         each.paused ? "paused" : "",
       ]),
@@ -78,7 +95,7 @@ export async function show(
       delayed: counted(info.delayed),
       running: info.running,
       failed: counted(info.failed),
-      workers: info.workers,
+      workers: info.deadWorkers > 0 ? `${info.workers}, and ${info.deadWorkers} that died` : info.workers,
       oldest: info.oldest === undefined ? undefined : `waits for ${age(info.oldest)}`,
     });
     if (failed.length === 0) return;

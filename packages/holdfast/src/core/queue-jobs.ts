@@ -28,6 +28,17 @@ export interface JobPage {
   readonly next: string | undefined;
 }
 
+/** A worker that has not said that it ends. */
+export interface WorkerInfo {
+  readonly queue: string;
+  readonly name: string;
+  readonly since: number;
+  /** Its session is there, and it has said in time that it lives. If not, others take over what it had. */
+  readonly alive: boolean;
+  /** How many jobs it has. */
+  readonly jobs: number;
+}
+
 export interface QueueJobs<C extends Connection> {
   /**
    * Of one state, in the order in which they are begun, as far as that is known: found by index, however many there are.
@@ -38,4 +49,6 @@ export interface QueueJobs<C extends Connection> {
     queue: string,
     which: { readonly state: JobState; readonly after: string | undefined; readonly most: number },
   ): Promise<JobPage | undefined>;
+  /** Of all queues. */
+  workers(connection: C): Promise<readonly WorkerInfo[]>;
 }

@@ -1,8 +1,9 @@
 import { placeOf, send } from "../core/calls.ts";
+import type { Connection } from "../core/database.ts";
 import { UnsupportedError, UsageError } from "../core/errors.ts";
 import { checkRows, checkText, optionalText, shown } from "../core/input.ts";
 import { checkNames } from "../core/options.ts";
-import type { JobPage, JobState } from "../core/queue-jobs.ts";
+import type { JobPage, JobState, QueueJobs, WorkerInfo } from "../core/queue-jobs.ts";
 import { homeOf } from "../core/scope.ts";
 
 const states: readonly unknown[] = ["waiting", "delayed", "running", "failed"] satisfies JobState[];
@@ -28,10 +29,21 @@ export async function jobs(
   if (!states.includes(state)) throw new UsageError(`jobs: there is no state ${shown(state)}`);
   optionalText("jobs", "after", after);
   checkRows("jobs", "limit", limit, 10_000);
-  const home = homeOf(hf, "jobs");
+  return ask(hf, "jobs", (store, connection) => store.list(connection, queue, { state, after, most: limit }));
+}
+
+/** The workers of all queues, those too that have died and were not noticed yet. */
+export async function workers(hf: object): Promise<readonly WorkerInfo[]> {
+  return ask(hf, "workers", (store, connection) => store.workers(connection));
+}
+
+async function ask<T>(
+  hf: object,
+  call: string,
+  work: (store: QueueJobs<Connection>, connection: Connection) => Promise<T>,
+): Promise<T> {
+  const home = homeOf(hf, call);
   const { queueJobs: store, name } = home.database.engine;
   if (!store) throw new UnsupportedError(`queue: ${name} does not have queues yet`);
-  return send(home, placeOf(home, {}, "jobs"), { names: [`queue ${queue}`] }, (connection) =>
-    store.list(connection, queue, { state, after, most: limit }),
-  );
+  return send(home, placeOf(home, {}, call), { names: ["queues"] }, (connection) => work(store, connection));
 }

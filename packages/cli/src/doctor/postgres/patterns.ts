@@ -93,9 +93,13 @@ function still(row: Row): string {
   const dead = Number(row["dead"]);
   const parts = [
     Number(row["waiting"]) > 0
-      ? `${counted(row["waiting"])} of queue ${shown(String(row["name"]))} wait, the oldest for ${age(Number(row["oldest"]))}`
+      ? `${counted(row["waiting"])} of queue ${shown(String(row["name"]))} ${Number(row["waiting"]) === 1 ? "waits" : "wait"}, the oldest for ${age(Number(row["oldest"]))}`
       : `queue ${shown(String(row["name"]))}`,
-    ...(Number(row["stranded"]) > 0 ? [`${counted(row["stranded"])} are with a worker that died`] : []),
+    ...(Number(row["stranded"]) > 0
+      ? [
+          `${counted(row["stranded"])} ${Number(row["stranded"]) === 1 ? "is" : "are"} with a worker that died`,
+        ]
+      : []),
     dead > 0 ? `no worker is alive (${plural(dead, "is dead", "are dead")})` : "it has no worker",
   ];
   return parts.join(", ");

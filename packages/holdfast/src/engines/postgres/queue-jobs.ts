@@ -149,4 +149,20 @@ export const queueJobs: QueueJobs<SqlConnection> = {
           : undefined,
     };
   },
+
+  async workers(connection) {
+    const rows = await ask(
+      connection,
+      sql`SELECT q.name AS queue, coalesce(w.name, '') AS name, ${ms("w.since")} AS since, ${alive} AS alive,
+    (SELECT coalesce(sum(l.size - coalesce(cardinality(l.done), 0)), 0) FROM holdfast.queue_lease l WHERE l.worker = w.id) AS jobs
+  FROM holdfast.queue_worker w JOIN holdfast.queue q ON q.id = w.queue ORDER BY q.name, w.id`,
+    );
+    return rows.map((row) => ({
+      queue: String(row["queue"]),
+      name: String(row["name"]),
+      since: Number(row["since"]),
+      alive: isTrue(row["alive"]),
+      jobs: Number(row["jobs"]),
+    }));
+  },
 };
