@@ -25,7 +25,7 @@ import { checkCall, checkNames, checkSignal } from "./core/options.ts";
 import { checkWait, milliseconds } from "./core/wait.ts";
 import { type Inspection, inspection } from "./watch/inspect.ts";
 import { type Held, Sessions } from "./locks/hold.ts";
-import { type Lease, LeaseDesk, type LeaseOptions } from "./locks/lease.ts";
+import { type Lease, LeaseDesk, type LeaseFilter, type LeaseOptions } from "./locks/lease.ts";
 import { Rows } from "./locks/rows.ts";
 import { Semaphore, type SemaphoreOptions } from "./locks/semaphore.ts";
 
@@ -305,7 +305,7 @@ export class Holdfast<Native> {
    * Who holds, and who waits for, leases and permits: of one key, or all of them. `over`: those too that ran out and were
    * never given back.
    */
-  async leases(of?: Lockable, options?: { readonly over?: boolean }): Promise<readonly LeaseInfo[]> {
+  async leases(of?: Lockable, options?: LeaseFilter): Promise<readonly LeaseInfo[]> {
     return this.#leases.list(of, options);
   }
 

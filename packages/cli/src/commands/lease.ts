@@ -23,6 +23,7 @@ Examples:
 Those that ran out and were never given back are shown too: whoever wants them gets them.
 Changes are asked for, unless --yes is given, and written to the audit where one is kept (holdfast audit).`,
   });
+  command.option("--limit <n>", "how many", whole(1, 1_000_000), 1000);
   does(command, async (_, options) => (await load()).list(options));
 
   does(

@@ -9,6 +9,7 @@ import { note, print, printJson } from "../terminal.ts";
 import { listed, shown } from "../text.ts";
 import { grantee } from "../user.ts";
 import { behind } from "./chains.ts";
+import { closedTables } from "./closed.ts";
 import { writersOf } from "./file.ts";
 import { type Entry, type Look, look, plainName } from "./look.ts";
 import { type ServerSession, cancel, sessionsOf, terminate } from "./sessions.ts";
@@ -136,9 +137,12 @@ export async function end(
       waiting: new Set(waiters.map((entry) => entry.session.id)).size,
     },
   };
-  return recorded(server, what, { note: options.note, warn, anyway: true }, () =>
-    ended(server, target, way, patience, say),
-  );
+  const work = () => ended(server, target, way, patience, say);
+  if ((await closedTables(server, ["audit"])).length > 0) {
+    warn("This is not written down in an audit: somebody has locked it, or waits to.");
+    return work();
+  }
+  return recorded(server, what, { note: options.note, warn, anyway: true }, work);
 }
 
 async function ended(

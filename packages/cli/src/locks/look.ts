@@ -1,8 +1,11 @@
 /** One look at who holds what: locks, leases, runs of schedules and workers of queues, as one list. */
 import { type LockView, type Session, HoldfastError } from "holdfast";
+import { describe } from "../describe.ts";
 import { type Row, type Server, fileOf } from "../server.ts";
+import { shown } from "../text.ts";
 import { grantee, isDenied } from "../user.ts";
 import { type Knot, chains } from "./chains.ts";
+import { closedTables } from "./closed.ts";
 import { writersOf } from "./file.ts";
 import { type Sessions, hides, sessionsOf } from "./sessions.ts";
 
@@ -47,8 +50,17 @@ export async function look(server: Server): Promise<Look> {
   const notes: string[] = [];
   // One after the other: a look should not need more than one connection.
   const locks = await allowed(locksOf(server), () => refusedLocks(server), notes);
-  const leases = await allowed(leasesOf(server), () => refusedLeases(server), notes);
-  const patterns = await patternsOf(server);
+  const closed = await closedTables(server, ["lease", "schedule_run", "queue", "queue_worker"]);
+  if (closed.length > 0)
+    notes.push(`What is in ${closed.join(", ")} is not shown: somebody has locked it, or waits to.`);
+  const leases = closed.includes("lease")
+    ? []
+    : await allowed(leasesOf(server, notes), () => refusedLeases(server), notes).catch((error: unknown) => {
+        // Somebody may have locked their table. Locks are what this is about.
+        notes.push(`Leases could not be read: ${shown(describe(error))}`);
+        return [];
+      });
+  const patterns = await patternsOf(server, closed);
   return composed(server, [...(locks ?? []), ...(leases ?? []), ...patterns], notes, locks === undefined);
 }
 
@@ -182,8 +194,13 @@ function ofFile(lock: LockView, { url }: Server): LockView[] {
   }));
 }
 
-async function leasesOf({ hf }: Server): Promise<Bare[]> {
-  const leases = await orNone(hf.leases());
+/** More than anybody looks at one by one. */
+const mostLeases = 1000;
+
+async function leasesOf({ hf }: Server, notes: string[]): Promise<Bare[]> {
+  const leases = await orNone(hf.leases(undefined, { limit: mostLeases }));
+  if (leases.length === mostLeases)
+    notes.push(`Of leases, the first ${mostLeases} are shown: holdfast lease --limit has more.`);
   return leases.map((lease): Bare => {
     const { name, holder, fence, mode, waiting, since, until } = lease;
     const before = leases.filter(
@@ -204,7 +221,7 @@ async function leasesOf({ hf }: Server): Promise<Bare[]> {
 }
 
 /** Runs of schedules, and workers that have no session to show that they live. */
-async function patternsOf({ kind, query }: Server): Promise<Bare[]> {
+async function patternsOf({ kind, query }: Server, closed: readonly string[]): Promise<Bare[]> {
   if (kind !== "postgres") return [];
   const [there] = await query(`SELECT CASE WHEN has_schema_privilege(oid, 'USAGE') THEN
       has_table_privilege(to_regclass('holdfast.schedule_run'), 'SELECT') END AS runs,
@@ -212,13 +229,13 @@ async function patternsOf({ kind, query }: Server): Promise<Bare[]> {
       AND has_table_privilege(to_regclass('holdfast.queue'), 'SELECT') END AS workers
     FROM pg_namespace WHERE nspname = 'holdfast'`);
   const found: Row[] = [];
-  if (there?.["runs"] === true)
+  if (there?.["runs"] === true && !closed.includes("schedule_run"))
     found.push(
       ...(await query(`SELECT 'schedule' AS kind, 'schedule ' || schedule AS name, holder, fence::float8 AS fence,
         started AS since, until, state FROM holdfast.schedule_run
         WHERE state = 'running' AND until > clock_timestamp() ORDER BY schedule, tick`)),
     );
-  if (there?.["workers"] === true)
+  if (there?.["workers"] === true && !closed.includes("queue") && !closed.includes("queue_worker"))
     found.push(
       ...(await query(`SELECT 'queue' AS kind, 'queue ' || q.name || ': worker ' || w.id AS name, coalesce(w.name, '') AS holder,
         NULL AS fence, w.since, w.beat + w.ttl * interval '1 millisecond' AS until, 'working' AS state

@@ -26,7 +26,8 @@ export async function showLocks({ url, blocked, json }: LocksOptions): Promise<v
   const { waiting, held } = viewOf(seen, colors, blocked ?? false);
   if (waiting.length + held.length === 0) {
     const nothing = blocked ? "Nobody waits for a lock" : "Nobody holds a lock or a lease";
-    if (!seen.blind) print(`${nothing} in ${server.shown}.`);
+    const known = seen.notes.length > 0 && !blocked ? " that can be seen" : "";
+    if (!seen.blind) print(`${nothing}${known} in ${server.shown}.`);
     return;
   }
   const width = process.stdout.isTTY ? process.stdout.columns || 80 : Infinity;

@@ -88,7 +88,7 @@ export async function recorded<T>(
   } catch (error) {
     const none = error instanceof HoldfastError && error.code === "HF_UNSUPPORTED";
     if (begun || !(anyway || none)) throw error;
-    warn(`This is not written down in an audit: ${shown(describe(error))}.`);
+    warn(`This is not written down in an audit: ${shown(describe(error)).replace(/\.$/, "")}.`);
     return work();
   }
 }

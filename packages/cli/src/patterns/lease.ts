@@ -10,8 +10,6 @@ interface Which {
   readonly fence?: number;
 }
 
-const all = ({ hf }: Server): Promise<readonly LeaseInfo[]> => hf.leases(undefined, { over: true });
-
 const state = ({ waiting, over }: LeaseInfo): string => (over ? "ran out" : waiting ? "in line" : "held");
 
 /** The database's clock has said which of both it is; how long, this machine's says. */
@@ -36,21 +34,25 @@ function printLeases(leases: readonly LeaseInfo[]): void {
   );
 }
 
-export async function list(options: PlaceOptions): Promise<void> {
-  await onServer("lease", options, async (server) => {
-    const leases = await all(server);
+export async function list(options: PlaceOptions & { readonly limit: number }): Promise<void> {
+  const { limit } = options;
+  await onServer("lease", options, async ({ hf }) => {
+    const leases = await hf.leases(undefined, { over: true, limit });
     if (options.json) printJson({ leases });
     else if (leases.length === 0) print("Nobody has a lease.");
     else printLeases(leases);
+    if (leases.length === limit) note(`There may be more: --limit ${10 * limit}`);
   });
 }
 
-async function chosen(server: Server, name: string | undefined, { fence }: Which): Promise<LeaseInfo[]> {
+async function chosen({ hf }: Server, name: string | undefined, { fence }: Which) {
   if (name === undefined && fence === undefined)
     throw new Failure("Which lease? Name it, or its number with --fence.");
-  return (await all(server)).filter(
-    (each) => (name === undefined || each.name === name) && (fence === undefined || each.fence === fence),
-  );
+  return hf.leases(undefined, {
+    over: true,
+    ...(name !== undefined && { name }),
+    ...(fence !== undefined && { fence }),
+  });
 }
 
 const asked = (name: string | undefined, { fence }: Which): string =>

@@ -92,13 +92,15 @@ export interface Leases<C extends Connection> {
    * is the caller's, and may turn out not to exist.
    */
   fence(connection: C, grip: Grip, joined: boolean): Promise<number | undefined>;
-  /** Of these resources, or with this fence, or all of them. `over`: those too that ran out and were never given back. */
+  /** Of these resources, with this fence or this name, or all of them. `over`: those too that ran out and were never given back. */
   list(
     connection: C,
     which: {
       readonly resources?: readonly string[] | undefined;
       readonly fence?: number | undefined;
+      readonly name?: string | undefined;
       readonly over?: boolean;
+      readonly most?: number | undefined;
     },
   ): Promise<readonly KeptLease[]>;
   /** The channel on which releases are told, for clients that can listen; the payload is the resource. */

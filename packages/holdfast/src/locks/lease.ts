@@ -22,7 +22,7 @@ import { type Traces, emit, nextHold, traced } from "../core/events.ts";
 import { within } from "../core/interrupt.ts";
 import { classify } from "../core/failure.ts";
 import { type Key, type LockRequest, type Lockable, canonical } from "../core/key.ts";
-import { checkWhole } from "../core/input.ts";
+import { checkRows, checkWhole, optionalText } from "../core/input.ts";
 import type { Claim, ClaimResult, Grip, KeptLease, LeaseInfo, LeaseMode, Leases } from "../core/leases.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { Queue, unlessAborted } from "../core/queue.ts";
@@ -48,6 +48,17 @@ export interface LeaseOptions {
   readonly renew?: boolean;
   /** Who holds it, for people. Default: host name and process id. */
   readonly holder?: string;
+}
+
+/** Which leases are listed. */
+export interface LeaseFilter {
+  /** Those too that ran out and were never given back. */
+  readonly over?: boolean;
+  /** As it is shown; a key is known by more than that. */
+  readonly name?: string;
+  readonly fence?: number;
+  /** How many at the most. */
+  readonly limit?: number;
 }
 
 /** Held until it is released, or runs out: by the database's clock, whatever becomes of this process. */
@@ -639,8 +650,12 @@ export class LeaseDesk<Native, C extends Connection> {
   }
 
   /** Who holds, and who waits for, leases and permits: of one key, or all of them. */
-  async list(of?: Lockable, options: { readonly over?: boolean } = {}): Promise<readonly LeaseInfo[]> {
-    checkNames("hf.leases", options, new Set(["over"]));
+  async list(of?: Lockable, options: LeaseFilter = {}): Promise<readonly LeaseInfo[]> {
+    checkNames("hf.leases", options, new Set(["over", "limit", "name", "fence"]));
+    const { over = false, limit, name, fence } = options;
+    optionalText("hf.leases", "name", name);
+    if (fence !== undefined) checkWhole("hf.leases", "fence", fence);
+    if (limit !== undefined) checkRows("hf.leases", "limit", limit, 1_000_000);
     const [request] = of === undefined ? [] : canonical(of);
     if (request) this.#home.guard?.([request]);
     await this.#ready();
@@ -648,7 +663,7 @@ export class LeaseDesk<Native, C extends Connection> {
       request && (["exclusive", "permit"] as const).map((mode) => resourceOf(request.key, mode));
     const found = await this.#track(
       this.#ask(performance.now() + graceMs, (connection) =>
-        this.#store().list(connection, { resources, ...options }),
+        this.#store().list(connection, { resources, name, fence, over, most: limit }),
       ),
     );
     return found.map(shown);

@@ -177,7 +177,7 @@ function hindrance(error: unknown, me: Me): Finding | undefined {
         "Try again when it has less to do.",
       );
     case "55P03":
-      return blind(`somebody has locked the catalog for more than ${lockMs / 1000} s`, "Try again later.");
+      return blind(`somebody has locked what it reads for more than ${lockMs / 1000} s`, "Try again later.");
     case "25006":
       return blind("the server only reads", "Ask the primary.");
     default:

@@ -313,13 +313,18 @@ export const leases: Leases<SqlConnection> = {
 
   fence: (connection, grip, joined) => explained(connection, fence(connection, grip, joined)),
 
-  async list(connection, { resources, fence: number, over = false }): Promise<readonly KeptLease[]> {
+  async list(
+    connection,
+    { resources, fence: number, name, over = false, most = 2 ** 31 },
+  ): Promise<readonly KeptLease[]> {
     const conditions = [
       sql.raw(over ? `(token <> '' OR until > ${now})` : `until > ${now}`),
       ...(resources
         ? [sql`resource IN (${sql.join(resources.map((resource) => Buffer.from(resource)))})`]
         : []),
       ...(number === undefined ? [] : [sql`holdfast_lease.fence = ${number}`]),
+      // Of the same letters, not of those that a collation takes for the same.
+      ...(name === undefined ? [] : [sql`CAST(name AS BINARY) = ${Buffer.from(name)}`]),
     ];
     const rows = await explained(
       connection,
@@ -328,7 +333,7 @@ export const leases: Leases<SqlConnection> = {
         sql`SELECT name AS name, holder AS holder, CAST(fence AS CHAR) AS fence, mode AS mode, waiting AS waiting,
           ${milliseconds("since")} AS since, ${milliseconds("until")} AS until, until <= ${sql.raw(now)} AS gone,
           CONVERT(resource USING utf8mb4) AS resource, token AS token
-          FROM holdfast_lease WHERE ${sql.join(conditions, " AND ")} ORDER BY holdfast_lease.resource, waiting, holdfast_lease.fence`,
+          FROM holdfast_lease WHERE ${sql.join(conditions, " AND ")} ORDER BY holdfast_lease.resource, waiting, holdfast_lease.fence LIMIT ${sql.raw(String(Math.trunc(most)))}`,
       ),
     );
     return rows.map((row) => ({

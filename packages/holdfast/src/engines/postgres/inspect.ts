@@ -104,10 +104,13 @@ function isOf(text: string, name: string): boolean {
   return false;
 }
 
+/** Not while somebody has them for itself, or wants to: who looks at locks must not wait for one. */
 const queuesThere = sql.raw(`SELECT CASE WHEN has_schema_privilege(oid, 'USAGE') THEN
       coalesce(has_table_privilege(to_regclass('holdfast.queue'), 'SELECT')
-        AND has_table_privilege(to_regclass('holdfast.queue_worker'), 'SELECT'), false) END AS there
-  FROM pg_namespace WHERE nspname = 'holdfast'`);
+        AND has_table_privilege(to_regclass('holdfast.queue_worker'), 'SELECT')
+        AND NOT EXISTS (SELECT FROM pg_locks l JOIN pg_class c ON c.oid = l.relation WHERE l.mode = 'AccessExclusiveLock'
+          AND c.relnamespace = n.oid AND c.relname IN ('queue', 'queue_worker')), false) END AS there
+  FROM pg_namespace n WHERE nspname = 'holdfast'`);
 
 /** A worker's session says that it lives; a queue with a limit counts its jobs under a lock. */
 const queueLocks =

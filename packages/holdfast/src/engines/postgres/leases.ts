@@ -310,19 +310,20 @@ export const leases: Leases<SqlConnection> = {
     return row?.newest === null || row?.newest === undefined ? undefined : Number(row.newest);
   },
 
-  async list(connection, { resources, fence, over = false }): Promise<readonly KeptLease[]> {
+  async list(connection, { resources, fence, name, over = false, most }): Promise<readonly KeptLease[]> {
     const conditions = [
       sql.raw(over ? "(l.token <> '' OR l.until > clock_timestamp())" : "l.until > clock_timestamp()"),
       ...(resources
         ? [sql`l.resource IN (${sql.join(resources.map((resource) => arg(resource, "text")))})`]
         : []),
       ...(fence === undefined ? [] : [sql`l.fence = ${arg(fence, "bigint")}`]),
+      ...(name === undefined ? [] : [sql`l.name = ${arg(name, "text")}`]),
     ];
     const rows = await ask(
       connection,
       sql`SELECT l.name AS name, l.holder AS holder, l.fence AS fence, l.mode AS mode, l.waiting AS waiting,
         ${ms("l.since")} AS since, ${ms("l.until")} AS until, l.until <= clock_timestamp() AS gone, l.resource AS resource, l.token AS token
-        FROM holdfast.lease l WHERE ${sql.join(conditions, " AND ")} ORDER BY l.resource, l.waiting, l.fence`,
+        FROM holdfast.lease l WHERE ${sql.join(conditions, " AND ")} ORDER BY l.resource, l.waiting, l.fence LIMIT ${most === undefined ? sql.raw("ALL") : arg(most, "int")}`,
     );
     return rows.map((row) => ({
       name: String(row.name),

@@ -203,17 +203,21 @@ export const leases: Leases<SqliteConnection> = {
 
   fence: (connection, grip, joined) => explaining(fence(connection, grip, joined)),
 
-  async list(connection, { resources, fence: number, over = false }): Promise<readonly KeptLease[]> {
+  async list(
+    connection,
+    { resources, fence: number, name, over = false, most = 2 ** 31 },
+  ): Promise<readonly KeptLease[]> {
     const conditions = [
       over ? sql`(token <> '' OR until > ${clock})` : sql`until > ${clock}`,
       ...(resources ? [sql`resource IN (${sql.join(resources)})`] : []),
       ...(number === undefined ? [] : [sql`fence = ${number}`]),
+      ...(name === undefined ? [] : [sql`name = ${name}`]),
     ];
     const { rows } = await explaining(
       ask(
         connection,
         sql`SELECT name, holder, fence, mode, waiting, since, until, until <= ${clock} AS gone, resource, token FROM holdfast_lease
-          WHERE ${sql.join(conditions, " AND ")} ORDER BY resource, waiting, fence`,
+          WHERE ${sql.join(conditions, " AND ")} ORDER BY resource, waiting, fence LIMIT ${most}`,
       ),
     );
     return rows.map((row) => ({
