@@ -70,6 +70,7 @@ export async function list(options: PlaceOptions): Promise<void> {
         oldest(each),
         each.paused ? "paused" : "",
       ]),
+      ["delayed", "oldest"],
     );
   });
 }
