@@ -1,14 +1,17 @@
 /** `holdfast locks`, `top`, `kill` and `keys`, of locks that other processes have. */
-import { mkdtempSync, rmSync } from "node:fs";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { DatabaseSync } from "node:sqlite";
 import { setTimeout as sleep } from "node:timers/promises";
-import { type Holdfast, holdfast, key } from "holdfast";
+import { type Holdfast, StaleFenceError, fenced, holdfast, key } from "holdfast";
+import { trail } from "holdfast/audit";
 import { fromMysql2 } from "holdfast/mysql2";
 import { fromNodeSqlite } from "holdfast/node-sqlite";
 import { fromPg } from "holdfast/pg";
-import { createPool } from "mysql2/promise";
+import { createConnection, createPool } from "mysql2/promise";
 import { Client, Pool } from "pg";
 import { afterAll, beforeAll, beforeEach, describe, expect, inject, test } from "vitest";
 import { command, start } from "./harness/command.ts";
@@ -124,7 +127,7 @@ describe.each(["postgres", "mysql", "mariadb"] as const)("on %s", (server) => {
         (line) => line.startsWith(has?.session.id as string) && /holds .*image-upload:42/.test(line),
       );
       expect(tree[at + 1], text.out).toMatch(
-        new RegExp(`^└─ ${waits?.session.id} .*waits for image-upload:42$`),
+        new RegExp(`^└─ ${waits?.session.id} .*waits for image-upload:42  \\S`),
       );
 
       const unasked = await command(["kill", has?.session.id as string, "--url", database.url]);
@@ -137,13 +140,38 @@ describe.each(["postgres", "mysql", "mariadb"] as const)("on %s", (server) => {
         has?.session.id as string,
         "--yes",
         "--json",
+        "--note",
+        "ticket 7",
         "--url",
         database.url,
       ]);
       expect(kill.code, kill.err).toBe(0);
-      expect((JSON.parse(kill.out) as { sessions: Killed[] }).sessions).toEqual([
-        { session: has?.session.id, done: "terminated", through: [waits?.session.id], stillWaiting: [] },
-      ]);
+      const killed = {
+        session: has?.session.id,
+        done: "terminated",
+        through: [waits?.session.id],
+        stillWaiting: [],
+      };
+      expect((JSON.parse(kill.out) as { sessions: Killed[] }).sessions).toEqual([killed]);
+      // Who did it, to whom, and what became of it; or that it is written down nowhere.
+      if (server === "postgres")
+        expect(await trail(hf, { target: `session:${has?.session.id}` })).toMatchObject([
+          {
+            action: "kill",
+            outcome: "done",
+            actor: expect.stringMatching(/^.+@.+ as postgres$/),
+            details: {
+              user: "postgres",
+              application: "shop",
+              client: "127.0.0.1",
+              holds: expect.arrayContaining(["image-upload:42"]),
+              waiting: 1,
+              note: "ticket 7",
+            },
+            result: killed,
+          },
+        ]);
+      else expect(kill.err).toContain("This is not written down in an audit: audit: mysql does not keep");
       await waiter.message("holding");
       waiter.send("go on");
       expect(await waiter.result).toBe("committed");
@@ -162,7 +190,252 @@ describe.each(["postgres", "mysql", "mariadb"] as const)("on %s", (server) => {
       expect(blocked.out).toMatch(/^Nobody waits for a lock in /);
     });
   });
+
+  test("a lease is listed, shown and taken away, by name or by number; its late holder is refused", async () => {
+    await takenAway(database.url, hf, server === "postgres");
+  });
+
+  test("an ALTER that waits is in the middle of its chain, with those behind it", async () => {
+    const [reader, changer, first, second, admin] = [
+      await sessionAt(database.url),
+      await sessionAt(database.url),
+      await sessionAt(database.url),
+      await sessionAt(database.url),
+      await sessionAt(database.url),
+    ];
+    try {
+      await reader.query("CREATE TABLE altered (id int PRIMARY KEY, n int)");
+      await reader.query("INSERT INTO altered VALUES (1, 0)");
+      await reader.query("BEGIN");
+      await reader.query("SELECT * FROM altered");
+      const waiting = [changer.query("ALTER TABLE altered ADD COLUMN m int")];
+      await waitsFor(hf, 1, "altered");
+      waiting.push(first.query("SELECT * FROM altered WHERE id = 1"), second.query("SELECT n FROM altered"));
+      await waitsFor(hf, 3, "altered");
+      const locks = (...args: string[]) => command(["locks", "--blocked", ...args, "--url", database.url]);
+      interface Tree {
+        readonly session: { readonly id: string };
+        readonly waiters: readonly Tree[];
+      }
+      const flat = ({ session, waiters }: Tree): unknown[] => [session.id, ...waiters.map(flat)];
+      const trees = async () =>
+        (JSON.parse((await locks("--json")).out) as { chains: Tree[] }).chains
+          .map(flat)
+          // Named locks of other databases are told on MySQL too.
+          .filter((tree) => tree.flat(9).includes(changer.id));
+      const behind = [changer.id, ...[first.id, second.id].toSorted(byNumber).map((id) => [id])];
+      if (server === "mariadb") {
+        // It does not tell who has a table, unless a plugin is there: who it must be is told as such.
+        expect(await trees()).toEqual([behind]);
+        const [found, ...more] = await doctorOf(database.url, "waits");
+        expect(more).toEqual([]);
+        expect(found?.what).toMatch(
+          new RegExp(
+            `^session ${reader.id} of holdfast .*, the only transaction that was open before, probably is in the way of 3 sessions`,
+          ),
+        );
+        expect(found?.fix).toMatch(new RegExp(`^holdfast kill ${reader.id} `));
+        await admin.query("INSTALL SONAME 'metadata_lock_info'");
+      }
+      expect(await trees()).toEqual([[reader.id, behind]]);
+      expect((await locks()).out).toMatch(
+        new RegExp(`^[├└]─ ${changer.id} .*waits for altered +ALTER TABLE altered ADD COLUMN m int$`, "m"),
+      );
+      // Ending those who wait is nobody's advice.
+      const [root, ...others] = await doctorOf(database.url, "waits");
+      expect(others).toEqual([]);
+      expect(root?.what).toContain(`session ${reader.id} of `);
+      expect(root?.what).toContain("is in the way of 3 sessions");
+      expect(root?.what).toContain(
+        `2 of them stand behind session ${changer.id}, which waits too (ALTER TABLE altered ADD COLUMN m int)`,
+      );
+      expect(root?.fix).toMatch(new RegExp(`^holdfast kill ${reader.id}   # frees 3 sessions; in SQL: `));
+      await reader.query("ROLLBACK");
+      await Promise.all(waiting);
+    } finally {
+      if (server === "mariadb") await admin.query("UNINSTALL SONAME 'metadata_lock_info'").catch(() => {});
+      for (const each of [reader, changer, first, second, admin]) each.end();
+    }
+  });
+
+  test("a user without rights sees what there is to see, and is told what is hidden", async () => {
+    const user = `poor_${database.name.slice(-8)}`;
+    const admin = await sessionAt(database.url);
+    const drop: string[] = [];
+    const as = new URL(database.url);
+    [as.username, as.password] = [user, "its-secret"];
+    if (server === "postgres") {
+      await admin.query(`CREATE ROLE ${user} LOGIN PASSWORD 'its-secret'`);
+      drop.push(`DROP OWNED BY ${user}`, `DROP ROLE ${user}`);
+    } else {
+      await admin.query(`CREATE USER '${user}'@'%' IDENTIFIED BY 'its-secret'`);
+      await admin.query(`GRANT CREATE ON ${database.name}.* TO '${user}'@'%'`);
+      drop.push(`DROP USER '${user}'@'%'`);
+    }
+    const holder = locked(database.url, ["image-upload", "42"]);
+    await holder.message("holding");
+    const waiter = locked(database.url, ["image-upload", "42"]);
+    try {
+      await waitsFor(hf, 1, "image-upload:42");
+      const { waiters } = await hf.inspect();
+      const [waits] = waiters.filter(({ name }) => name.startsWith("image-upload:42"));
+      const [has] = waits?.blockedBy ?? [];
+      const poor = await command(["locks", "--url", as.href]);
+      if (server === "postgres") {
+        // Who waits for whom, but neither what they do, nor leases: which is said, and nothing else instead.
+        expect(poor.code, poor.err).toBe(0);
+        expect(poor.out).toMatch(new RegExp(`^${has} +postgres +shop +hidden +holds image-upload:42$`, "m"));
+        expect(poor.out).toMatch(
+          new RegExp(`^└─ ${waits?.session.id} +postgres +shop +hidden .*waits for image`, "m"),
+        );
+        expect(poor.err).toContain(
+          `This user may not see leases: GRANT USAGE ON SCHEMA holdfast TO "${user}";`,
+        );
+        expect(poor.err).toContain(
+          `hidden from this one, though not who waits for whom: GRANT pg_monitor TO "${user}";`,
+        );
+        const kill = await command(["kill", has ?? "", "--yes", "--url", as.href]);
+        expect(kill.code).toBe(2);
+        expect(kill.err).toContain(`Session ${has} (hidden, shop, postgres) holds image-upload:42.`);
+        expect(kill.err).toContain(`This user may not end session ${has}.`);
+        const waiterToo = await doctorOf(as.href, "waits");
+        expect(waiterToo[0]?.what).toMatch(
+          new RegExp(
+            `^session ${has} of postgres \\(shop, what it does is hidden from this user\\) is in the way of 1 session`,
+          ),
+        );
+      } else {
+        const right = server === "mysql" ? "SELECT ON performance_schema.*" : "PROCESS ON *.*";
+        expect(poor.code, poor.err).toBe(2);
+        expect(poor.out).toBe("");
+        expect(poor.err).toContain(
+          `This user may not see locks, its own neither: GRANT ${right} TO '${user}'@'%';`,
+        );
+        expect(poor.err).toContain(`GRANT SELECT ON holdfast_lease TO '${user}'@'%';`);
+        await admin.query(`GRANT ${right} TO '${user}'@'%'`);
+        await admin.query(`GRANT SELECT ON ${database.name}.* TO '${user}'@'%'`);
+        const richer = await command(["locks", "--url", as.href]);
+        expect(richer.code, richer.err).toBe(0);
+        if (server === "mysql") {
+          expect(richer.out).toMatch(new RegExp(`^${has} +hidden .*holds image-upload:42$`, "m"));
+          expect(richer.err).toContain(
+            `though not who waits for whom: GRANT PROCESS ON *.* TO '${user}'@'%';`,
+          );
+          const kill = await command(["kill", has ?? "", "--yes", "--url", as.href]);
+          expect(kill.code).toBe(2);
+          expect(kill.err).toContain(`Session ${has} is another user's, which this one may not see`);
+        } else expect(richer.err).toBe("");
+      }
+    } finally {
+      holder.sigkill();
+      waiter.sigkill();
+      for (const statement of drop) await admin.query(statement);
+      admin.end();
+    }
+  });
 });
+
+const byNumber = (a: string, b: string) => (a < b ? -1 : 1);
+
+/** A session of somebody's, by hand. */
+interface Hand {
+  readonly id: string;
+  query(text: string): Promise<unknown>;
+  end(): void;
+}
+
+async function sessionAt(url: string): Promise<Hand> {
+  if (url.startsWith("postgres")) {
+    const client = new Client({ connectionString: url, application_name: "by hand" });
+    client.on("error", () => {});
+    await client.connect();
+    const { rows } = await client.query<{ id: string }>("SELECT pg_backend_pid()::text AS id");
+    return {
+      id: rows[0]?.id ?? "",
+      query: (text) => client.query(text),
+      end: () => void client.end().catch(() => {}),
+    };
+  }
+  const connection = await createConnection(url);
+  connection.on("error", () => {});
+  return {
+    id: String(connection.threadId),
+    query: (text) => connection.query(text),
+    end: () => connection.destroy(),
+  };
+}
+
+async function doctorOf(url: string, check: string): Promise<{ what: string; fix: string }[]> {
+  let found: { what: string; fix: string }[] = [];
+  await eventually(async () => {
+    const { out } = await command(["doctor", "--only", check, "--json", "--url", url]);
+    found = (JSON.parse(out) as { findings: { what: string; fix: string }[] }).findings;
+    return found.length > 0;
+  });
+  return found;
+}
+
+/** As on a bad day: somebody has a lease, and is not to have it any more. */
+async function takenAway(url: string, hf: Holdfast<unknown>, isAudited: boolean): Promise<void> {
+  const run = (...args: string[]) => command(["lease", ...args, "--url", url]);
+  const name = key("export", 7);
+  const lease = await hf.lease(name, { holder: "web-1:88", ttl: 4000 });
+  const next = hf.lease(name, { holder: "web-2:9", wait: 60_000 });
+  const [all, shown, none, unasked, unnamed] = await Promise.all([
+    run("--json"),
+    run("show", "export:7"),
+    run("show", "export:8"),
+    run("end", "export:7"),
+    run("end"),
+  ]);
+  const mine = { name: "export:7", holder: "web-1:88", fence: lease.fence, mode: "exclusive", over: false };
+  expect((JSON.parse(all.out) as { leases: unknown[] }).leases).toEqual([expect.objectContaining(mine)]);
+  expect(all.out).not.toContain("token");
+  expect(shown.out).toMatch(/^holder +web-1:88$/m);
+  expect(shown.out).toMatch(/^until +.* UTC \(.* unless it is renewed\)$/m);
+  expect(none).toMatchObject({ code: 1, out: 'Nobody has a lease "export:8".\n' });
+  expect(unasked).toMatchObject({ code: 2, out: "" });
+  expect(unasked.err).toContain("add --yes");
+  expect(unnamed.err).toContain("Which lease?");
+
+  const asked = terminal(["lease", "end", "export:7", "--note", "hangs", "--url", url], { columns: 60 });
+  await see(asked, "Take the lease");
+  const text = await asked.screen();
+  for (const words of ["web-1:88", "fenced(tx, lease)"]) expect(text.replaceAll("\n", "")).toContain(words);
+  asked.type("y\r");
+  expect(await asked.ended).toBe(0);
+  const after = await next;
+  try {
+    expect(after.fence).toBeGreaterThan(lease.fence);
+    await expect(hf.transaction((tx) => fenced(tx, lease))).rejects.toThrow(StaleFenceError);
+    await eventually(() => lease.signal.aborted);
+    if (isAudited)
+      expect(await trail(hf, { target: "lease:export:7" })).toMatchObject([
+        {
+          action: "lease.end",
+          outcome: "done",
+          details: { holder: "web-1:88", fence: lease.fence, note: "hangs" },
+          result: { ended: true },
+        },
+      ]);
+    else
+      expect((await asked.screen()).replaceAll("\n", "")).toContain("This is not written down in an audit");
+    // By an earlier number nobody's is taken.
+    expect(await run("end", "--fence", String(lease.fence), "--yes")).toMatchObject({ code: 1 });
+  } finally {
+    await after.release();
+  }
+
+  // One whose process is gone: it stays, says so, and can be cleared away.
+  const dead = await hf.lease(key("dead"), { renew: false, ttl: 100, holder: "gone:1" });
+  await eventually(async () => (await hf.leases(key("dead"))).length === 0);
+  expect(await hf.leases(key("dead"), { over: true })).toMatchObject([{ fence: dead.fence, over: true }]);
+  const words = await run("show", "dead");
+  expect(words.out).toMatch(/^state +ran out, and was never given back/m);
+  const cleared = await run("end", "--fence", String(dead.fence), "--yes", "--json");
+  expect(JSON.parse(cleared.out)).toMatchObject({ lease: { name: "dead", over: true }, ended: true });
+  expect(await hf.leases(undefined, { over: true })).toEqual([]);
+}
 
 describe("on PostgreSQL", () => {
   const reason = unavailable("postgres");
@@ -239,6 +512,86 @@ describe("on PostgreSQL", () => {
     for (const { client } of [statement, waiter]) await client.end();
   });
 
+  test("kill ends whoever is in the way also where nothing can be written down, and says so", async () => {
+    const bare = await createDatabase("postgres");
+    try {
+      const holder = await session(bare.url);
+      await holder.client.query("BEGIN; SELECT pg_advisory_xact_lock(7)");
+      const unmigrated = await command(["kill", holder.pid, "--yes", "--url", bare.url]);
+      expect(unmigrated.code, unmigrated.err).toBe(0);
+      expect(unmigrated.err).toMatch(
+        /This is not written down in an audit: The table holdfast\.audit is not in/,
+      );
+      expect(unmigrated.out).toContain(`Session ${holder.pid} was terminated.`);
+    } finally {
+      await bare.drop();
+    }
+    // Nor do locks and kill wait for whoever has locked our own tables.
+    const greedy = await session();
+    await greedy.client.query("BEGIN");
+    await greedy.client.query(
+      "LOCK TABLE holdfast.audit, holdfast.lease, holdfast.queue, holdfast.schedule_run",
+    );
+    await greedy.client.query("SELECT pg_advisory_xact_lock(7)");
+    const locks = await command(["locks", "--url", database.url]);
+    expect(locks.code, locks.err).toBe(0);
+    expect(locks.out).toMatch(new RegExp(`^${greedy.pid} .* bigint 7 `, "m"));
+    expect(locks.err).toContain("What is in lease, queue, schedule_run is not shown: somebody has locked it");
+    const ended = await command(["kill", greedy.pid, "--yes", "--url", database.url]);
+    expect(ended.code, ended.err).toBe(0);
+    expect(ended.err).toContain("This is not written down in an audit: somebody has locked it");
+    expect(ended.out).toContain(`Session ${greedy.pid} was terminated.`);
+  });
+
+  test("six sessions deep, at 60 columns: who, from where, what they run; and top the same of the selected one", async () => {
+    await pool.query("CREATE TABLE deep (id int PRIMARY KEY, v int)");
+    await pool.query("INSERT INTO deep SELECT n, 0 FROM generate_series(1, 7) n");
+    const chain = await Promise.all(Array.from({ length: 7 }, () => session()));
+    const waiting: Promise<unknown>[] = [];
+    try {
+      for (const [i, { client }] of chain.entries()) {
+        await client.query("BEGIN");
+        await client.query(`UPDATE deep SET v = ${i} WHERE id = ${i + 1} /* \u001b[2J */`);
+        if (i > 0) waiting.push(client.query(`UPDATE deep SET v = v + 1 WHERE id = ${i}`));
+        await waitsFor(hf, i, "deep");
+      }
+      const locks = terminal(["locks", "--url", database.url], { columns: 60, rows: 60 });
+      expect(await locks.ended).toBe(0);
+      const lines = (await locks.all()).split("\n");
+      expect(lines.every((line) => line.length <= 60)).toBe(true);
+      for (const [i, { pid }] of chain.entries()) {
+        const at = lines.findIndex((line) => new RegExp(`^ *(?:└ )?${pid} `).test(line));
+        expect(lines[at]?.indexOf(pid)).toBe(i * 2);
+        expect(lines[at]).toContain(i === 0 ? "holds deep (0,1)" : `waits for deep (0,${i})`);
+        const about = lines.slice(at + 1, at + 3).join("\n");
+        expect(about).toContain("by hand, postgres@127.0.0.1");
+        expect(about).toContain(i === 0 ? "UPDATE deep SET v = 0" : "UPDATE deep SET v = v + 1");
+      }
+      const top = terminal(["top", "--url", database.url], { columns: 60, rows: 24 });
+      try {
+        await see(top, chain[6]?.pid ?? "");
+        for (let i = 0; i < 6; i++) top.type("j");
+        const screen = await see(top, /UPDATE deep SET v = v \+ 1 WHERE id = 6/);
+        expect(screen).toContain("by hand, postgres@127.0.0.1");
+        expect(screen.split("\n").filter((line) => /UPDATE/.test(line))).toHaveLength(1);
+        top.type("q");
+        expect(await top.ended).toBe(0);
+      } finally {
+        top.kill();
+      }
+      // One command, and all of them go on.
+      const kill = await command(["kill", chain[0]?.pid ?? "", "--yes", "--url", database.url]);
+      expect(kill.code, kill.err).toBe(0);
+      for (const [i, { client }] of chain.entries()) {
+        if (i === 0) continue;
+        await waiting[i - 1];
+        await client.query("COMMIT");
+      }
+    } finally {
+      for (const { client } of chain) await client.end().catch(() => {});
+    }
+  });
+
   test("top shows holder and waiter, survives a lost connection, kills if asked, and restores the screen", async () => {
     const { hostname, port } = new URL(database.url);
     const proxy = await startProxy({ host: hostname, port: Number(port) });
@@ -251,15 +604,18 @@ describe("on PostgreSQL", () => {
       const { holders, waiters } = await hf.inspect();
       const [has, waits] = [holders[0]?.session.id as string, waiters[0]?.session.id as string];
       const tree = new RegExp(
-        `^${has} .*holds image-upload:42 *\\n└─ ${waits} .*waits for image-upload:42 *$`,
+        `^${has} .*holds image-upload:42  .*\\n└─ ${waits} .*waits for image-upload:42  `,
         "m",
       );
       await see(top, tree);
       expect(await top.full()).toBe(true);
       top.resize(40, 10);
       // Drawn anew: the first line is the head, and the last one is the screen's last one again.
-      await see(top, new RegExp(`^holdfast top(?:.*\\n){6}└─ ${waits}(?:.*\\n){3}↑↓ j k select`));
-      top.resize(100, 24);
+      await see(
+        top,
+        new RegExp(`^holdfast top(?:.*\\n){5}${has} (?:.*\\n){1,3}└ ${waits} (?:.*\\n){1,2}↑↓ j k select`),
+      );
+      top.resize(120, 24);
       await see(top, tree);
 
       proxy.cutWhen(() => "cut-before");
@@ -280,6 +636,9 @@ describe("on PostgreSQL", () => {
       expect(question).toContain(`${waits} (shop) waits for image-upload:42`);
       top.type("y");
       await see(top, `Session ${has} was terminated.`);
+      expect(await trail(hf, { target: `session:${has}` })).toMatchObject([
+        { action: "kill", outcome: "done", result: { session: has, done: "terminated" } },
+      ]);
       await waiter.message("holding");
       top.type("b");
       await see(top, "Nobody waits for a lock.");
@@ -451,6 +810,72 @@ test("MySQL's own name of a key is the one that keys tells", async ({ skip }) =>
     await hf.close();
     await pool.end();
     await database.drop();
+  }
+});
+
+test("on SQLite locks names the process that writes, and so do kill and doctor", async ({ skip }) => {
+  skip(process.platform !== "linux", "only Linux tells which process has locked a file");
+  const folder = mkdtempSync(join(tmpdir(), "holdfast-locks-"));
+  const [url, path] = [`file:${join(folder, "app.db")}`, join(folder, "app.db")];
+  try {
+    for (const mode of ["DELETE", "WAL"]) {
+      const db = new DatabaseSync(path);
+      db.exec(`PRAGMA journal_mode = ${mode}; CREATE TABLE IF NOT EXISTS t (v)`);
+      db.close();
+      const script = `const db = new (require("node:sqlite").DatabaseSync)(${JSON.stringify(path)});
+        db.exec("BEGIN IMMEDIATE; INSERT INTO t VALUES (1)"); console.log("writing"); setInterval(() => {}, 1000)`;
+      writeFileSync(join(folder, "the-writer.cjs"), script);
+      const writer = spawn(process.execPath, ["the-writer.cjs"], {
+        cwd: folder,
+        stdio: ["ignore", "pipe", "inherit"],
+      });
+      try {
+        await once(writer.stdout, "data");
+        const [told, shown, refused, found] = await Promise.all([
+          command(["locks", "--json", "--url", url]),
+          command(["locks", "--url", url]),
+          command(["kill", String(writer.pid), "--yes", "--url", url]),
+          doctorOf(url, "waits"),
+        ]);
+        const { holders } = JSON.parse(told.out) as { holders: Seen[] };
+        expect(holders, told.err).toMatchObject([
+          {
+            session: {
+              id: String(writer.pid),
+              application: expect.stringContaining("the-writer"),
+              state: "writing",
+            },
+          },
+        ]);
+        expect(shown.out).toMatch(new RegExp(`^${writer.pid} .*writing .*the write lock of the file`, "m"));
+        expect(refused.code).toBe(2);
+        expect(refused.err).toMatch(
+          new RegExp(`: process ${writer.pid} \\(.*the-writer.cjs\\) writes to it`),
+        );
+        expect(found[0]?.what).toMatch(
+          new RegExp(`^process ${writer.pid} \\(.*the-writer.cjs\\) is the file's writer`),
+        );
+        expect(found[0]?.fix).toMatch(new RegExp(`^kill ${writer.pid} `));
+      } finally {
+        writer.kill("SIGKILL");
+        await once(writer, "exit");
+      }
+    }
+  } finally {
+    rmSync(folder, { recursive: true, force: true });
+  }
+});
+
+test("on SQLite a lease is listed, shown and taken away", async () => {
+  const folder = mkdtempSync(join(tmpdir(), "holdfast-locks-"));
+  const path = join(folder, "app.db");
+  const hf = holdfast(fromNodeSqlite(() => new DatabaseSync(path)));
+  try {
+    await hf.migrate();
+    await takenAway(`file:${path}`, hf, false);
+  } finally {
+    await hf.close();
+    rmSync(folder, { recursive: true, force: true });
   }
 });
 

@@ -10,7 +10,7 @@ import { audited, trail } from "holdfast/audit";
 import { fromMysql2 } from "holdfast/mysql2";
 import { fromNodeSqlite } from "holdfast/node-sqlite";
 import { fromPg } from "holdfast/pg";
-import { queue, queues } from "holdfast/queue";
+import { jobs, queue, queues } from "holdfast/queue";
 import { type Quota, type QuotaOptions, quota, quotas, subjects } from "holdfast/quota";
 import { schedule, schedules } from "holdfast/schedule";
 import { stock, stocks } from "holdfast/stock";
@@ -297,13 +297,44 @@ describe("queue", () => {
       result: { jobs: 2 },
     });
 
+    // What it had failed of is still to be seen.
+    const [again, inWords] = await Promise.all([
+      run("queue", "job", "emails", first, "--json"),
+      run("queue", "job", "emails", first),
+    ]);
+    expect(json(again)).toMatchObject({
+      job: {
+        state: "waiting",
+        failures: 0,
+        before: { attempts: 1, error: expect.stringContaining("smtp \u001b[31mrefused\nand more") },
+      },
+    });
+    expect(inWords.out).toMatch(
+      /^It had failed after 1 attempt, and was retried at .* by .* as postgres:\nError: smtp \\u001b\[31mrefused\nand more$/m,
+    );
+
     const discarded = await run("queue", "discard", "emails", third, "--yes", "--note", "a test");
     expect(discarded).toMatchObject({ code: 0, out: "1 job discarded.\n" });
     expect(await emails().inspect(Number(third))).toBeUndefined();
     expect(await newest("queue:emails")).toMatchObject({
       action: "queue.discard",
-      details: { ids: [Number(third)], note: "a test" },
+      details: {
+        ids: [Number(third)],
+        found: [{ id: Number(third), payload: { to: 3 }, error: expect.stringContaining("smtp") }],
+        note: "a test",
+      },
+      result: { jobs: 1, discarded: [Number(third)] },
     });
+    // What was thrown away can be had back.
+    const odd = { text: "\u001b[2J", list: [null, 1] };
+    const { id } = await queue(hf, "emails").enqueue(odd, { key: "odd", group: "g", priority: 3 });
+    const thrown = await run("queue", "discard", "emails", String(id), "999999", "--yes", "--json");
+    expect(thrown.code).toBe(1);
+    expect(json(thrown)).toMatchObject({
+      jobs: 1,
+      discarded: [{ id, state: "waiting", payload: odd, key: "odd", group: "g", priority: 3 }],
+    });
+    expect(await newest("queue:emails")).toMatchObject({ details: { found: [{ id, payload: odd }] } });
 
     await pool.query(
       "UPDATE holdfast.queue_failed SET failed_at = now() - interval '40 days' WHERE id = $1",
@@ -317,6 +348,73 @@ describe("queue", () => {
 
     expect(json(await run("queue", "retry", "emails", "--all", "--yes", "--json"))).toEqual({ jobs: 1 });
     expect(await emails().counts()).toMatchObject({ failed: 0, waiting: 3 });
+  });
+
+  test("lists jobs of each state, page by page", async () => {
+    const busy = queue<{ n: number }>(hf, "busy", { groups: { concurrency: 1 } });
+    await busy.enqueueMany([
+      ...[1, 2, 3].map((n) => ({ payload: { n }, key: `k${n}`, priority: n })),
+      ...["b", "a"].map((group) => ({ payload: { n: 9 }, group })),
+    ]);
+    const later = await busy.enqueue({ n: 7 }, { delayMs: 3_600_000, key: "later" });
+    const begun = Promise.withResolvers<number>();
+    const go = Promise.withResolvers<void>();
+    const worker = busy.work(
+      async ({ id }) => {
+        begun.resolve(id);
+        await go.promise;
+      },
+      { concurrency: 1, batch: 1 },
+    );
+    try {
+      const running = await begun.promise;
+      interface Page {
+        readonly jobs: {
+          id: number;
+          state: string;
+          key?: string;
+          group?: string;
+          worker?: { alive: boolean };
+        }[];
+        readonly next: Record<string, string>;
+      }
+      const all = json<Page>(await run("queue", "jobs", "busy", "--json"));
+      const of = (state: string) => all.jobs.filter((each) => each.state === state);
+      expect(of("running")).toMatchObject([{ id: running, key: "k1", worker: { alive: true } }]);
+      expect(of("waiting").map(({ key, group }) => key ?? group)).toEqual(["k2", "k3", "a", "b"]);
+      expect(of("delayed")).toMatchObject([
+        { id: later.id, key: "later", runAt: expect.stringMatching(/T/) },
+      ]);
+      expect(all.next).toEqual({});
+      // From page to page, from those without a group to those with one.
+      const seen: number[] = [];
+      for (let after: string | undefined; ;) {
+        const more = after === undefined ? [] : ["--after", after];
+        const page = json<Page>(
+          await run("queue", "jobs", "busy", "--state", "waiting", "--limit", "1", ...more, "--json"),
+        );
+        seen.push(...page.jobs.map(({ id }) => id));
+        if ((after = page.next["waiting"]) === undefined) break;
+      }
+      expect(seen).toEqual(of("waiting").map(({ id }) => id));
+      const narrow = terminal(["queue", "jobs", "emails"], {
+        env: { HOLDFAST_URL: database.url },
+        columns: 60,
+      });
+      expect(await narrow.ended).toBe(0);
+      const text = await narrow.all();
+      expect(text.split("\n").every((line) => line.length <= 60)).toBe(true);
+      expect(text).toMatch(/^job +state +age .*key/m);
+    } finally {
+      go.resolve();
+      await worker.stop();
+    }
+    expect(await jobs(hf, "nowhere", { state: "failed" })).toBeUndefined();
+    await expect(jobs(hf, "busy", { state: "failed", after: "x" })).rejects.toThrow(
+      /`next` of a page before/,
+    );
+    await expect(jobs(hf, "busy", { state: "gone" as never })).rejects.toThrow(/no state "gone"/);
+    await queue(hf, "busy").discard([later.id]);
   });
 
   test("pauses and resumes, if somebody at the terminal says yes", async () => {
@@ -469,6 +567,34 @@ describe("quota", () => {
     expect(entries[0]?.reference).toBe(`audit:${(await newest(target))?.id}`);
     // The same id counts once.
     expect(await changed(...grant)).toMatchObject({ credit: 50 });
+    expect(await changed("grant", "uploads", "ada", "30", "--id", "twice")).toMatchObject({ credit: 80 });
+    const [credits, one, beyond, much2] = await Promise.all([
+      run("quota", "grants", "uploads", "ada", "--json"),
+      run("quota", "show", "uploads", "ada"),
+      run("quota", "grant", "uploads", "ada", "9007199254740993", "--yes"),
+      run("quota", "grant", "uploads", "ada", "9007199254740990", "--yes"),
+    ]);
+    expect(json(credits)).toMatchObject({
+      grants: [
+        { id: "ticket", amount: 50, left: 50, expiresAt: expect.stringMatching(/T/) },
+        { id: "twice", amount: 30, left: 30 },
+      ],
+    });
+    expect(one.out).toMatch(/^twice +30 +30 +0 +never /m);
+    // Neither as another number, nor as a sum that is one.
+    expect(beyond.err).toContain("It must be a whole number from 1 to 9007199254740991.");
+    expect(complaint(much2)).toContain("come to 9007199254740991 at the most: 9007199254740911 more can be");
+    expect(await changed("revoke", "uploads", "ada", "twice", "--note", "by mistake")).toMatchObject({
+      credit: 50,
+    });
+    expect(await newest(target)).toMatchObject({
+      action: "quota.revoke",
+      outcome: "done",
+      details: { grant: "twice", note: "by mistake" },
+    });
+    expect(complaint(await run("quota", "revoke", "uploads", "ada", "nothing", "--yes"))).toContain(
+      "there is no grant nothing",
+    );
     expect(await changed("limit", "uploads", "ada", "20")).toMatchObject({ limit: 20 });
     expect((await uploads().peek("ada")).limit).toBe(20);
     expect(await changed("limit", "uploads", "ada", "none")).not.toHaveProperty("limit");
@@ -545,9 +671,32 @@ describe("quota", () => {
     const repaired = await run("quota", "reconcile", "uploads", "--repair", "--yes", "--json");
     expect(repaired.code).toBe(0);
     expect(json(repaired)).toMatchObject({ repaired: true, wrong: [{ subject: "ada" }] });
-    expect(await newest("quota:uploads:ada")).toMatchObject({ action: "quota.repair", outcome: "done" });
+    expect(await newest("quota:uploads:ada")).toMatchObject({
+      action: "quota.repair",
+      outcome: "done",
+      details: { trust: "ledger" },
+    });
     expect(await uploads().reconcile("ada")).toMatchObject({ ok: true });
     expect((await uploads().peek("ada")).used).toBe(0);
+    // If what is counted is right, the ledger is what is mended.
+    await uploads().consume("ada", 1);
+    await pool.query(
+      "UPDATE holdfast.quota_bucket SET used = used + 5 WHERE quota = 'uploads' AND subject = 'ada'",
+    );
+    const levels = await run(
+      "quota",
+      "reconcile",
+      "uploads",
+      "ada",
+      "--repair",
+      "--trust",
+      "levels",
+      "--yes",
+    );
+    expect(levels.code, levels.err).toBe(0);
+    expect(await uploads().reconcile("ada")).toMatchObject({ ok: true });
+    expect((await uploads().peek("ada")).used).toBe(6);
+    expect(await newest("quota:uploads:ada")).toMatchObject({ details: { trust: "levels" } });
   });
 });
 
@@ -626,7 +775,26 @@ describe("stock", () => {
     expect(repaired.code).toBe(0);
     expect(json(repaired)).toMatchObject({ repaired: true });
     expect(await stock(hf).reconcile()).toMatchObject({ ok: true });
-    expect(await newest("stock:stock")).toMatchObject({ action: "stock.repair", outcome: "done" });
+    expect(await newest("stock:stock")).toMatchObject({
+      action: "stock.repair",
+      outcome: "done",
+      details: { trust: "ledger" },
+    });
+    // What a hand has changed is taken back, unless it is said to be right.
+    expect(await level("CAP")).toBe(15);
+    await pool.query("UPDATE holdfast.stock_level SET on_hand = on_hand + 4 WHERE sku = 'CAP'");
+    const asked = terminal(["stock", "reconcile", "--repair", "--trust", "levels"], {
+      env: { HOLDFAST_URL: database.url },
+      columns: 200,
+    });
+    await asked.until("Whatever changed it without one counts then.");
+    asked.type("y\r");
+    expect(await asked.ended).toBe(0);
+    expect(await stock(hf).reconcile()).toMatchObject({ ok: true });
+    expect(await level("CAP")).toBe(19);
+    expect((await run("stock", "reconcile", "--repair", "--trust", "me")).err).toContain(
+      "Allowed choices are ledger, levels",
+    );
   });
 
   test("leaves a table of the caller's alone unless it is named", async () => {
@@ -702,7 +870,7 @@ describe("who may not, and who cannot", () => {
     ]);
     expect(slip).toMatchObject({
       code: 2,
-      err: expect.stringContaining("knows no 'shwo', but show, job, retry"),
+      err: expect.stringContaining("knows no 'shwo', but show, jobs, job, retry"),
     });
     expect(complaint(away)).toMatch(/Could not connect to postgres:\/\/127\.0\.0\.1:1\/nowhere/);
     expect(complaint(wrong)).toContain("Retry which jobs?");
@@ -799,7 +967,7 @@ describe("the audit", () => {
     expect(words.out).not.toContain("\u001b");
     const lines = json<{ lines: { action: string; outcome: string }[] }>(some).lines;
     expect(lines.map(({ action }) => action)).toEqual(
-      ["resume", "pause", "retry", "prune", "discard", "retry"].map((verb) => `queue.${verb}`),
+      ["resume", "pause", "retry", "prune", "discard", "discard", "retry"].map((verb) => `queue.${verb}`),
     );
     expect(page.err).toMatch(/More: --before \d+/);
   });

@@ -7,10 +7,14 @@ import { join } from "node:path";
 import { DatabaseSync } from "node:sqlite";
 import { promisify } from "node:util";
 import { type EmbeddedPostgres, startPostgres } from "@holdfast/cli";
-import { holdfast } from "holdfast";
+import { holdfast, key } from "holdfast";
 import { fromMysql2 } from "holdfast/mysql2";
 import { fromNodeSqlite } from "holdfast/node-sqlite";
 import { fromPg } from "holdfast/pg";
+import { queue } from "holdfast/queue";
+import { type QuotaOptions, quota } from "holdfast/quota";
+import { schedule } from "holdfast/schedule";
+import { stock } from "holdfast/stock";
 import mysql, { type Connection } from "mysql2/promise";
 import { Client, Pool } from "pg";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
@@ -72,12 +76,23 @@ function recommended(kind: string, language: "sql" | "ini"): string[] {
   return lines.filter((line) => (language === "sql" ? line.endsWith(";") : line.includes("=")));
 }
 
-/** As somebody would copy them: the statements, without remarks. */
+/** As somebody would copy them, without remarks. */
+const lines = (findings: readonly Finding[]): string[] =>
+  findings.flatMap(({ fix }) => fix.split("\n")).map((line) => line.replace(/ {3}(?:--|#).*$/, ""));
+
 const statements = (findings: readonly Finding[]): string[] =>
-  findings
-    .flatMap(({ fix }) => fix.split("\n"))
-    .map((line) => line.replace(/ {3}(?:--|#).*$/, ""))
-    .filter((line) => line.endsWith(";") && !line.startsWith("--"));
+  lines(findings).filter((line) => line.endsWith(";") && !line.startsWith("--"));
+
+/** The sessions that are to be ended are, one after the other, as the doctor says how. */
+async function kill(findings: readonly Finding[], url: string): Promise<void> {
+  for (const line of lines(findings)) {
+    const [, id] = /^holdfast kill (\d+)$/.exec(line) ?? [];
+    if (id === undefined) continue;
+    const { code, err } = await command(["kill", id, "--yes", "--url", url]);
+    // One that another finding has told of too is gone already.
+    if (!err.includes("There is no session")) expect(code, err).toBe(0);
+  }
+}
 
 describe("PostgreSQL", () => {
   const reason = unavailable("pgbouncer");
@@ -245,7 +260,7 @@ describe("PostgreSQL", () => {
 
   const ills = {
     error: [
-      "idle-holders",
+      "waits",
       "prepared-transactions",
       "connections",
       "durability",
@@ -260,7 +275,6 @@ describe("PostgreSQL", () => {
       "idle-in-transaction-timeout",
       "deadlock-detection",
       "default-isolation",
-      "waits",
       "named-locks",
       "lock-table",
       "deadlocks",
@@ -299,9 +313,11 @@ describe("PostgreSQL", () => {
     expect(ill.of("fk-index").map(({ fix }) => fix)).toEqual([
       `CREATE INDEX CONCURRENTLY ON "public"."the ""image""" ("ownerId");`,
     ]);
-    expect(ill.of("idle-holders")[0]?.what).toMatch(
-      /^session \d+ of postgres \(bad app\) is idle .* holds .*big.*; 1 session waits for it$/,
-    );
+    expect(ill.of("waits").map(({ what }) => what)).toEqual([
+      expect.stringMatching(
+        /^session \d+ of postgres \(bad app, 127\.0\.0\.1, idle in transaction, .*\) is in the way of 1 session \(big .*\), for .*; it ran UPDATE big SET v = 0 WHERE id = 2$/,
+      ),
+    ]);
     expect(ill.of("named-locks")[0]?.what).toMatch(/holds advisory lock 42$/);
     expect(ill.of("prepared-transactions")[0]?.fix).toContain("ROLLBACK PREPARED 'it''s lost';");
     expect(ill.of("unique-keys").map(({ what }) => what)).toEqual([
@@ -311,6 +327,7 @@ describe("PostgreSQL", () => {
     expect(ill.of("connections")[0]?.what).toMatch(/ of 5 connections of database postgres are in use$/);
 
     const admin = await open(bad.url());
+    await kill(ill.findings, pooled.url);
     await admin.query("DELETE FROM bare WHERE ctid = (SELECT min(ctid) FROM bare)");
     for (const statement of statements(ill.findings))
       await admin.query(statement).catch((error: unknown) => {
@@ -368,6 +385,78 @@ describe("PostgreSQL", () => {
     expect(new Set(checks.map(({ status }) => status))).toEqual(new Set(["ok"]));
   });
 
+  test("Holdfast at work, and used up, is well: whatever a ledger holds, and while it is written to", async () => {
+    const url = good.url("shop", { user: "app", password: "its-secret" });
+    const pool = new Pool({ connectionString: url, max: 8 });
+    const hf = holdfast(fromPg(pool));
+    const windows: readonly Omit<QuotaOptions, "name" | "limit">[] = [
+      {},
+      { per: "minute" },
+      { per: "minute", window: "refill" },
+      { per: "minute", window: "sliding-log" },
+      { per: "minute", window: "sliding-parts" },
+    ];
+    const all = windows.map((rule, i) => quota(hf, { ...rule, name: `well ${i}`, limit: 10 }));
+    const shop = stock(hf);
+    await shop.apply([{ sku: "CAP", quantity: 1000 }]);
+    const stop = new AbortController();
+    const busy = (async () => {
+      for (let n = 0; !stop.signal.aborted; n++) {
+        await Promise.all(all.map((each) => each.tryConsume(`busy ${n % 3}`, 1)));
+        await shop.decrease("CAP", 1);
+      }
+    })();
+    try {
+      for (const each of all) {
+        await each.consume("ada", 5, { id: "use" });
+        expect(await each.tryConsume("ada", 6)).toMatchObject({ granted: false });
+        await each.refund("ada", "use", { amount: 2 });
+        await (await each.hold("ada", 2)).settle(1);
+        await (await each.hold("ada", 1)).release();
+        await each.hold("ada", 1, { holdFor: 1 });
+        await each.grant("ada", 9, { id: "gift" });
+        await each.grant("ada", 3, { expiresAt: new Date(Date.now() + 60_000) });
+        await each.consume("ada", 15);
+        await each.revoke("ada", "gift");
+        await each.reset("ada");
+        await each.consume("ada", 1);
+        await each.prune({ olderThanMs: 0 });
+      }
+      const kept = await shop.reserve([{ sku: "CAP", quantity: 5 }]);
+      await shop.reserve([{ sku: "CAP", quantity: 5 }], { ttl: 1 });
+      await kept.commit();
+      await shop.reserve([{ sku: "CAP", quantity: 5 }]);
+      await shop.adjustTo("CAP", 500);
+      await using lease = await hf.lease(key("export", 7));
+      await using working = queue<number>(hf, "emails").work(() => {});
+      await queue<number>(hf, "emails").enqueueMany([1, 2, 3].map((payload) => ({ payload })));
+      await queue<number>(hf, "emails").enqueue(4, { delayMs: 3_600_000 });
+      await queue(hf, "new").enqueue(1);
+      const nightly = schedule(hf, "nightly", { every: 100 }, () => {});
+      await nightly.start();
+      await eventually(async () => (await nightly.runs(10)).length >= 4);
+      const own = [
+        "queue-workers",
+        "failed-jobs",
+        "schedules",
+        "stock-ledger",
+        "quota-ledger",
+        "dead-leases",
+      ];
+      const { findings, checks } = await doctor(url, "--strict", "--only", ...own);
+      expect(findings).toEqual([]);
+      expect(checks.map(({ id, status }) => [id, status])).toEqual(own.map((id) => [id, "ok"]));
+      await nightly.stop();
+      expect(lease.signal.aborted).toBe(false);
+      void working;
+    } finally {
+      stop.abort();
+      await busy;
+      await hf.close();
+      await pool.end();
+    }
+  });
+
   test("a role without rights: says what it could not look at, and how to let it", async () => {
     const admin = await open(good.url("shop"));
     await admin.query(`CREATE ROLE "po""or" LOGIN PASSWORD 'its-secret'`);
@@ -379,23 +468,31 @@ describe("PostgreSQL", () => {
     ])
       await admin.query(`ALTER ROLE "po""or" SET ${setting}`);
     const poor = await doctor(good.url("shop", { user: 'po"or', password: "its-secret" }));
-    expect(poor.blind).toEqual([
-      "idle-holders",
-      "long-transactions",
-      "waits",
-      "named-locks",
+    // Who waits for whom is told to everybody.
+    const sessions = ["idle-holders", "long-transactions", "named-locks"];
+    const own = [
+      "queue-workers",
+      "failed-jobs",
+      "schedules",
+      "stock-ledger",
+      "quota-ledger",
+      "dead-leases",
       "migrations",
       "unique-keys",
-    ]);
-    for (const check of poor.blind)
-      expect(poor.of(check)).toMatchObject([
-        {
-          severity: "hint",
-          couldNotLook: true,
-          what: expect.stringMatching(/^could not look: .*pg_monitor/),
-          fix: `GRANT pg_monitor TO "po""or";`,
-        },
-      ]);
+    ];
+    expect(poor.blind).toEqual([...sessions, ...own]);
+    for (const [checks, what, fix] of [
+      [sessions, /^could not look: .*pg_monitor/, `GRANT pg_monitor TO "po""or";`],
+      [
+        own,
+        /^could not look: permission denied for schema holdfast; it needs SELECT/,
+        `GRANT USAGE ON SCHEMA holdfast TO "po""or";\nGRANT SELECT ON ALL TABLES IN SCHEMA holdfast TO "po""or";`,
+      ],
+    ] as const)
+      for (const check of checks)
+        expect(poor.of(check)).toMatchObject([
+          { severity: "hint", couldNotLook: true, what: expect.stringMatching(what), fix },
+        ]);
     expect(poor.found).toEqual([
       "advisory-locks",
       "replica",
@@ -501,9 +598,7 @@ describe.each(kinds)("%s", (kind) => {
     const found = await doctor(ill.url);
     expect(found.code).toBe(1);
     const faults = [
-      "idle-holders",
       "waits",
-      "named-locks",
       "prepared-transactions",
       "engine",
       "primary-key",
@@ -521,8 +616,13 @@ describe.each(kinds)("%s", (kind) => {
     expect(found.of("engine")).toMatchObject([
       { severity: "error", what: "`my``isam` is MyISAM", fix: "ALTER TABLE `my``isam` ENGINE = InnoDB;" },
     ]);
-    expect(found.of("idle-holders")).toMatchObject([
-      { severity: "error", what: expect.stringMatching(/holds \d+ row locks?; 1 session waits for it$/) },
+    expect(found.of("waits")).toMatchObject([
+      {
+        severity: "error",
+        what: expect.stringMatching(
+          /^session \d+ of holdfast \(127\.0\.0\.1, idle, .* is in the way of 2 sessions \((?=.*big\[1\])(?=.*nightly)/,
+        ),
+      },
     ]);
     expect(found.of("unique-keys").map(({ what }) => what)).toEqual([
       "holdfast_seen has no unique key on (id)",
@@ -530,11 +630,8 @@ describe.each(kinds)("%s", (kind) => {
 
     // Not the settings: they are everybody's here.
     const own = found.findings.filter(({ check }) => faults.includes(check));
-    for (const statement of statements(own))
-      await admin.query(statement).catch((error: unknown) => {
-        // One session may be in the way of several.
-        if ((error as { errno?: unknown }).errno !== 1094) throw new Error(statement, { cause: error });
-      });
+    await kill(own, ill.url);
+    for (const statement of statements(own)) await admin.query(statement);
     const again = mysql.createPool(ill.url);
     await holdfast(fromMysql2(again)).migrate();
     await again.end();
@@ -591,14 +688,18 @@ describe.each(kinds)("%s", (kind) => {
     expect(poor.code).toBe(0);
     expect(poor.found).toContain("rights");
     expect(poor.blind).toEqual(
-      expect.arrayContaining(["replica", "idle-holders", "long-transactions", "waits", "named-locks"]),
+      expect.arrayContaining(["replica", "idle-holders", "long-transactions", "waits"]),
     );
-    expect(poor.of("waits")).toMatchObject([
-      {
-        what: expect.stringMatching(/^could not look: .*PROCESS$/),
-        fix: `GRANT PROCESS ON *.* TO '${user}'@'%';`,
-      },
-    ]);
+    const process = {
+      what: expect.stringMatching(/^could not look: .*PROCESS/),
+      fix: `GRANT PROCESS ON *.* TO '${user}'@'%';`,
+    };
+    const locks = {
+      what: expect.stringMatching(/^could not look: .*data_locks/),
+      fix: `GRANT SELECT ON performance_schema.* TO '${user}'@'%';`,
+    };
+    expect(poor.of("idle-holders")).toMatchObject([process]);
+    expect(poor.of("waits")).toMatchObject([kind === "mysql" ? locks : process]);
     if (kind === "mysql")
       expect(poor.of("prepared-transactions")).toMatchObject([
         { fix: `GRANT XA_RECOVER_ADMIN ON *.* TO '${user}'@'%';` },
@@ -630,8 +731,8 @@ describe("SQLite", () => {
     const found = await doctor(`file:${file}`);
     expect(found.code).toBe(1);
     expect(found.found).toEqual([
-      "journal-mode",
       "waits",
+      "journal-mode",
       "fk-index",
       "foreign-keys",
       "primary-key",
@@ -651,7 +752,7 @@ describe("SQLite", () => {
     expect(text.split("\n")[0]).toMatch(/^SQLite 3\./);
     expect(text.match(/^(?:Errors|Warnings|Hints|Could not look)$/gm)).toEqual(["Errors", "Warnings"]);
     expect(text).toMatch(/^✗ foreign-keys$/m);
-    expect(text.trimEnd().split("\n").at(-1)).toBe("12 checks: 3 errors, 4 warnings");
+    expect(text.trimEnd().split("\n").at(-1)).toBe("13 checks: 3 errors, 4 warnings");
 
     db.exec(`ROLLBACK; DELETE FROM "im""age"; DROP TABLE bare; DELETE FROM holdfast_migration WHERE id = 3`);
     for (const statement of statements(found.findings)) if (!statement.includes("…")) db.exec(statement);
@@ -670,7 +771,7 @@ describe("SQLite", () => {
     for (const statement of recommended("sqlite", "sql")) db.exec(statement);
     db.close();
     const { code, out } = await command(["doctor", "--strict", "--url", `file:${file}`]);
-    expect(out.trimEnd().split("\n").at(-1)).toBe("13 checks: nothing found");
+    expect(out.trimEnd().split("\n").at(-1)).toBe("14 checks: nothing found");
     expect(code).toBe(0);
   });
 });

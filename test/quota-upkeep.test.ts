@@ -618,9 +618,7 @@ describe("reconcile", () => {
       await spoil(q, "used = 9");
       let times = 0;
       proxy.cutWhen((direction, chunk) =>
-        direction === "to-server" && chunk.includes("quota_reconcile") && ++times === 1
-          ? "drop-answer"
-          : "pass",
+        direction === "to-server" && chunk.includes("quota_mend") && ++times === 1 ? "drop-answer" : "pass",
       );
       expect(await q.reconcile("u", { repair: true })).toEqual({
         ok: false,

@@ -507,6 +507,82 @@ test("what does not add up is found, and mended on request", async () => {
   expect(await q.reconcile("u")).toMatchObject({ ok: true, findings: [] });
 });
 
+test("what is counted is trusted on request, unless it is what the entries say", async () => {
+  for (const rule of [{}, { per: "year" }, { per: "year", window: "refill" }] as const) {
+    const q = quota(hf, { ...rule, name: named(), limit: 100 });
+    await q.consume("u", 5);
+    await q.consume("u", 6);
+    await pool.query(`UPDATE holdfast.quota_bucket SET used = 3 WHERE quota = '${q.name}'`);
+    expect(await q.reconcile("u", { repair: true, trust: "levels" })).toMatchObject({ repaired: true });
+    expect(await q.peek("u")).toMatchObject({ used: 3 });
+    await q.consume("u", 1);
+    expect(await q.peek("u")).toMatchObject({ used: 4 });
+    expect(await q.reconcile("u")).toMatchObject({ ok: true, findings: [] });
+    expect((await q.history("u")).entries.map(({ kind, used }) => [kind, used])).toEqual([
+      ["consume", 4],
+      ["repair", 3],
+      ["consume", 11],
+      ["consume", 5],
+    ]);
+  }
+  const q = quota(hf, { name: named(), limit: 9, per: "year", window: "sliding-parts" });
+  await q.consume("u", 1);
+  await pool.query(`UPDATE holdfast.quota_bucket SET used = 3 WHERE quota = '${q.name}'`);
+  const repair = { repair: true, trust: "levels" } as const;
+  await expect(q.reconcile("u", repair)).rejects.toThrow(/nothing but the ledger to trust/);
+  // Whoever does not know the window, as the command, is told the same.
+  const unknown = quota(hf, { name: q.name, limit: 9 });
+  await expect(unknown.reconcile("u", repair)).rejects.toThrow(/has a window that slides.*trust the ledger/);
+  await expect(q.reconcile("u", { trust: "me" as never })).rejects.toThrow(
+    /trust must be "ledger" or "levels"/,
+  );
+});
+
+test("a grant is shown, revoked once, and what was used of it stays used", async () => {
+  const q = quota(hf, { name: named(), limit: 2 });
+  const soon = new Date(Date.now() + 3_600_000);
+  await q.grant("u", 5, { id: "gift", expiresAt: soon, by: "ada" });
+  await q.grant("u", 7, { id: "second", priority: 1 });
+  await q.consume("u", 5, { id: "use" });
+  expect(await q.grants("u")).toMatchObject([
+    { id: "gift", amount: 5, spent: 3, left: 2, priority: 0, expiresAt: soon, at: expect.any(Date) },
+    { id: "second", amount: 7, spent: 0, left: 7, priority: 1, expiresAt: undefined },
+  ]);
+  expect(await q.revoke("u", "gift", { by: "bob" })).toMatchObject({
+    amount: 2,
+    credit: 7,
+    used: 2,
+    replayed: false,
+  });
+  expect(await q.revoke("u", "gift")).toMatchObject({ amount: 2, credit: 7, replayed: true });
+  expect((await q.grants("u")).map(({ id }) => id)).toEqual(["second"]);
+  expect((await q.history("u")).entries[0]).toMatchObject({
+    kind: "revoke",
+    of: "gift",
+    amount: 2,
+    by: "bob",
+  });
+  await expect(q.revoke("u", "never")).rejects.toMatchObject({
+    code: "HF_QUOTA_UNKNOWN",
+    message: expect.stringContaining("there is no grant never"),
+  });
+  // What came from it does not come back to it.
+  expect(await q.refund("u", "use")).toMatchObject({ used: 0, credit: 7 });
+  expect(await q.reconcile("u")).toMatchObject({ ok: true, findings: [] });
+});
+
+test("credits of a subject stay within what numbers hold exactly", async () => {
+  const q = quota(hf, { name: named(), limit: 0 });
+  const most = Number.MAX_SAFE_INTEGER;
+  await q.grant("u", most - 10);
+  await expect(q.grant("u", 11)).rejects.toMatchObject({
+    code: "HF_QUOTA_TOO_MUCH",
+    message: expect.stringContaining(`come to ${most} at the most: 10 more can be granted`),
+  });
+  expect(await q.grant("u", 10)).toMatchObject({ credit: most });
+  expect(await q.reconcile("u")).toMatchObject({ ok: true, findings: [] });
+});
+
 test("a line that is gone, or was changed, is found by its version", async () => {
   const q = quota(hf, { name: named(), limit: 100 });
   for (let i = 0; i < 5; i++) await q.consume("u", 2, { id: `id-${i}` });

@@ -810,7 +810,7 @@ describe("reconcile", () => {
       [shop.name],
     );
 
-  test.each([
+  const faults: [string, string, number][] = [
     ["level", "UPDATE holdfast.stock_level SET on_hand = on_hand + 3 WHERE id = $level", 3],
     [
       "chain",
@@ -821,30 +821,54 @@ describe("reconcile", () => {
     ["version", "UPDATE holdfast.stock_level SET version = version + 1 WHERE id = $level", 0],
     ["reserved", "UPDATE holdfast.stock_level SET reserved = reserved + 1 WHERE id = $level", 1],
     ["reserved", "DELETE FROM holdfast.stock_reserved WHERE level = $level", 2],
-  ])("finds a broken %s, says where, and repairs it by a movement", async (problem, text, difference) => {
-    const shop = await shopWith({ a: 10, b: 10 });
-    await shop.decrease("a", 1);
-    await shop.decrease("a", 1);
-    await shop.reserve([{ sku: "a", quantity: 2 }]);
-    const { onHand } = await shop.level("a");
-    await tamper(shop, text);
-    const found = await shop.reconcile();
-    expect(found).toMatchObject({ ok: false, levels: 2, repaired: false });
-    expect(found.findings).toContainEqual(expect.objectContaining({ sku: "a", problem, difference }));
-    expect(
-      found.findings.every(({ sku, text: words }) => sku === "a" && words.startsWith("a at main: ")),
-    ).toBe(true);
-    const { onHand: now } = await shop.level("a");
-    expect(await shop.reconcile({ repair: true, by: "ada" })).toMatchObject({ repaired: true });
+  ];
+  const both = [undefined, "levels"] as const;
+
+  test.each(faults.flatMap((fault) => both.map((trust) => [...fault, trust] as const)))(
+    "finds a broken %s, says where, and repairs it by a movement (%#)",
+    async (problem, text, difference, trust) => {
+      const shop = await shopWith({ a: 10, b: 10 });
+      await shop.decrease("a", 1);
+      await shop.decrease("a", 1);
+      await shop.reserve([{ sku: "a", quantity: 2 }]);
+      const { onHand } = await shop.level("a");
+      await tamper(shop, text);
+      const found = await shop.reconcile();
+      expect(found).toMatchObject({ ok: false, levels: 2, repaired: false });
+      expect(found.findings).toContainEqual(expect.objectContaining({ sku: "a", problem, difference }));
+      expect(
+        found.findings.every(({ sku, text: words }) => sku === "a" && words.startsWith("a at main: ")),
+      ).toBe(true);
+      const { onHand: now } = await shop.level("a");
+      expect(await shop.reconcile({ repair: true, by: "ada", ...(trust && { trust }) })).toMatchObject({
+        repaired: true,
+      });
+      await whole(shop);
+      // A change that no movement made is taken back, unless the levels are to be trusted.
+      const right = trust === "levels" ? now : onHand;
+      expect((await shop.level("a")).onHand).toBe(right);
+      expect(problem === "level" ? now - 3 : now).toBe(onHand);
+      const { movements } = await shop.history({ sku: "a" });
+      expect(movements[0]).toMatchObject({ kind: "repair", by: "ada", balance: right });
+      expect(movements[0]?.note).toContain("a at main");
+      await shop.decrease("a", 1);
+      await whole(shop);
+    },
+  );
+
+  test("what the movements come to is refused if more than that is reserved", async () => {
+    const shop = await shopWith({ a: 2 });
+    await tamper(shop, "UPDATE holdfast.stock_level SET on_hand = on_hand + 5 WHERE id = $level");
+    await shop.reserve([{ sku: "a", quantity: 6 }]);
+    await expect(shop.reconcile({ repair: true })).rejects.toThrow(
+      /movements of a at main come to 2, and 6 are reserved.*trust the levels/,
+    );
+    expect((await shop.level("a")).onHand).toBe(7);
+    await shop.reconcile({ repair: true, trust: "levels" });
     await whole(shop);
-    // What is there is there: the movements are what is brought in line.
-    expect((await shop.level("a")).onHand).toBe(now);
-    expect(problem === "level" ? now - 3 : now).toBe(onHand);
-    const { movements } = await shop.history({ sku: "a" });
-    expect(movements[0]).toMatchObject({ kind: "repair", by: "ada", balance: now });
-    expect(movements[0]?.note).toContain("a at main");
-    await shop.decrease("a", 1);
-    await whole(shop);
+    await expect(shop.reconcile({ trust: "level" as never })).rejects.toThrow(
+      /trust must be "ledger" or "levels"/,
+    );
   });
 });
 

@@ -10,6 +10,7 @@ import { exec } from "./commands/exec.ts";
 import { hold } from "./commands/hold.ts";
 import { keys } from "./commands/keys.ts";
 import { kill } from "./commands/kill.ts";
+import { lease } from "./commands/lease.ts";
 import { locks } from "./commands/locks.ts";
 import { migrate } from "./commands/migrate.ts";
 import { queue } from "./commands/queue.ts";
@@ -43,6 +44,7 @@ for (const register of [
   locks,
   top,
   kill,
+  lease,
   exec,
   hold,
   keys,

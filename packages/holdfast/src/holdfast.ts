@@ -26,7 +26,7 @@ import { checkCall, checkNames, checkSignal } from "./core/options.ts";
 import { checkWait, milliseconds } from "./core/wait.ts";
 import { type Inspection, inspection } from "./watch/inspect.ts";
 import { type Held, Sessions } from "./locks/hold.ts";
-import { type Lease, LeaseDesk, type LeaseOptions } from "./locks/lease.ts";
+import { type Lease, LeaseDesk, type LeaseFilter, type LeaseOptions } from "./locks/lease.ts";
 import { Rows } from "./locks/rows.ts";
 import { Semaphore, type SemaphoreOptions } from "./locks/semaphore.ts";
 
@@ -303,9 +303,20 @@ export class Holdfast<Native> {
     return this.#leases.lease(lock, options);
   }
 
-  /** Who holds, and who waits for, leases and permits: of one key, or all of them. */
-  async leases(of?: Lockable): Promise<readonly LeaseInfo[]> {
-    return this.#leases.list(of);
+  /**
+   * Who holds, and who waits for, leases and permits: of one key, or all of them. `over`: those too that ran out and were
+   * never given back.
+   */
+  async leases(of?: Lockable, options?: LeaseFilter): Promise<readonly LeaseInfo[]> {
+    return this.#leases.list(of, options);
+  }
+
+  /**
+   * Takes a lease, a permit or a place in line away from whoever has it, by its fence. Its holder learns of it with the
+   * next renewal; `fenced(tx, lease)` refuses it at once. Undefined: there is none (any more).
+   */
+  async endLease(fence: number): Promise<LeaseInfo | undefined> {
+    return this.#leases.end(fence);
   }
 
   /** At most `permits` holders at a time, in all processes together, each for as long as its lease lasts. */

@@ -51,7 +51,7 @@ export type {
 export type { RowStrength, TableMode, Where } from "./core/tables.ts";
 export type { LeaseInfo } from "./core/leases.ts";
 export { fenced } from "./locks/lease.ts";
-export type { Lease, LeaseOptions } from "./locks/lease.ts";
+export type { Lease, LeaseFilter, LeaseOptions } from "./locks/lease.ts";
 export type { AcquireOptions, Permit, Semaphore, SemaphoreOptions } from "./locks/semaphore.ts";
 export { leader } from "./locks/leader.ts";
 export type { Leader, LeaderOptions, Leadership, Lessor } from "./locks/leader.ts";

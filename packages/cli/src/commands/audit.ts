@@ -11,8 +11,8 @@ export interface AuditOptions {
 }
 
 const examples = `
-Whatever holdfast queue, quota, stock and migrate change is written down before it is done, and what became of it
-after. A line that stays "begun" is one of a process that died.
+Whatever holdfast queue, schedule, quota, stock, lease, kill and migrate change is written down before it is done, and
+what became of it after. A line that stays "begun" is one of a process that died.
 
 Examples:
   holdfast audit

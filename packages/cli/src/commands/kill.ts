@@ -1,5 +1,6 @@
 import { type Command, Option } from "commander";
 import { milliseconds } from "../options.ts";
+import { changeOptions } from "../patterns/options.ts";
 import { urlOption } from "../url.ts";
 
 export interface KillOptions {
@@ -8,29 +9,30 @@ export interface KillOptions {
   readonly terminate?: true;
   readonly patience: number;
   readonly yes?: true;
+  readonly note?: string;
   readonly json?: true;
 }
 
 const examples = `
 It shows what each session holds and who waits for it, and asks. Then the session's statement is cancelled; if it
-still holds on after --patience, or if it has no statement to cancel, the session is terminated.
+still holds on after --patience, or if it has no statement to cancel, the session is terminated. Who did that to whom
+is written to the audit, where one is kept (holdfast audit); it is done also if that fails.
 
 Examples:
   holdfast kill 4711
   holdfast kill 4711 4712 --yes --patience 500
   holdfast kill 4711 --cancel
-  holdfast kill 4711 --terminate --yes --json
+  holdfast kill 4711 --terminate --yes --json --note "ticket 4711"
 
 The exit code is 0 if each of them let go, 1 if one did not or nothing was done, 2 if one could not be ended.`;
 
 export function kill(program: Command): void {
-  urlOption(program.command("kill"))
+  changeOptions(urlOption(program.command("kill")))
     .description("End a session that is in the way: cancel its statement, then terminate it.")
     .argument("<session...>", "numbers of sessions, as holdfast locks shows them")
     .addOption(new Option("--cancel", "only cancel the statement").conflicts("terminate"))
     .addOption(new Option("--terminate", "terminate at once"))
     .option("--patience <ms>", "how long a cancelled session may hold on", milliseconds(0), 2000)
-    .option("--yes", "do not ask")
     .option("--json", "print one JSON document")
     .addHelpText("after", examples)
     .showHelpAfterError("`holdfast kill --help` lists the options.")

@@ -1,4 +1,4 @@
-import type { Command } from "commander";
+import { type Command, Option } from "commander";
 import { whole } from "../options.ts";
 import { ids, older } from "../patterns/parse.ts";
 import { below, does, family } from "../patterns/verbs.ts";
@@ -12,6 +12,7 @@ export function queue(program: Command): void {
 Examples:
   holdfast queue
   holdfast queue show emails
+  holdfast queue jobs emails --state running
   holdfast queue retry emails --all
   holdfast queue pause emails --note "the provider is down"
   holdfast queue --json | jq '.queues[] | select(.failed > 0)'
@@ -36,13 +37,33 @@ Examples:
   );
 
   does(
+    below(command, "jobs", {
+      description: "Jobs that run, wait, are delayed or have failed: state, age, key, group, worker.",
+      examples: `
+Examples:
+  holdfast queue jobs emails
+  holdfast queue jobs emails --state running
+  holdfast queue jobs emails --state waiting --limit 500 --json | jq '.jobs[] | select(.ageMs > 60000) | .id'
+
+In the order in which they are begun, groups by their names. When a job that runs was begun is not stored.`,
+    })
+      .argument("<name>")
+      .addOption(
+        new Option("--state <state>", "only these").choices(["waiting", "delayed", "running", "failed"]),
+      )
+      .option("--limit <n>", "how many, of each state", whole(1, 10_000), 50)
+      .option("--after <place>", "what the page before named"),
+    async ([name], options) => (await load()).showJobs(name as string, options),
+  );
+
+  does(
     below(command, "job", {
       description: "Where a job is, and how it stands.",
       examples: `
 Examples:
   holdfast queue job emails 4711
 
-The exit code is 1 if there is no such job: it was done, or never there.`,
+Of one that was retried by hand it also tells why it had failed before. The exit code is 1 if there is no such job: it was done, or never there.`,
     })
       .argument("<name>")
       .argument("<id>", "of the job", whole(1)),
@@ -56,7 +77,9 @@ The exit code is 1 if there is no such job: it was done, or never there.`,
       examples: `
 Examples:
   holdfast queue retry emails 4711 4712
-  holdfast queue retry emails --all --yes`,
+  holdfast queue retry emails --all --yes
+
+Why they had failed is kept in the audit, and told by holdfast queue job.`,
     })
       .argument("<name>")
       .argument("[id...]", "of failed jobs", ids)
@@ -71,7 +94,10 @@ Examples:
       changes: true,
       examples: `
 Examples:
-  holdfast queue discard emails 4711 4712`,
+  holdfast queue discard emails 4711 4712
+  holdfast queue discard emails 4711 --yes --json | jq '.discarded[].payload'
+
+What was in them is printed with --json, and kept in the audit: holdfast audit --target queue:emails --json`,
     })
       .argument("<name>")
       .argument("<id...>", "of jobs", ids),

@@ -1,6 +1,7 @@
 import { type Command, Option } from "commander";
 import { whole } from "../options.ts";
 import { moment, wholeOrNone } from "../patterns/parse.ts";
+import { trustOption } from "../patterns/options.ts";
 import { below, does, family } from "../patterns/verbs.ts";
 
 const load = () => import("../patterns/quota.ts");
@@ -33,13 +34,14 @@ const made = (command: Command): Command =>
 
 export function quota(program: Command): void {
   const command = family(program, "quota", {
-    description: "Quotas, credits and their ledger: look, grant, limit, refund, reconcile.",
+    description: "Quotas, credits and their ledger: look, grant, revoke, limit, refund, reconcile.",
     examples: `
 Examples:
   holdfast quota
   holdfast quota show uploads
   holdfast quota show uploads ada --limit 100 --per day
   holdfast quota grant uploads ada 50 --expires 30d --note "ticket 4711"
+  holdfast quota revoke uploads ada ticket-4711
   holdfast quota reconcile uploads
 
 A subject of several dimensions is written as it is stored: '{"model":"large","org":"acme"}'.
@@ -101,6 +103,38 @@ Examples:
       .option("--priority <n>", "lower ones are used first", whole(-1_000_000, 1_000_000)),
     async ([name, subject, amount], options) =>
       (await load()).grant(name as string, subject as string, amount as number, options),
+  );
+
+  does(
+    below(command, "grants", {
+      description: "The credits of a subject, in the order in which they are used.",
+      examples: `
+Examples:
+  holdfast quota grants uploads ada
+  holdfast quota grants uploads ada --json | jq '.grants[] | select(.left > 0)'`,
+    })
+      .argument("<name>", "of the quota")
+      .argument("<subject>"),
+    async ([name, subject], options) => (await load()).grants(name as string, subject as string, options),
+  );
+
+  does(
+    definition(
+      below(command, "revoke", {
+        description: "Take back what is left of a grant; what was used of it stays used.",
+        changes: true,
+        examples: `
+Examples:
+  holdfast quota revoke uploads ada ticket-4711 --note "granted twice"
+
+Grants are named by their ids, see holdfast quota grants.`,
+      }),
+    )
+      .argument("<name>", "of the quota")
+      .argument("<subject>", "as holdfast quota show lists them")
+      .argument("<grant>", "its id"),
+    async ([name, subject, id], options) =>
+      (await load()).revoke(name as string, subject as string, id as string, options),
   );
 
   does(
@@ -186,13 +220,16 @@ only what the window still counts is given back.`,
 Examples:
   holdfast quota reconcile uploads
   holdfast quota reconcile uploads ada --repair
+  holdfast quota reconcile uploads ada --repair --trust levels
 
 The exit code is 1 if something does not add up. --repair sets what is counted to what the ledger says, and asks
-before.`,
+before. With --trust levels what is counted stays, and the ledger gets an entry that says so; of windows that slide, only
+the ledger can be trusted.`,
     })
       .argument("<name>", "of the quota")
       .argument("[subject]")
-      .option("--repair", "count what the ledger says"),
+      .option("--repair", "make both agree")
+      .addOption(trustOption()),
     async ([name, subject], options) =>
       (await load()).reconcile(name as string, subject as string | undefined, options),
   );

@@ -1,6 +1,7 @@
 import type { Command } from "commander";
 import { whole } from "../options.ts";
 import { moment } from "../patterns/parse.ts";
+import { trustOption } from "../patterns/options.ts";
 import { below, does, family } from "../patterns/verbs.ts";
 
 const load = () => import("../patterns/stock.ts");
@@ -112,13 +113,17 @@ Examples:
 Examples:
   holdfast stock reconcile
   holdfast stock reconcile CAP --location warehouse --repair
+  holdfast stock reconcile CAP --repair --trust levels --note "counted on Friday"
 
-The exit code is 1 if something does not add up. --repair writes a movement of what is missing, and asks before.`,
+The exit code is 1 if something does not add up. --repair sets what is on hand to what the movements come to, and asks
+before. With --trust levels what is on hand stays, and a movement of the difference is written. Either way the history
+says so.`,
       }),
     )
       .argument("[sku]")
       .option("--location <location>", "only there")
-      .option("--repair", "write movements of what is missing"),
+      .option("--repair", "make both agree")
+      .addOption(trustOption()),
     async ([sku], options) => (await load()).reconcile(sku as string | undefined, options),
   );
 

@@ -53,6 +53,23 @@ export function findings(
   return rows.map(({ what, fix }) => ({ severity, what, why, fix }));
 }
 
+/** There is no such table, or schema: of Holdfast's own, which need not be there. */
+function isAbsent(error: unknown): boolean {
+  const { code, errno, message } = error as { code?: unknown; errno?: unknown; message?: unknown };
+  return (
+    code === "42P01" || code === "3F000" || errno === 1146 || String(message).startsWith("no such table")
+  );
+}
+
+export async function orAbsent<T>(ask: () => Promise<readonly T[]>): Promise<readonly T[]> {
+  try {
+    return await ask();
+  } catch (error) {
+    if (isAbsent(error)) return [];
+    throw error;
+  }
+}
+
 /** A statement of somebody's: enough to recognize it by. */
 export function short(query: unknown, most = 60): string {
   const flat = String(query ?? "")

@@ -3,6 +3,7 @@ import { Failure, exitCodes, interruptible } from "../failure.ts";
 import { type Kind, connect, kindOf } from "../server.ts";
 import { colorsOf, fit, print, printJson } from "../terminal.ts";
 import { given } from "../url.ts";
+import { severities } from "./check.ts";
 import type { Examined } from "./examine.ts";
 import { practices } from "./kinds.ts";
 import { listed, report } from "./report.ts";
@@ -20,16 +21,18 @@ export async function runDoctor(options: DoctorOptions): Promise<number> {
   const { title, version, examined } = await practice
     .examine(server, (id) => wanted(id, options), { signal: stop.signal, progress: progress(count) })
     .finally(quiet);
-  const findings = examined.flatMap((each) =>
-    each.findings.map(({ severity, what, why, fix, blind }) => ({
-      check: each.id,
-      severity,
-      what,
-      why,
-      fix,
-      ...(blind ? { couldNotLook: true } : {}),
-    })),
-  );
+  const findings = examined
+    .flatMap((each) =>
+      each.findings.map(({ severity, what, why, fix, blind }) => ({
+        check: each.id,
+        severity,
+        what,
+        why,
+        fix,
+        ...(blind ? { couldNotLook: true } : {}),
+      })),
+    )
+    .toSorted((a, b) => severities.indexOf(a.severity) - severities.indexOf(b.severity));
   if (options.json)
     printJson({
       server: server.shown,

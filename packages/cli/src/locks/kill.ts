@@ -1,15 +1,20 @@
 /** Ends what a session does, or the session itself, and tells who could go on. */
-import { readFileSync, statSync } from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
 import type { KillOptions } from "../commands/kill.ts";
 import { confirmed, declined } from "../confirm.ts";
 import { Failure, exitCodes } from "../failure.ts";
 import { keepJsonError } from "../json.ts";
+import { recorded } from "../patterns/change.ts";
 import { type Server, connect, fileOf } from "../server.ts";
 import { note, print, printJson } from "../terminal.ts";
+import { listed, shown } from "../text.ts";
+import { grantee } from "../user.ts";
+import { behind } from "./chains.ts";
+import { closedTables } from "./closed.ts";
+import { writersOf } from "./file.ts";
 import { type Entry, type Look, look, plainName } from "./look.ts";
-import { type ServerSession, cancel, sessionOf, terminate } from "./sessions.ts";
-import { shown } from "../text.ts";
+import { type ServerSession, cancel, sessionsOf, terminate } from "./sessions.ts";
+import { described, oneLine } from "./view.ts";
 
 export type Way = "cancel, then terminate" | "cancel" | "terminate";
 
@@ -33,51 +38,51 @@ export interface Killed {
 }
 
 export async function targetOf(server: Server, seen: Look, id: string): Promise<Target | string> {
+  const entry = seen.entries.find(({ session }) => session.id === id);
+  if (entry?.kind === "lease")
+    return `${shown(id)} holds a lease, which no session has: holdfast lease end ${shown(entry.name)} takes it away.`;
   if (!/^\d{1,10}$/.test(id))
     return `${shown(id)} is not the number of a session: holdfast locks shows them.`;
-  const session = await sessionOf(server, id);
-  if (!session) return `There is no session ${id} (any more).`;
+  const known = entry?.session;
+  const session = (await sessionsOf(server, [id])).get(id);
+  if (!session)
+    return known?.hidden
+      ? `Session ${id} is another user's, which this one may not see, nor end: GRANT PROCESS, CONNECTION_ADMIN ON *.* TO ${await grantee(server)};`
+      : `There is no session ${id} (any more).`;
   if (session.own) return `Session ${id} is this command's own.`;
-  if (!session.client)
+  if (session.worker)
     return `Session ${id} is a worker of the server's (${shown(session.state)}), and nobody's connection.`;
-  // As the list of locks has it: without the name of a lock.
-  const known = seen.entries.find((entry) => entry.session.id === id)?.session;
   return {
+    // As the list of locks has it: without the name of a lock.
     session: { ...session, application: known?.application ?? session.application },
-    holds: seen.entries.filter((entry) => entry.granted && entry.session.id === id),
-    waitsFor: seen.entries.filter((entry) => !entry.granted && entry.session.id === id),
-    waiters: behind(seen, id),
+    holds: seen.entries.filter((each) => each.granted && each.session.id === id),
+    waitsFor: seen.entries.filter((each) => !each.granted && each.session.id === id),
+    waiters: behind(seen.entries, id),
   };
 }
 
-/** Everybody who waits for it, directly or not. */
-function behind({ entries }: Look, id: string): Entry[] {
-  const found = new Set<Entry>();
-  const ids = new Set([id]);
-  for (let size = -1; size < found.size;) {
-    size = found.size;
-    for (const entry of entries) {
-      if (entry.granted || found.has(entry) || entry.session.id === id) continue;
-      if (!entry.blockedBy.some((other) => ids.has(other))) continue;
-      found.add(entry);
-      ids.add(entry.session.id);
-    }
-  }
-  return [...found];
-}
+const namesOf = (entries: readonly Entry[]): string[] => [
+  ...new Set(entries.map(({ name }) => shown(plainName(name)))),
+];
+
+/** Of those who wait, no more are named one by one. */
+const mostWaiters = 20;
 
 export function introduce({ session, holds, waitsFor, waiters }: Target): string[] {
-  const names = (entries: readonly Entry[]) =>
-    [...new Set(entries.map(({ name }) => shown(plainName(name))))].join(", ");
-  const who = [shown(session.application), shown(session.state)].filter((word) => word !== "").join(", ");
-  const waits = waitsFor.length > 0 ? `, and waits for ${names(waitsFor)}` : "";
+  const waits = waitsFor.length > 0 ? `, and waits for ${listed(namesOf(waitsFor))}` : "";
+  // What others wait for is held by it, though a lock of a row is seen by those who wait only.
+  const direct = waiters.filter(({ blockedBy }) => blockedBy.includes(session.id));
+  const held = namesOf(holds.length > 0 ? holds : direct);
   const lines = [
-    `Session ${session.id} (${who}) holds ${holds.length > 0 ? names(holds) : "no lock that is known"}${waits}.`,
+    `Session ${session.id} (${described(session)}) holds ${held.length > 0 ? listed(held) : "no lock that is known"}${waits}.`,
   ];
-  for (const { session: waiter, name } of waiters)
+  if (session.statement !== "")
+    lines.push(`  ${session.active ? "it runs" : "it ran"} ${oneLine(session.statement, 200)}`);
+  for (const { session: waiter, name } of waiters.slice(0, mostWaiters))
     lines.push(
       `  ${shown(waiter.id)} ${waiter.application ? `(${shown(waiter.application)}) ` : ""}waits for ${shown(plainName(name))}`,
     );
+  if (waiters.length > mostWaiters) lines.push(`  and ${waiters.length - mostWaiters} more wait behind it`);
   if (!session.here)
     lines.push(
       `It is in ${session.database === undefined ? "no database" : `the database ${shown(session.database)}`}, not in this one.`,
@@ -103,7 +108,45 @@ async function untilFree(server: Server, id: string, ms: number): Promise<boolea
   }
 }
 
+/** What is told while it goes on, and if it could not be written down. */
+export interface Voice {
+  say(text: string): void;
+  warn(text: string): void;
+}
+
+/** Ends it, and writes down who did so to whom. */
 export async function end(
+  server: Server,
+  target: Target,
+  options: { readonly way: Way; readonly patience: number; readonly note?: string },
+  { say, warn }: Voice,
+): Promise<Killed> {
+  const { session, holds, waiters } = target;
+  const { way, patience } = options;
+  const { id, user, client, application, state, statement } = session;
+  const what = {
+    action: "kill",
+    target: ["session", id],
+    details: {
+      way,
+      user,
+      client,
+      application,
+      state,
+      statement: oneLine(statement, 200),
+      holds: namesOf(holds),
+      waiting: new Set(waiters.map((entry) => entry.session.id)).size,
+    },
+  };
+  const work = () => ended(server, target, way, patience, say);
+  if ((await closedTables(server, ["audit"])).length > 0) {
+    warn("This is not written down in an audit: somebody has locked it, or waits to.");
+    return work();
+  }
+  return recorded(server, what, { note: options.note, warn, anyway: true }, work);
+}
+
+async function ended(
   server: Server,
   { session, waiters }: Target,
   way: Way,
@@ -112,8 +155,8 @@ export async function end(
 ): Promise<Killed> {
   const { id } = session;
   let done: Killed["done"] = "none";
-  // Between two statements there is nothing to cancel.
-  if (way === "cancel" || (way !== "terminate" && session.active)) {
+  // Between two statements there is nothing to cancel. Of what is hidden, it is not known.
+  if (way === "cancel" || (way !== "terminate" && (session.active || session.hidden))) {
     await cancel(server, id);
     say(`Session ${id}: cancelled its statement.`);
     if (await untilFree(server, id, patienceMs)) done = "cancelled";
@@ -124,7 +167,7 @@ export async function end(
     if (await untilFree(server, id, goneMs)) done = "terminated";
   }
   const after = await look(server);
-  const waiting = new Set(behind(after, id).map(same));
+  const waiting = new Set(behind(after.entries, id).map(same));
   // The others may wait for whoever of them came first.
   const later = new Set(after.entries.filter(({ granted }) => !granted).map(same));
   const through = waiters.filter((wait) => !waiting.has(same(wait)) && !later.has(same(wait)));
@@ -163,6 +206,7 @@ export async function killSessions(ids: readonly string[], options: KillOptions)
   if (server.kind === "sqlite") throw new Failure(await refusal(server));
   const way: Way = options.cancel ? "cancel" : options.terminate ? "terminate" : "cancel, then terminate";
   const seen = await look(server);
+  for (const each of seen.notes) note(each);
   const targets: Target[] = [];
   for (const id of new Set(ids)) {
     const target = await targetOf(server, seen, id);
@@ -180,7 +224,7 @@ export async function killSessions(ids: readonly string[], options: KillOptions)
   }
   const killed: Killed[] = [];
   for (const target of targets) {
-    const result = await end(server, target, way, options.patience, note);
+    const result = await end(server, target, { ...options, way }, { say: note, warn: note });
     killed.push(result);
     if (!options.json) print(outcome(result));
     if (result.done === "none") process.exitCode ||= exitCodes.no;
@@ -195,35 +239,18 @@ function complainOf(text: string): void {
 }
 
 /** A file has no server that could end anybody. */
-async function refusal(server: Server): Promise<string> {
-  const { entries } = await look(server);
-  const holders = new Set(entries.filter(({ granted }) => granted).map(({ session }) => session.id));
-  const pids = writers(fileOf(server.url));
-  const known = pids.length > 0 ? `; its locks are held by process ${pids.join(", ")}` : "";
-  const leases = [...holders].filter((id) => id !== "unknown").map(shown);
-  const byLease = leases.length > 0 ? `; leases are held by ${leases.join(", ")} (host:process)` : "";
-  return `SQLite has no sessions to end: a process has the file open${known}${byLease}. End that process, or wait until the lease runs out.`;
-}
-
-/** Linux lists locks of files with the process that has them. */
-function writers(path: string): number[] {
-  const inodes = new Set(
-    [path, `${path}-shm`, `${path}-wal`].flatMap(
-      (file) => statSync(file, { throwIfNoEntry: false })?.ino ?? [],
-    ),
+export async function refusal(server: Server): Promise<string> {
+  const writers = writersOf(fileOf(server.url)).map(
+    ({ pid, command }) => `${pid}${command === "" ? "" : ` (${shown(command)})`}`,
   );
-  try {
-    return [
-      ...new Set(
-        readFileSync("/proc/locks", "utf8")
-          .split("\n")
-          .flatMap((line) => {
-            const [, , , mode, pid, file] = line.trim().split(/\s+/);
-            return mode === "WRITE" && inodes.has(Number(file?.split(":")[2])) ? [Number(pid)] : [];
-          }),
-      ),
-    ].filter((pid) => pid !== process.pid);
-  } catch {
-    return [];
-  }
+  const known = writers.length > 0 ? `: process ${writers.join(", ")} writes to it` : "";
+  const { entries } = await look(server);
+  const leases = [
+    ...new Set(entries.filter(({ kind }) => kind === "lease").map(({ session }) => session.id)),
+  ];
+  const byLease =
+    leases.length > 0
+      ? `; leases are held by ${listed(leases.map(shown))} (host:process): holdfast lease end takes one away`
+      : "";
+  return `SQLite has no sessions to end, but processes that have the file open${known}${byLease}. End that process, or wait.`;
 }

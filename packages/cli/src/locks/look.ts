@@ -1,41 +1,170 @@
 /** One look at who holds what: locks, leases, runs of schedules and workers of queues, as one list. */
 import { type LockView, type Session, HoldfastError } from "holdfast";
-import type { Row, Server } from "../server.ts";
+import { describe } from "../describe.ts";
+import { type Row, type Server, fileOf } from "../server.ts";
+import { shown } from "../text.ts";
+import { grantee, isDenied } from "../user.ts";
+import { type Knot, chains } from "./chains.ts";
+import { closedTables } from "./closed.ts";
+import { writersOf } from "./file.ts";
+import { type Sessions, hides, sessionsOf } from "./sessions.ts";
 
 export type LockKind = LockView["kind"] | "schedule" | "queue";
 
+/** A session with what is known of whoever has it. */
+export interface Who extends Session {
+  readonly user: string;
+  /** Its address; behind a pooler, the pooler's. */
+  readonly client: string;
+  /** What it runs, or ran last. Empty: the server does not tell. */
+  readonly statement: string;
+  /** What it does is hidden from this user. */
+  readonly hidden: boolean;
+  /** It is in another database of the server: locks of GET_LOCK are everybody's. */
+  readonly elsewhere: boolean;
+}
+
 /** A lock or a lease that is held or waited for. */
-export interface Entry extends Omit<LockView, "kind"> {
+export interface Entry extends Omit<LockView, "kind" | "session"> {
   readonly kind: LockKind;
+  readonly session: Who;
   /** Until when it lasts if it is not renewed: of leases. */
   readonly until?: Date | undefined;
   /** The number of the lease, to refuse a late holder by. */
   readonly fence?: number | undefined;
 }
 
-/** A session that is in the way, what of its locks is waited for, and those who wait. */
-export interface Knot {
-  readonly session: Session;
-  readonly holds: readonly Entry[];
-  /** What it waits for itself; none at the root, unless they wait for each other in a circle. */
-  readonly waits: readonly Entry[];
-  readonly waiters: readonly Knot[];
-}
-
 export interface Look {
   readonly at: Date;
   readonly entries: readonly Entry[];
   readonly chains: readonly Knot[];
+  /** What this user may not see, and the right that is missing. */
+  readonly notes: readonly string[];
+  /** Not even that there are locks may be seen. */
+  readonly blind: boolean;
 }
 
+type Bare = Omit<Entry, "session"> & { readonly session: Session };
+
 export async function look(server: Server): Promise<Look> {
+  const notes: string[] = [];
   // One after the other: a look should not need more than one connection.
-  const locks = await locksOf(server);
-  const leases = await leasesOf(server);
-  const patterns = await patternsOf(server);
-  const at = new Date();
-  const entries = merged([...locks, ...leases, ...patterns]);
-  return { at, entries, chains: chains(entries) };
+  const locks = await allowed(locksOf(server), () => refusedLocks(server), notes);
+  const closed = await closedTables(server, ["lease", "schedule_run", "queue", "queue_worker"]);
+  if (closed.length > 0)
+    notes.push(`What is in ${closed.join(", ")} is not shown: somebody has locked it, or waits to.`);
+  const leases = closed.includes("lease")
+    ? []
+    : await allowed(leasesOf(server, notes), () => refusedLeases(server), notes).catch((error: unknown) => {
+        // Somebody may have locked their table. Locks are what this is about.
+        notes.push(`Leases could not be read: ${shown(describe(error))}`);
+        return [];
+      });
+  const patterns = await patternsOf(server, closed);
+  return composed(server, [...(locks ?? []), ...(leases ?? []), ...patterns], notes, locks === undefined);
+}
+
+/** Only what sessions have locked and wait for. Throws if this user may not see that. */
+export async function lookAtLocks(server: Server): Promise<Look> {
+  return composed(server, await locksOf(server), [], false);
+}
+
+async function composed(
+  server: Server,
+  bare: readonly Bare[],
+  notes: readonly string[],
+  blind: boolean,
+): Promise<Look> {
+  const ids = bare.flatMap(({ session, blockedBy }) => [session.id, ...blockedBy]);
+  const sessions = await sessionsOf(server, ids);
+  // Of several, one that says since when.
+  const known = new Map(
+    bare
+      .toSorted((a, b) => Number(a.session.since !== undefined) - Number(b.session.since !== undefined))
+      .map(({ session }) => [session.id, session]),
+  );
+  const missing = ids.some((id) => /^\d+$/.test(id) && !sessions.has(id));
+  const kept = missing && (await hides(server));
+  const people = new Map(ids.map((id) => [id, personOf(server, id, known.get(id), sessions, kept)] as const));
+  const who = (id: string): Who => people.get(id) as Who;
+  const entries = merged(bare.map((entry) => ({ ...entry, session: who(entry.session.id) })));
+  const hidden = [...people.values()].some((person) => person.hidden);
+  return {
+    at: new Date(),
+    entries,
+    chains: chains(entries, who),
+    notes: hidden ? [...notes, await refusedDetails(server)] : notes,
+    blind,
+  };
+}
+
+/** Of a session that is in the way of others the server may tell no more than that. */
+function personOf(
+  { kind }: Server,
+  id: string,
+  known: Session | undefined,
+  sessions: Sessions,
+  kept: boolean,
+): Who {
+  const found = sessions.get(id);
+  const bare = known ?? {
+    id,
+    application: found?.application ?? "",
+    state: id.startsWith("prepared ") ? "prepared" : (found?.state ?? "unknown"),
+    since: found?.since,
+  };
+  if (!found) {
+    const hidden = kept && /^\d+$/.test(id);
+    const state = hidden ? "hidden" : bare.state;
+    return {
+      ...bare,
+      application: hidden ? "" : bare.application,
+      state,
+      user: "",
+      client: "",
+      statement: "",
+      hidden,
+      elsewhere: false,
+    };
+  }
+  const { user, client, state, statement, hidden, here } = found;
+  // There it is made of the user and the address.
+  const application = kind === "postgres" ? bare.application : "";
+  return { ...bare, application, state, user, client, statement, hidden, elsewhere: !here };
+}
+
+/** Undefined: this user may not look, and why is noted. */
+async function allowed<T>(
+  asking: Promise<readonly T[]>,
+  why: () => Promise<string>,
+  notes: string[],
+): Promise<readonly T[] | undefined> {
+  try {
+    return await asking;
+  } catch (error) {
+    if (!isDenied(error)) throw error;
+    notes.push(await why());
+    return undefined;
+  }
+}
+
+async function refusedLocks(server: Server): Promise<string> {
+  const right = server.kind === "mysql" ? "SELECT ON performance_schema.*" : "PROCESS ON *.*";
+  return `This user may not see locks, its own neither: GRANT ${right} TO ${await grantee(server)};`;
+}
+
+async function refusedLeases(server: Server): Promise<string> {
+  const user = await grantee(server);
+  const rights =
+    server.kind === "postgres"
+      ? `GRANT USAGE ON SCHEMA holdfast TO ${user}; GRANT SELECT ON ALL TABLES IN SCHEMA holdfast TO ${user};`
+      : `GRANT SELECT ON holdfast_lease TO ${user};`;
+  return `This user may not see leases: ${rights}`;
+}
+
+async function refusedDetails(server: Server): Promise<string> {
+  const right = server.kind === "postgres" ? "pg_monitor" : "PROCESS ON *.*";
+  return `What sessions of other users do is hidden from this one, though not who waits for whom: GRANT ${right} TO ${await grantee(server)};`;
 }
 
 /** Files that were never migrated have no leases. */
@@ -48,15 +177,31 @@ async function orNone<T>(asking: Promise<readonly T[]>): Promise<readonly T[]> {
   }
 }
 
-async function locksOf({ hf }: Server): Promise<Entry[]> {
-  const asking = hf.inspect().then(({ holders, waiters }) => [...holders, ...waiters]);
+async function locksOf(server: Server): Promise<Bare[]> {
+  const asking = server.hf.inspect().then(({ holders, waiters }) => [...holders, ...waiters]);
   // Where a file is the database, leases are among them.
-  return (await orNone(asking)).filter(({ kind }) => kind !== "lease");
+  const locks = (await orNone(asking)).filter(({ kind }) => kind !== "lease");
+  return server.kind === "sqlite" ? locks.flatMap((lock) => ofFile(lock, server)) : locks;
 }
 
-async function leasesOf({ hf }: Server): Promise<Entry[]> {
-  const leases = await orNone(hf.leases());
-  return leases.map((lease): Entry => {
+/** The file does not know who writes to it; the system may. */
+function ofFile(lock: LockView, { url }: Server): LockView[] {
+  const writers = lock.kind === "database" ? writersOf(fileOf(url)) : [];
+  if (writers.length === 0) return [lock];
+  return writers.map(({ pid, command }) => ({
+    ...lock,
+    session: { ...lock.session, id: String(pid), application: command },
+  }));
+}
+
+/** More than anybody looks at one by one. */
+const mostLeases = 1000;
+
+async function leasesOf({ hf }: Server, notes: string[]): Promise<Bare[]> {
+  const leases = await orNone(hf.leases(undefined, { limit: mostLeases }));
+  if (leases.length === mostLeases)
+    notes.push(`Of leases, the first ${mostLeases} are shown: holdfast lease --limit has more.`);
+  return leases.map((lease): Bare => {
     const { name, holder, fence, mode, waiting, since, until } = lease;
     const before = leases.filter(
       (other) => other !== lease && other.name === name && (!other.waiting || other.fence < fence),
@@ -76,7 +221,7 @@ async function leasesOf({ hf }: Server): Promise<Entry[]> {
 }
 
 /** Runs of schedules, and workers that have no session to show that they live. */
-async function patternsOf({ kind, query }: Server): Promise<Entry[]> {
+async function patternsOf({ kind, query }: Server, closed: readonly string[]): Promise<Bare[]> {
   if (kind !== "postgres") return [];
   const [there] = await query(`SELECT CASE WHEN has_schema_privilege(oid, 'USAGE') THEN
       has_table_privilege(to_regclass('holdfast.schedule_run'), 'SELECT') END AS runs,
@@ -84,13 +229,13 @@ async function patternsOf({ kind, query }: Server): Promise<Entry[]> {
       AND has_table_privilege(to_regclass('holdfast.queue'), 'SELECT') END AS workers
     FROM pg_namespace WHERE nspname = 'holdfast'`);
   const found: Row[] = [];
-  if (there?.["runs"] === true)
+  if (there?.["runs"] === true && !closed.includes("schedule_run"))
     found.push(
       ...(await query(`SELECT 'schedule' AS kind, 'schedule ' || schedule AS name, holder, fence::float8 AS fence,
         started AS since, until, state FROM holdfast.schedule_run
         WHERE state = 'running' AND until > clock_timestamp() ORDER BY schedule, tick`)),
     );
-  if (there?.["workers"] === true)
+  if (there?.["workers"] === true && !closed.includes("queue") && !closed.includes("queue_worker"))
     found.push(
       ...(await query(`SELECT 'queue' AS kind, 'queue ' || q.name || ': worker ' || w.id AS name, coalesce(w.name, '') AS holder,
         NULL AS fence, w.since, w.beat + w.ttl * interval '1 millisecond' AS until, 'working' AS state
@@ -139,41 +284,6 @@ function merged(entries: readonly Entry[]): Entry[] {
 
 function order(a: string, b: string): number {
   return a < b ? -1 : a > b ? 1 : 0;
-}
-
-/** Trees of who is in the way of whom, from those who wait for nobody; a circle begins with any of its members. */
-export function chains(entries: readonly Entry[]): Knot[] {
-  const waits = entries.filter(({ granted }) => !granted);
-  const waiting = new Set(waits.map(({ session }) => session.id));
-  const inTheWay = new Set(waits.flatMap(({ blockedBy }) => blockedBy));
-  const sessions = new Map(entries.map(({ session }) => [session.id, session]));
-  const seen = new Set<string>();
-  const knot = (id: string): Knot => {
-    seen.add(id);
-    const behind = waits.filter(({ blockedBy }) => blockedBy.includes(id));
-    const names = new Set(behind.map(({ name }) => name));
-    const next = [...new Set(behind.map(({ session }) => session.id))].filter((waiter) => !seen.has(waiter));
-    // Marked before they are followed: one that waits for two of these is shown once, beside them.
-    for (const waiter of next) seen.add(waiter);
-    const held = entries.filter(
-      ({ granted, session, name }) => granted && session.id === id && names.has(name),
-    );
-    return {
-      session: sessions.get(id) ?? { id, application: "", state: "unknown", since: undefined },
-      // A lock of a row is seen by those who wait for it only.
-      holds:
-        held.length > 0
-          ? held
-          : behind.filter((wait, i) => behind.findIndex((b) => b.name === wait.name) === i),
-      waits: waits.filter(({ session }) => session.id === id),
-      waiters: next.map(knot),
-    };
-  };
-  const roots = [...inTheWay].filter((id) => !waiting.has(id)).map(knot);
-  for (const id of inTheWay) if (!seen.has(id)) roots.push(knot(id));
-  // Nobody knows for whom: MariaDB does not tell of every lock.
-  for (const { session } of waits) if (!seen.has(session.id)) roots.push(knot(session.id));
-  return roots;
 }
 
 /** The name without the number that it is a hash of. */

@@ -1,39 +1,42 @@
 import type { LocksOptions } from "../commands/locks.ts";
+import { exitCodes } from "../failure.ts";
 import { connect } from "../server.ts";
-import { colorsOf, fit, print, printJson } from "../terminal.ts";
+import { colorsOf, fit, note, print, printJson } from "../terminal.ts";
 import { look } from "./look.ts";
-import { counts, drawn, viewOf } from "./view.ts";
+import { type Line, counts, drawn, viewOf } from "./view.ts";
 
 export async function showLocks({ url, blocked, json }: LocksOptions): Promise<void> {
   await using server = await connect({ url, application: "holdfast locks" });
   const seen = await look(server);
+  if (seen.blind) process.exitCode = exitCodes.failed;
   if (json) {
-    const { at, entries, chains } = seen;
+    const { at, entries, chains, notes } = seen;
     printJson({
       database: server.shown,
       at,
       ...(blocked ? {} : { holders: entries.filter(({ granted }) => granted) }),
       waiters: entries.filter(({ granted }) => !granted),
       chains,
+      notes,
     });
     return;
   }
+  for (const each of seen.notes) note(each);
   const colors = colorsOf(process.stdout);
   const { waiting, held } = viewOf(seen, colors, blocked ?? false);
   if (waiting.length + held.length === 0) {
     const nothing = blocked ? "Nobody waits for a lock" : "Nobody holds a lock or a lease";
-    print(`${nothing} in ${server.shown}.`);
+    const known = seen.notes.length > 0 && !blocked ? " that can be seen" : "";
+    if (!seen.blind) print(`${nothing}${known} in ${server.shown}.`);
     return;
   }
-  const width = process.stdout.isTTY ? process.stdout.columns : Infinity;
-  const say = (lines: readonly string[]) => print(lines.join("\n"));
+  const width = process.stdout.isTTY ? process.stdout.columns || 80 : Infinity;
+  const say = (title: string, lines: readonly Line[]) => {
+    if (lines.length === 0) return;
+    const { head, lines: texts } = drawn(lines, colors, width);
+    print(["", colors.bold(title), ...head, ...texts.map(({ text }) => text)].join("\n"));
+  };
   print(fit(`${counts(seen)} in ${server.shown}`, width));
-  if (waiting.length > 0)
-    say(["", colors.bold("In the way, and who waits"), ...drawn(waiting, colors, width)]);
-  if (held.length > 0)
-    say([
-      "",
-      colors.bold(waiting.length > 0 ? "Held, and nobody waits" : "Held"),
-      ...drawn(held, colors, width),
-    ]);
+  say("In the way, and who waits", waiting);
+  say(waiting.length > 0 ? "Held, and nobody waits" : "Held", held);
 }

@@ -1,14 +1,15 @@
 /** Who holds what, live on the full screen. */
 import { emitKeypressEvents } from "node:readline";
+import { stripVTControlCharacters } from "node:util";
 import type { TopOptions } from "../commands/top.ts";
 import { describe } from "../describe.ts";
 import { Failure, exitCodes } from "../failure.ts";
 import { type Server, connect } from "../server.ts";
 import { type Colors, age, colorsOf, fit } from "../terminal.ts";
-import { type Target, end, introduce, outcome, targetOf } from "./kill.ts";
+import { type Target, end, introduce, outcome, refusal, targetOf } from "./kill.ts";
 import { type Look, look } from "./look.ts";
 import { shown } from "../text.ts";
-import { type Line, counts, drawn, viewOf } from "./view.ts";
+import { counts, drawn, viewOf } from "./view.ts";
 
 /** At most one look a second, and a server that is slow gets as long a rest as a look takes. */
 const everyMs = 1000;
@@ -81,7 +82,8 @@ class Top {
   /** Why there is nothing new, and since when. */
   #trouble: { readonly text: string; readonly since: number } | undefined;
   #message = "";
-  #lines: readonly (Line | string)[] = [];
+  /** One above the other, those of which each line is about. */
+  #sessions: readonly string[] = [];
   #selected: string | undefined;
   #top = 0;
   #asking: Target | undefined;
@@ -165,30 +167,24 @@ class Top {
     this.draw();
   }
 
-  #sessions(): string[] {
-    return this.#lines.flatMap((line) => (typeof line === "string" ? [] : [line.session]));
-  }
-
   #move(by: number): void {
-    const sessions = this.#sessions();
+    const sessions = this.#sessions;
     const at = sessions.indexOf(this.#selected ?? "");
-    // From one session to the next, whatever number of lines it has.
-    let next = Math.max(0, Math.min(sessions.length - 1, at + by));
-    while (sessions[next] === this.#selected && next + Math.sign(by) in sessions) next += Math.sign(by);
-    this.#selected = sessions[next] ?? this.#selected;
+    this.#selected = sessions[Math.max(0, Math.min(sessions.length - 1, at + by))] ?? this.#selected;
   }
 
   async #ask(): Promise<void> {
     const { kind } = this.#server;
     const id = this.#selected;
     if (this.#busy) return;
-    if (kind === "sqlite")
-      this.#message = "SQLite has no sessions to end: a process has the file. End that process.";
-    else if (id === undefined || !this.#seen) this.#message = "There is no session to end.";
+    if (kind !== "sqlite" && (id === undefined || !this.#seen)) this.#message = "There is no session to end.";
     else {
       this.#busy = true;
       try {
-        const target = await targetOf(this.#server, this.#seen, id);
+        const target =
+          kind === "sqlite" || id === undefined || !this.#seen
+            ? await refusal(this.#server)
+            : await targetOf(this.#server, this.#seen, id);
         if (typeof target === "string") this.#message = target;
         else this.#asking = target;
       } catch (error) {
@@ -208,7 +204,10 @@ class Top {
     };
     try {
       say(`Session ${target.session.id} …`);
-      say(outcome(await end(this.#server, target, "cancel, then terminate", 2000, say)));
+      const how = { way: "cancel, then terminate", patience: 2000 } as const;
+      const warnings: string[] = [];
+      const result = await end(this.#server, target, how, { say, warn: (text) => warnings.push(text) });
+      say([outcome(result), ...warnings].join(" "));
     } catch (error) {
       say(shown(describe(error)));
     } finally {
@@ -226,19 +225,20 @@ class Top {
     const foot = this.#foot(columns);
     const body = this.#body(columns);
     const room = Math.max(1, rows - 2 - foot.length);
-    const at = body.findIndex((line) => typeof line !== "string" && line.session === this.#selected);
-    if (at >= 0) this.#top = Math.max(at - room + 1, Math.min(this.#top, at));
+    const at = body.findIndex(({ session }) => session === this.#selected);
+    const last = body.findLastIndex(({ session }) => session === this.#selected);
+    if (at >= 0) this.#top = Math.max(last - room + 1, Math.min(this.#top, at));
     this.#top = Math.max(0, Math.min(this.#top, body.length - room));
     const visible = body.slice(this.#top, this.#top + room);
     const head = this.#seen ? counts(this.#seen) : "looking …";
     const lines = [
       `${bold("holdfast top")}  ${head}${this.#blocked ? ", blocked only" : ""}  ${this.#trouble ? red("no connection") : dim(this.#pace())}`,
       dim(this.#server.shown),
-      ...visible.map((line) => {
-        if (typeof line === "string") return line;
-        const text = line.cells[0] ?? "";
-        return line.session === this.#selected ? inverse(fit(text, columns).padEnd(columns)) : text;
-      }),
+      ...visible.map(({ session, text }) =>
+        session !== undefined && session === this.#selected
+          ? inverse(fit(stripVTControlCharacters(text), columns).padEnd(columns))
+          : text,
+      ),
     ];
     while (lines.length < rows - foot.length) lines.push("");
     lines.push(...foot);
@@ -257,27 +257,21 @@ class Top {
     return `look ${age(this.#tookMs)}, every ${age(Math.max(everyMs, 2 * this.#tookMs))}`;
   }
 
-  /** Lines as they are drawn: a Line has its text in its only cell. */
-  #body(columns: number): readonly (Line | string)[] {
+  /** Lines as they are drawn, and whom each is about. In a narrow one, of the selected session more than its lock. */
+  #body(columns: number): readonly { readonly session?: string; readonly text: string }[] {
     if (!this.#seen) return [];
     const view = viewOf(this.#seen, this.#colors, this.#blocked);
     const both = [...view.waiting, ...view.held];
-    if (both.length === 0) {
-      this.#lines = [];
-      return ["", this.#blocked ? "Nobody waits for a lock." : "Nobody holds a lock or a lease."];
-    }
-    const [head = "", rule = "", ...drawnLines] = drawn(both, this.#colors, columns);
-    const lines = both.map(({ session }, i): Line => ({ session, cells: [drawnLines[i] ?? ""] }));
-    this.#lines = lines;
-    const sessions = this.#sessions();
-    if (!sessions.includes(this.#selected ?? "") && !this.#asking) this.#selected = sessions[0];
-    const split = view.waiting.length;
-    const parts = [
-      ...lines.slice(0, split),
-      ...(split > 0 && split < lines.length ? [""] : []),
-      ...lines.slice(split),
-    ];
-    return ["", head, rule, ...parts];
+    this.#sessions = [...new Set(both.map(({ session }) => session.id))];
+    if (both.length === 0)
+      return ["", this.#blocked ? "Nobody waits for a lock." : "Nobody holds a lock or a lease."].map(
+        (text) => ({ text }),
+      );
+    if (!this.#sessions.includes(this.#selected ?? "") && !this.#asking) this.#selected = this.#sessions[0];
+    const { head, lines } = drawn(both, this.#colors, columns, this.#selected ?? "");
+    const first = lines.findIndex(({ of }) => of >= view.waiting.length);
+    const split = first > 0 ? [...lines.slice(0, first), { text: "" }, ...lines.slice(first)] : lines;
+    return [{ text: "" }, ...head.map((text) => ({ text })), ...split];
   }
 
   #foot(columns: number): string[] {
@@ -292,6 +286,7 @@ class Top {
       ];
     }
     const lines: string[] = [];
+    lines.push(...(this.#seen?.notes ?? []).flatMap((text) => wrapped(text, columns)).map(yellow));
     if (this.#trouble)
       lines.push(
         red(`${this.#trouble.text} (for ${age(performance.now() - this.#trouble.since)}; it is tried again)`),

@@ -1,9 +1,13 @@
 /** Changes: somebody says yes, and the audit has who did what, and what became of it. */
 import { hostname, userInfo } from "node:os";
+import { HoldfastError } from "holdfast";
 import { audited } from "holdfast/audit";
 import { confirmed, declined } from "../confirm.ts";
+import { describe } from "../describe.ts";
 import type { Server } from "../server.ts";
-import { type PlaceOptions, userOf } from "./place.ts";
+import { shown } from "../text.ts";
+import { userOf } from "../user.ts";
+import type { PlaceOptions } from "./place.ts";
 
 export interface ChangeOptions extends PlaceOptions {
   readonly yes?: true;
@@ -54,6 +58,37 @@ export async function change<T>(
   const actor = await actorOf(server);
   const what = { action, target: targetOf(target), actor, details: { ...details, note: options.note } };
   return audited(server.hf, what, (line) => work({ actor, line }));
+}
+
+export interface RecordOptions {
+  readonly note?: string | undefined;
+  /** Told that it could not be written down. */
+  warn(text: string): void;
+  /** Done also if it cannot be written down: ending whoever is in everybody's way cannot wait for that. */
+  readonly anyway?: boolean;
+}
+
+/** What was agreed to before. Where no audit is kept it is done all the same. */
+export async function recorded<T>(
+  server: Server,
+  { action, target, details }: Omit<Change, "question">,
+  { note: why, warn, anyway = false }: RecordOptions,
+  work: () => Promise<T>,
+): Promise<T> {
+  const actor = await actorOf(server);
+  const what = { action, target: targetOf(target), actor, details: { ...details, note: why } };
+  let begun = false;
+  try {
+    return await audited(server.hf, what, () => {
+      begun = true;
+      return work();
+    });
+  } catch (error) {
+    const none = error instanceof HoldfastError && error.code === "HF_UNSUPPORTED";
+    if (begun || !(anyway || none)) throw error;
+    warn(`This is not written down in an audit: ${shown(describe(error)).replace(/\.$/, "")}.`);
+    return work();
+  }
 }
 
 export async function agreed(question: string, { yes, json }: ChangeOptions): Promise<boolean> {

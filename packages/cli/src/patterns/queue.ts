@@ -1,15 +1,43 @@
-import { type FailedJob, type Older, type QueueInfo, queue, queues } from "holdfast/queue";
+import { trail } from "holdfast/audit";
+import {
+  type FailedJob,
+  type JobInfo,
+  type JobState,
+  type JobView,
+  type Older,
+  type QueueInfo,
+  jobs,
+  queue,
+  queues,
+  workers,
+} from "holdfast/queue";
 import { Failure, exitCodes } from "../failure.ts";
 import { plural, shown } from "../text.ts";
 import type { Server } from "../server.ts";
 import { age, note, print, printJson } from "../terminal.ts";
-import { type ChangeOptions, change } from "./change.ts";
+import { type ChangeOptions, change, targetOf } from "./change.ts";
 import { type PlaceOptions, onServer } from "./place.ts";
 import { cell, counted, firstLine, iso, printFacts, printTable, quoted, when } from "./show.ts";
 
+/** A worker that has died is none, whether or not another one has noticed. */
+interface Info extends QueueInfo {
+  readonly deadWorkers: number;
+}
+
+async function infos({ hf }: Server, names?: readonly string[]): Promise<Info[]> {
+  const all = await queues(hf, names ? { names } : {});
+  const working = await workers(hf);
+  return all.map((info) => {
+    const own = working.filter((each) => each.queue === info.name);
+    const alive = own.filter((each) => each.alive).length;
+    return { ...info, workers: alive, deadWorkers: own.length - alive };
+  });
+}
+
 /** A queue that is not there would be made by asking for it. */
-async function found({ hf }: Server, name: string): Promise<QueueInfo> {
-  const [info] = await queues(hf, { names: [name] });
+async function found(server: Server, name: string): Promise<Info> {
+  const { hf } = server;
+  const [info] = await infos(server, [name]);
   if (info) return info;
   const known = (await queues(hf)).map((each) => quoted(each.name));
   throw new Failure(
@@ -20,8 +48,8 @@ async function found({ hf }: Server, name: string): Promise<QueueInfo> {
 const oldest = ({ oldest: ms }: QueueInfo) => (ms === undefined ? "" : age(ms));
 
 export async function list(options: PlaceOptions): Promise<void> {
-  await onServer("queue", options, async ({ hf }) => {
-    const all = await queues(hf);
+  await onServer("queue", options, async (server) => {
+    const all = await infos(server);
     if (options.json) {
       printJson({ queues: all });
       return;
@@ -38,10 +66,11 @@ export async function list(options: PlaceOptions): Promise<void> {
         counted(each.delayed),
         each.running,
         counted(each.failed),
-        each.workers,
+        each.deadWorkers > 0 ? `${each.workers}, ${each.deadWorkers} dead` : each.workers,
         oldest(each),
         each.paused ? "paused" : "",
       ]),
+      ["delayed", "oldest"],
     );
   });
 }
@@ -67,7 +96,7 @@ export async function show(
       delayed: counted(info.delayed),
       running: info.running,
       failed: counted(info.failed),
-      workers: info.workers,
+      workers: info.deadWorkers > 0 ? `${info.workers}, and ${info.deadWorkers} that died` : info.workers,
       oldest: info.oldest === undefined ? undefined : `waits for ${age(info.oldest)}`,
     });
     if (failed.length === 0) return;
@@ -87,10 +116,66 @@ export async function show(
   });
 }
 
+const states: readonly JobState[] = ["running", "waiting", "delayed", "failed"];
+
+function doing({ state, worker }: JobInfo): string {
+  return worker && !worker.alive ? `${state}, worker died` : state;
+}
+
+/** Of one state, page by page; or the first of each. */
+export async function showJobs(
+  name: string,
+  options: PlaceOptions & { readonly state?: JobState; readonly limit: number; readonly after?: string },
+): Promise<void> {
+  const { state, limit, after } = options;
+  if (after !== undefined && state === undefined)
+    throw new Failure("--after which page? It goes with the --state of the page before.");
+  await onServer("queue", options, async (server) => {
+    await found(server, name);
+    const pages = [];
+    for (const each of state ? [state] : states) {
+      const page = await jobs(server.hf, name, { state: each, limit, ...(after !== undefined && { after }) });
+      if (page) pages.push({ state: each, ...page });
+    }
+    const all = pages.flatMap((page) => page.jobs);
+    const next = pages.filter((page) => page.next !== undefined);
+    if (options.json) {
+      const dates = ({ at, runAt, ...each }: JobInfo) => ({ ...each, at: iso(at), runAt: iso(runAt) });
+      printJson({
+        queue: name,
+        jobs: all.map(dates),
+        next: Object.fromEntries(next.map((page) => [page.state, page.next])),
+      });
+      return;
+    }
+    if (all.length === 0) {
+      print(`There are no ${state === undefined ? "" : `${state} `}jobs in ${quoted(name)}.`);
+      return;
+    }
+    printTable(
+      ["job", "state", "age", "starts (UTC)", "failures", "priority", "key", "group", "worker or error"],
+      all.map((each) => [
+        each.id,
+        doing(each),
+        age(each.ageMs),
+        when(each.runAt),
+        each.failures,
+        each.priority,
+        cell(each.key),
+        cell(each.group),
+        cell(each.worker?.name ?? each.error),
+      ]),
+      ["priority", "failures", "worker or error", "starts (UTC)", "group"],
+    );
+    for (const page of next) note(`More that are ${page.state}: --state ${page.state} --after ${page.next}`);
+  });
+}
+
 export async function job(name: string, id: number, options: PlaceOptions): Promise<void> {
   await onServer("queue", options, async (server) => {
     await found(server, name);
     const view = await queue(server.hf, name).inspect(id);
+    const before = view?.error === undefined ? await earlier(server, name, id) : undefined;
     if (!view) {
       process.exitCode = exitCodes.no;
       if (options.json) printJson({ job: null });
@@ -98,7 +183,7 @@ export async function job(name: string, id: number, options: PlaceOptions): Prom
       return;
     }
     if (options.json) {
-      printJson({ job: { ...view, at: iso(view.at), runAt: iso(view.runAt) } });
+      printJson({ job: { ...view, at: iso(view.at), runAt: iso(view.runAt), before: before ?? null } });
       return;
     }
     printFacts({
@@ -114,18 +199,70 @@ export async function job(name: string, id: number, options: PlaceOptions): Prom
       worker: view.worker,
       payload: JSON.stringify(view.payload),
     });
-    if (view.error === undefined) return;
+    const error = view.error ?? before?.error;
+    if (error === undefined) return;
     print();
-    for (const line of view.error.split("\n")) print(shown(line));
+    if (before)
+      print(
+        `It had failed after ${plural(before.attempts, "attempt")}, and was retried at ${when(new Date(before.retriedAt))} UTC by ${shown(before.by)}:`,
+      );
+    for (const line of error.split("\n")) print(shown(line));
   });
+}
+
+/** Of a job, as a change by hand found it. */
+interface Was {
+  readonly id: number;
+  readonly attempts?: number;
+  readonly error?: string;
+}
+
+/** How many lines of the audit are looked through. */
+const linesBack = 1000;
+
+/** Why a job had failed that was retried by hand: the queue forgets it, the audit does not. */
+async function earlier({ hf }: Server, name: string, id: number) {
+  // One who may not read the audit may look at the job.
+  const lines = await trail(hf, { target: targetOf(["queue", name]), limit: linesBack }).catch(() => []);
+  for (const line of lines) {
+    if (line.action !== "queue.retry") continue;
+    const { failed } = (line.details ?? {}) as { failed?: readonly Was[] };
+    const was = failed?.find((each) => each.id === id);
+    if (was?.error !== undefined)
+      return {
+        error: was.error,
+        attempts: was.attempts ?? 0,
+        retriedAt: line.at.toISOString(),
+        by: line.actor,
+      };
+  }
+  return undefined;
+}
+
+/** A line of the audit is for people to read: of many jobs, of the first so many, and of a long error its beginning. */
+const kept = { jobs: 1000, error: 1000 };
+
+/** Those that are to be retried, with why they failed. */
+async function failedOf({ hf }: Server, name: string, ids: readonly number[] | undefined): Promise<Was[]> {
+  const it = queue(hf, name);
+  const some = ids
+    ? (await Promise.all(ids.slice(0, kept.jobs).map((id) => it.inspect(id)))).flatMap((view) =>
+        view?.state === "failed" ? [{ id: view.id, attempts: view.failures, error: view.error ?? "" }] : [],
+      )
+    : await it.failed({ limit: kept.jobs });
+  return some.map(({ id, attempts, error }) => ({ id, attempts, error: error.slice(0, kept.error) }));
 }
 
 /** Those that were not what they were taken for are no mistake, but the answer is not a plain yes. */
 function told(done: number, asked: number | undefined, words: string, json: true | undefined): void {
   if (json) printJson({ jobs: done });
   else print(`${plural(done, "job")} ${words}.`);
-  if (asked === undefined || done === asked) return;
-  note(`${plural(asked - done, "job")} of those that were named: not there any more, or not in that state.`);
+  if (asked !== undefined) missed(asked - done);
+}
+
+function missed(n: number): void {
+  if (n === 0) return;
+  note(`${plural(n, "job")} of those that were named: not there any more, or not in that state.`);
   process.exitCode = exitCodes.no;
 }
 
@@ -140,13 +277,14 @@ export async function retry(
   await onServer("queue", options, async (server) => {
     const { failed } = await found(server, name);
     const which = options.all ? `all failed jobs (${counted(failed)})` : plural(ids.length, "job");
+    const was = await failedOf(server, name, options.all ? undefined : ids);
     const done = await change(
       server,
       {
         question: `Retry ${which} of queue ${quoted(name)}?`,
         action: "queue.retry",
         target: ["queue", name],
-        details: options.all ? { all: true } : { ids },
+        details: { ...(options.all ? { all: true } : { ids }), failed: was },
       },
       options,
       async () => ({ jobs: await queue(server.hf, name).retry(options.all ? undefined : ids) }),
@@ -155,22 +293,44 @@ export async function retry(
   });
 }
 
+/** What is thrown away, so that it can be enqueued again. */
+function remains({ id, state, failures, priority, key, group, payload, error }: JobView) {
+  return { id, state, failures, priority, key, group, payload, error };
+}
+
 export async function discard(name: string, some: readonly number[], options: ChangeOptions): Promise<void> {
   const ids = [...new Set(some)];
   await onServer("queue", options, async (server) => {
     await found(server, name);
+    const it = queue(server.hf, name);
+    // What is in a job never changes: what was read before is what is thrown away.
+    const seen: ReturnType<typeof remains>[] = [];
+    for (const id of ids) {
+      const view = await it.inspect(id);
+      if (view) seen.push(remains(view));
+    }
     const done = await change(
       server,
       {
-        question: `Discard ${plural(ids.length, "job")} of queue ${quoted(name)}? They cannot be had back.`,
+        question: `Discard ${plural(ids.length, "job")} of queue ${quoted(name)}? What was in them stays in the audit.`,
         action: "queue.discard",
         target: ["queue", name],
-        details: { ids },
+        details: { ids, found: seen },
       },
       options,
-      async () => ({ jobs: await queue(server.hf, name).discard(ids) }),
+      // One by one, to know which; all of them or none.
+      () =>
+        server.hf.transaction(async () => {
+          const gone: number[] = [];
+          for (const id of ids) if ((await it.discard(id)) > 0) gone.push(id);
+          return { jobs: gone.length, discarded: gone };
+        }),
     );
-    if (done) told(done.jobs, ids.length, "discarded", options.json);
+    if (!done) return;
+    const { jobs: n, discarded } = done;
+    if (options.json) printJson({ jobs: n, discarded: seen.filter(({ id }) => discarded.includes(id)) });
+    else print(`${plural(n, "job")} discarded.`);
+    missed(ids.length - n);
   });
 }
 

@@ -1,4 +1,5 @@
 import {
+  type Grant,
   type HistoryEntry,
   type Period,
   type Quota,
@@ -6,6 +7,7 @@ import {
   type QuotaStanding,
   type Subject,
   type SubjectInfo,
+  type Trust,
   quota,
   quotas,
   subjects,
@@ -131,8 +133,9 @@ async function showOne(
   const it = defined(server, name, options);
   const now = options.limit === undefined && options.per === undefined ? undefined : await it.peek(subject);
   const { entries } = await it.history(subject, { limit: options.page ?? 10 });
+  const grants = await it.grants(subject);
   if (options.json) {
-    printJson({ quota: name, stored, now: now ?? null, entries });
+    printJson({ quota: name, stored, now: now ?? null, grants, entries });
     return;
   }
   printFacts({
@@ -148,12 +151,42 @@ async function showOne(
     "counted since": stored.since && `${when(stored.since)} UTC`,
     "begins anew": now?.resetAt && `${when(now.resetAt)} UTC`,
   });
+  if (grants.length > 0) {
+    print();
+    printGrants(grants);
+  }
   print();
   printEntries(entries);
   if (!now)
     note(
       "As the last entry left it. Windows and limits are defined in your code: with --limit and --per, how it stands now.",
     );
+}
+
+function printGrants(grants: readonly Grant[]): void {
+  printTable(
+    ["grant", "left", "granted", "priority", "expires (UTC)", "at (UTC)"],
+    grants.map((each) => [
+      cell(each.id),
+      each.left,
+      each.amount,
+      each.priority,
+      each.expiresAt ? when(each.expiresAt) : "never",
+      when(each.at),
+    ]),
+    ["at (UTC)", "priority"],
+  );
+}
+
+export async function grants(name: string, typed: string, options: PlaceOptions): Promise<void> {
+  await onServer("quota", options, async (server) => {
+    const subject = subjectOf(typed);
+    await found(server, name, subject, typed);
+    const all = await defined(server, name).grants(subject);
+    if (options.json) printJson({ quota: name, subject: typed, grants: all });
+    else if (all.length === 0) print(`${quoted(typed)} has no credits of quota ${quoted(name)}.`);
+    else printGrants(all);
+  });
 }
 
 function printEntries(entries: readonly HistoryEntry[]): void {
@@ -287,6 +320,21 @@ export async function grant(
   );
 }
 
+export async function revoke(name: string, typed: string, id: string, options: AmendOptions): Promise<void> {
+  await amend(
+    name,
+    typed,
+    options,
+    {
+      verb: "revoke",
+      question: (of) =>
+        `Take back what is left of grant ${quoted(id)} on top of ${of}? What was used of it stays used.`,
+      details: { grant: id },
+    },
+    (it, subject, by) => it.revoke(subject, id, about(by, options)),
+  );
+}
+
 export async function limit(
   name: string,
   typed: string,
@@ -380,7 +428,7 @@ const atOnce = 4;
 export async function reconcile(
   name: string,
   typed: string | undefined,
-  options: ChangeOptions & { readonly repair?: true },
+  options: ChangeOptions & { readonly repair?: true; readonly trust: Trust },
 ): Promise<void> {
   await onServer("quota", options, async (server) => {
     using stop = interruptible();
@@ -443,24 +491,28 @@ async function repair(
   name: string,
   it: Quota,
   wrong: readonly Wrong[],
-  options: ChangeOptions,
+  options: ChangeOptions & { readonly trust: Trust },
 ): Promise<number | undefined> {
   const [one] = wrong;
   // What was found is printed either way, in one document.
   const { json: _, ...asked } = options;
+  const { trust } = options;
   const done = await change(
     server,
     {
-      question: `Set what is counted to what the ledger says, of ${plural(wrong.length, "subject")}?`,
+      question:
+        trust === "ledger"
+          ? `Set what is counted to what the ledger says, of ${plural(wrong.length, "subject")}?`
+          : `Let the ledger say what is counted now, of ${plural(wrong.length, "subject")}? Whatever changed it without an entry counts then.`,
       action: "quota.repair",
       target: wrong.length === 1 && one ? ["quota", name, one.subject] : ["quota", name],
-      details: { wrong: wrong.slice(0, 100) },
+      details: { trust, wrong: wrong.slice(0, 100) },
     },
     asked,
     async () => {
       let n = 0;
       for (const { subject } of wrong)
-        if ((await it.reconcile(subjectOf(subject), { repair: true })).repaired) n++;
+        if ((await it.reconcile(subjectOf(subject), { repair: true, trust })).repaired) n++;
       return { subjects: n };
     },
   );

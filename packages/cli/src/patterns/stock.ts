@@ -3,6 +3,7 @@ import {
   type CurrentLevel,
   type Stock,
   type StockOptions,
+  type Trust,
   stock as stockOf,
   stocks,
 } from "holdfast/stock";
@@ -286,7 +287,7 @@ export function move(
 
 export async function reconcile(
   sku: string | undefined,
-  options: SpotOptions & { readonly repair?: true },
+  options: SpotOptions & { readonly repair?: true; readonly trust: Trust },
 ): Promise<void> {
   await onServer("stock", options, async (server) => {
     const it = await opened(server, options, true);
@@ -308,7 +309,10 @@ export async function reconcile(
       const done = await change(
         server,
         {
-          question: "Write movements of what is missing, so that they come to what is on hand?",
+          question:
+            options.trust === "ledger"
+              ? "Set what is on hand to what the movements come to?"
+              : "Write movements of what is missing, so that they come to what is on hand? Whatever changed it without one counts then.",
           action: "stock.repair",
           target: [
             "stock",
@@ -316,13 +320,14 @@ export async function reconcile(
             ...(sku === undefined ? [] : [sku]),
             ...(location === undefined ? [] : [location]),
           ],
-          details: { findings: findings.slice(0, 100).map(({ text }) => text) },
+          details: { trust: options.trust, findings: findings.slice(0, 100).map(({ text }) => text) },
         },
         asked,
         async ({ actor }) => {
           const { repaired: mended, findings: then } = await it.reconcile({
             ...which,
             repair: true,
+            trust: options.trust,
             by: actor,
             ...(options.note !== undefined && { note: options.note }),
           });

@@ -15,6 +15,7 @@ import type { Schedules } from "./schedules.ts";
 import type { Statement } from "./sql.ts";
 import type { Stocks } from "./stocks.ts";
 import type { RowStrength, Tables } from "./tables.ts";
+import type { QueueJobs } from "./queue-jobs.ts";
 import type { Queues } from "./queues.ts";
 import type { Quotas } from "./quotas.ts";
 import type { Wire } from "./wire.ts";
@@ -302,6 +303,7 @@ export interface Engine<C extends Connection = Connection> {
   readonly replay?: Replay<C>;
   readonly quotas?: Quotas<C>;
   readonly queues?: Queues<C>;
+  readonly queueJobs?: QueueJobs<C>;
   readonly stocks?: Stocks<C>;
   readonly schedules?: Schedules<C>;
   readonly audits?: Audits<C>;

@@ -68,7 +68,12 @@ export interface LeaseInfo {
   readonly waiting: boolean;
   readonly since: Date;
   readonly until: Date;
+  /** It has run out, and was never given back: whoever wants it gets it. */
+  readonly over: boolean;
 }
+
+/** The same with what identifies it to the store. */
+export type KeptLease = LeaseInfo & Pick<Grip, "resource" | "token">;
 
 /** Times are the database's, read after any wait. Every call but `fence` is a transaction of its own. */
 export interface Leases<C extends Connection> {
@@ -87,8 +92,17 @@ export interface Leases<C extends Connection> {
    * is the caller's, and may turn out not to exist.
    */
   fence(connection: C, grip: Grip, joined: boolean): Promise<number | undefined>;
-  /** Those that have not run out. Undefined: all of them. */
-  list(connection: C, resources: readonly string[] | undefined): Promise<readonly LeaseInfo[]>;
+  /** Of these resources, with this fence or this name, or all of them. `over`: those too that ran out and were never given back. */
+  list(
+    connection: C,
+    which: {
+      readonly resources?: readonly string[] | undefined;
+      readonly fence?: number | undefined;
+      readonly name?: string | undefined;
+      readonly over?: boolean;
+      readonly most?: number | undefined;
+    },
+  ): Promise<readonly KeptLease[]>;
   /** The channel on which releases are told, for clients that can listen; the payload is the resource. */
   readonly channel?: string;
   /** Sends a payload on the channel, as a release does. */

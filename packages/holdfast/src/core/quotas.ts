@@ -1,5 +1,6 @@
 /** What an engine keeps of quotas: the contract behind `quota`. */
 import type { Connection } from "./database.ts";
+import type { Trust } from "./trust.ts";
 
 /** What is counted. Moments are in milliseconds, `per` in microseconds. */
 export type Rule =
@@ -87,6 +88,7 @@ export type Amendment = {
       readonly priority: number;
       readonly until: number | undefined;
     }
+  | { readonly kind: "revoke"; readonly of: string }
   /** Infinity: no limit; undefined: none of its own. */
   | { readonly kind: "limit"; readonly amount: number | undefined }
   | { readonly kind: "plan"; readonly plan: string | undefined }
@@ -146,6 +148,19 @@ export interface StoredBucket {
   readonly parts: number | undefined;
 }
 
+/** Credits as they were granted, in the order in which they are used. */
+export interface StoredGrant {
+  readonly id: string;
+  readonly amount: number;
+  readonly spent: number;
+  readonly priority: number;
+  readonly until: number | undefined;
+  /** It has run out, and the next call takes it off. */
+  readonly over: boolean;
+  /** When it was granted; undefined: that entry was rolled up. */
+  readonly at: number | undefined;
+}
+
 export interface Reconciled {
   readonly findings: readonly string[];
   readonly entries: number;
@@ -180,6 +195,8 @@ export interface Quotas<C extends Connection> {
       readonly of: readonly string[] | undefined;
     },
   ): Promise<readonly StoredBucket[]>;
+  /** What is left of them, and what is not. */
+  grants(connection: C, bucket: Pick<Bucket, "quota" | "subject">): Promise<readonly StoredGrant[]>;
   /** Newest first, below this version. */
   entries(
     connection: C,
@@ -195,7 +212,7 @@ export interface Quotas<C extends Connection> {
     connection: C,
     definition: Definition,
     bucket: Omit<Bucket, "definition">,
-    repair: string | undefined,
+    repair: { readonly id: string; readonly trust: Trust } | undefined,
   ): Promise<Reconciled | Late>;
   /**
    * Lines before a moment, of buckets from this subject on, become one line for each bucket. Some at a time: `next`

@@ -1,5 +1,6 @@
 /** What an engine keeps of stock: the contract behind `stock`. */
 import type { Connection } from "./database.ts";
+import type { Trust } from "./trust.ts";
 
 export interface Spot {
   readonly sku: string;
@@ -206,8 +207,16 @@ export interface Stocks<C extends Connection> {
       readonly most: number;
     },
   ): Promise<readonly Facts[]>;
-  /** Writes a movement of what the movements lack, and reserves what is open. */
-  repair(connection: C, book: Book, spot: Spot, id: string, about: About): Promise<void>;
+  /**
+   * Makes what is on hand what the movements come to, or leaves it, as `trust` says; writes a movement of what they lack;
+   * and reserves what is open. The same id again changes nothing.
+   */
+  repair(
+    connection: C,
+    book: Book,
+    spot: Spot,
+    how: { readonly id: string; readonly trust: Trust; readonly about: About },
+  ): Promise<void>;
   /** Takes over what is in the caller's table and not in ours yet; how many spots. */
   adopt(connection: C, book: Book): Promise<number>;
   /** SQL of a trigger that refuses changes of the caller's table that are not ours. */

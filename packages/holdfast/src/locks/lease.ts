@@ -22,7 +22,8 @@ import { type Traces, emit, nextHold, traced } from "../core/events.ts";
 import { within } from "../core/interrupt.ts";
 import { classify } from "../core/failure.ts";
 import { type Key, type LockRequest, type Lockable, canonical } from "../core/key.ts";
-import type { Claim, ClaimResult, Grip, LeaseInfo, LeaseMode, Leases } from "../core/leases.ts";
+import { checkRows, checkWhole, optionalText } from "../core/input.ts";
+import type { Claim, ClaimResult, Grip, KeptLease, LeaseInfo, LeaseMode, Leases } from "../core/leases.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { Queue, unlessAborted } from "../core/queue.ts";
 import { pause, retryPolicy } from "../core/retry.ts";
@@ -47,6 +48,17 @@ export interface LeaseOptions {
   readonly renew?: boolean;
   /** Who holds it, for people. Default: host name and process id. */
   readonly holder?: string;
+}
+
+/** Which leases are listed. */
+export interface LeaseFilter {
+  /** Those too that ran out and were never given back. */
+  readonly over?: boolean;
+  /** As it is shown; a key is known by more than that. */
+  readonly name?: string;
+  readonly fence?: number;
+  /** How many at the most. */
+  readonly limit?: number;
 }
 
 /** Held until it is released, or runs out: by the database's clock, whatever becomes of this process. */
@@ -380,6 +392,11 @@ function trust(sentAt: number, ttlMs: number): number {
   return sentAt + ttlMs - marginMs(ttlMs);
 }
 
+/** A token lets its owner give the lease back: it is nobody else's. */
+function shown({ name, holder, fence, mode, waiting, since, until, over }: KeptLease): LeaseInfo {
+  return { name, holder, fence, mode, waiting, since, until, over };
+}
+
 /** Gives out the leases of one instance, and keeps them. */
 export class LeaseDesk<Native, C extends Connection> {
   readonly #home: Home<Native, C>;
@@ -633,14 +650,38 @@ export class LeaseDesk<Native, C extends Connection> {
   }
 
   /** Who holds, and who waits for, leases and permits: of one key, or all of them. */
-  async list(of?: Lockable): Promise<readonly LeaseInfo[]> {
+  async list(of?: Lockable, options: LeaseFilter = {}): Promise<readonly LeaseInfo[]> {
+    checkNames("hf.leases", options, new Set(["over", "limit", "name", "fence"]));
+    const { over = false, limit, name, fence } = options;
+    optionalText("hf.leases", "name", name);
+    if (fence !== undefined) checkWhole("hf.leases", "fence", fence);
+    if (limit !== undefined) checkRows("hf.leases", "limit", limit, 1_000_000);
     const [request] = of === undefined ? [] : canonical(of);
     if (request) this.#home.guard?.([request]);
     await this.#ready();
     const resources =
       request && (["exclusive", "permit"] as const).map((mode) => resourceOf(request.key, mode));
+    const found = await this.#track(
+      this.#ask(performance.now() + graceMs, (connection) =>
+        this.#store().list(connection, { resources, name, fence, over, most: limit }),
+      ),
+    );
+    return found.map(shown);
+  }
+
+  /** As its holder would: whoever waits is woken. Undefined: there is none with this fence (any more). */
+  async end(fence: number): Promise<LeaseInfo | undefined> {
+    checkWhole("hf.endLease", "the fence", fence);
+    await this.#ready();
+    let sent: KeptLease | undefined;
     return this.#track(
-      this.#ask(performance.now() + graceMs, (connection) => this.#store().list(connection, resources)),
+      this.#ask(performance.now() + graceMs, async (connection) => {
+        const [found] = await this.#store().list(connection, { fence, over: true });
+        // Somebody else may have been faster; or we were, and the answer was lost.
+        if (!found) return sent && shown(sent);
+        sent = found;
+        return (await this.#store().release(connection, found, 0)) ? shown(found) : undefined;
+      }),
     );
   }
 
@@ -702,7 +743,9 @@ export class LeaseDesk<Native, C extends Connection> {
       timer = setTimeout(() => resolve([]), tellMs);
     });
     const asked = this.#track(
-      withConnection(this.#home, (connection) => this.#store().list(connection, [resource])).catch(() => []),
+      withConnection(this.#home, (connection) =>
+        this.#store().list(connection, { resources: [resource] }),
+      ).catch(() => []),
     );
     try {
       const found = await Promise.race([asked, late]);

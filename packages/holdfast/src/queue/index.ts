@@ -1,7 +1,9 @@
 export type { Older } from "../core/older.ts";
 export type { FailedJob, JobView, QueueCounts, QueueInfo } from "../core/queues.ts";
+export type { JobInfo, JobPage, JobState, WorkerInfo } from "../core/queue-jobs.ts";
 export { JobLostError, PayloadError } from "./errors.ts";
 export type { Job } from "./job.ts";
+export { jobs, workers } from "./jobs.ts";
 export { queues } from "./list.ts";
 export {
   type Backoff,

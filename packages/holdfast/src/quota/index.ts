@@ -3,6 +3,7 @@ export { type SubjectInfo, quotas, subjects } from "./list.ts";
 export {
   type Denied,
   type EntryOptions,
+  type Grant,
   type GrantOptions,
   type Granted,
   type HistoryEntry,
@@ -19,4 +20,5 @@ export {
 } from "./quota.ts";
 export type { Older } from "../core/older.ts";
 export type { QuotaInfo } from "../core/quotas.ts";
+export type { Trust } from "../core/trust.ts";
 export type { Period, Unit } from "./windows.ts";

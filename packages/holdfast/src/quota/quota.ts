@@ -22,6 +22,7 @@ import { type Older, olderThan } from "../core/older.ts";
 import { checkNames } from "../core/options.ts";
 import type { Transaction } from "../core/scope.ts";
 import type { Transactor } from "../core/transaction.ts";
+import { type Trust, checkTrust } from "../core/trust.ts";
 import { type Desk, type Part, deskOf } from "./desk.ts";
 import { QuotaError, QuotaExceededError } from "./errors.ts";
 import type { Amended, Amendment, Definition, Entry, Standing, Verdict } from "../core/quotas.ts";
@@ -145,6 +146,7 @@ export interface HistoryEntry {
     | "expire"
     | "refund"
     | "grant"
+    | "revoke"
     | "lapse"
     | "limit"
     | "plan"
@@ -168,6 +170,19 @@ export interface HistoryEntry {
   readonly source?: string;
   readonly reference?: string;
   readonly metadata?: Readonly<Record<string, unknown>>;
+}
+
+/** Credits on top of the limit. */
+export interface Grant {
+  readonly id: string;
+  readonly amount: number;
+  readonly spent: number;
+  /** What can still be used of it. */
+  readonly left: number;
+  readonly priority: number;
+  readonly expiresAt: Date | undefined;
+  /** When it was granted; undefined: that entry was pruned. */
+  readonly at: Date | undefined;
 }
 
 export interface Reconciliation {
@@ -320,6 +335,36 @@ export class Quota {
     );
   }
 
+  /** Takes back what is left of a grant, by its id. What was used of it stays used. */
+  async revoke(
+    subject: Subject,
+    grant: string,
+    options: Omit<EntryOptions, "id"> = {},
+  ): Promise<QuotaStanding & { readonly amount: number; readonly replayed: boolean }> {
+    checkNames("revoke", options, unnamedOptions);
+    const of = checkId("revoke", "grant", grant);
+    const done = await this.#amend(subject, options, { kind: "revoke", id: `revoke:${of}`, of });
+    return { ...this.#standing(done), amount: done.amount, replayed: done.kind === "before" };
+  }
+
+  /** Credits that were granted and not revoked, in the order in which they are used. */
+  async grants(subject: Subject, options: ReadOptions = {}): Promise<readonly Grant[]> {
+    checkNames("grants", options, new Set(readNames));
+    const bucket = { quota: this.name, subject: textOf(subject) };
+    const { grants } = await this.#desk.alone(options, async (connection) => ({
+      grants: await this.#desk.store.grants(connection, bucket),
+    }));
+    return grants.map(({ id, amount, spent, priority, until, over, at }) => ({
+      id,
+      amount,
+      spent,
+      left: over ? 0 : amount - spent,
+      priority,
+      expiresAt: until === undefined ? undefined : new Date(until),
+      at: at === undefined ? undefined : new Date(at),
+    }));
+  }
+
   /** A limit of its own for this subject, from now on; undefined: the quota's again. */
   async setLimit(
     subject: Subject,
@@ -382,16 +427,25 @@ export class Quota {
 
   /**
    * Whether the ledger adds up to what is counted. With `repair`, what is counted is set to what the ledger says, in the
-   * same moment, and the ledger says so too.
+   * same moment, and the ledger says so too; with `trust: "levels"`, what is counted as used stays, and the ledger says
+   * that. Holds and grants count either way.
    */
-  async reconcile(subject: Subject, options: { readonly repair?: boolean } = {}): Promise<Reconciliation> {
-    checkNames("reconcile", options, new Set(["repair"]));
+  async reconcile(
+    subject: Subject,
+    options: { readonly repair?: boolean; readonly trust?: Trust } = {},
+  ): Promise<Reconciliation> {
+    checkNames("reconcile", options, new Set(["repair", "trust"]));
+    const trust = checkTrust("reconcile", options.trust);
+    if (trust === "levels" && this.#options.window?.startsWith("sliding"))
+      throw new UsageError(
+        `quota ${this.name}: a window that slides is what its entries say, so there is nothing but the ledger to trust`,
+      );
     const bucket = { quota: this.name, subject: textOf(subject), limit: await this.#limitOf(subject) };
-    const repair = options.repair ? randomUUID() : undefined;
+    const repair = options.repair ? { id: randomUUID(), trust } : undefined;
     const { findings, entries, repaired } = await this.#desk.alone(
       undefined,
       (connection, now) => this.#desk.store.reconcile(connection, this.definition(now), bucket, repair),
-      { names: [`quota ${this.name}:${bucket.subject}`], id: repair, ms: patienceMs },
+      { names: [`quota ${this.name}:${bucket.subject}`], id: repair?.id, ms: patienceMs },
     );
     return { ok: findings.length === 0, entries, findings, repaired };
   }
@@ -555,13 +609,17 @@ export class Quota {
         named,
         what.kind === "refund"
           ? `there is no entry ${what.of} that used something.`
-          : `there is no hold ${what.of}: it was settled or released, or it ran out.`,
+          : what.kind === "revoke"
+            ? `there is no grant ${what.of}: it was revoked, or it ran out.`
+            : `there is no hold ${what.of}: it was settled or released, or it ran out.`,
       );
     if (done.kind === "too much")
       throw new QuotaError(
         "HF_QUOTA_TOO_MUCH",
         named,
-        `of that entry only ${done.amount} can still be given back.`,
+        what.kind === "grant"
+          ? `credits of a subject come to ${Number.MAX_SAFE_INTEGER} at the most: ${done.amount} more can be granted.`
+          : `of that entry only ${done.amount} can still be given back.`,
       );
     return done;
   }
@@ -641,7 +699,12 @@ function followsFrom({
   readonly kind: Amendment["kind"];
   readonly amount?: number | undefined;
 }) {
-  return kind === "settle" || kind === "release" || (kind === "refund" && amount === undefined);
+  return (
+    kind === "settle" ||
+    kind === "release" ||
+    kind === "revoke" ||
+    (kind === "refund" && amount === undefined)
+  );
 }
 
 type DistributiveOmit<T, K extends PropertyKey> = T extends unknown ? Omit<T, K> : never;
@@ -734,7 +797,7 @@ function checkLimit(limit: number): void {
 const patienceMs = 120_000;
 
 /** Ids that follow from others. */
-const ownPrefixes = ["settle:", "release:", "refund:", "rollup:"];
+const ownPrefixes = ["settle:", "release:", "refund:", "revoke:", "rollup:"];
 
 export function textOf(subject: Subject): string {
   return subjectText("quota", subject);

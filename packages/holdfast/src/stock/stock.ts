@@ -27,6 +27,7 @@ import type {
   Verdict,
 } from "../core/stocks.ts";
 import type { Transactor } from "../core/transaction.ts";
+import { type Trust, checkTrust } from "../core/trust.ts";
 import { type Desk, deskOf, longMs } from "./desk.ts";
 import { type Finding, type Shortage, explain, shortage, splitOrder, sumLines } from "./domain.ts";
 import { InsufficientStockError, StockConflictError, StockError, UnknownSkuError } from "./errors.ts";
@@ -217,8 +218,13 @@ export interface ChannelSum<W extends StockWords = StockWords> {
 export interface ReconcileOptions {
   readonly sku?: string;
   readonly location?: string;
-  /** Writes a movement of what is missing, so that the movements come to what is on hand. */
+  /** Makes both agree, and writes a movement that says so. */
   readonly repair?: boolean;
+  /**
+   * Which of both is right. "ledger" (default): what is on hand becomes what the movements come to. "levels": what is on
+   * hand stays, as if it had been counted.
+   */
+  readonly trust?: Trust;
   readonly by?: string;
   readonly note?: string;
 }
@@ -520,8 +526,9 @@ export class Stock<W extends StockWords = StockWords> {
 
   /** Whether movements add up to what is on hand, and open reservations to what is reserved. */
   async reconcile(options: ReconcileOptions = {}): Promise<Reconciliation> {
-    checkNames("reconcile", options, new Set(["sku", "location", "repair", "by", "note"]));
+    checkNames("reconcile", options, new Set(["sku", "location", "repair", "trust", "by", "note"]));
     const { sku, location, repair = false, by } = options;
+    const trust = checkTrust("reconcile", options.trust);
     for (const [name, value] of Object.entries({ sku, location, by, note: options.note }))
       optionalText("reconcile", name, value);
     const page = 500;
@@ -540,11 +547,10 @@ export class Stock<W extends StockWords = StockWords> {
         findings.push(...wrong);
         if (!repair || wrong.length === 0) continue;
         const note = options.note ?? wrong.map(({ text }) => text).join("; ");
-        const about = { ...aboutOf({}, "MANUAL"), by, note };
-        const id = ownId();
+        const how = { id: ownId(), trust, about: { ...aboutOf({}, "MANUAL"), by, note } };
         await this.#desk.alone(
           undefined,
-          (connection, store, book) => store.repair(connection, book, each, id, about),
+          (connection, store, book) => store.repair(connection, book, each, how),
           longMs,
         );
       }

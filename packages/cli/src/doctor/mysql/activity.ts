@@ -3,9 +3,10 @@ import { setTimeout as sleep } from "node:timers/promises";
 import type { Row } from "../../server.ts";
 import { age } from "../../terminal.ts";
 import { plural } from "../../text.ts";
-import { type Check, type Finding, findings, short } from "../check.ts";
+import { type Check, findings, short } from "../check.ts";
+import { involved, waitsCheck } from "../waits.ts";
 import { type MysqlPatient, literal } from "./patient.ts";
-import { type Session, sessions, waits } from "./sessions.ts";
+import { type Session, sessions } from "./sessions.ts";
 
 type MysqlCheck = Check<MysqlPatient>;
 
@@ -13,15 +14,18 @@ const who = ({ id, user }: Session): string => `session ${id} of ${user}`;
 
 const lasted = (seconds: number): string => age(seconds * 1000);
 
-const kill = (id: string): string => `KILL ${id};`;
+const sql = (id: string): string => `KILL ${id};`;
+
+const kill = (id: string): string => `holdfast kill ${id}   # in SQL: ${sql(id)}`;
 
 const longTransactions: MysqlCheck = {
   id: "long-transactions",
-  title: "a transaction has been at work for more than a minute",
+  title: "a transaction has been at work for more than a minute, in nobody's way",
   async run(patient) {
+    const told = await involved(patient);
     const found = (await sessions(patient)).flatMap((session) => {
       const seconds = session.transaction?.seconds ?? 0;
-      return seconds > 60 && !session.idle ? [{ session, seconds }] : [];
+      return seconds > 60 && !session.idle && !told.has(session.id) ? [{ session, seconds }] : [];
     });
     return findings(
       "warning",
@@ -36,92 +40,55 @@ const longTransactions: MysqlCheck = {
   },
 };
 
-/** One that keeps others waiting is found at once, else after ten seconds: a round trip of the application is shorter. */
+/** Those in whose way somebody is are told by `waits`. A round trip of the application is shorter than this. */
 const idleHolders: MysqlCheck = {
   id: "idle-holders",
-  title: "a session is in a transaction and does nothing",
+  title: "a session has been in a transaction for ten seconds and does nothing, in nobody's way yet",
   async run(patient) {
-    const idle = async () => {
-      const all = await sessions(patient);
-      const pairs = await waits(patient);
-      return all.flatMap((session) => {
+    const told = await involved(patient);
+    const idle = async () =>
+      (await sessions(patient)).flatMap((session) => {
         const { id, seconds, transaction } = session;
-        const waiting = pairs.filter(({ blocker }) => blocker === id).length;
-        const long = seconds >= (waiting > 0 ? 1 : 10);
-        return transaction && session.idle && long ? [{ session, transaction, waiting }] : [];
+        return transaction && session.idle && seconds >= 10 && !told.has(id)
+          ? [{ session, transaction }]
+          : [];
       });
-    };
     const first = await idle();
     if (first.length === 0) return [];
     // After a long statement, a session seems idle on MySQL that is not.
     await sleep(1000);
-    return (await idle())
-      .filter(({ transaction }) => first.some((before) => before.transaction.id === transaction.id))
-      .toSorted((a, b) => b.session.seconds - a.session.seconds)
-      .map(({ session, transaction, waiting }): Finding => ({
-        severity: waiting > 0 ? "error" : "warning",
-        what: `${who(session)} is idle in a transaction for ${lasted(session.seconds)}, holds ${plural(transaction.locked, "row lock")}${waiting > 0 ? `; ${plural(waiting, "session waits", "sessions wait")} for it` : ""}`,
-        why: "Whatever it locked stays locked while it does nothing: a forgotten COMMIT, a call over the network inside of a transaction, or a frozen process.",
-        fix: kill(session.id),
-      }));
-  },
-};
-
-const waiting: MysqlCheck = {
-  id: "waits",
-  title: "a session has been waiting for a row or a table for more than a second",
-  async run(patient) {
-    const all = (await sessions(patient)).toSorted((a, b) => b.seconds - a.seconds);
-    const pairs = await waits(patient);
-    const why = "It holds a connection, and what it locked before, for as long as it waits.";
-    return [
-      ...findings(
-        "warning",
-        why,
-        all.flatMap((session) => {
-          const seconds = session.transaction?.waiting ?? 0;
-          if (seconds < 1) return [];
-          const blockers = pairs.filter(({ waiter }) => waiter === session.id).map(({ blocker }) => blocker);
-          const most = blockers.slice(0, 5);
-          return {
-            what: `${who(session)} waits for a row since ${lasted(seconds)}, behind session ${most.join(", ")}: ${short(session.query, 50)}`,
-            fix: most.map(kill).join("\n") || "holdfast locks",
-          };
-        }),
-      ),
-      ...findings(
-        "warning",
-        `${why} And everybody who comes to that table waits behind it.`,
-        all
-          .filter(({ state, seconds }) => /^Waiting for table.*lock$/.test(state) && seconds >= 1)
-          .map((session) => ({
-            what: `${who(session)} waits for a table since ${lasted(session.seconds)}: ${short(session.query, 50)}`,
-            fix: kill(session.id),
-          })),
-      ),
-    ];
-  },
-};
-
-const namedLocks: MysqlCheck = {
-  id: "named-locks",
-  title: "a session has been waiting for GET_LOCK for more than a second",
-  async run(patient) {
-    const found = (await sessions(patient)).filter(
-      ({ state, seconds }) => state === "User lock" && seconds >= 1,
-    );
     return findings(
       "warning",
-      "A cycle of a named lock and a row lock is seen by nobody: it lasts until one of the two has waited long enough.",
-      found
-        .toSorted((a, b) => b.seconds - a.seconds)
-        .map((session) => ({
-          what: `${who(session)} waits for a named lock since ${lasted(session.seconds)}: ${short(session.query)}`,
-          fix: "holdfast locks   # who holds it",
+      "Whatever it locked stays locked while it does nothing: a forgotten COMMIT, a call over the network inside of a transaction, or a frozen process.",
+      (await idle())
+        .filter(({ transaction }) => first.some((before) => before.transaction.id === transaction.id))
+        .toSorted((a, b) => b.session.seconds - a.session.seconds)
+        .map(({ session, transaction }) => ({
+          what: `${who(session)} is idle in a transaction for ${lasted(session.seconds)}, holds ${plural(transaction.locked, "row lock")}`,
+          fix: kill(session.id),
         })),
     );
   },
 };
+
+/** Only MariaDB does not tell who has a table that is waited for. */
+const waits: MysqlCheck = waitsCheck({
+  end: sql,
+  tell: "INSTALL SONAME 'metadata_lock_info';   -- a plugin that comes with the server: then holdfast locks tells who has the table",
+  async suspects(patient, waitingMs) {
+    return (await sessions(patient))
+      .filter(({ transaction }) => {
+        // Of whole seconds.
+        const before = transaction !== undefined && transaction.seconds >= Math.floor(waitingMs / 1000);
+        return before && transaction.waiting === undefined;
+      })
+      .toSorted((a, b) => (b.transaction?.seconds ?? 0) - (a.transaction?.seconds ?? 0))
+      .map((session) => ({
+        id: session.id,
+        who: `${who(session)} (${session.idle ? "idle" : session.state}, ${lasted(session.transaction?.seconds ?? 0)} in its transaction)`,
+      }));
+  },
+});
 
 /** The server does not tell since when: one that is there twice was left. */
 const preparedTransactions: MysqlCheck = {
@@ -163,9 +130,8 @@ function xidOf(row: Row, maria: boolean): string {
 }
 
 export const activityChecks: readonly MysqlCheck[] = [
+  waits,
   idleHolders,
   longTransactions,
-  waiting,
-  namedLocks,
   preparedTransactions,
 ];

@@ -1,4 +1,5 @@
 import type { Check } from "../check.ts";
+import { deadLeases } from "../leases.ts";
 import { ownChecks } from "../own.ts";
 import { activityChecks } from "./activity.ts";
 import { connectionChecks } from "./connection.ts";
@@ -7,13 +8,14 @@ import type { MysqlPatient } from "./patient.ts";
 import { settingChecks, snapshotIsolation } from "./settings.ts";
 import { mysqlOwn, tableChecks } from "./tables.ts";
 
-const rest = [...activityChecks, ...loadChecks, ...tableChecks, ...ownChecks(mysqlOwn)];
+const leases = deadLeases<MysqlPatient>(
+  "SELECT name, holder, fence, TIMESTAMPDIFF(MICROSECOND, until, UTC_TIMESTAMP(6)) / 1000 AS ms FROM holdfast_lease WHERE waiting = 0 AND token <> '' AND until < UTC_TIMESTAMP(6) - INTERVAL 5 SECOND",
+);
 
-export const mysqlChecks: readonly Check<MysqlPatient>[] = [...connectionChecks, ...settingChecks, ...rest];
+/** What is happening now comes first: of what is equally bad, it is told first. */
+const now = [...activityChecks, leases, ...connectionChecks, ...settingChecks];
+const rest = [...loadChecks, ...tableChecks, ...ownChecks(mysqlOwn)];
 
-export const mariadbChecks: readonly Check<MysqlPatient>[] = [
-  ...connectionChecks,
-  ...settingChecks,
-  snapshotIsolation,
-  ...rest,
-];
+export const mysqlChecks: readonly Check<MysqlPatient>[] = [...now, ...rest];
+
+export const mariadbChecks: readonly Check<MysqlPatient>[] = [...now, snapshotIsolation, ...rest];

@@ -62,7 +62,7 @@ export async function mysqlPatient(server: Server): Promise<MysqlPatient> {
         /\b(?:ALL PRIVILEGES|PROCESS)\b.* ON \*\.\*/.test(String(Object.values(grant)[0])),
       );
     }),
-    hindrance: (error) => hindrance(error, `${literal(user)}@${literal(host)}`),
+    hindrance: (error) => hindrance(error, `${literal(user)}@${literal(host)}`, String(row?.["db"] ?? "")),
     async renew() {
       const old = session;
       session = await open();
@@ -86,14 +86,19 @@ export async function needsProcess(patient: MysqlPatient): Promise<void> {
     );
 }
 
-function hindrance(error: unknown, user: string): Finding | undefined {
+function hindrance(error: unknown, user: string, database: string): Finding | undefined {
   const { errno, message } = error as { errno?: unknown; message?: unknown };
   const said = String(message);
   switch (errno) {
     case 1142:
     case 1143:
     case 1044:
-      return blind(`${said}; it needs SELECT there`, `GRANT SELECT ON performance_schema.* TO ${user};`);
+      return blind(
+        `${said}; it needs SELECT there`,
+        /holdfast_/.test(said)
+          ? `GRANT SELECT ON ${name(database)}.* TO ${user};`
+          : `GRANT SELECT ON performance_schema.* TO ${user};`,
+      );
     case 1227: {
       // "Access denied; you need (at least one of) the SUPER, REPLICATION CLIENT privilege(s) for this operation"
       const [, rights = "PROCESS"] = /one of\) the (.+?) privilege/.exec(said) ?? [];

@@ -1,5 +1,4 @@
-/** Sessions of this database, their transactions, and which of them waits for which. */
-import { CouldNotLook } from "../check.ts";
+/** Sessions of this database, and their transactions. */
 import { type MysqlPatient, needsProcess } from "./patient.ts";
 
 export interface Session {
@@ -59,7 +58,8 @@ async function transactions(patient: MysqlPatient): Promise<ReadonlyMap<string, 
       .split(/^---TRANSACTION /m)
       .slice(1)
       .flatMap((text) => {
-        const [, id, seconds] = /^(\w+), ACTIVE (?:\(PREPARED\) )?(\d+) sec/.exec(text) ?? [];
+        // MariaDB gives those that have only read no number, but an address: "(0xffff7191ad00)".
+        const [, id, seconds] = /^\(?(\w+)\)?, ACTIVE (?:\(PREPARED\) )?(\d+) sec/.exec(text) ?? [];
         const session = /thread id (\d+)/.exec(text)?.[1];
         if (id === undefined || session === undefined) return [];
         const [, bytes = 0, locked = 0] = /heap size (\d+), (\d+) row lock/.exec(text) ?? [];
@@ -75,28 +75,4 @@ async function transactions(patient: MysqlPatient): Promise<ReadonlyMap<string, 
         return [[session, transaction] as const];
       }),
   );
-}
-
-const pairs = {
-  maria: `SELECT DISTINCT r.trx_mysql_thread_id AS waiter, b.trx_mysql_thread_id AS blocker FROM information_schema.innodb_lock_waits w
-JOIN information_schema.innodb_trx r ON r.trx_id = w.requesting_trx_id JOIN information_schema.innodb_trx b ON b.trx_id = w.blocking_trx_id`,
-  // A lock of a row that was written bears the thread of whoever waits for it; that of its table is the owner's.
-  mysql: `SELECT DISTINCT r.processlist_id AS waiter, b.processlist_id AS blocker FROM performance_schema.data_lock_waits w
-JOIN performance_schema.threads r ON r.thread_id = w.requesting_thread_id
-JOIN performance_schema.data_locks l ON l.engine_transaction_id = w.blocking_engine_transaction_id AND l.lock_type = 'TABLE'
-JOIN performance_schema.threads b ON b.thread_id = l.thread_id`,
-};
-
-/** Pairs of sessions, of which one waits for a row of the other's. */
-export async function waits(
-  patient: MysqlPatient,
-): Promise<readonly { readonly waiter: string; readonly blocker: string }[]> {
-  const { maria } = patient;
-  if (!maria && (await patient.settings()).get("performance_schema") !== "ON")
-    throw new CouldNotLook(
-      "who waits for whom is in performance_schema, which is OFF",
-      "performance_schema = ON   # in my.cnf, under [mysqld]; needs a restart",
-    );
-  const rows = await patient.look(maria ? pairs.maria : pairs.mysql);
-  return rows.map(({ waiter, blocker }) => ({ waiter: String(waiter), blocker: String(blocker) }));
 }

@@ -1,7 +1,7 @@
 /** Who holds, and who waits, at this moment. */
-import { plural } from "../../text.ts";
 import { age } from "../../terminal.ts";
 import { type Check, type Finding, blind, findings, short } from "../check.ts";
+import { involved, waitsCheck } from "../waits.ts";
 import { type PostgresPatient, literal, name } from "./patient.ts";
 
 type PostgresCheck = Check<PostgresPatient>;
@@ -21,14 +21,17 @@ const who = (row: Record<string, unknown>): string =>
     row["application"] ? ` (${String(row["application"])})` : "",
   ].join("");
 
-const end = (pid: unknown): string => `SELECT pg_terminate_backend(${String(pid)});`;
+const sql = (pid: unknown): string => `SELECT pg_terminate_backend(${String(pid)});`;
+
+const end = (pid: unknown): string => `holdfast kill ${String(pid)}   # in SQL: ${sql(pid)}`;
 
 const session = `a.pid, a.usename AS role, a.application_name AS application, a.query`;
 
 const longTransactions: PostgresCheck = {
   id: "long-transactions",
-  title: "a transaction has been at work for more than a minute",
+  title: "a transaction has been at work for more than a minute, in nobody's way",
   async run(patient) {
+    const told = await involved(patient);
     const rows =
       await patient.look(`SELECT ${session}, extract(epoch FROM clock_timestamp() - a.xact_start) * 1000 AS ms
 FROM pg_stat_activity a WHERE a.datname = current_database() AND a.backend_type = 'client backend' AND a.state = 'active'
@@ -37,69 +40,43 @@ FROM pg_stat_activity a WHERE a.datname = current_database() AND a.backend_type 
       ...findings(
         "warning",
         "Its locks are kept that long, and nothing that died since can be cleaned up in any table: queues and counters get slow.",
-        rows.map((row) => ({
-          what: `${who(row)}: ${age(Number(row["ms"]))}, now ${short(row["query"])}`,
-          fix: end(row["pid"]),
-        })),
+        rows
+          .filter((row) => !told.has(String(row["pid"])))
+          .map((row) => ({
+            what: `${who(row)}: ${age(Number(row["ms"]))}, now ${short(row["query"])}`,
+            fix: end(row["pid"]),
+          })),
       ),
       ...hidden(patient),
     ];
   },
 };
 
-/** One that keeps others waiting is found at once, else after ten seconds: a round trip of the application is shorter. */
+/** Those in whose way somebody is are told by `waits`. A round trip of the application is shorter than this. */
 const idleHolders: PostgresCheck = {
   id: "idle-holders",
-  title: "a session is in a transaction and does nothing",
+  title: "a session has been in a transaction for ten seconds and does nothing, in nobody's way yet",
   async run(patient) {
+    const told = await involved(patient);
     const rows =
       await patient.look(`SELECT ${session}, extract(epoch FROM clock_timestamp() - a.state_change) * 1000 AS ms,
-  (SELECT count(*) FROM pg_stat_activity w WHERE w.wait_event_type = 'Lock' AND a.pid = ANY(pg_blocking_pids(w.pid)))::int AS waiting,
   (SELECT string_agg(DISTINCT CASE WHEN l.locktype = 'advisory' THEN 'an advisory lock' ELSE l.relation::regclass::text END, ', ')
     FROM pg_locks l WHERE l.pid = a.pid AND l.granted AND (l.locktype = 'advisory' OR l.locktype = 'relation'
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND l.mode NOT IN ('AccessShareLock') AND (l.relation::regclass::text NOT LIKE 'pg_%')
       AND EXISTS (SELECT FROM pg_class c WHERE c.oid = l.relation AND c.relkind IN ('r', 'p')))) AS holds
 FROM pg_stat_activity a WHERE a.datname = current_database() AND a.state LIKE 'idle in transaction%'
-  AND a.state_change < clock_timestamp() - interval '1 second' ORDER BY a.state_change LIMIT 1000`);
-    const held = rows.filter((row) => Number(row["waiting"]) > 0 || Number(row["ms"]) >= 10_000);
-    const told = held.map((row): Finding => {
-      const waiting = Number(row["waiting"]);
-      const holds = row["holds"] ? `, holds ${short(row["holds"], 80)}` : "";
-      return {
-        severity: waiting > 0 ? "error" : "warning",
-        what: `${who(row)} is idle in a transaction for ${age(Number(row["ms"]))}${holds}${waiting > 0 ? `; ${plural(waiting, "session waits", "sessions wait")} for it` : ""}`,
-        why: "Whatever it locked stays locked while it does nothing: a forgotten COMMIT, a call over the network inside of a transaction, or a frozen process.",
-        fix: end(row["pid"]),
-      };
-    });
-    return [...told, ...hidden(patient)];
-  },
-};
-
-const waits: PostgresCheck = {
-  id: "waits",
-  title: "a session has been waiting for a lock for more than a second",
-  async run(patient) {
-    // Of pg_locks, which tells everybody; what the session does is for those who may see it.
-    const rows =
-      await patient.look(`SELECT ${session}, l.locktype AS kind, l.relation::regclass::text AS relation,
-  extract(epoch FROM clock_timestamp() - coalesce(l.waitstart, a.query_start)) * 1000 AS ms, pg_blocking_pids(a.pid) AS blockers
-FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT l.granted AND a.datname = current_database()
-  AND coalesce(l.waitstart, a.query_start) < clock_timestamp() - interval '1 second' ORDER BY ms DESC LIMIT 1000`);
+  AND a.state_change < clock_timestamp() - interval '10 seconds' ORDER BY a.state_change LIMIT 1000`);
     return [
       ...findings(
         "warning",
-        "It holds a connection, and what it locked before, for as long as it waits.",
-        rows.map((row) => {
-          const blockers = row["blockers"] as number[];
-          const on =
-            row["kind"] === "advisory" ? "an advisory lock" : (row["relation"] ?? `a ${String(row["kind"])}`);
-          return {
-            what: `${who(row)} waits for ${String(on)} since ${age(Number(row["ms"]))}, behind session ${blockers.slice(0, 5).join(", ")}: ${short(row["query"], 50)}`,
-            fix: blockers.length === 0 ? "holdfast locks" : blockers.slice(0, 5).map(end).join("\n"),
-          };
-        }),
+        "Whatever it locked stays locked while it does nothing: a forgotten COMMIT, a call over the network inside of a transaction, or a frozen process.",
+        rows
+          .filter((row) => !told.has(String(row["pid"])))
+          .map((row) => ({
+            what: `${who(row)} is idle in a transaction for ${age(Number(row["ms"]))}${row["holds"] ? `, holds ${short(row["holds"], 80)}` : ""}`,
+            fix: end(row["pid"]),
+          })),
       ),
       ...hidden(patient),
     ];
@@ -163,9 +140,9 @@ FROM pg_prepared_xacts WHERE database = current_database() AND prepared < clock_
 };
 
 export const activityChecks: readonly PostgresCheck[] = [
+  waitsCheck({ end: sql }),
   idleHolders,
   longTransactions,
-  waits,
   namedLocks,
   preparedTransactions,
 ];

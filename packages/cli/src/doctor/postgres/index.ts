@@ -1,17 +1,26 @@
 import type { Check } from "../check.ts";
+import { deadLeases } from "../leases.ts";
 import { ownChecks } from "../own.ts";
 import { activityChecks } from "./activity.ts";
 import { connectionChecks } from "./connection.ts";
 import { loadChecks } from "./load.ts";
 import { postgresOwn } from "./own.ts";
 import type { PostgresPatient } from "./patient.ts";
+import { patternChecks } from "./patterns.ts";
 import { settingChecks } from "./settings.ts";
 import { tableChecks } from "./tables.ts";
 
+const leases = deadLeases<PostgresPatient>(
+  "SELECT name, holder, fence, extract(epoch FROM clock_timestamp() - until) * 1000 AS ms FROM holdfast.lease WHERE NOT waiting AND token <> '' AND until < clock_timestamp() - interval '5 seconds'",
+);
+
+/** What is happening now comes first: of what is equally bad, it is told first. */
 export const postgresChecks: readonly Check<PostgresPatient>[] = [
+  ...activityChecks,
+  ...patternChecks,
+  leases,
   ...connectionChecks,
   ...settingChecks,
-  ...activityChecks,
   ...loadChecks,
   ...tableChecks,
   ...ownChecks(postgresOwn),

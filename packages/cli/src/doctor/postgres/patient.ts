@@ -164,14 +164,20 @@ function hindrance(error: unknown, me: Me): Finding | undefined {
   const { code, message } = error as { code?: unknown; message?: unknown };
   switch (code) {
     case "42501":
-      return blind(`${String(message)}; it needs pg_monitor`, `GRANT pg_monitor TO ${name(me.role)};`);
+      // Of tables, nothing is read here but Holdfast's own.
+      return /for (?:schema|table|view) /.test(String(message))
+        ? blind(
+            `${String(message)}; it needs SELECT in the schema holdfast`,
+            `GRANT USAGE ON SCHEMA holdfast TO ${name(me.role)};\nGRANT SELECT ON ALL TABLES IN SCHEMA holdfast TO ${name(me.role)};`,
+          )
+        : blind(`${String(message)}; it needs pg_monitor`, `GRANT pg_monitor TO ${name(me.role)};`);
     case "57014":
       return blind(
         `the server took longer than ${statementMs / 1000} s`,
         "Try again when it has less to do.",
       );
     case "55P03":
-      return blind(`somebody has locked the catalog for more than ${lockMs / 1000} s`, "Try again later.");
+      return blind(`somebody has locked what it reads for more than ${lockMs / 1000} s`, "Try again later.");
     case "25006":
       return blind("the server only reads", "Ask the primary.");
     default:

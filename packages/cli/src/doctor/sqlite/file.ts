@@ -2,6 +2,7 @@
 import { accessSync, constants, statfsSync } from "node:fs";
 import { dirname } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
+import { type FileWriter, writersOf } from "../../locks/file.ts";
 import type { Check } from "../check.ts";
 import type { SqlitePatient } from "./patient.ts";
 
@@ -141,6 +142,7 @@ const writer: SqliteCheck = {
     await using session = await patient.session();
     await session.query("PRAGMA busy_timeout = 0");
     const deadline = performance.now() + patienceMs;
+    const seen = new Map<number, FileWriter>();
     for (;;) {
       try {
         await session.query("BEGIN IMMEDIATE");
@@ -149,26 +151,34 @@ const writer: SqliteCheck = {
       } catch (error) {
         if ((error as { errcode?: unknown }).errcode !== 5) throw error;
       }
+      for (const each of writersOf(patient.file)) seen.set(each.pid, each);
       if (performance.now() > deadline) break;
       await sleep(10 + Math.random() * 20);
     }
+    // The same one all the time; of several that take turns none is to blame.
+    const [one, ...more] = seen.values();
+    const only = one && more.length === 0 ? one : undefined;
     return [
       {
-        severity: "warning",
-        what: `nobody else could become the writer for ${patienceMs / 1000} s`,
+        severity: "error",
+        what: only
+          ? `process ${only.pid} (${only.command}) is the file's writer: nobody else could become it for ${patienceMs / 1000} s`
+          : `nobody else could become the file's writer for ${patienceMs / 1000} s`,
         why: "A transaction is open and does nothing, or many writers leave no gap: everybody else waits, whatever its key is.",
-        fix: `fuser -v '${patient.file.replaceAll("'", "'\\''")}'   # which processes have it open`,
+        fix: only
+          ? `kill ${only.pid}   # its transaction is rolled back, and everybody goes on`
+          : `fuser -v '${patient.file.replaceAll("'", "'\\''")}'   # which processes have it open`,
       },
     ];
   },
 };
 
 export const fileChecks: readonly SqliteCheck[] = [
+  writer,
   version,
   journalMode,
   networkFile,
   readOnly,
-  writer,
   walSize,
   freeSpace,
 ];

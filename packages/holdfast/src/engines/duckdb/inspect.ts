@@ -44,7 +44,7 @@ export async function inspect(connection: DuckdbConnection): Promise<LockView[]>
       blockedBy: granted || !holder ? [] : [`connection ${desk.number(holder.session)}`],
     };
   };
-  const entries = await leases.list(connection, undefined);
+  const entries = await leases.list(connection, {});
   return [
     ...desk.holdings.map((holding) => view(holding, true)),
     ...[...desk.waiting].filter(({ id }) => desk.holderOf(id)).map((holding) => view(holding, false)),

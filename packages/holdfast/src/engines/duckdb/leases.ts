@@ -1,6 +1,6 @@
 import { type Entry, type View, decide } from "../../core/claims.ts";
 import { SerializationError, UnsupportedError } from "../../core/errors.ts";
-import type { Claim, ClaimResult, Grip, LeaseInfo, LeaseMode, Leases } from "../../core/leases.ts";
+import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../core/leases.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import type { DuckdbConnection } from "./dialect.ts";
 import { explaining, isConflict } from "./errors.ts";
@@ -251,22 +251,33 @@ export const leases: Leases<DuckdbConnection> = {
 
   fence: (connection, grip, joined) => explaining(fence(connection, grip, joined)),
 
-  async list(connection, resources): Promise<readonly LeaseInfo[]> {
-    const of = resources ? sql`AND resource IN (${sql.join(resources)})` : sql.raw("");
+  async list(
+    connection,
+    { resources, fence: number, name, over = false, most = 2 ** 31 },
+  ): Promise<readonly KeptLease[]> {
+    const conditions = [
+      over ? sql`(token <> '' OR until > ${clock()})` : sql`until > ${clock()}`,
+      ...(resources ? [sql`resource IN (${sql.join(resources)})`] : []),
+      ...(number === undefined ? [] : [sql`fence = ${number}`]),
+      ...(name === undefined ? [] : [sql`name = ${name}`]),
+    ];
     const { rows } = await explaining(
       connection.query(
-        sql`SELECT name, holder, fence, mode, waiting, since, until FROM holdfast_lease
-          WHERE until > ${clock()} ${of} ORDER BY resource, waiting, fence`,
+        sql`SELECT name, holder, fence, mode, waiting, since, until, until <= ${clock()} AS gone, resource, token FROM holdfast_lease
+          WHERE ${sql.join(conditions, " AND ")} ORDER BY resource, waiting, fence LIMIT ${most}`,
       ),
     );
-    return rows.map(({ name, holder, fence: number, mode, waiting, since, until }) => ({
-      name: String(name),
-      holder: String(holder),
-      fence: Number(number),
-      mode: mode as LeaseMode,
-      waiting: waiting === true,
-      since: new Date(Number(since)),
-      until: new Date(Number(until)),
+    return rows.map((row) => ({
+      name: String(row.name),
+      holder: String(row.holder),
+      fence: Number(row.fence),
+      mode: row.mode as LeaseMode,
+      waiting: row.waiting === true,
+      since: new Date(Number(row.since)),
+      until: new Date(Number(row.until)),
+      over: row.gone === true,
+      resource: String(row.resource),
+      token: String(row.token),
     }));
   },
 };

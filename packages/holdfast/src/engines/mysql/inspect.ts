@@ -4,7 +4,8 @@ import type { LockView } from "../../core/inspect.ts";
 import { sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
 import { lockName } from "./locks.ts";
-import { heldBySessions, heldByTransactions, keysOf, ofHoldfast } from "./holders.ts";
+import { heldBySessions, heldByTransactions, keysOf, ofHoldfast, orNone } from "./holders.ts";
+import { type TableLock, fromMetadataLocks, fromProcesses } from "./metadata.ts";
 import { type SessionList, type SessionRow, processes, sessionList, sessions } from "./sessions.ts";
 
 export async function inspect(connection: SqlConnection, capabilities: Capabilities): Promise<LockView[]> {
@@ -117,7 +118,12 @@ async function fromPerformanceSchema(connection: SqlConnection): Promise<Sightin
         blockedBy: list(row.blockers),
       };
     });
-  return behindSessions([...rows, ...(await byKeys(connection, named))]);
+  const tables = (await fromMetadataLocks(connection)).map(ofTable);
+  return behindSessions([...rows, ...tables, ...(await byKeys(connection, named))]);
+}
+
+function ofTable({ since, ...lock }: TableLock): Sighting {
+  return { ...lock, kind: "table", since: time(since) };
 }
 
 /** Of the two locks of a key one is shown, for whoever has both: who has only the first waits for the row, as is told there. */
@@ -187,13 +193,15 @@ async function fromInnodb(connection: SqlConnection, list: SessionList): Promise
   }
   const [{ db } = { db: "" }] = (await connection.query(sql`SELECT DATABASE() AS db`)).rows;
   const prefix = `\`${String(db)}\`.`;
-  const here = rows.filter((row) => String(row.tablename).startsWith(prefix) && seen.has(String(row.id)));
+  const waiting = rows.filter((row) => String(row.tablename).startsWith(prefix) && seen.has(String(row.id)));
   const keys = await keyNames(
     connection,
-    here.filter((row) => String(row.tablename).endsWith("`holdfast_lock`")).map(({ data }) => String(data)),
+    waiting
+      .filter((row) => String(row.tablename).endsWith("`holdfast_lock`"))
+      .map(({ data }) => String(data)),
   );
   const found: Sighting[] = [];
-  for (const [id, group] of Map.groupBy(here, (row) => String(row.id))) {
+  for (const [id, group] of Map.groupBy(waiting, (row) => String(row.id))) {
     const row = group[0] as Row;
     const what = target(row, prefix, keys);
     const blockers = [...new Set(group.map(({ blocker }) => String(blocker)))];
@@ -244,7 +252,12 @@ async function fromInnodb(connection: SqlConnection, list: SessionList): Promise
         blockedBy: [],
         key,
       });
-  return [...found, ...(await userLocks(connection, list, String(db)))];
+  const here = (await processes(connection, list)).filter((row) => row.db === db);
+  const inside = found
+    .filter(({ kind }) => kind === "row")
+    .map(({ id, name }) => ({ id, table: name.replace(/\[.*$/s, "") }));
+  const tables = (await fromProcesses(connection, here, inside)).map(ofTable);
+  return [...found, ...tables, ...(await userLocks(connection, here))];
 }
 
 function target(
@@ -266,13 +279,12 @@ async function keyNames(
   if (written.length === 0) return new Map();
   const ids = new Map(written.map((data) => [idOf(data), data]));
   await connection.query(dirty);
-  const found = await connection.query(
+  const found = await orNone(
+    connection,
     sql`SELECT id AS id, name AS name FROM holdfast_lock WHERE id IN (${sql.join([...ids.keys()])})`,
   );
   return new Map(
-    found.rows
-      .filter(({ name }) => name !== "")
-      .map(({ id, name }) => [ids.get(String(id)) ?? "", String(name)]),
+    found.filter(({ name }) => name !== "").map(({ id, name }) => [ids.get(String(id)) ?? "", String(name)]),
   );
 }
 
@@ -316,7 +328,7 @@ const written = /\bGET_LOCK\s*\(\s*'([^'\\]*)'\s*,/i;
 const ofKey = /\bGET_LOCK\s*\(.*\bSHA2\s*\(\s*CONCAT\s*\(\s*DATABASE\(\),\s*':',\s*'([^'\\]*)'/i;
 
 /** The server does not say who has a lock of GET_LOCK, nor who waits for which: of our keys, and of a name, it can be asked. */
-async function userLocks(connection: SqlConnection, list: SessionList, db: string): Promise<Sighting[]> {
+async function userLocks(connection: SqlConnection, here: readonly Row[]): Promise<Sighting[]> {
   const held = (await heldBySessions(connection)).map(({ id: key, name, holder: id }): Sighting => ({
     id,
     kind: "advisory",
@@ -328,8 +340,8 @@ async function userLocks(connection: SqlConnection, list: SessionList, db: strin
     blockedBy: [],
     key,
   }));
-  for (const row of await processes(connection, list)) {
-    if (row.state !== "User lock" || row.db !== db) continue;
+  for (const row of here) {
+    if (row.state !== "User lock") continue;
     const info = String(row.info);
     const key = ofKey.exec(info)?.[1];
     const name = written.exec(info)?.[1];
@@ -355,6 +367,6 @@ async function userLocks(connection: SqlConnection, list: SessionList, db: strin
 
 async function nameOfKey(connection: SqlConnection, id: string): Promise<string> {
   await connection.query(dirty);
-  const [row] = (await connection.query(sql`SELECT name AS name FROM holdfast_lock WHERE id = ${id}`)).rows;
+  const [row] = await orNone(connection, sql`SELECT name AS name FROM holdfast_lock WHERE id = ${id}`);
   return String(row?.name || id);
 }

@@ -1,6 +1,6 @@
 import type { Row, SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError, UnsupportedError } from "../../core/errors.ts";
-import type { Claim, ClaimResult, Grip, LeaseMode, Leases } from "../../core/leases.ts";
+import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../core/leases.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import { microseconds, milliseconds } from "./replay.ts";
 import { type Procedure, procedure } from "./routines.ts";
@@ -313,27 +313,40 @@ export const leases: Leases<SqlConnection> = {
 
   fence: (connection, grip, joined) => explained(connection, fence(connection, grip, joined)),
 
-  async list(connection, resources) {
-    const of = resources
-      ? sql`AND resource IN (${sql.join(resources.map((resource) => Buffer.from(resource)))})`
-      : sql.raw("");
+  async list(
+    connection,
+    { resources, fence: number, name, over = false, most = 2 ** 31 },
+  ): Promise<readonly KeptLease[]> {
+    const conditions = [
+      sql.raw(over ? `(token <> '' OR until > ${now})` : `until > ${now}`),
+      ...(resources
+        ? [sql`resource IN (${sql.join(resources.map((resource) => Buffer.from(resource)))})`]
+        : []),
+      ...(number === undefined ? [] : [sql`holdfast_lease.fence = ${number}`]),
+      // Of the same letters, not of those that a collation takes for the same.
+      ...(name === undefined ? [] : [sql`CAST(name AS BINARY) = ${Buffer.from(name)}`]),
+    ];
     const rows = await explained(
       connection,
       rowsOf(
         connection,
         sql`SELECT name AS name, holder AS holder, CAST(fence AS CHAR) AS fence, mode AS mode, waiting AS waiting,
-          ${milliseconds("since")} AS since, ${milliseconds("until")} AS until
-          FROM holdfast_lease WHERE until > ${sql.raw(now)} ${of} ORDER BY resource, waiting, holdfast_lease.fence`,
+          ${milliseconds("since")} AS since, ${milliseconds("until")} AS until, until <= ${sql.raw(now)} AS gone,
+          CONVERT(resource USING utf8mb4) AS resource, token AS token
+          FROM holdfast_lease WHERE ${sql.join(conditions, " AND ")} ORDER BY holdfast_lease.resource, waiting, holdfast_lease.fence LIMIT ${sql.raw(String(Math.trunc(most)))}`,
       ),
     );
-    return rows.map(({ name, holder, fence: number, mode, waiting, since, until }) => ({
-      name: String(name),
-      holder: String(holder),
-      fence: Number(number),
-      mode: mode as LeaseMode,
-      waiting: Number(waiting) === 1,
-      since: date(since),
-      until: date(until),
+    return rows.map((row) => ({
+      name: String(row.name),
+      holder: String(row.holder),
+      fence: Number(row.fence),
+      mode: row.mode as LeaseMode,
+      waiting: Number(row.waiting) === 1,
+      since: date(row.since),
+      until: date(row.until),
+      over: Number(row.gone) === 1,
+      resource: String(row.resource),
+      token: String(row.token),
     }));
   },
 };

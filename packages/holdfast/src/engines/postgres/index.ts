@@ -8,6 +8,7 @@ import { holders, lock } from "./locks.ts";
 import { leases } from "./leases.ts";
 import { outcome } from "./outcome.ts";
 import { probe } from "./probe.ts";
+import { queueJobs } from "./queue-jobs.ts";
 import { queues } from "./queue.ts";
 import { quotas } from "./quota.ts";
 import { replay } from "./replay.ts";
@@ -42,6 +43,7 @@ export const postgres: Engine<SqlConnection> = {
   replay,
   quotas,
   queues,
+  queueJobs,
   stocks,
   schedules,
   audits,

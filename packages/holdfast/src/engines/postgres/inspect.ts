@@ -7,20 +7,26 @@ import { isTrue } from "./probe.ts";
 
 /**
  * One look at pg_locks: every advisory lock of this database, and whatever is waited for. pg_blocking_pids is asked
- * for waiters only, as it takes the lock manager's locks for each; their queue counts too, not only the holders.
+ * for waiters only, as it takes the lock manager's locks for each; their queue counts too, not only the holders. Who is
+ * the first to wait for a row has a lock of its own that says which.
  */
-const question = sql.raw(`SELECT l.locktype AS kind, l.mode AS mode, l.granted AS granted, l.pid::text AS pid,
+const question =
+  sql.raw(`WITH seen AS MATERIALIZED (SELECT * FROM pg_locks) SELECT l.locktype AS kind, l.mode AS mode, l.granted AS granted, l.pid::text AS pid,
   coalesce(a.application_name, '') AS application, coalesce(a.state, 'unknown') AS state,
   (extract(epoch FROM a.xact_start) * 1000)::float8 AS since,
   CASE WHEN NOT l.granted THEN (extract(epoch FROM clock_timestamp() - l.waitstart) * 1000)::float8 END AS waiting,
   CASE WHEN NOT l.granted THEN array_to_string(pg_blocking_pids(l.pid), ',') END AS blockers,
+  CASE WHEN NOT l.granted AND l.transactionid IS NOT NULL THEN
+    (SELECT p.gid FROM pg_prepared_xacts p WHERE p.transaction = l.transactionid) END AS prepared,
   CASE l.locktype WHEN 'advisory' THEN CASE l.objsubid WHEN 1
       THEN 'bigint ' || ((l.classid::bigint << 32) | l.objid::bigint)::text
       ELSE 'int ' || l.classid::int4::text || ',' || l.objid::int4::text END
     WHEN 'relation' THEN l.relation::regclass::text
     WHEN 'tuple' THEN l.relation::regclass::text || ' ' || format('(%s,%s)', l.page, l.tuple)
-    WHEN 'transactionid' THEN 'a row of transaction ' || l.transactionid::text ELSE l.locktype END AS name
-  FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+    WHEN 'transactionid' THEN coalesce((SELECT t.relation::regclass::text || ' ' || format('(%s,%s)', t.page, t.tuple) FROM seen t
+      WHERE t.pid = l.pid AND t.locktype = 'tuple' AND t.granted LIMIT 1), 'a row of transaction ' || l.transactionid::text)
+    ELSE l.locktype END AS name
+  FROM seen l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
   WHERE l.pid <> pg_backend_pid() AND a.datname = current_database()
     AND (l.locktype = 'advisory' OR NOT l.granted)`);
 
@@ -98,10 +104,13 @@ function isOf(text: string, name: string): boolean {
   return false;
 }
 
+/** Not while somebody has them for itself, or wants to: who looks at locks must not wait for one. */
 const queuesThere = sql.raw(`SELECT CASE WHEN has_schema_privilege(oid, 'USAGE') THEN
       coalesce(has_table_privilege(to_regclass('holdfast.queue'), 'SELECT')
-        AND has_table_privilege(to_regclass('holdfast.queue_worker'), 'SELECT'), false) END AS there
-  FROM pg_namespace WHERE nspname = 'holdfast'`);
+        AND has_table_privilege(to_regclass('holdfast.queue_worker'), 'SELECT')
+        AND NOT EXISTS (SELECT FROM pg_locks l JOIN pg_class c ON c.oid = l.relation WHERE l.mode = 'AccessExclusiveLock'
+          AND c.relnamespace = n.oid AND c.relname IN ('queue', 'queue_worker')), false) END AS there
+  FROM pg_namespace n WHERE nspname = 'holdfast'`);
 
 /** A worker's session says that it lives; a queue with a limit counts its jobs under a lock. */
 const queueLocks =
@@ -126,6 +135,8 @@ function view(row: Row, { own, all }: Names, ofHoldfast: ReadonlyMap<string, str
     kind === "advisory"
       ? (ofHoldfast.get(name) ?? (mine?.lock === name ? mine.text : all.get(name)))
       : undefined;
+  // A transaction that was prepared (two-phase commit) has no session any more.
+  const blocker = (pid: string) => (pid === "0" ? `prepared ${String(row.prepared ?? "transaction")}` : pid);
   return {
     kind,
     name: named === undefined || named === name ? name : `${named} (${name})`,
@@ -139,6 +150,6 @@ function view(row: Row, { own, all }: Names, ofHoldfast: ReadonlyMap<string, str
       since: row.since === null ? undefined : new Date(Number(row.since)),
     },
     waitingMs: row.waiting === null ? undefined : Number(row.waiting),
-    blockedBy: row.blockers ? String(row.blockers).split(",") : [],
+    blockedBy: row.blockers ? String(row.blockers).split(",").map(blocker) : [],
   };
 }

@@ -1,6 +1,6 @@
 import type { SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError, UnsupportedError } from "../../core/errors.ts";
-import type { Claim, ClaimResult, Grip, LeaseInfo, LeaseMode, Leases } from "../../core/leases.ts";
+import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../core/leases.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import { failureOf } from "./locks.ts";
 import { isTrue } from "./probe.ts";
@@ -310,24 +310,32 @@ export const leases: Leases<SqlConnection> = {
     return row?.newest === null || row?.newest === undefined ? undefined : Number(row.newest);
   },
 
-  async list(connection, resources): Promise<readonly LeaseInfo[]> {
-    const of = resources
-      ? sql`AND l.resource IN (${sql.join(resources.map((resource) => arg(resource, "text")))})`
-      : sql.raw("");
+  async list(connection, { resources, fence, name, over = false, most }): Promise<readonly KeptLease[]> {
+    const conditions = [
+      sql.raw(over ? "(l.token <> '' OR l.until > clock_timestamp())" : "l.until > clock_timestamp()"),
+      ...(resources
+        ? [sql`l.resource IN (${sql.join(resources.map((resource) => arg(resource, "text")))})`]
+        : []),
+      ...(fence === undefined ? [] : [sql`l.fence = ${arg(fence, "bigint")}`]),
+      ...(name === undefined ? [] : [sql`l.name = ${arg(name, "text")}`]),
+    ];
     const rows = await ask(
       connection,
       sql`SELECT l.name AS name, l.holder AS holder, l.fence AS fence, l.mode AS mode, l.waiting AS waiting,
-        ${ms("l.since")} AS since, ${ms("l.until")} AS until
-        FROM holdfast.lease l WHERE l.until > clock_timestamp() ${of} ORDER BY l.resource, l.waiting, l.fence`,
+        ${ms("l.since")} AS since, ${ms("l.until")} AS until, l.until <= clock_timestamp() AS gone, l.resource AS resource, l.token AS token
+        FROM holdfast.lease l WHERE ${sql.join(conditions, " AND ")} ORDER BY l.resource, l.waiting, l.fence LIMIT ${most === undefined ? sql.raw("ALL") : arg(most, "int")}`,
     );
-    return rows.map(({ name, holder, fence, mode, waiting, since, until }) => ({
-      name: String(name),
-      holder: String(holder),
-      fence: Number(fence),
-      mode: mode as LeaseMode,
-      waiting: isTrue(waiting),
-      since: date(since),
-      until: date(until),
+    return rows.map((row) => ({
+      name: String(row.name),
+      holder: String(row.holder),
+      fence: Number(row.fence),
+      mode: row.mode as LeaseMode,
+      waiting: isTrue(row.waiting),
+      since: date(row.since),
+      until: date(row.until),
+      over: isTrue(row.gone),
+      resource: String(row.resource),
+      token: String(row.token),
     }));
   },
 

@@ -3,8 +3,8 @@ import { type Statement, sql } from "../../core/sql.ts";
 import { limitOf, mostUsed } from "./quota-limits.ts";
 
 /**
- * One change of one bucket: 'refund' (of an entry), 'settle' and 'release' (of a hold), 'grant', 'limit', 'plan',
- * 'reset'. Verdicts as above, and 4: there is no such entry or hold, 5: more than there is.
+ * One change of one bucket: 'refund' (of an entry), 'settle' and 'release' (of a hold), 'grant', 'revoke' (of a grant),
+ * 'limit', 'plan', 'reset'. Verdicts as above, and 4: there is no such entry or hold, 5: more than there is.
  */
 const amend = sql`CREATE OR REPLACE FUNCTION holdfast.quota_amend(
   rule jsonb, what text, q text, s text, code_max bigint, op text, of_entry text, n bigint, more jsonb, note text,
@@ -154,10 +154,25 @@ BEGIN
       END IF;
     END IF;
   WHEN 'grant' THEN
-    INSERT INTO holdfast.quota_grant (quota, subject, id, amount, priority, until)
-      VALUES (q, s, op, n, (more->>'priority')::int,
-        coalesce(to_timestamp((more->>'until')::float8 / 1000), 'infinity'));
-    b.credit := b.credit + n;
+    -- Their sum has to be exact too.
+    IF b.credit + n > ${mostUsed} THEN
+      verdict := 5;
+      amount := ${mostUsed} - b.credit;
+    ELSE
+      INSERT INTO holdfast.quota_grant (quota, subject, id, amount, priority, until)
+        VALUES (q, s, op, n, (more->>'priority')::int,
+          coalesce(to_timestamp((more->>'until')::float8 / 1000), 'infinity'));
+      b.credit := b.credit + n;
+    END IF;
+  WHEN 'revoke' THEN
+    -- What was used of it stays used.
+    DELETE FROM holdfast.quota_grant t WHERE t.quota = q AND t.subject = s AND t.id = of_entry
+      RETURNING t.amount - t.spent INTO amount;
+    IF FOUND THEN
+      b.credit := b.credit - amount;
+    ELSE
+      verdict := 4;
+    END IF;
   WHEN 'limit' THEN
     b.own_limit := n;
     amount := coalesce(n, 0);

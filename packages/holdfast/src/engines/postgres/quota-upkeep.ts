@@ -52,7 +52,7 @@ BEGIN
       -- NULL: the line alone does not tell.
       CASE WHEN l.kind = 'hold' THEN l.amount WHEN l.kind IN ('release', 'expire') THEN -l.amount
         WHEN l.kind NOT IN ('settle', 'rollup', 'repair') THEN 0 END AS holds,
-      CASE WHEN l.kind = 'grant' THEN l.amount WHEN l.kind = 'lapse' THEN -l.amount
+      CASE WHEN l.kind = 'grant' THEN l.amount WHEN l.kind IN ('lapse', 'revoke') THEN -l.amount
         WHEN l.kind IN ('consume', 'settle') THEN ${delta} - l.amount
         WHEN l.kind NOT IN ('refund', 'rollup', 'repair') THEN 0 END AS grants
     FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.version >= coalesce(mended, 0) ORDER BY l.version LOOP
@@ -144,9 +144,10 @@ $function$`;
 
 /**
  * What does not add up. With an id for it (op), what is found is mended at once, while the bucket is locked: nobody can
- * have used anything in between. The same id again has the same answer. late: as of other calls.
+ * have used anything in between. The same id again has the same answer. late: as of other calls. trust: 'ledger', or
+ * 'levels': what the bucket counts as used stays, and the ledger says so. Holds and grants count either way.
  */
-const reconcile = sql`CREATE OR REPLACE FUNCTION holdfast.quota_reconcile(rule jsonb, q text, s text, code_max bigint, op text,
+const mend = sql`CREATE OR REPLACE FUNCTION holdfast.quota_mend(rule jsonb, q text, s text, code_max bigint, op text, trust text,
   OUT at float8, OUT late boolean, OUT findings text[], OUT entries bigint, OUT repaired boolean)
 LANGUAGE plpgsql AS $function$
 #variable_conflict use_variable
@@ -184,11 +185,19 @@ BEGIN
   IF op IS NULL OR cardinality(findings) = 0 THEN
     RETURN;
   END IF;
-  b.used := greatest(0, c.used);
+  IF trust = 'levels' THEN
+    -- Whoever does not know the window asks for it too.
+    IF b.parts IS NOT NULL THEN
+      RAISE EXCEPTION 'quota % of % has a window that slides, which is what its entries say: trust the ledger', q, s
+        USING ERRCODE = 'feature_not_supported';
+    END IF;
+  ELSE
+    b.used := greatest(0, c.used);
+    b.since := c.since;
+    b.parts := c.parts;
+  END IF;
   b.held := c.held;
   b.credit := c.credit;
-  b.since := c.since;
-  b.parts := c.parts;
   -- Of its window: what was used in one that is over is not charged to this one.
   b := holdfast.quota_roll(b, rule, ${limitOf("b", "rule", "code_max")}, moment);
   b.version := greatest(b.version, c.version) + 1;
@@ -199,6 +208,13 @@ BEGIN
     parts = b.parts WHERE t.quota = q AND t.subject = s;
   repaired := true;
 END
+$function$`;
+
+/** As releases before quota_mend call it. */
+const reconcile = sql`CREATE OR REPLACE FUNCTION holdfast.quota_reconcile(rule jsonb, q text, s text, code_max bigint, op text,
+  OUT at float8, OUT late boolean, OUT findings text[], OUT entries bigint, OUT repaired boolean)
+LANGUAGE sql AS $function$
+  SELECT * FROM holdfast.quota_mend(rule, q, s, code_max, op, 'ledger')
 $function$`;
 
 /**
@@ -285,4 +301,4 @@ BEGIN
 END
 $function$`;
 
-export const upkeep: readonly Statement[] = [check, reconcile, rollUp];
+export const upkeep: readonly Statement[] = [check, mend, reconcile, rollUp];

@@ -139,6 +139,25 @@ export const quotas: Quotas<SqlConnection> = {
     });
   },
 
+  async grants(connection, { quota, subject }) {
+    const rows = await ask(
+      connection,
+      sql`SELECT g.id, g.amount, g.spent, g.priority, CASE WHEN g.until < 'infinity' THEN (extract(epoch FROM g.until) * 1000)::float8 END AS until,
+  g.until <= clock_timestamp() AS gone, (extract(epoch FROM l.at) * 1000)::float8 AS at FROM holdfast.quota_grant g
+  LEFT JOIN holdfast.quota_line l ON l.bucket = ${numberOf({ quota, subject })} AND l.id = g.id
+  WHERE g.quota = ${quota}::text AND g.subject = ${subject}::text ORDER BY g.priority, g.until, g.id`,
+    );
+    return rows.map((row) => ({
+      id: String(row["id"]),
+      amount: Number(row["amount"]),
+      spent: Number(row["spent"]),
+      priority: Number(row["priority"]),
+      until: row["until"] === null ? undefined : Number(row["until"]),
+      over: isTrue(row["gone"]),
+      at: row["at"] === null ? undefined : Number(row["at"]),
+    }));
+  },
+
   async entries(connection, { quota, subject }, below, most) {
     const rows = await ask(
       connection,
@@ -170,8 +189,8 @@ export const quotas: Quotas<SqlConnection> = {
     const [row] = await ask(
       connection,
       sql`SELECT at, late, to_json(findings)::text AS findings, entries, repaired
-  FROM holdfast.quota_reconcile(${definitionJson(definition)}::text::jsonb, ${bucket.quota}::text, ${bucket.subject}::text,
-  ${finite(bucket.limit)}::text::bigint, ${repair ?? null}::text)`,
+  FROM holdfast.quota_mend(${definitionJson(definition)}::text::jsonb, ${bucket.quota}::text, ${bucket.subject}::text,
+  ${finite(bucket.limit)}::text::bigint, ${repair?.id ?? null}::text, ${repair?.trust ?? "ledger"}::text)`,
     );
     if (isTrue(row?.["late"])) return { late: Number(row?.["at"]) };
     return {

@@ -332,11 +332,11 @@ export const stocks: Stocks<SqlConnection> = {
     });
   },
 
-  async repair(connection, book, { sku, location }, id, { source, by, note }) {
+  async repair(connection, book, { sku, location }, { id, trust, about: { source, by, note } }) {
     await ask(
       connection,
-      sql`SELECT holdfast.stock_repair(${book.name}::text, ${place(book)}, ${sku}::text, ${location}::text, ${id}::text,
-  ${source}::text, ${by ?? null}::text, ${note ?? null}::text)`,
+      sql`SELECT holdfast.stock_mend(${book.name}::text, ${place(book)}, ${sku}::text, ${location}::text, ${id}::text,
+  ${source}::text, ${by ?? null}::text, ${note ?? null}::text, ${trust}::text)`,
     );
   },
 

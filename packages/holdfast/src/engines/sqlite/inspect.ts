@@ -1,3 +1,4 @@
+import { SchemaMissingError } from "../../core/errors.ts";
 import type { LockView } from "../../core/inspect.ts";
 import { asWriter } from "./begin.ts";
 import type { SqliteConnection } from "./dialect.ts";
@@ -9,7 +10,11 @@ import { leases } from "./leases.ts";
  * instant: the file keeps no name of it, and none of those who wait.
  */
 export async function inspect(connection: SqliteConnection): Promise<LockView[]> {
-  const entries = await leases.list(connection, undefined);
+  // A file that was never migrated has none, and may be written to all the same.
+  const entries = await leases.list(connection, {}).catch((error: unknown) => {
+    if (error instanceof SchemaMissingError) return [];
+    throw error;
+  });
   const views = entries.map((entry): LockView => {
     const { name, holder, fence, mode, waiting, since } = entry;
     const inTheWay = entries.filter((other) => !other.waiting && other.name === name && other !== entry);

@@ -1,6 +1,6 @@
 import { type View, decide } from "../../core/claims.ts";
 import { FileBusyError, UnsupportedError, UsageError } from "../../core/errors.ts";
-import type { Claim, ClaimResult, Grip, LeaseInfo, LeaseMode, Leases } from "../../core/leases.ts";
+import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../core/leases.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import { ask, asWriter, fileMs, flushed, insist, tell, write } from "./begin.ts";
 import { clock, date } from "./clock.ts";
@@ -203,23 +203,34 @@ export const leases: Leases<SqliteConnection> = {
 
   fence: (connection, grip, joined) => explaining(fence(connection, grip, joined)),
 
-  async list(connection, resources): Promise<readonly LeaseInfo[]> {
-    const of = resources ? sql`AND resource IN (${sql.join(resources)})` : sql.raw("");
+  async list(
+    connection,
+    { resources, fence: number, name, over = false, most = 2 ** 31 },
+  ): Promise<readonly KeptLease[]> {
+    const conditions = [
+      over ? sql`(token <> '' OR until > ${clock})` : sql`until > ${clock}`,
+      ...(resources ? [sql`resource IN (${sql.join(resources)})`] : []),
+      ...(number === undefined ? [] : [sql`fence = ${number}`]),
+      ...(name === undefined ? [] : [sql`name = ${name}`]),
+    ];
     const { rows } = await explaining(
       ask(
         connection,
-        sql`SELECT name, holder, fence, mode, waiting, since, until FROM holdfast_lease
-          WHERE until > ${clock} ${of} ORDER BY resource, waiting, fence`,
+        sql`SELECT name, holder, fence, mode, waiting, since, until, until <= ${clock} AS gone, resource, token FROM holdfast_lease
+          WHERE ${sql.join(conditions, " AND ")} ORDER BY resource, waiting, fence LIMIT ${most}`,
       ),
     );
-    return rows.map(({ name, holder, fence: number, mode, waiting, since, until }) => ({
-      name: String(name),
-      holder: String(holder),
-      fence: Number(number),
-      mode: mode as LeaseMode,
-      waiting: Number(waiting) === 1,
-      since: date(since),
-      until: date(until),
+    return rows.map((row) => ({
+      name: String(row.name),
+      holder: String(row.holder),
+      fence: Number(row.fence),
+      mode: row.mode as LeaseMode,
+      waiting: Number(row.waiting) === 1,
+      since: date(row.since),
+      until: date(row.until),
+      over: Number(row.gone) === 1,
+      resource: String(row.resource),
+      token: String(row.token),
     }));
   },
 };

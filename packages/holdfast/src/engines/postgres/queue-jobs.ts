@@ -1,0 +1,168 @@
+import type { SqlConnection } from "../../core/database.ts";
+import { SchemaMissingError, UsageError } from "../../core/errors.ts";
+import type { JobInfo, JobPage, JobState, QueueJobs } from "../../core/queue-jobs.ts";
+import { type Statement, sql } from "../../core/sql.ts";
+import { failureOf } from "./locks.ts";
+import { isTrue } from "./probe.ts";
+
+/** Where a page ends, in the columns of the index that it was read by; of jobs that wait, whether these were grouped. */
+type Place = readonly (string | number)[];
+
+const ms = (expression: string) => sql.raw(`(extract(epoch FROM ${expression}) * 1000)::float8`);
+const arg = (value: string | number, type: string) => sql`${String(value)}::text::${sql.raw(type)}`;
+const most = (n: number) => sql`LIMIT ${arg(n, "int")}`;
+const common = sql`t.id, t.attempt, t.priority, t.key, ${ms("t.at")} AS at, ${ms("clock_timestamp() - t.at")} AS age`;
+const none = sql.raw("NULL::float8 AS run_at, NULL AS worker, NULL AS alive, NULL AS error");
+
+/** As a sweeper judges it. */
+const alive = sql.raw(`w.id IS NOT NULL AND w.beat > clock_timestamp() - w.ttl * interval '1 millisecond'
+    AND (w.lock IS NULL OR EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+      AND ((l.classid::bigint << 32) | l.objid::bigint) = w.lock))`);
+
+async function ask(connection: SqlConnection, statement: Statement): Promise<Record<string, unknown>[]> {
+  try {
+    return (await connection.query(statement)).rows as Record<string, unknown>[];
+  } catch (error) {
+    throw failureOf(connection, error) === "schema-missing"
+      ? new SchemaMissingError("A table of queues", error)
+      : error;
+  }
+}
+
+interface Read {
+  readonly rows: readonly Record<string, unknown>[];
+  /** Of a row, where the page after it begins. */
+  place(row: Record<string, unknown>): Place;
+}
+
+/** Those without a group, by priority; then groups by name. */
+async function waiting(connection: SqlConnection, q: number, after: Place, n: number): Promise<Read> {
+  const place = (row: Record<string, unknown>): Place =>
+    row["grp"] === null
+      ? ["", Number(row["priority"]), Number(row["id"])]
+      : [String(row["grp"]), Number(row["priority"]), Number(row["id"])];
+  const [group = "", priority = -32768, id = 0] = after;
+  const alone =
+    group === ""
+      ? await ask(
+          connection,
+          sql`SELECT ${common}, NULL AS grp, ${none} FROM holdfast.queue_ready t WHERE t.queue = ${arg(q, "int")}
+  AND (t.priority, t.id) > (${arg(priority, "smallint")}, ${arg(id, "bigint")}) ORDER BY t.priority, t.id ${most(n)}`,
+        )
+      : [];
+  if (alone.length === n) return { rows: alone, place };
+  const from =
+    group === ""
+      ? sql.raw("true")
+      : sql`(t.grp, t.priority, t.id) > (${arg(group, "text")}, ${arg(priority, "smallint")}, ${arg(id, "bigint")})`;
+  const grouped = await ask(
+    connection,
+    sql`SELECT ${common}, t.grp, ${none} FROM holdfast.queue_grouped t WHERE t.queue = ${arg(q, "int")} AND ${from}
+  ORDER BY t.grp, t.priority, t.id ${most(n - alone.length)}`,
+  );
+  return { rows: [...alone, ...grouped], place };
+}
+
+async function delayed(connection: SqlConnection, q: number, after: Place, n: number): Promise<Read> {
+  const [due = "-infinity", id = 0] = after;
+  const rows = await ask(
+    connection,
+    sql`SELECT ${common}, t.grp, ${ms("t.run_at")} AS run_at, t.run_at::text AS due, NULL AS worker, NULL AS alive, NULL AS error
+  FROM holdfast.queue_delayed t WHERE t.queue = ${arg(q, "int")} AND (t.run_at, t.id) > (${arg(due, "timestamptz")}, ${arg(id, "bigint")})
+  ORDER BY t.run_at, t.id ${most(n)}`,
+  );
+  return { rows, place: (row) => [String(row["due"]), Number(row["id"])] };
+}
+
+/** A lease has its jobs in it, as [id, attempt, priority, at, key, group, payload]. */
+async function running(connection: SqlConnection, q: number, after: Place, n: number): Promise<Read> {
+  const [lease = 0, place = 0] = after;
+  const rows = await ask(
+    connection,
+    sql`SELECT (j->>0)::bigint AS id, (j->>1)::smallint AS attempt, (j->>2)::smallint AS priority, j->>4 AS key, j->>5 AS grp,
+    (j->>3)::float8 AS at, ${ms("clock_timestamp()")} - (j->>3)::float8 AS age, NULL::float8 AS run_at,
+    coalesce(w.name, 'a worker that is gone') AS worker, ${alive} AS alive, NULL AS error, l.id AS lease, o AS place
+  FROM holdfast.queue_lease l LEFT JOIN holdfast.queue_worker w ON w.id = l.worker,
+    json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o)
+  WHERE l.queue = ${arg(q, "int")} AND l.id >= ${arg(lease, "bigint")} AND (l.id, o) > (${arg(lease, "bigint")}, ${arg(place, "bigint")})
+    AND NOT coalesce((o - 1)::int = ANY(l.done), false) ORDER BY l.id, o ${most(n)}`,
+  );
+  return { rows, place: (row) => [Number(row["lease"]), Number(row["place"])] };
+}
+
+async function failed(connection: SqlConnection, q: number, after: Place, n: number): Promise<Read> {
+  const [id = 0] = after;
+  const rows = await ask(
+    connection,
+    sql`SELECT ${common}, t.grp, NULL::float8 AS run_at, NULL AS worker, NULL AS alive, split_part(t.error, chr(10), 1) AS error
+  FROM holdfast.queue_failed t WHERE t.queue = ${arg(q, "int")} AND t.id > ${arg(id, "bigint")} ORDER BY t.id ${most(n)}`,
+  );
+  return { rows, place: (row) => [Number(row["id"])] };
+}
+
+const readers = { waiting, delayed, running, failed };
+
+/** It came from a page before, and may have been typed. */
+function placeOf(after: string | undefined): Place {
+  if (after === undefined) return [];
+  try {
+    const place: unknown = JSON.parse(Buffer.from(after, "base64url").toString());
+    if (Array.isArray(place)) return place as Place;
+  } catch {
+    // None of ours.
+  }
+  throw new UsageError(`jobs: after must be the \`next\` of a page before, not ${JSON.stringify(after)}`);
+}
+
+function infoOf(row: Record<string, unknown>, state: JobState): JobInfo {
+  const text = (name: string) => (typeof row[name] === "string" ? row[name] : undefined);
+  const worker = text("worker");
+  return {
+    id: Number(row["id"]),
+    state,
+    failures: Number(row["attempt"]),
+    priority: Number(row["priority"]),
+    key: text("key"),
+    group: text("grp"),
+    at: Number(row["at"]),
+    ageMs: Math.max(0, Number(row["age"])),
+    runAt: row["run_at"] === null ? undefined : Number(row["run_at"]),
+    worker: worker === undefined ? undefined : { name: worker, alive: isTrue(row["alive"]) },
+    error: text("error"),
+  };
+}
+
+export const queueJobs: QueueJobs<SqlConnection> = {
+  async list(connection, queue, { state, after, most: n }): Promise<JobPage | undefined> {
+    const [found] = await ask(
+      connection,
+      sql`SELECT q.id FROM holdfast.queue q WHERE q.name = ${queue}::text`,
+    );
+    if (!found) return undefined;
+    const { rows, place } = await readers[state](connection, Number(found["id"]), placeOf(after), n);
+    const last = rows.at(-1);
+    return {
+      jobs: rows.map((row) => infoOf(row, state)),
+      next:
+        last && rows.length === n
+          ? Buffer.from(JSON.stringify(place(last))).toString("base64url")
+          : undefined,
+    };
+  },
+
+  async workers(connection) {
+    const rows = await ask(
+      connection,
+      sql`SELECT q.name AS queue, coalesce(w.name, '') AS name, ${ms("w.since")} AS since, ${alive} AS alive,
+    (SELECT coalesce(sum(l.size - coalesce(cardinality(l.done), 0)), 0) FROM holdfast.queue_lease l WHERE l.worker = w.id) AS jobs
+  FROM holdfast.queue_worker w JOIN holdfast.queue q ON q.id = w.queue ORDER BY q.name, w.id`,
+    );
+    return rows.map((row) => ({
+      queue: String(row["queue"]),
+      name: String(row["name"]),
+      since: Number(row["since"]),
+      alive: isTrue(row["alive"]),
+      jobs: Number(row["jobs"]),
+    }));
+  },
+};
