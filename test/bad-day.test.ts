@@ -182,6 +182,11 @@ test("PostgreSQL behind PgBouncer", async ({ skip }) => {
     slow: true,
   } satisfies QueueArg);
   await doomed.message("begun");
+  // Its lock is taken in the background: without one its death would be known by its time alone.
+  await eventually(async () => {
+    const { rows } = await pool.query("SELECT FROM holdfast.queue_worker WHERE lock IS NOT NULL");
+    return rows.length > 0;
+  });
   doomed.sigkill();
   await doomed.exited;
   // A quota that is used up is no fault; one that was edited is, and so is stock.

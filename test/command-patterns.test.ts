@@ -352,10 +352,7 @@ describe("queue", () => {
 
   test("lists jobs of each state, page by page", async () => {
     const busy = queue<{ n: number }>(hf, "busy", { groups: { concurrency: 1 } });
-    await busy.enqueueMany([
-      ...[1, 2, 3].map((n) => ({ payload: { n }, key: `k${n}`, priority: n })),
-      ...["b", "a"].map((group) => ({ payload: { n: 9 }, group })),
-    ]);
+    await busy.enqueueMany([1, 2, 3].map((n) => ({ payload: { n }, key: `k${n}`, priority: n })));
     const later = await busy.enqueue({ n: 7 }, { delayMs: 3_600_000, key: "later" });
     const begun = Promise.withResolvers<number>();
     const go = Promise.withResolvers<void>();
@@ -368,6 +365,7 @@ describe("queue", () => {
     );
     try {
       const running = await begun.promise;
+      await busy.enqueueMany(["b", "a"].map((group) => ({ payload: { n: 9 }, group })));
       interface Page {
         readonly jobs: {
           id: number;
@@ -380,7 +378,9 @@ describe("queue", () => {
       }
       const all = json<Page>(await run("queue", "jobs", "busy", "--json"));
       const of = (state: string) => all.jobs.filter((each) => each.state === state);
-      expect(of("running")).toMatchObject([{ id: running, key: "k1", worker: { alive: true } }]);
+      expect(of("running")).toMatchObject([
+        { id: running, key: "k1", startedAt: expect.stringMatching(/T/), worker: { alive: true } },
+      ]);
       expect(of("waiting").map(({ key, group }) => key ?? group)).toEqual(["k2", "k3", "a", "b"]);
       expect(of("delayed")).toMatchObject([
         { id: later.id, key: "later", runAt: expect.stringMatching(/T/) },

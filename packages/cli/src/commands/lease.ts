@@ -35,7 +35,7 @@ Examples:
   holdfast lease show export:42
   holdfast lease show --fence 31 --json
 
-The exit code is 1 if nobody has it.`,
+The exit code is 2 if nobody has it.`,
       }),
     ),
     async ([name], options) => (await load()).show(name as string | undefined, options),
@@ -52,7 +52,8 @@ Examples:
   holdfast lease end --fence 31 --yes --note "its process hangs"
 
 Its holder learns of it with its next renewal. Until then it may go on with what it does: fenced(tx, lease) refuses what
-it writes to this database, other systems know nothing of it. The exit code is 1 if nobody had it.`,
+it writes to this database, other systems know nothing of it. The exit code is 2 if
+nobody has it, and 1 if it was given back meanwhile.`,
       }),
     ),
     async ([name], options) => (await load()).end(name as string | undefined, options),

@@ -60,17 +60,14 @@ const asked = (name: string | undefined, { fence }: Which): string =>
     .filter((part) => part !== "")
     .join(" ");
 
-function nobody(name: string | undefined, which: Which, options: PlaceOptions): void {
-  process.exitCode = exitCodes.no;
-  if (options.json) printJson({ leases: [] });
-  else print(`Nobody has a lease ${asked(name, which)}.`);
-}
+const nobody = (name: string | undefined, which: Which): Failure =>
+  new Failure(`Nobody has a lease ${asked(name, which)}. \`holdfast lease\` lists them.`);
 
 export async function show(name: string | undefined, options: PlaceOptions & Which): Promise<void> {
   await onServer("lease", options, async (server) => {
     const leases = await chosen(server, name, options);
     const [only, ...more] = leases;
-    if (!only) return nobody(name, options, options);
+    if (!only) throw nobody(name, options);
     if (options.json) return printJson({ leases });
     if (more.length > 0) return printLeases(leases);
     printFacts({
@@ -91,7 +88,7 @@ export async function end(name: string | undefined, options: ChangeOptions & Whi
     const held = leases.filter(({ waiting }) => !waiting);
     // Whoever stands in line is meant by its number only.
     const [only, ...more] = held.length > 0 || options.fence === undefined ? held : leases;
-    if (!only) return nobody(name, options, options);
+    if (!only) throw nobody(name, options);
     if (more.length > 0)
       throw new Failure(
         `${held.length} have ${quoted(only.name)}. Which one? ${held.map(({ fence, holder }) => `--fence ${fence} (${cell(holder)})`).join(", ")}.`,

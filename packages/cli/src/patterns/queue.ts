@@ -140,7 +140,12 @@ export async function showJobs(
     const all = pages.flatMap((page) => page.jobs);
     const next = pages.filter((page) => page.next !== undefined);
     if (options.json) {
-      const dates = ({ at, runAt, ...each }: JobInfo) => ({ ...each, at: iso(at), runAt: iso(runAt) });
+      const dates = ({ at, runAt, startedAt, ...each }: JobInfo) => ({
+        ...each,
+        at: iso(at),
+        runAt: iso(runAt),
+        startedAt: iso(startedAt),
+      });
       printJson({
         queue: name,
         jobs: all.map(dates),
@@ -153,19 +158,19 @@ export async function showJobs(
       return;
     }
     printTable(
-      ["job", "state", "age", "starts (UTC)", "failures", "priority", "key", "group", "worker or error"],
+      ["job", "state", "age", "start (UTC)", "failures", "priority", "key", "group", "worker or error"],
       all.map((each) => [
         each.id,
         doing(each),
         age(each.ageMs),
-        when(each.runAt),
+        when(each.startedAt ?? each.runAt),
         each.failures,
         each.priority,
         cell(each.key),
         cell(each.group),
         cell(each.worker?.name ?? each.error),
       ]),
-      ["priority", "failures", "worker or error", "starts (UTC)", "group"],
+      ["priority", "failures", "worker or error", "start (UTC)", "group"],
     );
     for (const page of next) note(`More that are ${page.state}: --state ${page.state} --after ${page.next}`);
   });

@@ -16,6 +16,8 @@ export interface JobInfo {
   readonly ageMs: number;
   /** Of one that is delayed: when it is due. */
   readonly runAt: number | undefined;
+  /** Of one that runs, or was claimed to: since when. */
+  readonly startedAt: number | undefined;
   /** Of one that runs, or was claimed to: the worker that has it, and whether that is alive. */
   readonly worker: { readonly name: string; readonly alive: boolean } | undefined;
   /** Of one that has failed: the first line of why. */

@@ -12,7 +12,9 @@ const ms = (expression: string) => sql.raw(`(extract(epoch FROM ${expression}) *
 const arg = (value: string | number, type: string) => sql`${String(value)}::text::${sql.raw(type)}`;
 const most = (n: number) => sql`LIMIT ${arg(n, "int")}`;
 const common = sql`t.id, t.attempt, t.priority, t.key, ${ms("t.at")} AS at, ${ms("clock_timestamp() - t.at")} AS age`;
-const none = sql.raw("NULL::float8 AS run_at, NULL AS worker, NULL AS alive, NULL AS error");
+const none = sql.raw(
+  "NULL::float8 AS run_at, NULL::float8 AS started, NULL AS worker, NULL AS alive, NULL AS error",
+);
 
 /** As a sweeper judges it. */
 const alive = sql.raw(`w.id IS NOT NULL AND w.beat > clock_timestamp() - w.ttl * interval '1 millisecond'
@@ -67,7 +69,7 @@ async function delayed(connection: SqlConnection, q: number, after: Place, n: nu
   const [due = "-infinity", id = 0] = after;
   const rows = await ask(
     connection,
-    sql`SELECT ${common}, t.grp, ${ms("t.run_at")} AS run_at, t.run_at::text AS due, NULL AS worker, NULL AS alive, NULL AS error
+    sql`SELECT ${common}, t.grp, ${ms("t.run_at")} AS run_at, t.run_at::text AS due, NULL::float8 AS started, NULL AS worker, NULL AS alive, NULL AS error
   FROM holdfast.queue_delayed t WHERE t.queue = ${arg(q, "int")} AND (t.run_at, t.id) > (${arg(due, "timestamptz")}, ${arg(id, "bigint")})
   ORDER BY t.run_at, t.id ${most(n)}`,
   );
@@ -80,12 +82,13 @@ async function running(connection: SqlConnection, q: number, after: Place, n: nu
   const rows = await ask(
     connection,
     sql`SELECT (j->>0)::bigint AS id, (j->>1)::smallint AS attempt, (j->>2)::smallint AS priority, j->>4 AS key, j->>5 AS grp,
-    (j->>3)::float8 AS at, ${ms("clock_timestamp()")} - (j->>3)::float8 AS age, NULL::float8 AS run_at,
+    (j->>3)::float8 AS at, ${ms("clock_timestamp()")} - (j->>3)::float8 AS age, NULL::float8 AS run_at, ${ms("l.since")} AS started,
     coalesce(w.name, 'a worker that is gone') AS worker, ${alive} AS alive, NULL AS error, l.id AS lease, o AS place
   FROM holdfast.queue_lease l LEFT JOIN holdfast.queue_worker w ON w.id = l.worker,
     json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o)
   WHERE l.queue = ${arg(q, "int")} AND l.id >= ${arg(lease, "bigint")} AND (l.id, o) > (${arg(lease, "bigint")}, ${arg(place, "bigint")})
-    AND NOT coalesce((o - 1)::int = ANY(l.done), false) ORDER BY l.id, o ${most(n)}`,
+    AND NOT coalesce((o - 1)::int = ANY(l.done), false)
+    AND NOT EXISTS (SELECT FROM holdfast.queue_mark m WHERE m.lease = l.id AND m.place = o - 1) ORDER BY l.id, o ${most(n)}`,
   );
   return { rows, place: (row) => [Number(row["lease"]), Number(row["place"])] };
 }
@@ -94,7 +97,7 @@ async function failed(connection: SqlConnection, q: number, after: Place, n: num
   const [id = 0] = after;
   const rows = await ask(
     connection,
-    sql`SELECT ${common}, t.grp, NULL::float8 AS run_at, NULL AS worker, NULL AS alive, split_part(t.error, chr(10), 1) AS error
+    sql`SELECT ${common}, t.grp, NULL::float8 AS run_at, NULL::float8 AS started, NULL AS worker, NULL AS alive, split_part(t.error, chr(10), 1) AS error
   FROM holdfast.queue_failed t WHERE t.queue = ${arg(q, "int")} AND t.id > ${arg(id, "bigint")} ORDER BY t.id ${most(n)}`,
   );
   return { rows, place: (row) => [Number(row["id"])] };
@@ -127,6 +130,7 @@ function infoOf(row: Record<string, unknown>, state: JobState): JobInfo {
     at: Number(row["at"]),
     ageMs: Math.max(0, Number(row["age"])),
     runAt: row["run_at"] === null ? undefined : Number(row["run_at"]),
+    startedAt: row["started"] === null ? undefined : Number(row["started"]),
     worker: worker === undefined ? undefined : { name: worker, alive: isTrue(row["alive"]) },
     error: text("error"),
   };

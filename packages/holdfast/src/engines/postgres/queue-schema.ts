@@ -121,4 +121,7 @@ export const queueIndexes: readonly Statement[] = [
   // head: the job that it waits for until next. floor: of this priority, what is below it is gone.
   sql`ALTER TABLE holdfast.queue_group ADD COLUMN IF NOT EXISTS head bigint, ADD COLUMN IF NOT EXISTS head_priority smallint,
   ADD COLUMN IF NOT EXISTS floor bigint, ADD COLUMN IF NOT EXISTS floor_priority smallint`,
+  // Since when its jobs are with their worker: for people who look.
+  sql`ALTER TABLE holdfast.queue_lease ADD COLUMN IF NOT EXISTS since timestamptz`,
+  sql`ALTER TABLE holdfast.queue_lease ALTER COLUMN since SET DEFAULT clock_timestamp()`,
 ];
