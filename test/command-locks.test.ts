@@ -512,6 +512,19 @@ describe("on PostgreSQL", () => {
     for (const { client } of [statement, waiter]) await client.end();
   });
 
+  test("what a killed session ran is kept without what may be secret in it", async () => {
+    const { client, pid } = await session();
+    await client.query(
+      "BEGIN; SELECT pg_advisory_xact_lock(8), 'hun''ter2', $x$hunter3$x$, E'\\'hunter4' AS \"as\"",
+    );
+    const { code, err } = await command(["kill", pid, "--yes", "--url", database.url]);
+    expect(code, err).toBe(0);
+    const [line] = await trail(hf, { target: `session:${pid}` });
+    expect(line?.details).toMatchObject({
+      statement: `BEGIN; SELECT pg_advisory_xact_lock(8), '…', '…', E'…' AS "as"`,
+    });
+  });
+
   test("kill ends whoever is in the way also where nothing can be written down, and says so", async () => {
     const bare = await createDatabase("postgres");
     try {

@@ -20,3 +20,13 @@ export function listed(names: readonly string[], most = 5): string {
   const more = names.length - most;
   return more > 1 ? `${names.slice(0, most).join(", ")} and ${more} more` : names.join(", ");
 }
+
+/** Strings of SQL, also those that the server has cut off. Double quotes are strings on MySQL, and names elsewhere. */
+const strings = /'(?:[^'\\]|\\.|'')*(?:'|\\?$)|\$(\w*)\$.*?(?:\$\1\$|$)/gs;
+const doubleQuoted = /"(?:[^"\\]|\\.|"")*(?:"|\\?$)/gs;
+
+/** A statement without what somebody wrote into it, such as a password: to be kept. */
+export function withoutStrings(statement: string, doubleQuotes: boolean): string {
+  const text = statement.replace(strings, "'…'");
+  return doubleQuotes ? text.replace(doubleQuoted, '"…"') : text;
+}

@@ -7,7 +7,7 @@ import { keepJsonError } from "../json.ts";
 import { recorded } from "../patterns/change.ts";
 import { type Server, connect, fileOf } from "../server.ts";
 import { note, print, printJson } from "../terminal.ts";
-import { listed, shown } from "../text.ts";
+import { listed, shown, withoutStrings } from "../text.ts";
 import { grantee } from "../user.ts";
 import { behind } from "./chains.ts";
 import { closedTables } from "./closed.ts";
@@ -133,7 +133,7 @@ export async function end(
       client,
       application,
       state,
-      statement: oneLine(statement, 200),
+      statement: oneLine(withoutStrings(statement, server.kind !== "postgres"), 200),
       holds: namesOf(holds),
       waiting: new Set(waiters.map((entry) => entry.session.id)).size,
     },
