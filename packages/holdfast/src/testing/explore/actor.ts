@@ -6,6 +6,8 @@ export interface Step {
   /** Grows while the rest of the statement arrives. */
   text: string;
   readonly place: string | undefined;
+  /** Over which connection, as far as there are several. */
+  readonly connection: number;
   readonly rows: (readonly string[])[];
   error: string | undefined;
   /** Known to wait for others now. */
@@ -15,10 +17,16 @@ export interface Step {
 }
 
 /** `place`: looked up only when it is shown. */
-export function step(actor: number, text: string, place?: string | (() => string | undefined)): Step {
+export function step(
+  actor: number,
+  text: string,
+  place?: string | (() => string | undefined),
+  connection = actor,
+): Step {
   return {
     actor,
     text,
+    connection,
     get place() {
       return typeof place === "function" ? place() : place;
     },

@@ -296,8 +296,7 @@ export class Explorer {
       });
     if (replay !== undefined) {
       progress(undefined);
-      const { run, error } = await this.#once({ ...planOf(replay) });
-      return error === undefined ? { coverage: { runs: 1 }, random: 0, slept: [] } : { run, error };
+      return this.#replay(planOf(replay, this.#names));
     }
     const slept = new Set<number>();
     // What is tried then is not known to be everything.
@@ -331,6 +330,22 @@ export class Explorer {
       random: found.random,
       slept: this.#called(slept),
     };
+  }
+
+  /** After a change of the code it may not be possible any more: then that is the answer, whatever else comes of it. */
+  async #replay(plan: Plan): Promise<Omit<Level, "runs"> | { run: Run; error: unknown }> {
+    for (let again = 0; ; again++) {
+      const { run, error } = await this.#try(plan);
+      // Where the server decides whom it ends, it may take some trying; and so may a connection that is opened anew.
+      if ((run.diverted || run.strayed) && again < 2) continue;
+      if (error !== undefined) return { run, error };
+      return {
+        coverage: { runs: 1 },
+        random: 0,
+        slept: [],
+        ...(run.strayed === undefined ? {} : { impossible: run.strayed }),
+      };
+    }
   }
 
   #called(actors: Iterable<number>): string[] {
@@ -373,9 +388,7 @@ export class Explorer {
 
   async #once(plan: Plan, search?: Search): Promise<{ run: Run; error?: unknown }> {
     for (let again = 0; ; again++) {
-      await ends(this.#scenario.reset(), "the reset");
-      const run = await perform(this.#stage, this.#names, plan);
-      this.#runs++;
+      const { run, ...judged } = await this.#try(plan);
       // Where the server decides whom it ends, it may take some trying.
       if (run.diverted && again < 4) continue;
       const strayed = run.strayed ?? search?.strange(run, this.#names);
@@ -386,14 +399,21 @@ export class Explorer {
           `explore "${this.#name}": the same order came out differently: ${strayed}. Something else than the order of statements decides: a timer, a random number, a cache, work left over from the last run.`,
         );
       }
-      try {
-        const results = Object.fromEntries(this.#names.map((each, i) => [each, run.results[i]])) as Results;
-        const judge = async () => this.#scenario.invariant(results);
-        await ends(this.#stage.judge?.(judge) ?? judge(), "the invariant");
-        return { run };
-      } catch (error) {
-        return { run, error: error ?? new Error("the invariant threw nothing") };
-      }
+      return { run, ...judged };
+    }
+  }
+
+  async #try(plan: Plan): Promise<{ run: Run; error?: unknown }> {
+    await ends(this.#scenario.reset(), "the reset");
+    const run = await perform(this.#stage, this.#names, plan);
+    this.#runs++;
+    try {
+      const results = Object.fromEntries(this.#names.map((each, i) => [each, run.results[i]])) as Results;
+      const judge = async () => this.#scenario.invariant(results);
+      await ends(this.#stage.judge?.(judge) ?? judge(), "the invariant");
+      return { run };
+    } catch (error) {
+      return { run, error: error ?? new Error("the invariant threw nothing") };
     }
   }
 }

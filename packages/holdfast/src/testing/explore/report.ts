@@ -17,6 +17,8 @@ export interface Level {
   readonly random: number;
   /** Actors that waited for something that is not a statement: what is tried then is not known to be everything. */
   readonly slept: readonly string[];
+  /** Of a replay: where the order could not be kept. */
+  readonly impossible?: string;
 }
 
 export interface Exploration {
@@ -77,7 +79,7 @@ export function passed(done: Done): Exploration {
   return { ...done, ok: true, coverage, text };
 }
 
-function levelText({ isolation, coverage, runs, random, slept }: Level, seed: number): string {
+function levelText({ isolation, coverage, runs, random, slept, impossible }: Level, seed: number): string {
   const at = isolation ? `${isolation.toUpperCase()} ` : "";
   const how =
     coverage === "exhaustive"
@@ -88,6 +90,7 @@ function levelText({ isolation, coverage, runs, random, slept }: Level, seed: nu
   const more = random > 0 ? `, of which ${random} at random (seed ${seed})` : "";
   const asleep =
     slept.length > 0 ? `, since ${slept.join(", ")} waited for something that is not a statement` : "";
+  if (impossible !== undefined) return `${at}this order is no longer possible: ${impossible}`;
   return `${at}${count(runs, "run")}, ${how}${asleep}${more}`;
 }
 

@@ -139,8 +139,15 @@ class Play {
     const actor = this.#cast[planned];
     if (actor?.asleep && (await this.#change(idleMs))) return "again";
     if (!this.#plan.lenient)
-      this.#strayed ??= `step ${this.#choices.length + 1} was to be ${actor?.name ?? "nobody"}'s, which had nothing to send`;
+      this.#strayed ??= `step ${this.#choices.length + 1} was to be ${actor?.name ?? "nobody"}'s, which ${actor ? this.#instead(actor) : "is not there"}`;
     return undefined;
+  }
+
+  #instead(actor: Actor): string {
+    const others = [...actor.sent].flatMap(({ waitedFor }) => [...waitedFor]);
+    if (actor.blocked && others.length > 0)
+      return `now waits for ${[...new Set(others)].map((other) => this.#cast[other]?.name ?? "").join(", ")}`;
+    return actor.result ? "has ended before" : "had nothing to send";
   }
 
   /** Until everybody is held back, done, asleep, or waits for one of the others. */

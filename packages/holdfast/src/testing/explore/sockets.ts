@@ -18,6 +18,8 @@ type Ask = (ports: readonly number[]) => Promise<ReadonlyMap<number, readonly nu
 
 /** One connection to the server. */
 interface Line {
+  /** To tell it from the others. */
+  readonly id: number;
   readonly socket: Socket;
   readonly reader: WireReader;
   /** What was kept back, as it is to be written. */
@@ -53,6 +55,7 @@ export class Sockets implements Stage, Listener {
   readonly #work: readonly (() => Promise<unknown>)[];
   readonly #current = new AsyncLocalStorage<Actor>();
   readonly #lines = new Map<Socket, Line>();
+  #made = 0;
   /**
    * Where an actor's own code last awaited something: clients that send a statement only when they are awaited have
    * none of it on their stack.
@@ -210,7 +213,7 @@ export class Sockets implements Stage, Listener {
     const here = sites.here(this.writes);
     const trail = [...actor.trail];
     const place = () => here.place ?? trail.findLast((site) => site.place)?.place;
-    const held = { step: step(actor.index, text, place), actor, writes: [args] };
+    const held = { step: step(actor.index, text, place, line.id), actor, writes: [args] };
     line.held = held;
     this.#sent.push(held.step);
     actor.asleep = false;
@@ -289,6 +292,7 @@ export class Sockets implements Stage, Listener {
 
   #line(socket: Socket): Line {
     const line: Line = {
+      id: this.#made++,
       socket,
       reader: readerOf(socket, () => this.#wire.reader()),
       held: undefined,

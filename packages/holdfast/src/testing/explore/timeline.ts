@@ -1,5 +1,6 @@
 /** A schedule as people read it: one column for each actor. */
 import { basename } from "node:path";
+import { UsageError } from "../../core/errors.ts";
 import type { Diagnosis } from "./anomaly.ts";
 import type { Run } from "./schedule.ts";
 
@@ -50,6 +51,12 @@ function clipped(text: string): string {
   return text.length > most ? `${text.slice(0, most - 20)} … ${text.slice(-17)}` : text;
 }
 
+function ends(text: string, room: number): string {
+  if (text.length <= room) return text;
+  const end = Math.min(17, Math.floor(room / 3));
+  return room < 24 ? short(text, room) : `${text.slice(0, room - end - 3)} … ${text.slice(-end)}`;
+}
+
 function brought(rows: readonly (readonly string[])[]): string {
   if (rows.length === 0) return "";
   const shown = rows.slice(0, 2).map((row) => row.join(", "));
@@ -59,33 +66,70 @@ function brought(rows: readonly (readonly string[])[]): string {
 const least = 30;
 const most = 72;
 
+/** Of more than two actors: no line is longer than that, and the last of them has so much of it. */
+const wide = { all: 100, last: 45 };
+
 export function timeline(all: readonly Turn[], names: readonly string[]): string {
-  const texts = all.map((turn) => {
-    const waits = turn.waitsFor.length > 0 ? ` ⏳ waits for ${turn.waitsFor.join(", ")}` : "";
-    const error = turn.error ? ` ✗ ${short(flat(turn.error), 80)}` : "";
-    const place = turn.place ? `  ${basename(turn.place).replace(/:\d+$/, "")}` : "";
-    const stale = turn.stale ? "  ◄ stale" : "";
-    return `${clipped(turn.statement)}${brought(turn.rows)}${stale}${waits}${error}${place}`;
-  });
-  const width = (name: string) =>
+  return names.length > 2 ? narrow(all, names) : sideBySide(all, names);
+}
+
+/** What follows a statement, the most important first. */
+function remarks(turn: Turn, errorLength: number): string[] {
+  return [
+    brought(turn.rows),
+    turn.stale ? "  ◄ stale" : "",
+    turn.waitsFor.length > 0 ? ` ⏳ waits for ${turn.waitsFor.join(", ")}` : "",
+    turn.error ? ` ✗ ${short(flat(turn.error), errorLength)}` : "",
+    turn.place ? `  ${basename(turn.place).replace(/:\d+$/, "")}` : "",
+  ];
+}
+
+function sideBySide(all: readonly Turn[], names: readonly string[]): string {
+  const texts = all.map((turn) => clipped(turn.statement) + remarks(turn, 80).join(""));
+  const widthOf = (name: string) =>
     Math.max(
       least,
       name.length,
       ...texts.filter((_, i) => all[i]?.actor === name).map(({ length }) => length),
     ) + 3;
-  const starts = new Map<string, number>();
-  let start = 0;
-  for (const name of names) {
-    starts.set(name, start);
-    // So that the columns stay on a screen, a long line runs into the next column, which is empty there.
-    start += Math.min(width(name), 58);
-  }
-  const lines = [`     ${names.map((name) => name.padEnd(Math.min(width(name), 58))).join("")}`.trimEnd()];
+  // So that the columns stay on a screen, a long line runs into the next column, which is empty there.
+  const widths = names.map((name) => Math.min(widthOf(name), 58));
+  return drawn(all, names, widths, (_, i) => texts[i] ?? "");
+}
+
+function narrow(all: readonly Turn[], names: readonly string[]): string {
+  const column = Math.max(2, Math.floor((wide.all - gutter - wide.last) / (names.length - 1)));
+  return drawn(
+    all,
+    names,
+    names.map(() => column),
+    (turn, _, start) => {
+      const room = wide.all - gutter - start;
+      const notes = remarks(turn, 40);
+      const left = () => room - notes.join("").length;
+      // Where there is no room for it, whoever wants to know looks at the report.
+      if (left() < Math.min(turn.statement.length, 28)) notes.pop();
+      return short(ends(turn.statement, Math.max(16, left())) + notes.join(""), room);
+    },
+  );
+}
+
+/** For the numbers of the steps. */
+const gutter = 5;
+
+function drawn(
+  all: readonly Turn[],
+  names: readonly string[],
+  widths: readonly number[],
+  text: (turn: Turn, i: number, start: number) => string,
+): string {
+  const startOf = (actor: string) => widths.slice(0, names.indexOf(actor)).reduce((a, b) => a + b, 0);
+  const heads = names.map((name, i) => short(name, (widths[i] ?? 0) - 1).padEnd(widths[i] ?? 0));
+  const lines = [`${" ".repeat(gutter)}${heads.join("")}`.trimEnd()];
   for (const [i, turn] of all.entries()) {
     if (turn.switched) lines.push(" ──  switch");
-    lines.push(
-      `${String(turn.n).padStart(3)}  ${" ".repeat(starts.get(turn.actor) ?? 0)}${texts[i]}`.trimEnd(),
-    );
+    const start = startOf(turn.actor);
+    lines.push(`${String(turn.n).padStart(3)}  ${" ".repeat(start)}${text(turn, i, start)}`.trimEnd());
   }
   return lines.join("\n");
 }
@@ -102,7 +146,16 @@ export function replayOf({ choices, deadlocks }: Run): string {
 
 const letter = (actor: number) => String.fromCharCode(65 + actor);
 
-export function planOf(replay: string): { order: number[]; victim: number | undefined } {
+/** Of what a report named, and of nothing else. */
+export function planOf(
+  replay: string,
+  actors: readonly string[],
+): { order: number[]; victim: number | undefined } {
+  const last = letter(actors.length - 1);
+  if (!new RegExp(`^(?:[A-${last}]\\d{0,4})+(?:![A-${last}])?$`).test(replay))
+    throw new UsageError(
+      `explore: replay is an order that a report named, such as A2B4A2 for ${actors.length === 2 ? "both" : `the ${actors.length}`} actors (A to ${last}), and not ${JSON.stringify(replay)}`,
+    );
   const [order = "", victim] = replay.split("!");
   return {
     order: [...order.matchAll(/([A-Z])(\d*)/g)].flatMap(([, each = "A", count]) =>
