@@ -19,6 +19,7 @@ export interface RaceOptions {
   readonly yes?: true;
   readonly json?: true;
   readonly html?: string;
+  readonly writeTest?: string;
 }
 
 const examples = `
@@ -44,6 +45,7 @@ Examples:
   holdfast race quota.race.ts --isolation read-committed serializable
   holdfast race quota.race.ts --only quota --replay 'A2B4A2'
   holdfast race quota.race.ts --html report.html --max-ms 60000
+  holdfast race quota.race.ts --write-test quota.test.ts
   holdfast race quota.race.ts --url postgres://app@localhost/shop_test --in-place
 
 The exit code is 0 if no race was found, 1 if one was or the question was answered with no, 2 if something could not be run,
@@ -70,6 +72,7 @@ export function race(program: Command): void {
     .option("--bail", "stop at the first race")
     .option("--json", "print one JSON document")
     .option("--html <file>", "write a report with the schedules drawn")
+    .option("--write-test <file>", "write a test that fails until the races that were found are gone")
     .addHelpText("after", examples)
     .showHelpAfterError("`holdfast race --help` lists the options.");
   command.action(async (file: string, options: RaceOptions) => {
