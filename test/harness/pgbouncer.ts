@@ -12,8 +12,10 @@ export const pgbouncerPackage: DebianPackage = { name: "pgbouncer", installed: (
 
 /** PgBouncer, in front of every database of a server. */
 export async function startPgbouncer(
-  postgres: EmbeddedPostgres,
+  postgres: Pick<EmbeddedPostgres, "port" | "password">,
   mode: "session" | "transaction" | "statement" = "transaction",
+  /** More lines of its settings. */
+  more: readonly string[] = [],
 ): Promise<StartedServer> {
   if (!pgbouncerPackage.installed()) throw new Error(`${PROGRAM} is not installed`);
   const urlOf = (port: number): string =>
@@ -41,6 +43,7 @@ export async function startPgbouncer(
         "max_client_conn = 500",
         "default_pool_size = 20",
         "ignore_startup_parameters = extra_float_digits",
+        ...more,
       ];
       const file = await place.write("pgbouncer.ini", `${config.join("\n")}\n`);
       return { file: PROGRAM, args: [file] };

@@ -83,6 +83,13 @@ function mindTypes(sql: PostgresPool): void {
 }
 
 /**
+ * postgres.js 3.4 gathers what is shorter than this, and writes it at the end of the turn. If the connection is closed before,
+ * it does not forget that something is to be written: what the next one begins with is added to it and never sent, and
+ * that connection is none for as long as the process lives. Longer statements are written at once; a space costs nothing.
+ */
+const writtenAtOnce = 1024;
+
+/**
  * A connection taken out of the pool by its first statement.
  *
  * `sql.begin` takes one out and binds a handle to it, but spends a round trip on a bare BEGIN; `sql.reserve`, in
@@ -119,14 +126,15 @@ export class PostgresPin {
     this.lost.throwIfAborted();
     if (!this.#backend && text === "ROLLBACK") return [];
     if (this.over) throw new UsageError("This connection has been given back", "HF_TRANSACTION_OVER");
-    const query = this.#backend ? this.#next(text, values, simple) : this.#first(text, values, simple);
+    const padded = text.padEnd(writtenAtOnce);
+    const query = this.#backend ? this.#next(padded, values, simple) : this.#first(padded, values, simple);
     this.#running = query;
     this.canceller ??= query.canceller;
     try {
       return await query;
     } catch (error) {
       if (isLost(error)) this.#lost.abort(error);
-      throw isStale(error, text) ? new Stale(error) : error;
+      throw isStale(error, padded) ? new Stale(error) : error;
     } finally {
       this.#running = undefined;
       this.#state ??= copyOf(query);

@@ -177,15 +177,18 @@ async function backend(connection: SqlConnection): Promise<string> {
 /**
  * Whether two connections keep their own sessions. A pooler in transaction mode lends a session out per
  * transaction: while B is inside one, A's next statement must run elsewhere, or wait for one. An idle pooler shows
- * nothing, and on a busy one a single try can miss it, hence the repetition.
+ * nothing, and on a busy one a single try can miss it, hence the repetition. One that lends its sessions in turn
+ * (`server_round_robin` of PgBouncer) gives two of them alternately, and A its old one each time that it is asked once
+ * per round: so it is asked twice in a row, with nothing in between.
  */
 export async function verifySessions(a: SqlConnection, b: SqlConnection): Promise<void> {
   for (let round = 0; round < 5; round++) {
     const before = await backend(a);
+    if ((await backend(a)) !== before) throw new UnsupportedError(lent);
     await b.query(sql.raw("BEGIN"));
     let inside: string;
     let after: string | undefined;
-    const asked = backend(a);
+    const asked = backend(a).then(async (first) => ((await backend(a)) === first ? first : undefined));
     // It may fail while the others are waited for.
     asked.catch(() => {});
     try {
