@@ -45,6 +45,10 @@ function accesses(choices: readonly Choice[]): Access[] {
 /** Where each actor's transaction that a choice belongs to ends. */
 function endOf(choices: readonly Choice[], at: number): { at: number; kind: "commit" | "rollback" } {
   const actor = choices[at]?.chosen;
+  if (choices[at]?.step.opens) {
+    const own = choices.findIndex(({ chosen, step }, i) => i > at && chosen === actor && step.implicit);
+    return { at: own < 0 ? at : own, kind: "commit" };
+  }
   for (let i = at; i >= 0; i--) {
     if (choices[i]?.chosen !== actor) continue;
     const { kind } = footprint(choices[i]?.step.text ?? "");
@@ -99,7 +103,9 @@ function judge(run: Run, isolation: Isolation | undefined): Diagnosis {
   // A reads, B writes what A has read, A acts on it.
   const conflicts = all.flatMap((read) => {
     if (read.kind !== "read") return [];
-    const acts = all.filter(({ at, actor, kind }) => actor === read.actor && at > read.at && kind !== "read");
+    const acts = all.filter(
+      ({ at, actor, kind }) => actor === read.actor && at >= read.at && kind !== "read",
+    );
     const until = Math.max(-1, ...acts.map(({ at }) => at));
     return all
       .filter(
