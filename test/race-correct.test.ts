@@ -216,7 +216,7 @@ describe.each(["postgres", "postgresOld"] as const)("on %s", (server) => {
     },
     "hf.hold": async () => {
       await using _ = await hf().hold(key("pen"));
-      return buyWith(pool);
+      return await buyWith(pool);
     },
     "tx.rows": () =>
       hf().transaction({}, async (tx) => {
@@ -350,6 +350,7 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
     );
     await pool.query("CREATE TABLE claim (name varchar(20) PRIMARY KEY)");
     await pool.query("CREATE TABLE sale (id int AUTO_INCREMENT PRIMARY KEY, sku varchar(20) NOT NULL)");
+    await holdfast(fromMysql2(pool)).migrate();
   });
   beforeEach(({ skip }) => skip(why !== undefined, why));
   afterAll(async () => {
