@@ -24,7 +24,7 @@ const begin = (): Planned[][][] => [
 ];
 
 export class Search {
-  /** By switches and detours together, then by detours. */
+  /** By switches and detours together; then one switch before one detour, and of more of them, fewer switches first. */
   #queue: Planned[][][] = begin();
   /** Where orders lead, up to those that come to the same: how it was reached. */
   readonly #seen = new Map<string, Way[]>();
@@ -173,8 +173,8 @@ export class Search {
   }
 
   #add(sent: readonly Sent[], victim: number | undefined, { preemptions, detours }: Way): void {
-    const ways = (this.#queue[preemptions + detours] ??= []);
-    (ways[detours] ??= []).push({
+    const sum = preemptions + detours;
+    ((this.#queue[sum] ??= [])[sum === 1 ? detours : preemptions] ??= []).push({
       order: sent.map(({ actor }) => actor),
       labels: sent.map(({ text }) => labelOf(text)),
       victim,
