@@ -29,8 +29,8 @@ function played(order: readonly number[]): Run {
   for (let i = 0; left.some((n) => n > 0); i++) {
     const enabled = left.flatMap((n, actor) => (n > 0 ? [actor] : []));
     const last = choices.at(-1);
-    const goOn = choices.findLast(({ chosen }) => enabled.includes(chosen))?.chosen ?? (enabled[0] as number);
-    const chosen = order[i] ?? goOn;
+    const goOn = choices.findLast(({ chosen }) => enabled.includes(chosen))?.chosen ?? enabled[0];
+    const chosen = (order[i] ?? goOn) as number;
     const switched = last && chosen !== last.chosen && enabled.includes(last.chosen);
     const steps = new Map(
       enabled.map((actor) => [actor, step(actor, `UPDATE t SET n = ${3 - (left[actor] ?? 0)}`)]),
