@@ -124,6 +124,19 @@ test.each<[string, Act, Invariant, RegExp]>([
     /^Both lock something, but not the same: pg_advisory_xact_lock\(hashtext\('upload:[AB]'\)\) and pg_advisory_xact_lock\(hashtext\('upload:[AB]'\)\) do not exclude each other/,
   ],
   [
+    "one statement that picks a row and writes it",
+    async (actor) => {
+      const { rows } = await pool.query(
+        "UPDATE job SET taken_by = $1 WHERE id = (SELECT id FROM job WHERE taken_by IS NULL ORDER BY id LIMIT 1) RETURNING id",
+        [actor],
+      );
+      for (const { id } of rows) await pool.query("INSERT INTO done VALUES ($1)", [id]);
+    },
+    async () =>
+      expect(await one("SELECT max(n) AS n FROM (SELECT count(*) AS n FROM done GROUP BY job) x")).toBe(1),
+    /^Both pick the same row of job, and the second one writes it after the first.*FOR UPDATE SKIP LOCKED LIMIT 1/,
+  ],
+  [
     "COMMIT before the write",
     async () => {
       let n = 0;

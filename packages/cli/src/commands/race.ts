@@ -65,7 +65,7 @@ export function race(program: Command): void {
     .option("--in-place", "run in the database that --url names, and not in a copy of it; asks first")
     .option("--yes", "do not ask")
     .option("--preemptions <n>", "at most so many switches", whole(0, 1000))
-    .option("--max-ms <ms>", "time for each scenario", milliseconds(1))
+    .option("--max-ms <ms>", "time for each scenario (default: 10,000)", milliseconds(1))
     .option("--isolation <level...>", "try all of it at each of these levels")
     .option("--replay <order>", "only the order that a report named", order)
     .option("--seed <n>", "of the orders that are tried at random", whole(0))

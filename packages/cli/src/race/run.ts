@@ -194,7 +194,12 @@ class Race {
       this.#screen.progress(name, progress);
       scenario.onProgress?.(progress);
     };
-    const exploring = explore(name, { ...scenario, ...overrides(this.#options), onProgress });
+    const exploring = explore(name, {
+      maxMs: defaultMs,
+      ...scenario,
+      ...overrides(this.#options),
+      onProgress,
+    });
     try {
       return await unless(this.#signal, exploring);
     } catch (error) {
@@ -229,6 +234,9 @@ class Race {
 }
 
 const names = (entries: readonly Entry[]) => entries.map(({ key }) => key).join(", ");
+
+/** No test runner ends it earlier. */
+const defaultMs = 10_000;
 
 /** What the command line says goes before what the scenario says. */
 function overrides(options: RunOptions): Partial<Scenario> {

@@ -1,6 +1,7 @@
 export { conformance, prepare } from "./conformance.ts";
 export type { Anomaly } from "./explore/anomaly.ts";
 export {
+  type ExpectOptions,
   type ExploreOptions,
   type Invariant,
   type Progress,

@@ -10,10 +10,18 @@ export interface Step {
   readonly connection: number;
   readonly rows: (readonly string[])[];
   error: string | undefined;
+  /** Rows that were touched, if it is known. */
+  affected: number | undefined;
   /** Known to wait for others now. */
   blocked: boolean;
   /** Whom it had to wait for. */
   readonly waitedFor: Set<number>;
+  /** A transaction by itself, which is kept open: its COMMIT is a step too. */
+  opens: boolean;
+  /** It is that COMMIT, which nobody sent. */
+  readonly implicit: boolean;
+  /** It waits for sessions that are no actor's: since when. */
+  outside: { readonly since: number; readonly sessions: readonly string[] } | undefined;
 }
 
 /** `place`: looked up only when it is shown. */
@@ -21,7 +29,10 @@ export function step(
   actor: number,
   text: string,
   place?: string | (() => string | undefined),
-  connection = actor,
+  {
+    connection = actor,
+    implicit = false,
+  }: { readonly connection?: number; readonly implicit?: boolean } = {},
 ): Step {
   return {
     actor,
@@ -32,8 +43,12 @@ export function step(
     },
     rows: [],
     error: undefined,
+    affected: undefined,
     blocked: false,
     waitedFor: new Set(),
+    opens: false,
+    implicit,
+    outside: undefined,
   };
 }
 
@@ -78,6 +93,14 @@ export class Actor {
   }
 }
 
+/** Whom a statement waits for. */
+export interface Wait {
+  /** Itself too, if it is another of its sessions. */
+  readonly actors: readonly number[];
+  /** Sessions that are no actor's. */
+  readonly outside: readonly string[];
+}
+
 /** Where actors run, and what holds their statements back. */
 export interface Stage {
   /** Lets an actor begin; its statements come to `actor.held`, answered ones leave `actor.sent`. */
@@ -85,7 +108,17 @@ export interface Stage {
   /** Called by the stage whenever something has changed. */
   changed: () => void;
   /** Of these statements, which were sent and not answered, those that wait for a lock, and for whom. */
-  waiting(steps: readonly Step[]): Promise<ReadonlyMap<Step, readonly number[]>>;
+  waiting(steps: readonly Step[]): Promise<ReadonlyMap<Step, Wait>>;
+  /** Sessions as people know them. */
+  describe?(sessions: readonly string[]): Promise<readonly string[]>;
+  /** After a run that was given up: ends what is still under way, so that nothing is left locked. */
+  clear?(actors: readonly Actor[]): Promise<void>;
+  /** Statements in which others can come in between where nothing is held back. */
+  readonly unseen?: ReadonlySet<string>;
+  /** Whoever tries again what was refused is held back here. Else the schedule sees to it. */
+  readonly fair?: boolean;
+  /** A transaction was seen that is judged by all that was read, whatever the table. */
+  readonly certified?: boolean;
   /** When every actor has had the time to do what it can. Absent: they have, since they are in this thread. */
   caughtUp?(): Promise<void>;
   /** Everybody waits for somebody else. Absent: the server ends one of them. */

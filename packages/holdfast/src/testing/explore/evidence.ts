@@ -25,6 +25,8 @@ interface Span {
   /** The choice that ends it; one after the last: nothing did. */
   to: number;
   how: "commit" | "rollback";
+  /** It is of one statement, and nobody's BEGIN. */
+  readonly implied: boolean;
 }
 
 /** By connection: a statement beside the transaction is not a part of it. */
@@ -32,8 +34,10 @@ export function spans(choices: readonly Choice[]): (Span | undefined)[] {
   const open = new Map<number, Span>();
   return choices.map(({ step }, at) => {
     const { kind } = footprint(step.text);
-    if (kind === "begin" || (kind === "other" && /^\s*(?:begin|start transaction)\b/i.test(step.text)))
-      open.set(step.connection, { from: at, to: choices.length, how: "commit" });
+    const begun =
+      kind === "begin" || (kind === "other" && /^\s*(?:begin|start transaction)\b/i.test(step.text));
+    if (begun || step.opens)
+      open.set(step.connection, { from: at, to: choices.length, how: "commit", implied: !begun });
     const span = open.get(step.connection);
     if (span && (kind === "commit" || kind === "rollback")) {
       span.to = at;
@@ -51,6 +55,8 @@ interface Guard {
   /** The choice with which it was given back; one after the last: nothing did. */
   readonly until: number;
   readonly text: string;
+  /** It ends with the transaction that it is taken in. */
+  readonly local: boolean;
   readonly called: string;
   /** Of locks by name. */
   readonly name: string | undefined;
@@ -68,13 +74,27 @@ function guards(choices: readonly Choice[], all: readonly (Span | undefined)[]):
         at,
         until: lasts === "transaction" ? until : givenBack(choices, at, name),
         text,
+        local: lasts === "transaction",
         called,
         name,
         table: undefined,
       }));
-    const rows = locksRows(text)
-      ? [{ actor: chosen, at, until, text, called: "FOR UPDATE", name: undefined, table: lockedTable(text) }]
-      : [];
+    // What is locked within a statement that writes it is locked for long enough.
+    const rows =
+      locksRows(text) && footprint(text).kind === "read"
+        ? [
+            {
+              actor: chosen,
+              at,
+              until,
+              text,
+              local: true,
+              called: "FOR UPDATE",
+              name: undefined,
+              table: lockedTable(text),
+            },
+          ]
+        : [];
     return [...named, ...rows];
   });
 }
@@ -132,7 +152,7 @@ function refused({ choices, results }: Run): string | undefined {
 
 /** Without a transaction a lock ends with its statement. */
 function outside(locks: readonly Guard[], all: readonly (Span | undefined)[]): string | undefined {
-  const found = locks.find(({ at, until }) => all[at] === undefined && until === at);
+  const found = locks.find(({ at, local }) => local && (all[at]?.implied ?? true));
   if (!found) return undefined;
   const what = found.table === undefined ? `${found.called}(${found.name})` : `FOR UPDATE on ${found.table}`;
   const instead =

@@ -13,8 +13,11 @@ export interface Listener {
   /** True: it is not to be written now. */
   writes(socket: Socket, args: Parameters<Write>): boolean;
   /** Handles an event of a connection, and passes it on, or does not. */
-  hears(socket: Socket, event: string | symbol, rest: unknown[], pass: () => boolean): boolean;
+  hears(socket: Socket, event: string | symbol, rest: unknown[], pass: Pass): boolean;
 }
+
+/** Passes an event on: as it is, or something else in place of what was heard. */
+export type Pass = (other?: Uint8Array) => boolean;
 
 let listener: Listener | undefined;
 let original: Write | undefined;
@@ -45,7 +48,10 @@ export function readerOf(socket: Socket, make: () => WireReader): WireReader {
   readers.set(socket, reader);
   const emit = socket.emit.bind(socket) as Emit;
   (socket as { emit: Emit }).emit = (event, ...rest) => {
-    if (listener) return listener.hears(socket, event, rest, () => emit(event, ...rest));
+    if (listener) {
+      const pass: Pass = (other) => (other ? emit("data", other) : emit(event, ...rest));
+      return listener.hears(socket, event, rest, pass);
+    }
     if (event === "data") reader.received(rest[0] as Buffer);
     return emit(event, ...rest);
   };

@@ -82,7 +82,8 @@ function read(text: string): Footprint {
   if (/^(rollback|abort)\b/.test(text)) return { ...nothing, kind: "rollback" };
   if (/^(set|show|savepoint|release)\b[^(]*$/.test(text)) return { ...nothing, kind: "setting" };
   const inserts = found(text, tables.inserts);
-  const writes = new Set([...inserts, ...found(text, tables.updates), ...found(text, tables.deletes)]);
+  const changed = [...found(text, tables.updates), ...found(text, tables.deletes)];
+  const writes = new Set([...inserts, ...changed]);
   const reads = new Set(found(text, tables.reads));
   const locking = locksRows(text);
   if (locking) for (const table of reads) writes.add(table);
@@ -92,7 +93,7 @@ function read(text: string): Footprint {
   // "FROM a, b": what comes after the comma is not seen.
   const list = new RegExp(String.raw`\bfrom ${name}(?: (?:as )?\w+)?,`).test(text);
   return {
-    kind: !known ? "other" : inserts.length > 0 ? "insert" : writes.size > 0 && !locking ? "write" : "read",
+    kind: !known ? "other" : inserts.length > 0 ? "insert" : changed.length > 0 ? "write" : "read",
     reads,
     writes,
     any: !known || unknown || list,

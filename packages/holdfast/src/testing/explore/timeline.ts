@@ -27,10 +27,10 @@ export function turns(
   names: readonly string[],
   { stale }: Pick<Diagnosis, "stale">,
 ): Turn[] {
-  return choices.map(({ chosen, step, preemptions }, i) => ({
+  const all = choices.map(({ chosen, step, preemptions }, i) => ({
     n: i + 1,
     actor: names[chosen] ?? "",
-    statement: flat(step.text),
+    statement: step.implicit ? `${step.text} (by itself)` : flat(step.text),
     rows: step.rows,
     waitsFor: [...step.waitedFor].map((other) => names[other] ?? ""),
     ...(step.error === undefined ? {} : { error: step.error }),
@@ -38,6 +38,8 @@ export function turns(
     switched: preemptions > (choices[i - 1]?.preemptions ?? 0),
     stale: stale.has(i),
   }));
+  // A transaction of one statement that nobody came into is one line.
+  return all.filter((_, i) => !choices[i]?.step.implicit || choices[i - 1]?.chosen !== choices[i]?.chosen);
 }
 
 const flat = (text: string) => text.replaceAll(/\s+/g, " ").trim();
