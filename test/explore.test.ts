@@ -60,6 +60,7 @@ function twice(act: () => Promise<unknown>, check: () => Promise<void>, more: { 
     reset,
     actors: { A: act, B: act },
     invariant: check,
+    maxMs: 30_000,
     ...more,
   });
 }
@@ -276,7 +277,13 @@ describe("levels", () => {
         }),
       );
     const before = await settings();
-    const scenario = { db: fromPg(pool), reset, actors: { A: use, B: use }, invariant: usedOnce };
+    const scenario = {
+      db: fromPg(pool),
+      reset,
+      actors: { A: use, B: use },
+      invariant: usedOnce,
+      maxMs: 60_000,
+    };
     const strict = await explore("use", { ...scenario, isolation: ["repeatable read", "serializable"] });
     expect(strict).toMatchObject({
       ok: true,

@@ -319,6 +319,32 @@ describe.each(["postgres", "postgresOld"] as const)("on %s", (server) => {
 
   test("there are forty of them", () => expect(Object.keys(correct).length).toBeGreaterThanOrEqual(40));
 
+  test("SERIALIZABLE, each reads what the other one writes, in another table, tried again", async () => {
+    const exclude = (mine: string, other: string, besides: string): Act =>
+      retried(refused, () =>
+        inTransaction(ssi, async (client) => {
+          const { rows } = await client.query(`SELECT count(*)::int AS n FROM ${other}`);
+          if (rows[0].n > 0) return false;
+          await client.query(mine);
+          // Nobody else touches it, and yet it depends on what the others have ended by then.
+          await client.query(besides);
+          return true;
+        }),
+      );
+    const report = await explore("exclude each other", {
+      db: fromPg(pool),
+      reset,
+      actors: {
+        A: exclude("INSERT INTO claim VALUES ('pen', 'me')", "sale", "UPDATE stock SET qty = 0"),
+        B: exclude("INSERT INTO sale (sku) VALUES ('pen')", "claim", "UPDATE seat SET holder = 'me'"),
+      },
+      invariant: oneGot,
+      maxMs: 2500,
+      minCoverage: 0,
+    });
+    expect(report.ok, report.text).toBe(true);
+  });
+
   test.for(Object.entries(correct))("%s", async ([name, act]) => {
     await reset();
     const alone = [await act(), await act()];
