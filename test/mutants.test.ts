@@ -4,6 +4,7 @@ import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { expect, test } from "vitest";
+import * as here from "../packages/holdfast/src/core/protections.ts";
 import { file, protections, without } from "./mutants/protections.ts";
 import { trials } from "./mutants/trials.ts";
 
@@ -73,4 +74,17 @@ test("a process that is started without one of them is without it, and has the o
   expect(run("")).toBe("[]");
   expect(run("fenceGrows")).toBe('[["fenceGrows",false]]');
   expect(() => without("nothing", text)).toThrow("no protection");
+});
+
+test("the library is the one that HOLDFAST_MUTANT says, in these tests too", () => {
+  const off = Object.entries(here).filter(([, on]) => !on);
+  const mutant = process.env["HOLDFAST_MUTANT"];
+  expect(off.map(([name]) => name)).toEqual(mutant ? [mutant] : []);
+  if (mutant) return;
+  const self = ["run", "test/mutants.test.ts", "-t", "the library is the one"];
+  execFileSync(join(root, "node_modules/.bin/vitest"), self, {
+    cwd: root,
+    env: { ...process.env, HOLDFAST_MUTANT: "fenceGrows", HOLDFAST_SERVERS: "none" },
+    stdio: "pipe",
+  });
 });
