@@ -62,7 +62,8 @@ async function tried(trial: Trial, mutant: string | undefined): Promise<Said & {
   return { ...said, seconds };
 }
 
-let bad = 0;
+let unfit = 0;
+let survived = 0;
 const indented = (text = "") => text.replaceAll(/^/gm, "      ");
 
 try {
@@ -70,7 +71,7 @@ try {
   for (const trial of new Set(chosen.flatMap(({ name }) => of(name)))) {
     const { verdict, why, seconds } = await tried(trial, undefined);
     if (verdict === "kept") continue;
-    bad++;
+    unfit++;
     console.log(`✗ with every protection: ${trial.name} (${trial.by}, ${seconds} s)\n${indented(why)}`);
   }
   for (const { name, against } of chosen) {
@@ -87,14 +88,16 @@ try {
       if (killed) break;
     }
     if (killed) continue;
-    bad++;
+    survived++;
     console.log(`✗ ${name} survived. ${against}`);
   }
 } finally {
   await server.stop();
 }
-console.log(`${chosen.length - bad} of ${chosen.length} killed`);
-process.exitCode = bad === 0 ? 0 : 1;
+console.log(
+  `${chosen.length - survived} of ${chosen.length} killed${unfit > 0 ? `, ${unfit} trials failed with every protection` : ""}`,
+);
+process.exitCode = survived + unfit === 0 ? 0 : 1;
 
 function firstLine(text = ""): string {
   return text.split("\n")[0] ?? "";
