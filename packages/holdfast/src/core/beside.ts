@@ -9,6 +9,7 @@ import { PoolExhaustedError, WrongConnectionError } from "./errors.ts";
 import { emit } from "./events.ts";
 import type { Inside } from "./inside.ts";
 import { type Site, sites } from "./site.ts";
+import * as protection from "./protections.ts";
 
 type Client = Pick<Database, "observe" | "room">;
 
@@ -89,7 +90,7 @@ export class Beside {
   }
 
   #report({ site }: Around, place?: () => string | undefined): void {
-    if (this.#mode === "off") return;
+    if (this.#mode === "off" || !protection.wrongConnection) return;
     const at = sites.here(this.#report).place ?? place?.();
     const error = new WrongConnectionError(at, site?.place);
     emit("holdfast:connection:wrong", () => ({ query: at, transaction: site?.place }));

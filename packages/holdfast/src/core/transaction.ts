@@ -27,6 +27,7 @@ import { type Home, Scope, type Transaction, checkSupport } from "./scope.ts";
 import type { Site } from "./site.ts";
 import { isOpaque } from "./thrown.ts";
 import { sleep } from "./wait.ts";
+import * as protection from "./protections.ts";
 
 export interface TransactionOptions {
   /** Taken before the body runs, in one canonical order, held until the transaction has ended. */
@@ -501,6 +502,7 @@ class Attempt<Native, C extends Connection> {
     if (identity === undefined && this.#plan.readOnly) return;
     if (!engine.outcome || identity === undefined)
       throw new CommitUnknownError("this engine keeps no record of it to ask", error);
+    if (!protection.commitLookedUp) throw new ConnectionLostError(this.#attempt, error);
     const until = performance.now() + resolveMs;
     let last: unknown = error;
     let detail = "the server could not tell what became of it";

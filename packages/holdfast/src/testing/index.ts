@@ -23,7 +23,13 @@ export {
   checkHistory,
   expectLinearizable,
 } from "./history/check.ts";
-export { type Model, type Specification, sequential } from "./history/model.ts";
+export {
+  type Decided,
+  type Model,
+  type Refutation,
+  type Specification,
+  sequential,
+} from "./history/model.ts";
 export * as models from "./history/models.ts";
 export type { History, Operation, Outcome } from "./history/operation.ts";
 export {
