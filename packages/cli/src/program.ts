@@ -12,6 +12,7 @@ import { keys } from "./commands/keys.ts";
 import { kill } from "./commands/kill.ts";
 import { locks } from "./commands/locks.ts";
 import { migrate } from "./commands/migrate.ts";
+import { order } from "./commands/order.ts";
 import { queue } from "./commands/queue.ts";
 import { quota } from "./commands/quota.ts";
 import { race } from "./commands/race.ts";
@@ -40,6 +41,7 @@ for (const register of [
   demo,
   doctor,
   race,
+  order,
   locks,
   top,
   kill,

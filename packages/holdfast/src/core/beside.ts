@@ -8,6 +8,7 @@ import type { Database, Seen } from "./database.ts";
 import { PoolExhaustedError, WrongConnectionError } from "./errors.ts";
 import { emit } from "./events.ts";
 import type { Inside } from "./inside.ts";
+import { sectionHere } from "./section.ts";
 import { type Site, sites } from "./site.ts";
 
 type Client = Pick<Database, "observe" | "room">;
@@ -24,6 +25,10 @@ interface Around {
 
 /** Whether what runs is Holdfast's own: of any instance, as several may watch one client. */
 const own = new AsyncLocalStorage<boolean>();
+
+export function isOurs(): boolean {
+  return own.getStore() === true;
+}
 
 export function ours<T>(work: () => T): T {
   return own.run(true, work);
@@ -48,6 +53,7 @@ export class Beside {
     const seen: Seen = (granted, place) => {
       const inside = this.#inside();
       if (!inside) return;
+      sectionHere()?.saw("connection", this.#site(place));
       this.#report(inside, place);
       this.#queue(inside, granted, place);
     };
@@ -88,6 +94,16 @@ export class Beside {
     return inside?.open && !own.getStore() ? inside : undefined;
   }
 
+  /** Of who asks, where the client knows better than the stack. */
+  #site(place?: () => string | undefined): Site {
+    const here = sites.here(this.#site);
+    return {
+      get place() {
+        return here.place ?? place?.();
+      },
+    };
+  }
+
   #report({ site }: Around, place?: () => string | undefined): void {
     if (this.#mode === "off") return;
     const at = sites.here(this.#report).place ?? place?.();
@@ -104,6 +120,7 @@ export class Beside {
   #queue({ root, site }: Around, granted: () => Promise<void>, place?: () => string | undefined): void {
     const room = this.#database.room?.();
     if (room?.out === undefined) return;
+    if (room.out >= room.max) sectionHere()?.saw("pool", this.#site(place));
     const waiting = this.#waiting.has(root) ? this.#waiting.size : this.#waiting.size + 1;
     if (room.out >= room.max && waiting >= room.max)
       throw new PoolExhaustedError(room.max, sites.here(this.#queue).place ?? place?.(), site?.place);

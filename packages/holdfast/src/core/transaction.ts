@@ -24,6 +24,7 @@ import type { LockRequest, Lockable } from "./key.ts";
 import { Refused, refusal } from "./refused.ts";
 import { type RetryOptions, type RetryPolicy, pause } from "./retry.ts";
 import { type Home, Scope, type Transaction, checkSupport } from "./scope.ts";
+import { type Section, sections } from "./section.ts";
 import type { Site } from "./site.ts";
 import { isOpaque } from "./thrown.ts";
 import { sleep } from "./wait.ts";
@@ -150,6 +151,7 @@ class Attempt<Native, C extends Connection> {
   /** Locks were to be taken on the session, before BEGIN. */
   #lockFirst = false;
   #scope: Scope<Native, C> | undefined;
+  #section: Section | undefined;
   /** What the body threw. */
   #thrown: unknown;
   /** The body has ended well: from here on only COMMIT can fail. */
@@ -208,6 +210,8 @@ class Attempt<Native, C extends Connection> {
         ...((isOpaque(error) || !(error instanceof Refused)) && { error }),
       }));
       throw error;
+    } finally {
+      this.#section?.end();
     }
   }
 
@@ -418,6 +422,10 @@ class Attempt<Native, C extends Connection> {
       this.#lockedAt = started + waitedMs;
       emit("holdfast:lock:granted", () => ({ locks: this.#home.names(locks), waitedMs }));
     }
+    const section = (this.#section = this.#home.watch?.section(this.#plan.site));
+    if (section && locks.length > 0) section.took({ kind: "key", keys: locks }, this.#plan.site);
+    else if (section && !readOnly && capabilities.granularity === "database")
+      section.took({ kind: "database", name: "database" }, this.#plan.site);
     return this.#watch(connection, native(), body);
   }
 
@@ -449,6 +457,7 @@ class Attempt<Native, C extends Connection> {
         isolation,
         readOnly,
         site: this.#plan.site,
+        section: this.#section,
       },
       locks,
     );
@@ -466,14 +475,15 @@ class Attempt<Native, C extends Connection> {
     };
     outer.addEventListener("abort", onStop, { once: true });
     try {
-      const running = this.#home.beside.theirs(() =>
-        this.#home.current.run(scope, () => Promise.resolve().then(() => body(scope))),
-      );
+      const section = this.#section;
+      const enter = () => this.#home.current.run(scope, () => Promise.resolve().then(() => body(scope)));
+      const running = this.#home.beside.theirs(() => (section ? sections.run(section, enter) : enter()));
       const value = await new Promise<T>((resolve, reject) => {
         abandon = reject;
         running.then(resolve, reject);
       });
       outer.throwIfAborted();
+      if (section?.failure) throw section.failure;
       return value;
     } catch (error) {
       this.#thrown = error;
@@ -487,6 +497,7 @@ class Attempt<Native, C extends Connection> {
       clearTimeout(timer);
       outer.removeEventListener("abort", onStop);
       if (stop) connection.lost.removeEventListener("abort", onLost);
+      this.#section?.left();
       scope.close(this.#abandoned ? "it was given up after an abort" : "its body has ended");
       // A cancel that could still be under way would hit our ROLLBACK.
       if (cancelling) await within(graceMs, cancelling).catch(() => (this.#abandoned = true));
