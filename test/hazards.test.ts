@@ -17,6 +17,7 @@ import {
   type Holdfast,
   type HoldfastOptions,
   fenced,
+  type Transaction,
   TransactionAbortedError,
   holdfast,
   key,
@@ -74,7 +75,7 @@ describe.each(backendsOnce)("$name", (backend) => {
         .catch((error: unknown) => expect(error).toBeInstanceOf(TransactionAbortedError));
       const body = async () => {
         const write = async (tx: { readonly client: unknown }) => {
-          await site.send(tx.client as never, "UPDATE thing SET n = 4711 WHERE id = 1");
+          await site.send(tx.client, "UPDATE thing SET n = 4711 WHERE id = 1");
           await sleep(5); // <timer>
         };
         await hf.transaction({ lock: key("thing", 1) }, write); // <transaction>
@@ -242,22 +243,20 @@ describe("on PostgreSQL", () => {
     const hf = open({ slow: always });
     await hf.migrate();
     await using lease = await hf.lease(key("leased", 1));
+    /** Locks, and then does what it should not. */
+    const after = (lock: (tx: Transaction<PoolClient>) => Promise<unknown>) => () =>
+      hf.transaction(async (tx) => {
+        await lock(tx);
+        await sleep(5);
+      });
     const ways: Record<string, () => Promise<unknown>> = {
-      nothing: () => hf.transaction(async (tx) => void (await tx.client.query("SELECT 1"), await sleep(5))),
-      "tx.lock": () => hf.transaction(async (tx) => void (await tx.lock(key("a", 1)), await sleep(5))),
-      "tx.rows": () => hf.transaction(async (tx) => void (await tx.rows("purchase", [1]), await sleep(5))),
-      "tx.table": () =>
-        hf.transaction(async (tx) => void (await tx.table("purchase", "share"), await sleep(5))),
-      lockAll: () =>
-        hf.transaction(
-          async (tx) => void (await tx.lockAll([key("b", 1), rows("piece", [1])]), await sleep(5)),
-        ),
-      update: () =>
-        hf.transaction(
-          async (tx) =>
-            void (await tx.client.query("UPDATE piece SET n = n + 1 WHERE id = $1", [1]), await sleep(5)),
-        ),
-      fenced: () => hf.transaction(async (tx) => void (await fenced(tx, lease), await sleep(5))),
+      nothing: after((tx) => tx.client.query("SELECT 1")),
+      "tx.lock": after((tx) => tx.lock(key("a", 1))),
+      "tx.rows": after((tx) => tx.rows("purchase", [1])),
+      "tx.table": after((tx) => tx.table("purchase", "share")),
+      lockAll: after((tx) => tx.lockAll([key("b", 1), rows("piece", [1])])),
+      update: after((tx) => tx.client.query("UPDATE piece SET n = n + 1 WHERE id = $1", [1])),
+      fenced: after((tx) => fenced(tx, lease)),
       join: async () => {
         const client = await pool.connect();
         await client.query("BEGIN");
@@ -388,6 +387,34 @@ describe("on PostgreSQL", () => {
     expect(seen).toEqual([]);
     await other.close();
     await limited.end();
+  });
+
+  test("what Holdfast does itself is none: connections that it opens, statements that it sends through an ORM", async () => {
+    const fresh = new Pool({ connectionString: database.url, max: 3 });
+    const hf = open({}, fresh);
+    const adapter = new PrismaPg({ connectionString: database.url, max: 2 });
+    const prisma = new PrismaClient({ adapter }).$extends(inPrisma({ hazards: "count", slow: always }));
+    const slow: Events["holdfast:section:slow"][] = [];
+    const seen = await told("holdfast:hazard", async () => {
+      const client = await fresh.connect();
+      await client.query("BEGIN");
+      await hf.join(client).lock(key("itself", 1));
+      // On another connection, which is not there yet.
+      expect(await hf.tryLock(key("itself", 1), async () => 1)).toEqual({ acquired: false });
+      await client.query("COMMIT");
+      client.release();
+      const rowsOfPrisma = () =>
+        prisma.$exact({ lock: key("itself", 2) }, async (tx) => {
+          await tx.upload.findManyForUpdate();
+          await tx.upload.count();
+        });
+      slow.push(...(await told("holdfast:section:slow", rowsOfPrisma)));
+    });
+    expect(seen).toEqual([]);
+    expect(slow.map(({ locks, tables }) => [...locks, ...tables])).toEqual([["itself:2", "upload"]]);
+    await hf.close();
+    await fresh.end();
+    await prisma.$disconnect();
   });
 
   test("a pool that has no connection left for the second one", async () => {

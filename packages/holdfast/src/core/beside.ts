@@ -72,7 +72,8 @@ export class Beside {
   /** For connections that we take ourselves, on purpose, while the caller holds one. */
   async taking<T>(take: (granted: () => void) => Promise<T>): Promise<T> {
     const inside = this.#inside();
-    if (!inside) return take(() => {});
+    // In a transaction that the caller has opened, too, what we open is no mistake.
+    if (!inside) return sectionHere() ? this.ours(() => take(() => {})) : take(() => {});
     let grant!: () => void;
     const granted = new Promise<void>((resolve) => (grant = resolve));
     this.#queue(inside, () => granted);

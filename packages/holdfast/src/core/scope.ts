@@ -1,5 +1,5 @@
 import { type Capabilities, type Strategy, type Support, require } from "./capabilities.ts";
-import type { Connection, Database, Isolation, Reason, Row, Wait } from "./database.ts";
+import type { Connection, Database, Isolation, Reason, Result, Row, Wait } from "./database.ts";
 import { emit, traced } from "./events.ts";
 import {
   NotInTransactionError,
@@ -362,9 +362,8 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
       const capabilities = scope.#home.known() ?? (await scope.#home.capabilities(connection));
       const abort = signal ? AbortSignal.any([signal, own]) : own;
       try {
-        return await interruptible(connection, abort, () =>
-          run({ connection, capabilities, joined, signal: abort, section }),
-        );
+        const work = () => run({ connection, capabilities, joined, signal: abort, section });
+        return await interruptible(connection, abort, () => (section ? sections.leave(work) : work()));
       } catch (error) {
         throw scope.#explain(error);
       }
@@ -452,8 +451,11 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     const { engine } = this.#home.database;
     if (!engine.query)
       throw new UnsupportedError(`tx.query: ${engine.name} does not speak SQL; use tx.client`);
-    this.#place.section?.sent(statement);
-    const result = await engine.query(this.#place.connection, statement);
+    const { section, connection } = this.#place;
+    section?.sent(statement);
+    // Told by now: what a client makes of it is not another one.
+    const ask = () => engine.query?.(connection, statement) as Promise<Result>;
+    const result = await (section ? sections.leave(ask) : ask());
     return result.rows as R[];
   }
 

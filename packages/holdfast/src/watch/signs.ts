@@ -41,44 +41,44 @@ export function readSigns(listener: Listener): () => void {
     subscribe(channel, tell);
     return () => void unsubscribe(channel, tell);
   });
-  const builtin = globalThis.process?.getBuiltinModule?.bind(globalThis.process);
-  if (!builtin) return () => ends.forEach((end) => end());
+  const builtin = (name: string): Methods | undefined =>
+    globalThis.process?.getBuiltinModule?.(name) as Methods | undefined;
   const at = (sign: Sign) => (original: Function) =>
     function told(this: unknown, ...args: unknown[]): unknown {
       const about = listener.matters();
       if (about) listener.told(about, sign, sites.here(told));
       return original.apply(this, args);
     };
-  const dns = builtin("node:dns") as unknown as Methods & { promises: Methods };
-  for (const methods of [dns, dns.promises])
-    for (const name of [
-      "lookup",
-      "lookupService",
-      "resolve",
-      "resolve4",
-      "resolve6",
-      "resolveSrv",
-      "resolveTxt",
-    ])
-      ends.push(replace(methods, name, at("dns")));
-  const readline = builtin("node:readline") as unknown as { Interface: { prototype: Methods } };
-  const { Interface } = builtin("node:readline/promises") as unknown as { Interface: { prototype: Methods } };
-  for (const { prototype } of [readline.Interface, Interface])
+  const names = ["lookup", "lookupService", "resolve", "resolve4", "resolve6", "resolveSrv", "resolveTxt"];
+  for (const dns of [builtin("node:dns"), builtin("node:dns/promises")])
+    for (const name of names) ends.push(replace(dns, name, at("dns")));
+  for (const readline of [builtin("node:readline"), builtin("node:readline/promises")]) {
+    const { prototype } = (readline?.["Interface"] ?? {}) as { prototype?: Methods };
     ends.push(replace(prototype, "question", at("prompt")));
+  }
   // Ours are told apart by their place in files, which a bundle does not have.
-  if (sites.known) ends.push(...timers(listener, builtin));
-  const { syncBuiltinESMExports } = builtin("node:module");
-  syncBuiltinESMExports();
+  if (sites.known) ends.push(...timers(listener, builtin("node:timers"), builtin("node:timers/promises")));
+  // Those who have imported them by name see it, too.
+  const spread = () => {
+    try {
+      builtin("node:module")?.["syncBuiltinESMExports"]?.();
+    } catch {
+      // Other runtimes have the name alone.
+    }
+  };
+  spread();
   return () => {
     for (const end of ends) end();
-    syncBuiltinESMExports();
+    spread();
   };
 }
 
 /** Seen when they fire and are still waited for: those that libraries set in case of silence are cleared before. */
-function timers(listener: Listener, builtin: typeof process.getBuiltinModule): (() => void)[] {
-  const plain = builtin("node:timers") as unknown as Methods;
-  const promised = builtin("node:timers/promises") as unknown as Methods;
+function timers(
+  listener: Listener,
+  plain: Methods | undefined,
+  promised: Methods | undefined,
+): (() => void)[] {
   const tell = (about: object, site: Site) => {
     if (listener.lasts(about) && site.near) listener.told(about, "timer", site);
   };
@@ -123,15 +123,21 @@ function timers(listener: Listener, builtin: typeof process.getBuiltinModule): (
   ];
 }
 
-/** Puts another in its place. Who has done the same after us keeps theirs, which calls ours: it stays, and does nothing. */
-function replace(methods: Methods, name: string, by: (original: Function) => Function): () => void {
-  const before = Object.getOwnPropertyDescriptor(methods, name);
-  const original = before?.value as Function | undefined;
-  if (!before || !before.writable || typeof original !== "function") return () => {};
-  const ours = by(original);
+/**
+ * Puts another in its place, where the runtime has it and lets that be done. Who has done the same after us keeps theirs, which
+ * calls ours: it stays, and does nothing.
+ */
+function replace(
+  methods: Methods | undefined,
+  name: string,
+  by: (original: Function) => Function,
+): () => void {
+  const original: unknown = methods?.[name];
+  if (!methods || typeof original !== "function") return () => {};
+  const ours = by(original as Function);
   Object.defineProperty(ours, "name", { configurable: true, value: original.name });
-  methods[name] = ours;
+  if (!Reflect.set(methods, name, ours)) return () => {};
   return () => {
-    if (methods[name] === ours) methods[name] = original;
+    if (methods[name] === ours) Reflect.set(methods, name, original);
   };
 }

@@ -83,7 +83,7 @@ export function tablesOf(text: string): readonly string[] {
     // Not that of FOR UPDATE, DO UPDATE, KEY UPDATE and ON UPDATE.
     ...all(
       plain,
-      String.raw`(?<!\b(?:for|do|key|on) )\bupdate (?:only |ignore |low_priority |or \w+ )*${name} `,
+      String.raw`(?<!\b(?:for|do|key|on) )\bupdate (?:only |ignore |low_priority |or \w+ )*(?!set\b)${name} `,
     ),
     ...all(plain, String.raw`\bdelete (?:ignore |low_priority |quick )*from (?:only )?${name}`),
     ...all(plain, String.raw`\bmerge into (?:only )?${name}`),
