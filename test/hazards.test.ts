@@ -394,6 +394,7 @@ describe("on PostgreSQL", () => {
     const hf = open({}, fresh);
     const adapter = new PrismaPg({ connectionString: database.url, max: 2 });
     const prisma = new PrismaClient({ adapter }).$extends(inPrisma({ hazards: "count", slow: always }));
+    await pool.query("INSERT INTO upload (user_id, bytes) VALUES ('ada', 1)");
     const slow: Events["holdfast:section:slow"][] = [];
     const seen = await told("holdfast:hazard", async () => {
       const client = await fresh.connect();
@@ -411,7 +412,11 @@ describe("on PostgreSQL", () => {
       slow.push(...(await told("holdfast:section:slow", rowsOfPrisma)));
     });
     expect(seen).toEqual([]);
-    expect(slow.map(({ locks, tables }) => [...locks, ...tables])).toEqual([["itself:2", "upload"]]);
+    // What is locked by the client's own methods is a section of its own, inside.
+    expect(slow.map(({ locks, tables }) => [...locks, ...tables].join()).toSorted()).toEqual([
+      "itself:2",
+      "upload",
+    ]);
     await hf.close();
     await fresh.end();
     await prisma.$disconnect();

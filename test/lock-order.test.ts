@@ -123,6 +123,23 @@ test("two keys of one namespace, one after the other, in whatever order they com
   await hf.close();
 });
 
+test("a transaction inside of another: who waits there holds what is locked here", async () => {
+  const found = since();
+  const hf = open();
+  const nested = (outer: string, inner: string) =>
+    hf.transaction({ lock: key(outer, 1) }, () =>
+      hf.transaction({ separate: true }, async (tx) => {
+        await tx.lock(key(inner, 1));
+      }),
+    );
+  await nested("outer", "inner");
+  await hf.transaction({ lock: key("inner", 1) }, () =>
+    hf.transaction({ separate: true, lock: key("outer", 1) }, async () => {}),
+  );
+  expect(found()).toEqual([["key inner → key outer", "key outer → key inner"]]);
+  await hf.close();
+});
+
 test("in one call there is one order, and who does not wait is in no deadlock", async () => {
   const found = since();
   const hf = open();

@@ -24,7 +24,7 @@ import type { LockRequest, Lockable } from "./key.ts";
 import { Refused, refusal } from "./refused.ts";
 import { type RetryOptions, type RetryPolicy, pause } from "./retry.ts";
 import { type Home, Scope, type Transaction, checkSupport } from "./scope.ts";
-import { type Section, sections } from "./section.ts";
+import { type Locked, type Section, sections } from "./section.ts";
 import type { Site } from "./site.ts";
 import { isOpaque } from "./thrown.ts";
 import { sleep } from "./wait.ts";
@@ -392,6 +392,11 @@ class Attempt<Native, C extends Connection> {
       capabilities,
       signal: this.#deadline.signal,
     };
+    const { site } = this.#plan;
+    const section = (this.#section = this.#home.watch?.section(site));
+    const locked: Locked | undefined = section && locks.length > 0 ? { kind: "key", keys: locks } : undefined;
+    // There may be a transaction around it, which holds something.
+    if (locked && wait !== "nowait") section?.asks(locked, site);
     this.#opening = true;
     const started = performance.now();
     const begin = () =>
@@ -422,10 +427,9 @@ class Attempt<Native, C extends Connection> {
       this.#lockedAt = started + waitedMs;
       emit("holdfast:lock:granted", () => ({ locks: this.#home.names(locks), waitedMs }));
     }
-    const section = (this.#section = this.#home.watch?.section(this.#plan.site));
-    if (section && locks.length > 0) section.took({ kind: "key", keys: locks }, this.#plan.site);
-    else if (section && !readOnly && capabilities.granularity === "database")
-      section.took({ kind: "database", name: "database" }, this.#plan.site);
+    if (locked) section?.took(locked, site);
+    else if (!readOnly && capabilities.granularity === "database")
+      section?.took({ kind: "database", name: "database" }, site);
     return this.#watch(connection, native(), body);
   }
 

@@ -130,12 +130,16 @@ class Watched implements Section {
   }
 
   #follow(what: Locked, site: Site | undefined): void {
-    const held = this.#holding;
-    if (!held || this.#watcher.watching.hazards === "off") return;
-    for (const { name, id } of namesOf(what)) {
-      const kind = kindOf(name);
-      const steps = kind && follow(held, kind, id, site);
-      if (steps) this.#inverted(steps, site);
+    if (this.#watcher.watching.hazards === "off") return;
+    // What a transaction around it holds is held by the same caller, who waits.
+    for (let each: Section | undefined = this; each instanceof Watched; each = each.#outer) {
+      const held = each.over ? undefined : each.#holding;
+      if (!held) continue;
+      for (const { name, id } of namesOf(what)) {
+        const kind = kindOf(name);
+        const steps = kind && follow(held, kind, id, site);
+        if (steps) this.#inverted(steps, site);
+      }
     }
   }
 
