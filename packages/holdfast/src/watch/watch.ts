@@ -131,16 +131,18 @@ class Watched implements Section {
 
   #follow(what: Locked, site: Site | undefined): void {
     if (this.#watcher.watching.hazards === "off") return;
-    // What a transaction around it holds is held by the same caller, who waits.
-    for (let each: Section | undefined = this; each instanceof Watched; each = each.#outer) {
-      const held = each.over ? undefined : each.#holding;
-      if (!held) continue;
+    for (const held of this.#around())
       for (const { name, id } of namesOf(what)) {
         const kind = kindOf(name);
         const steps = kind && follow(held, kind, id, site);
         if (steps) this.#inverted(steps, site);
       }
-    }
+  }
+
+  /** What is held here, and in transactions around it: by the same caller, who waits. */
+  *#around(): Generator<readonly Holding[]> {
+    if (this.#holding && !this.over) yield this.#holding;
+    if (this.#outer instanceof Watched) yield* this.#outer.#around();
   }
 
   #hold(what: Locked, site: Site | undefined): void {
