@@ -795,10 +795,13 @@ export async function fenced(tx: Transaction<unknown>, lease: Lease): Promise<vo
   if (!grip) throw new UsageError("fenced(tx, lease): this is no lease of hf.lease or of a semaphore");
   const scope = scopeOf(tx, "fenced(tx, lease)");
   const { engine } = scope.home.database;
+  const site = scope.locking();
   const newest = await scope.work(async ({ connection, capabilities, joined }) => {
     require(capabilities.leases, "Leases");
     if (!engine.leases) throw new UnsupportedError(`Leases: ${engine.name} does not keep any`);
     return engine.leases.fence(connection, grip, joined);
   });
   if (newest !== undefined) throw new StaleFenceError(lease.name, lease.fence, newest);
+  // Nobody else gets the lease before the transaction has ended.
+  scope.section?.took({ kind: "lease", name: lease.name }, site);
 }
