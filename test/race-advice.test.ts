@@ -2,7 +2,7 @@
 import { fromPg } from "holdfast/pg";
 import { type Exploration, type Invariant, explore } from "holdfast/testing";
 import { Pool, type PoolClient } from "pg";
-import { afterAll, beforeAll, expect, test } from "vitest";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type TestDatabase, createDatabase } from "./harness/databases.ts";
 
 let database: TestDatabase;
@@ -182,6 +182,56 @@ test.each<[string, Act, Invariant, RegExp]>([
   expect(found.fix, found.text).toMatch(sentence);
 });
 
+describe("a lock of the session, taken and given back through the pool", () => {
+  const throughPool: Act = async () => {
+    await pool.query("SELECT pg_advisory_lock(7)");
+    try {
+      if ((await one(uploaded)) + 60 <= 100) await pool.query(upload);
+    } finally {
+      await pool.query("SELECT pg_advisory_unlock(7)");
+    }
+  };
+  const onOne: Act = async () => {
+    const client = await pool.connect();
+    try {
+      await client.query("SELECT pg_advisory_lock(7)");
+      try {
+        if ((await one(uploaded, client)) + 60 <= 100) await client.query(upload);
+      } finally {
+        await client.query("SELECT pg_advisory_unlock(7)");
+      }
+    } finally {
+      client.release();
+    }
+  };
+
+  test("another one gets the connection, and the lock with it", async () => {
+    const found = await report(throughPool, fits);
+    expect(found.text).toContain("B begins, and gets the connection that was just given back");
+    expect(found.fix, found.text).toMatch(
+      /^pg_advisory_unlock\(7\) answered no: it was sent over another connection than the one that has the lock/,
+    );
+    const again = await explore("again", {
+      db: fromPg(pool),
+      reset,
+      actors: { A: () => throughPool("A"), B: () => throughPool("B") },
+      invariant: fits,
+      replay: found.replay ?? "",
+    });
+    expect(again, again.text).toMatchObject({ ok: false, replay: found.replay });
+  });
+
+  test("on one connection it is right", async () => {
+    const found = await explore("one connection", {
+      db: fromPg(pool),
+      reset,
+      actors: { A: () => onOne("A"), B: () => onOne("B") },
+      invariant: fits,
+    });
+    expect(found, found.text).toMatchObject({ ok: true });
+  });
+});
+
 test("a reader that only reads: REPEATABLE READ", async () => {
   let seen = 0;
   const found = await explore("report", {
@@ -235,20 +285,28 @@ test("a replay after the mending says that it is no longer possible, and why", a
   );
 });
 
-test.each([["nonsense"], [""], ["A2C4"], ["A2B4!"], ["a2b2"], ["A2B4!C"], ["A99999"]])(
-  "%j is no order, and refused",
-  async (replay) => {
-    await expect(
-      explore("replay", {
-        db: fromPg(pool),
-        reset,
-        actors: { A: () => locked("A"), B: () => locked("B") },
-        invariant: fits,
-        replay,
-      }),
-    ).rejects.toThrow(/replay is an order that a report named, such as A2B4A2 for both actors \(A to B\)/);
-  },
-);
+test.each([
+  ["nonsense"],
+  [""],
+  ["A2C4"],
+  ["A2B4!"],
+  ["a2b2"],
+  ["A2B4!C"],
+  ["A99999"],
+  ["A2+B"],
+  ["+BA"],
+  ["A+BA+BA"],
+])("%j is no order, and refused", async (replay) => {
+  await expect(
+    explore("replay", {
+      db: fromPg(pool),
+      reset,
+      actors: { A: () => locked("A"), B: () => locked("B") },
+      invariant: fits,
+      replay,
+    }),
+  ).rejects.toThrow(/replay is an order that a report named, such as A2B4A2 for both actors \(A to B\)/);
+});
 
 test("three actors fit into 100 columns", async () => {
   const found = await explore("three", {

@@ -36,6 +36,7 @@ function played(order: readonly number[]): Run {
     together: none,
     diverted: false,
     strayed: undefined,
+    late: undefined,
   };
 }
 

@@ -44,6 +44,8 @@ export interface Wire<C extends Connection> {
   describe(connection: C, sessions: readonly string[]): Promise<readonly string[]>;
   /** Ends what these sessions do; they stay. */
   cancel(connection: C, sessions: readonly string[]): Promise<void>;
+  /** Gives back all locks of a session. */
+  readonly unlock: string;
   /** How a statement outside of any transaction, which is one by itself, is kept open until its COMMIT. */
   readonly autocommit: Autocommit<C>;
   /** A statement: the session's transactions run at this level; undefined: at its own again. */

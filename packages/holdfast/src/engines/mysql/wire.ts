@@ -387,6 +387,7 @@ const autocommit: Autocommit<SqlConnection> = {
 export const wire: Wire<SqlConnection> = {
   reader: () => new Reader(),
   statement: (text) => query(text, false),
+  unlock: "DO RELEASE_ALL_LOCKS()",
   who: "SELECT CONNECTION_ID()",
   self: ([row]) =>
     row?.[0] === undefined ? undefined : { session: row[0], direct: true, serializable: false },

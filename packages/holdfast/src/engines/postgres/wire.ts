@@ -258,6 +258,7 @@ export const wire: Wire<SqlConnection> = {
     return rows.map(({ a, b }) => [String(a), String(b)]);
   },
   keep,
+  unlock: "SELECT pg_advisory_unlock_all()",
   who: "SELECT pg_backend_pid(), inet_client_port(), current_setting('default_transaction_isolation')",
   self([row], localPort) {
     const [session, port, isolation] = row ?? [];

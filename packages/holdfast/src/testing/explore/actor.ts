@@ -105,6 +105,10 @@ export interface Wait {
 export interface Stage {
   /** Lets an actor begin; its statements come to `actor.held`, answered ones leave `actor.sent`. */
   start(actor: Actor): void;
+  /** Runs this in the same breath in which the client hears the answer to a step. Absent: it cannot be told when that is. */
+  answered?(step: Step, then: () => void): void;
+  /** Gives back locks of sessions that were left behind. */
+  unlock?(): Promise<void>;
   /** Called by the stage whenever something has changed. */
   changed: () => void;
   /** Of these statements, which were sent and not answered, those that wait for a lock, and for whom. */

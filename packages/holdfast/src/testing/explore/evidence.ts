@@ -110,6 +110,24 @@ function givenBack(choices: readonly Choice[], from: number, name: string): numb
   return at < 0 ? choices.length : at;
 }
 
+/** Choices after which an actor goes on outside of a transaction, with a lock of its session: how many of its own that is. */
+export function holdsBetween(run: Run, actor: number): number[] {
+  const { choices } = run;
+  const all = spans(choices);
+  const own = choices.flatMap(({ chosen }, at) => (chosen === actor ? [at] : []));
+  const locks = guards(choices, all).filter((lock) => lock.actor === actor && !lock.local);
+  return own.flatMap((at, i) => {
+    const isLast = i === own.length - 1;
+    const inside = all[at] !== undefined && all[at].to !== at;
+    return !isLast && !inside && locks.some((lock) => lock.at <= at && at < lock.until) ? [i] : [];
+  });
+}
+
+/** A lock of a session that was to be given back, and was not there. */
+export function notGivenBack({ choices }: Run): boolean {
+  return otherConnection(choices) !== undefined;
+}
+
 /** Why what was meant to protect did not; undefined: nothing of the kind is seen. */
 export function evidence(run: Run, conflicts: readonly Conflict[]): string | undefined {
   const { choices } = run;

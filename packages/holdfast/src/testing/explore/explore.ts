@@ -10,6 +10,7 @@ import type { Kept, Wire } from "../../core/wire.ts";
 import type { Stage } from "./actor.ts";
 import { diagnose } from "./anomaly.ts";
 import { Equivalence } from "./equivalence.ts";
+import { holdsBetween, notGivenBack } from "./evidence.ts";
 import {
   type Coverage,
   type Exploration,
@@ -310,6 +311,7 @@ export class Explorer {
     const { isolation, maxMs = defaultMs, replay } = this.#scenario;
     const wanted = isolation === undefined ? [undefined] : [isolation].flat();
     const done: Level[] = [];
+    if (replay !== undefined) planOf(replay, this.#names);
     // Opens connections and fills caches, so that these are not a part of the runs.
     await ends(this.#scenario.reset(), "the reset", this.#left);
     const warm = await this.#inTime(() => this.#perform({ order: [], victim: undefined }));
@@ -405,6 +407,8 @@ export class Explorer {
         continue;
       }
       uncertain ||= run.diverted || strange !== undefined;
+      const lent = plan.order.length === 0 ? await this.#lent(run) : undefined;
+      if (lent) return lent;
       if (run.strayed === undefined) search.learn(plan, run);
     }
     if (stopped) search.putBack();
@@ -436,6 +440,30 @@ export class Explorer {
     };
   }
 
+  /**
+   * Whoever has a lock of a session while its connection is back in the pool: another one begins just then, and gets that
+   * connection, for which the lock is its own.
+   */
+  async #lent(serial: Run): Promise<{ run: Run; error: unknown } | undefined> {
+    if (!this.#stage.answered) return undefined;
+    let left: { run: Run; error: unknown } | undefined;
+    for (const [a] of this.#names.entries())
+      for (const own of holdsBetween(serial, a))
+        for (const [b] of this.#names.entries()) {
+          if (a === b) continue;
+          const order = [...Array.from({ length: own + 1 }, () => a), b];
+          const run = await this.#inTime(() =>
+            this.#try({ order, victim: undefined, late: { actor: b, after: own }, lenient: true }),
+          );
+          if (!run) return left;
+          const error = await this.#judge(run);
+          await this.#stage.unlock?.();
+          if (error !== undefined) return { run, error };
+          if (!notGivenBack(serial)) left ??= leftBehind(run);
+        }
+    return left;
+  }
+
   /** After a change of the code it may not be possible any more: then that is the answer, whatever else comes of it. */
   async #replay(plan: Plan): Promise<Omit<Level, "runs"> | { run: Run; error: unknown }> {
     for (let again = 0; ; again++) {
@@ -443,7 +471,10 @@ export class Explorer {
       // Where the server decides whom it ends, it may take some trying; and so may a connection that is opened anew.
       if ((run.diverted || run.strayed) && again < 2) continue;
       const error = await this.#judge(run);
+      if (plan.late) await this.#stage.unlock?.();
       if (error !== undefined) return { run, error };
+      const left = plan.late && leftBehind(run);
+      if (left) return left;
       const level = { coverage: { runs: 1 }, random: 0, slept: [], patient: [], unseen: [] };
       return run.strayed === undefined ? level : { ...level, impossible: run.strayed };
     }
@@ -565,6 +596,13 @@ export class Explorer {
       return error ?? new Error("the invariant threw nothing");
     }
   }
+}
+
+/** Nothing is wrong with the data yet; but whoever wants that lock next waits for ever. */
+function leftBehind(run: Run): { run: Run; error: Error } | undefined {
+  return notGivenBack(run)
+    ? { run, error: new Error("a lock of a session was not given back, and stays") }
+    : undefined;
 }
 
 const switches = ({ choices }: Run) => choices.at(-1)?.preemptions ?? 0;

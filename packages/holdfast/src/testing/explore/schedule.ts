@@ -33,6 +33,8 @@ export interface Run {
   readonly together: ReadonlySet<string>;
   /** In a deadlock another one was ended than was planned, and what followed is another run. */
   readonly diverted: boolean;
+  /** Who began late, and after which choice. */
+  readonly late: Plan["late"];
   /** The order did not come out as planned: something else than the schedule decides. */
   readonly strayed: string | undefined;
 }
@@ -44,6 +46,11 @@ export interface Plan {
   readonly victim: number | undefined;
   /** After the plan: who is next? By default whoever had the last turn. */
   readonly pick?: (enabled: readonly number[]) => number;
+  /**
+   * One that begins as soon as the answer to this choice is heard, before whoever it was for goes on: a pool that has just got a
+   * connection back lends that one to it.
+   */
+  readonly late?: { readonly actor: number; readonly after: number } | undefined;
   /** A turn that cannot be taken is left out. */
   readonly lenient?: boolean;
 }
@@ -114,14 +121,19 @@ class Play {
     let ended = false;
     try {
       for (const actor of this.#cast) {
-        this.#started.push(actor);
-        this.#stage.start(actor);
+        if (actor.index === this.#plan.late?.actor) continue;
+        this.#start(actor);
         // One after the other: some clients send what is asked for in one tick as one statement, whoever asks for it.
         await this.#settle();
       }
       for (;;) {
         await this.#settle();
-        if (this.#cast.every(({ done }) => done)) break;
+        if (this.#started.every(({ done }) => done)) {
+          const late = this.#cast.find((actor) => !this.#started.includes(actor));
+          if (!late) break;
+          this.#start(late);
+          continue;
+        }
         await this.#next();
       }
       ended = true;
@@ -137,9 +149,15 @@ class Play {
       slept: this.#slept,
       patient: this.#patient,
       together: this.#together,
+      late: this.#plan.late,
       diverted: this.#diverted,
       strayed: this.#strayed,
     };
+  }
+
+  #start(actor: Actor): void {
+    this.#started.push(actor);
+    this.#stage.start(actor);
   }
 
   async #next(): Promise<void> {
@@ -203,6 +221,12 @@ class Play {
       step: held.step,
       preemptions: (last?.preemptions ?? 0) + (switched ? 1 : 0),
     });
+    const { late: begins } = this.#plan;
+    const next = begins && begins.after === this.#choices.length - 1 ? this.#cast[begins.actor] : undefined;
+    if (next)
+      this.#stage.answered?.(held.step, () => {
+        if (!this.#started.includes(next)) this.#start(next);
+      });
     actor.held.splice(actor.held.indexOf(held), 1);
     actor.sent.add(held.step);
     // What it takes to send it is bounded as well: if it does not end, the statement is one that is not answered.

@@ -98,6 +98,7 @@ export class Sockets implements Stage, Listener {
   readonly #current = new AsyncLocalStorage<Actor>();
   readonly #lines = new Map<Socket, Line>();
   #made = 0;
+  #waits: { readonly step: Step; readonly then: () => void } | undefined;
   /**
    * Where an actor's own code last awaited something: clients that send a statement only when they are awaited have
    * none of it on their stack.
@@ -146,6 +147,7 @@ export class Sockets implements Stage, Listener {
   open(victim: number | undefined): void {
     this.#open = true;
     this.#victim = victim;
+    this.#waits = undefined;
     this.#users.clear();
     for (const line of this.#lines.values()) line.user = line.told = undefined;
     this.#awaits.enable();
@@ -396,6 +398,7 @@ export class Sockets implements Stage, Listener {
   /** What the client was to hear, as it would have heard it. */
   #deliver(line: Line, after: { readonly inside: boolean; readonly refused?: Uint8Array }): void {
     const { around } = line;
+    const asked = line.sent?.step;
     line.around = undefined;
     line.reader.inside = after.inside;
     this.#answered(line);
@@ -404,6 +407,7 @@ export class Sockets implements Stage, Listener {
     const user = present(line.user);
     if (user) this.#current.run(user, pass);
     else pass();
+    if (asked) this.#heardOf(asked);
   }
 
   async #learn(line: Line, held: Step, unknown: string | undefined): Promise<void> {
@@ -500,11 +504,30 @@ export class Sockets implements Stage, Listener {
 
   hears(socket: Socket, event: string | symbol, rest: unknown[], pass: Pass): boolean {
     const line = this.#lines.get(socket) ?? this.#line(socket);
+    const asked = line.sent?.step;
     if (event === "data" && this.#hears(line, rest[0] as Buffer, pass)) return true;
     if (event === "close") this.#gone(line);
     // Clients send what they have queued when an answer arrives, in the context in which the connection was opened.
     const user = event === "data" ? present(line.user) : undefined;
-    return user ? this.#current.run(user, () => pass()) : pass();
+    const heard = user ? this.#current.run(user, () => pass()) : pass();
+    if (asked && line.sent?.step !== asked) this.#heardOf(asked);
+    return heard;
+  }
+
+  async unlock(): Promise<void> {
+    for (const line of this.#lines.values())
+      if (line.theirs && quiet(line)) await this.#tell(line, this.#wire.unlock);
+  }
+
+  answered(to: Step, then: () => void): void {
+    this.#waits = { step: to, then };
+  }
+
+  #heardOf(asked: Step): void {
+    const { step: to, then } = this.#waits ?? {};
+    if (to !== asked) return;
+    this.#waits = undefined;
+    then?.();
   }
 
   /** Whether the client is not to hear it now. */

@@ -2,7 +2,7 @@
 import { basename } from "node:path";
 import { UsageError } from "../../core/errors.ts";
 import type { Diagnosis } from "./anomaly.ts";
-import type { Run } from "./schedule.ts";
+import type { Plan, Run } from "./schedule.ts";
 
 /** One line of a schedule. */
 export interface Turn {
@@ -20,10 +20,12 @@ export interface Turn {
   readonly switched: boolean;
   /** What was read was out of date when it was acted on. */
   readonly stale: boolean;
+  /** Who began at this moment, before this one could go on; the others were there from the start. */
+  readonly begins?: string;
 }
 
 export function turns(
-  { choices }: Run,
+  { choices, late }: Run,
   names: readonly string[],
   { stale }: Pick<Diagnosis, "stale">,
 ): Turn[] {
@@ -37,6 +39,7 @@ export function turns(
     ...(step.place === undefined ? {} : { place: step.place }),
     switched: preemptions > (choices[i - 1]?.preemptions ?? 0),
     stale: stale.has(i),
+    ...(late?.after === i ? { begins: names[late.actor] ?? "" } : {}),
   }));
   // A transaction of one statement that nobody came into is one line.
   return all.filter((_, i) => !choices[i]?.step.implicit || choices[i - 1]?.chosen !== choices[i]?.chosen);
@@ -132,37 +135,44 @@ function drawn(
     if (turn.switched) lines.push(" ──  switch");
     const start = startOf(turn.actor);
     lines.push(`${String(turn.n).padStart(3)}  ${" ".repeat(start)}${text(turn, i, start)}`.trimEnd());
+    if (turn.begins !== undefined)
+      lines.push(` ──  ${turn.begins} begins, and gets the connection that was just given back`);
   }
   return lines.join("\n");
 }
 
-/** "A4B4AB": whose turn, and how many in a row; "!B": whom the server ended in a deadlock. */
-export function replayOf({ choices, deadlocks }: Run): string {
+/** "A4B4AB": whose turn, and how many in a row; "+B": who begins there; "!B": whom the server ended in a deadlock. */
+export function replayOf({ choices, deadlocks, late }: Run): string {
   const victim = deadlocks.at(-1)?.victim;
   const turnsOf = choices
-    .map(({ chosen }) => letter(chosen))
+    .map(({ chosen }, i) => letter(chosen) + (late?.after === i ? `+${letter(late.actor)} ` : ""))
     .join("")
-    .replaceAll(/(.)\1+/g, (same, each: string) => `${each}${same.length}`);
+    .replaceAll(/([A-Z])\1+/g, (same, each: string) => `${each}${same.length}`)
+    .replace(" ", "");
   return victim === undefined ? turnsOf : `${turnsOf}!${letter(victim)}`;
 }
 
 const letter = (actor: number) => String.fromCharCode(65 + actor);
 
 /** Of what a report named, and of nothing else. */
-export function planOf(
-  replay: string,
-  actors: readonly string[],
-): { order: number[]; victim: number | undefined } {
+export function planOf(replay: string, actors: readonly string[]): Pick<Plan, "order" | "victim" | "late"> {
   const last = letter(actors.length - 1);
-  if (!new RegExp(`^(?:[A-${last}]\\d{0,4})+(?:![A-${last}])?$`).test(replay))
+  const turn = `[A-${last}]\\d{0,4}`;
+  if (!new RegExp(`^(?:${turn})+(?:\\+[A-${last}](?:${turn})+)?(?:![A-${last}])?$`).test(replay))
     throw new UsageError(
       `explore: replay is an order that a report named, such as A2B4A2 for ${actors.length === 2 ? "both" : `the ${actors.length}`} actors (A to ${last}), and not ${JSON.stringify(replay)}`,
     );
   const [order = "", victim] = replay.split("!");
+  const [first = "", then] = order.split("+");
+  const numberOf = (name: string) => name.charCodeAt(0) - 65;
+  const turnsOf = (text: string) =>
+    [...text.matchAll(/([A-Z])(\d*)/g)].flatMap(([, each = "A", count]) =>
+      Array.from({ length: count ? Number(count) : 1 }, () => numberOf(each)),
+    );
+  const before = turnsOf(first);
   return {
-    order: [...order.matchAll(/([A-Z])(\d*)/g)].flatMap(([, each = "A", count]) =>
-      Array.from({ length: count ? Number(count) : 1 }, () => each.charCodeAt(0) - 65),
-    ),
-    victim: victim ? victim.charCodeAt(0) - 65 : undefined,
+    order: [...before, ...turnsOf(then?.slice(1) ?? "")],
+    victim: victim ? numberOf(victim) : undefined,
+    ...(then === undefined ? {} : { late: { actor: numberOf(then), after: before.length - 1 } }),
   };
 }
