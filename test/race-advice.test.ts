@@ -1,7 +1,7 @@
 /** What is advised is what the schedule shows: a protection that was meant, and why it did not hold. */
 import { fromPg } from "holdfast/pg";
 import { type Exploration, type Invariant, explore } from "holdfast/testing";
-import { Pool, type PoolClient } from "pg";
+import { Client, Pool, type PoolClient } from "pg";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type TestDatabase, createDatabase } from "./harness/databases.ts";
 
@@ -306,6 +306,29 @@ test.each([
       replay,
     }),
   ).rejects.toThrow(/replay is an order that a report named, such as A2B4A2 for both actors \(A to B\)/);
+});
+
+test("what goes over one connection stands in the column of whoever asked for it", async () => {
+  const client = new Client({ connectionString: database.url });
+  await client.connect();
+  const act = async (name: string) => {
+    for (const n of [1, 2, 3]) await client.query(`SELECT '${name}${n}' AS name`);
+  };
+  try {
+    const found = await explore("shared", {
+      db: fromPg(pool),
+      reset,
+      actors: { A: () => act("a"), B: () => act("b"), C: () => act("c") },
+      invariant: () => {
+        throw new Error("look");
+      },
+    });
+    const sent = found.turns?.map(({ actor, statement }) => [actor, /'(\w)\d'/.exec(statement)?.[1]]);
+    expect(sent, found.text).toHaveLength(9);
+    expect(sent, found.text).toEqual(sent?.map(([actor]) => [actor, actor?.toLowerCase()]));
+  } finally {
+    await client.end();
+  }
 });
 
 test("three actors fit into 100 columns", async () => {

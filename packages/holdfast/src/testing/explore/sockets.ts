@@ -98,6 +98,10 @@ export class Sockets implements Stage, Listener {
   readonly #current = new AsyncLocalStorage<Actor>();
   readonly #lines = new Map<Socket, Line>();
   #made = 0;
+  /** Of this run, those first that have heard nothing for the longest time. */
+  #actors: Actor[] = [];
+  /** Whose client is hearing an answer at this moment. */
+  #passing: Line | undefined;
   #waits: { readonly step: Step; readonly then: () => void } | undefined;
   /**
    * Where an actor's own code last awaited something: clients that send a statement only when they are awaited have
@@ -148,6 +152,7 @@ export class Sockets implements Stage, Listener {
     this.#open = true;
     this.#victim = victim;
     this.#waits = undefined;
+    this.#actors = [];
     this.#users.clear();
     for (const line of this.#lines.values()) line.user = line.told = undefined;
     this.#awaits.enable();
@@ -229,6 +234,7 @@ export class Sockets implements Stage, Listener {
   }
 
   start(actor: Actor): void {
+    this.#actors.push(actor);
     const end = (result: PromiseSettledResult<unknown>) => {
       actor.result = result;
       actor.asleep = false;
@@ -288,7 +294,8 @@ export class Sockets implements Stage, Listener {
     // What is sent in nobody's name on a connection of theirs was queued there by them.
     const theirs = here ? here !== this.#aside : line.theirs;
     line.theirs ||= theirs;
-    const actor = here === this.#aside ? here : (present(here) ?? present(line.user));
+    const last = here === this.#aside ? here : (present(here) ?? present(line.user));
+    const actor = this.#passing === line && last && last === line.user ? (this.#behind(line) ?? last) : last;
     // What passes is a part of something that is to come.
     if (actor && !actor.over && this.#open) line.user = actor;
     if (text === undefined || !actor || actor.over || !this.#open) {
@@ -298,6 +305,23 @@ export class Sockets implements Stage, Listener {
     }
     this.#hold(line, actor, args, text, line.reader.unanswered - unanswered);
     return true;
+  }
+
+  /**
+   * What a client sends in the same breath in which it hears an answer was queued behind that one: by whoever of the others has
+   * sent nothing, and has no connection of its own: the one that waits for the longest time.
+   */
+  #behind(line: Line): Actor | undefined {
+    const lines = [...this.#lines.values()];
+    return this.#actors.find(
+      (actor) =>
+        actor !== line.user &&
+        !actor.over &&
+        actor.result === undefined &&
+        actor.held.length === 0 &&
+        actor.sent.size === 0 &&
+        !lines.some((other) => other !== line && other.user === actor),
+    );
   }
 
   #hold(line: Line, actor: Actor, args: Parameters<Write>, text: string, requests: number): void {
@@ -405,8 +429,10 @@ export class Sockets implements Stage, Listener {
     const answer = around && this.#wire.autocommit.answer(Buffer.concat(around.heard), after);
     const pass = () => answer && around.pass?.(answer);
     const user = present(line.user);
+    this.#passing = line;
     if (user) this.#current.run(user, pass);
     else pass();
+    this.#passing = undefined;
     if (asked) this.#heardOf(asked);
   }
 
@@ -509,7 +535,9 @@ export class Sockets implements Stage, Listener {
     if (event === "close") this.#gone(line);
     // Clients send what they have queued when an answer arrives, in the context in which the connection was opened.
     const user = event === "data" ? present(line.user) : undefined;
+    this.#passing = line;
     const heard = user ? this.#current.run(user, () => pass()) : pass();
+    this.#passing = undefined;
     if (asked && line.sent?.step !== asked) this.#heardOf(asked);
     return heard;
   }
@@ -571,6 +599,7 @@ export class Sockets implements Stage, Listener {
     sent.step.blocked = false;
     sent.actor.sent.delete(sent.step);
     sent.actor.asleep = false;
+    this.#actors = [...this.#actors.filter((actor) => actor !== sent.actor), sent.actor];
     this.changed();
   }
 
