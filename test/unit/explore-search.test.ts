@@ -37,6 +37,7 @@ function played(order: readonly number[]): Run {
     diverted: false,
     strayed: undefined,
     late: undefined,
+    fault: undefined,
   };
 }
 

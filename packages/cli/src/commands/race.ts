@@ -102,7 +102,7 @@ function levels(words: readonly string[]): Isolation[] {
 }
 
 function order(text: string): string {
-  if (!/^(?:[A-Z]\d*)+(?:\+[A-Z](?:[A-Z]\d*)+)?(?:![A-Z])?$/.test(text))
+  if (!/^(?:[A-Z]\d*[a-z]?)+(?:\+[A-Z](?:[A-Z]\d*)+)?(?:![A-Z])?$/.test(text))
     throw new InvalidArgumentError("It is what a report names, e.g. A2B4A2.");
   return text;
 }

@@ -15,6 +15,8 @@ const meanings: Readonly<Record<Anomaly, string>> = {
   phantom: "A row that was not there when it was looked for was added before the answer was used.",
   "read skew": "What was read in two statements was changed in between, so that it never was so.",
   "double effect": "Both did what was to be done once.",
+  fault:
+    "Something befell one of them in the middle of what it does: its process ended, an answer was lost, it was called twice, or it lost its lease.",
   race: "The outcome depends on the order of the statements.",
   "not a race": "It fails when one runs after the other, without any concurrency.",
 };

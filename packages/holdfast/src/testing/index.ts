@@ -11,6 +11,7 @@ export {
   expectNoRace,
   explore,
 } from "./explore/explore.ts";
+export type { FaultKind } from "./explore/faults.ts";
 export { type Coverage, type Exploration, type Level, RaceError } from "./explore/report.ts";
 export { type ThreadActor, inThread } from "./explore/threads.ts";
 export type { Turn } from "./explore/timeline.ts";

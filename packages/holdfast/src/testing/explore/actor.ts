@@ -72,6 +72,8 @@ export class Actor {
   asleep = false;
   /** The run is over: what comes now is not a part of it. */
   over = false;
+  /** Its process has ended: whatever still runs of it reaches nobody. */
+  crashed = false;
   result: PromiseSettledResult<unknown> | undefined;
 
   constructor(index: number, name: string) {
@@ -106,7 +108,13 @@ export interface Stage {
   /** Lets an actor begin; its statements come to `actor.held`, answered ones leave `actor.sent`. */
   start(actor: Actor): void;
   /** Runs this in the same breath in which the client hears the answer to a step. Absent: it cannot be told when that is. */
-  answered?(step: Step, then: () => void): void;
+  answered?(step: Step, work: () => void): void;
+  /** Ends its connections as the end of its process would; resolves when the server knows. */
+  crash?(actor: Actor): Promise<void>;
+  /** The answer to this one is lost, with the connection. */
+  lose?(step: Step): void;
+  /** Leases run out. */
+  expire?(): Promise<void>;
   /** Gives back locks of sessions that were left behind. */
   unlock?(): Promise<void>;
   /** Called by the stage whenever something has changed. */

@@ -1,6 +1,7 @@
 /** What kind of race a schedule shows, by what its statements read and wrote. */
 import type { Isolation } from "../../core/database.ts";
 import { type Access, type Conflict, evidence, spans } from "./evidence.ts";
+import { faultFix } from "./faults.ts";
 import type { Choice, Run } from "./schedule.ts";
 import { footprint } from "./statement.ts";
 
@@ -13,6 +14,7 @@ export type Anomaly =
   | "read skew"
   | "double effect"
   | "race"
+  | "fault"
   | "not a race";
 
 export interface Diagnosis {
@@ -37,7 +39,8 @@ function accesses(choices: readonly Choice[]): Access[] {
 export function diagnose(run: Run, isolation: Isolation | undefined, whole = false): Diagnosis {
   const diagnosis = judge(run, isolation);
   const { kind } = diagnosis;
-  if (!whole || kind === "not a race" || kind === "deadlock" || kind === "double effect") return diagnosis;
+  if (!whole || kind === "not a race" || kind === "deadlock" || kind === "double effect" || kind === "fault")
+    return diagnosis;
   return {
     ...diagnosis,
     fix: "Begin the transaction as a writer (BEGIN IMMEDIATE), so that nobody writes between what it reads and what it writes; or decide in the write itself.",
@@ -45,8 +48,9 @@ export function diagnose(run: Run, isolation: Isolation | undefined, whole = fal
 }
 
 function judge(run: Run, isolation: Isolation | undefined): Diagnosis {
-  const { choices } = run;
+  const { choices, fault } = run;
   const stale = new Set<number>();
+  if (fault) return { kind: "fault", fix: faultFix(fault), stale };
   if (choices.every(({ preemptions }) => preemptions === 0) && oneAfterTheOther(choices))
     return {
       kind: "not a race",
@@ -205,7 +209,7 @@ function raceOf(choices: readonly Choice[], isolation: Isolation | undefined): R
     return {
       kind: "double effect",
       table: twice.table,
-      fix: `Make it happen once: a UNIQUE constraint on ${twice.table}, or once(tx, id, …).`,
+      fix: `Make it happen once: a UNIQUE constraint on ${twice.table}, or once(hf, id, async (tx) => …).`,
       conflicts,
     };
   return {

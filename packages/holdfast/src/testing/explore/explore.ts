@@ -11,6 +11,7 @@ import type { Stage } from "./actor.ts";
 import { diagnose } from "./anomaly.ts";
 import { Equivalence } from "./equivalence.ts";
 import { holdsBetween, notGivenBack } from "./evidence.ts";
+import { type FaultKind, faultKinds, faultPlans } from "./faults.ts";
 import {
   type Coverage,
   type Exploration,
@@ -49,6 +50,11 @@ export interface ExploreOptions {
   readonly minCoverage?: "exhaustive" | number;
   /** Ends it: that of a test, which its runner aborts when its time is over. */
   readonly signal?: AbortSignal;
+  /**
+   * What may befall an actor, tried at each of its statements: `crash`, `lost commit`, `twice`, `expired lease`, `pause`. Then one
+   * actor is enough.
+   */
+  readonly faults?: readonly FaultKind[];
   /** Tries all of it at each of these levels. By default the transactions run at their own. */
   readonly isolation?: Isolation | readonly Isolation[];
   /** False: also orders in which only statements that do not touch each other have changed places. Default true. */
@@ -102,7 +108,7 @@ export function explore(name: string, scenario: Scenario): Promise<Exploration>;
 /** The same with actors in threads of their own. */
 export function explore(name: string, scenario: ThreadScenario): Promise<Exploration>;
 export async function explore(name: string, scenario: Scenario | ThreadScenario): Promise<Exploration> {
-  const names = namesOf(scenario.actors);
+  const names = namesOf(scenario.actors, scenario.faults ? 1 : 2);
   check(scenario);
   if (isThreaded(scenario)) return inThreads(name, scenario, names);
   const before = last;
@@ -111,7 +117,16 @@ export async function explore(name: string, scenario: Scenario | ThreadScenario)
   return mine;
 }
 
-function check({ minCoverage, maxMs }: Pick<ExploreOptions, "minCoverage" | "maxMs">): void {
+function check({
+  minCoverage,
+  maxMs,
+  faults = [],
+}: Pick<ExploreOptions, "minCoverage" | "maxMs" | "faults">): void {
+  const unknown = faults.find((each) => !faultKinds.includes(each));
+  if (unknown !== undefined)
+    throw new UsageError(
+      `explore: there is no fault ${JSON.stringify(unknown)}; there are ${faultKinds.map((kind) => `"${kind}"`).join(", ")}`,
+    );
   const whole = typeof minCoverage === "number" && Number.isInteger(minCoverage) && minCoverage >= 0;
   if (minCoverage !== undefined && minCoverage !== "exhaustive" && !whole)
     throw new UsageError('explore: `minCoverage` is "exhaustive" or a number of switches');
@@ -133,6 +148,8 @@ async function inThreads(
   names: readonly string[],
 ): Promise<Exploration> {
   const { reset, actors, prune } = scenario;
+  if (scenario.faults)
+    throw new UsageError("explore: `faults` are for actors of this process, and a server's database");
   if ((scenario as ExploreOptions).isolation !== undefined)
     throw new UsageError("explore: `isolation` cannot be chosen for actors in threads of their own");
   if (typeof (reset as unknown) !== "function")
@@ -156,7 +173,7 @@ async function inThreads(
 
 async function onSockets(name: string, scenario: Scenario, names: readonly string[]): Promise<Exploration> {
   const database = scenario.db as Database<unknown, Connection>;
-  const { wire } = database.engine;
+  const { wire, leases } = database.engine;
   if (!wire) throw new UnsupportedError(`explore: statements cannot be held back on ${database.engine.name}`);
   return onServer(database, async (errand) => {
     const related = await errand((connection) => wire.related(connection));
@@ -167,6 +184,12 @@ async function onSockets(name: string, scenario: Scenario, names: readonly strin
       waiting: (sessions) => errand((connection) => wire.waiting(connection, sessions)),
       describe: (sessions) => errand((connection) => wire.describe(connection, sessions)),
       cancel: (sessions) => errand((connection) => wire.cancel(connection, sessions)),
+      ...(leases && {
+        expire: () =>
+          errand(async (connection) => {
+            for (const lease of await leases.list(connection, {})) await leases.release(connection, lease, 0);
+          }),
+      }),
       marked: (mark) => errand(async (connection) => wire.autocommit.marked?.(connection, mark)),
     };
     const work = names.map((each) => scenario.actors[each] as () => Promise<unknown>);
@@ -208,9 +231,9 @@ async function bringingBack<T>(
   }
 }
 
-function namesOf(actors: object): string[] {
+function namesOf(actors: object, least: number): string[] {
   const names = Object.keys(actors);
-  if (names.length < 2 || names.length > 26)
+  if (names.length < least || names.length > 26)
     throw new UsageError("explore: a race takes at least two actors, and at most 26 can be named");
   return names;
 }
@@ -275,6 +298,8 @@ export class Explorer {
   readonly #seed: number;
   readonly #seen: Seen;
   #runs = 0;
+  /** Of these, with a fault. */
+  #faulted = 0;
 
   constructor(
     name: string,
@@ -346,6 +371,7 @@ export class Explorer {
       ms: this.#ms,
       levels: done,
       seed: this.#seed,
+      faults: this.#faulted,
       ...this.#seen.noted,
     });
   }
@@ -407,12 +433,14 @@ export class Explorer {
         continue;
       }
       uncertain ||= run.diverted || strange !== undefined;
-      const lent = plan.order.length === 0 ? await this.#lent(run) : undefined;
-      if (lent) return lent;
+      if (plan.order.length === 0) {
+        const broken = (await this.#lent(run)) ?? (await this.#faults(run, until));
+        if (broken) return broken;
+      }
       if (run.strayed === undefined) search.learn(plan, run);
     }
     if (stopped) search.putBack();
-    else if (search.beyond) {
+    else if (search.beyond && most > 0) {
       const found = await this.#atRandom(level, until);
       if ("run" in found) return found;
       ({ random } = found);
@@ -462,6 +490,20 @@ export class Explorer {
           if (!notGivenBack(serial)) left ??= leftBehind(run);
         }
     return left;
+  }
+
+  /** Each fault at each moment, one in a run. */
+  async #faults(serial: Run, until: number): Promise<{ run: Run; error: unknown } | undefined> {
+    const { faults = [] } = this.#scenario;
+    for (const plan of faultPlans(faults, serial, this.#names.length)) {
+      if (performance.now() > until) this.#refuse("there was no time for all faults: give `maxMs` more");
+      const run = await this.#inTime(() => this.#try({ ...plan, victim: undefined, lenient: true }));
+      if (!run) return this.#refuse("there was no time for all faults: give `maxMs` more") as undefined;
+      this.#faulted++;
+      const error = await this.#judge(run);
+      if (error !== undefined) return { run, error };
+    }
+    return undefined;
   }
 
   /** After a change of the code it may not be possible any more: then that is the answer, whatever else comes of it. */

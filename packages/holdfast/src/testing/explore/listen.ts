@@ -2,9 +2,14 @@
  * Reads along what clients and servers say to each other. Once it has begun it goes on between explorations, so that a
  * statement that is prepared now and executed in the next one is known by its text; holding back is somebody else's.
  */
+import { AsyncLocalStorage } from "node:async_hooks";
 import { Socket } from "node:net";
 import { UsageError } from "../../core/errors.ts";
 import type { WireReader } from "../../core/wire.ts";
+import type { Actor } from "./actor.ts";
+
+/** Whose doing it is. */
+export const current = new AsyncLocalStorage<Actor>();
 
 export type Write = (chunk: Uint8Array | string, ...rest: unknown[]) => boolean;
 type Emit = (event: string | symbol, ...rest: unknown[]) => boolean;
@@ -30,6 +35,11 @@ export function listen(to: Listener): void {
   const write = Socket.prototype.write as unknown as Write;
   original = write;
   (Socket.prototype as { write: unknown }).write = function (this: Socket, ...args: Parameters<Write>) {
+    // Also when the exploration is long over.
+    if (current.getStore()?.crashed && this.remotePort !== undefined) {
+      this.destroy();
+      return true;
+    }
     if (listener) return listener.writes(this, args) || write.apply(this, args);
     readers.get(this)?.sent(bytes(args));
     return write.apply(this, args);

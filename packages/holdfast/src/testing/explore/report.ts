@@ -92,11 +92,16 @@ export function coverageText(coverage: Coverage): string {
 }
 
 export function passed(
-  done: Done & { readonly deadlocks: number; readonly threw: Readonly<Record<string, string>> },
+  done: Done & {
+    readonly faults: number;
+    readonly deadlocks: number;
+    readonly threw: Readonly<Record<string, string>>;
+  },
 ): Exploration {
   const coverage = done.levels.map((level) => level.coverage).reduce((a, b) => (worth(b) < worth(a) ? b : a));
   const total = done.levels.length > 1 ? `${count(done.runs, "run")}: ` : "";
   const notes = [
+    ...(done.faults > 0 ? [`${count(done.faults, "run")} with a fault`] : []),
     ...(done.deadlocks > 0 ? [`${count(done.deadlocks, "run")} with a deadlock`] : []),
     ...Object.entries(done.threw).map(([actor, why]) => `${actor} threw in some: ${why}`),
   ];

@@ -2,6 +2,7 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { UsageError } from "../../core/errors.ts";
 import { Actor, type Stage, type Step } from "./actor.ts";
+import type { Fault } from "./faults.ts";
 import { footprint, labelOf, sameLabel } from "./statement.ts";
 
 export interface Choice {
@@ -33,6 +34,8 @@ export interface Run {
   readonly together: ReadonlySet<string>;
   /** In a deadlock another one was ended than was planned, and what followed is another run. */
   readonly diverted: boolean;
+  /** What befell an actor, if it came to that. */
+  readonly fault: Fault | undefined;
   /** Who began late, and after which choice. */
   readonly late: Plan["late"];
   /** The order did not come out as planned: something else than the schedule decides. */
@@ -46,6 +49,7 @@ export interface Plan {
   readonly victim: number | undefined;
   /** After the plan: who is next? By default whoever had the last turn. */
   readonly pick?: (enabled: readonly number[]) => number;
+  readonly fault?: Fault | undefined;
   /**
    * One that begins as soon as the answer to this choice is heard, before whoever it was for goes on: a pool that has just got a
    * connection back lends that one to it.
@@ -61,6 +65,8 @@ const graceMs = 2;
 const napMs = 60;
 /** An actor that tries again what was refused waits so long for one that does nothing, and may be about to make way. */
 const makeWayMs = 250;
+/** Whoever waits for a lease looks for it at least as often. */
+const outlastMs = 1000;
 /** A lock of a session that is no actor's may be a matter of moments. */
 const outsideMs = 1000;
 
@@ -90,7 +96,8 @@ export function perform(stage: Stage, names: readonly string[], plan: Plan, limi
 class Play {
   readonly #stage: Stage;
   readonly #plan: Plan;
-  readonly #cast: readonly Actor[];
+  /** By their indexes. */
+  readonly #cast: Actor[];
   readonly #started: Actor[] = [];
   readonly #choices: Choice[] = [];
   readonly #deadlocks: Deadlock[] = [];
@@ -100,6 +107,14 @@ class Play {
   readonly #limits: Limits;
   /** When something happened last. */
   #moved = performance.now();
+  /** The fault has happened. */
+  #befell = false;
+  #calledAgain = false;
+  #paused = false;
+  /** Since when its leases have run out. */
+  #expired: number | undefined;
+  /** What has to be over before anybody goes on. */
+  #until: Promise<unknown> | undefined;
   #strayed: string | undefined;
   #diverted = false;
   #wake = Promise.withResolvers<void>();
@@ -128,6 +143,12 @@ class Play {
       }
       for (;;) {
         await this.#settle();
+        if (this.#until) {
+          await this.#until;
+          this.#until = undefined;
+          continue;
+        }
+        if (this.#delivered()) continue;
         if (this.#started.every(({ done }) => done)) {
           const late = this.#cast.find((actor) => !this.#started.includes(actor));
           if (!late) break;
@@ -150,6 +171,7 @@ class Play {
       patient: this.#patient,
       together: this.#together,
       late: this.#plan.late,
+      fault: this.#befell ? this.#plan.fault : undefined,
       diverted: this.#diverted,
       strayed: this.#strayed,
     };
@@ -160,8 +182,65 @@ class Play {
     this.#stage.start(actor);
   }
 
+  /** It, from the beginning: as another process would. */
+  #again(actor: Actor): void {
+    this.#calledAgain = true;
+    const next = new Actor(actor.index, actor.name);
+    this.#cast[actor.index] = next;
+    this.#started.splice(this.#started.indexOf(actor), 1);
+    this.#start(next);
+  }
+
+  /** Whether somebody who has ended is called again. */
+  #delivered(): boolean {
+    const { fault } = this.#plan;
+    const actor = fault && this.#cast[fault.actor];
+    if (!fault || !actor?.done || this.#calledAgain) return false;
+    const wanted =
+      fault.kind === "twice" ||
+      // Whoever called it was told that it failed.
+      (fault.kind === "lost commit" && this.#befell && actor.result?.status === "rejected");
+    if (!wanted) return false;
+    this.#befell = true;
+    this.#again(actor);
+    return true;
+  }
+
+  #befalls({ kind }: Fault, actor: Actor, step: Step): void {
+    const stage = this.#stage;
+    if (kind === "lost commit") {
+      this.#befell = true;
+      stage.lose?.(step);
+    } else if (kind !== "twice")
+      stage.answered?.(step, () => {
+        this.#befell = true;
+        if (kind === "pause") this.#paused = true;
+        else
+          this.#until =
+            kind === "crash" ? stage.crash?.(actor).then(() => this.#again(actor)) : stage.expire?.();
+      });
+  }
+
+  /** Somebody stands still, and the others have ended, or wait for it: its leases run out, which may be what they wait for. */
+  async #outlast(others: readonly Actor[]): Promise<void> {
+    if (this.#expired === undefined) {
+      await this.#stage.expire?.();
+      this.#expired = performance.now();
+    }
+    if (others.some(({ done }) => !done) && (await this.#change(outlastMs))) return;
+    this.#paused = false;
+  }
+
   async #next(): Promise<void> {
-    const able = this.#cast.filter(({ next }) => next);
+    let able = this.#cast.filter(({ next }) => next);
+    // Whoever still asks for what it has asks for ever.
+    if (this.#expired !== undefined && performance.now() - this.#expired > 2 * outlastMs)
+      this.#paused = false;
+    if (this.#paused) {
+      const others = this.#cast.filter(({ index }) => index !== this.#plan.fault?.actor);
+      able = others.filter(({ next }) => next);
+      if (able.length === 0) return this.#outlast(others);
+    }
     if (able.length === 0) return this.#deadlocked();
     const first = able.filter((actor) => !this.#triesAgain(actor));
     for (const { index } of able) if (first.every((each) => each.index !== index)) this.#patient.add(index);
@@ -221,7 +300,9 @@ class Play {
       step: held.step,
       preemptions: (last?.preemptions ?? 0) + (switched ? 1 : 0),
     });
-    const { late: begins } = this.#plan;
+    const { late: begins, fault } = this.#plan;
+    if (fault && fault.after === this.#choices.length - 1 && fault.actor === chosen)
+      this.#befalls(fault, actor, held.step);
     const next = begins && begins.after === this.#choices.length - 1 ? this.#cast[begins.actor] : undefined;
     if (next)
       this.#stage.answered?.(held.step, () => {

@@ -36,7 +36,7 @@ export class Seen {
     if (silent)
       return `no statement of ${silent} was seen, so nothing was tested. Statements are seen on TCP connections of this process, also of servers in it that are asked over HTTP; not on a Unix socket, nor in another process or thread.`;
     const apart = missing(this.#together);
-    if (apart)
+    if (apart && this.#names.length > 1)
       return `${apart} never had a statement to send while another one had, so nothing was tested. Something in this process keeps them apart: a pool with too few connections (each actor needs one, and explore one more), a lock in memory, which does not hold in another process, or a timer.`;
     return undefined;
   }

@@ -3,7 +3,7 @@
  * AsyncLocalStorage tells whose statement it is.
  */
 import { setImmediate as turn, setTimeout as sleep } from "node:timers/promises";
-import { type AsyncHook, AsyncLocalStorage, createHook } from "node:async_hooks";
+import { type AsyncHook, createHook } from "node:async_hooks";
 import type { Socket } from "node:net";
 import type { Isolation } from "../../core/database.ts";
 import { sites } from "../../core/site.ts";
@@ -14,6 +14,7 @@ import {
   type Pass,
   type Write,
   bytes,
+  current,
   listen,
   readerOf,
   send,
@@ -33,6 +34,8 @@ export interface Server {
   describe(sessions: readonly string[]): Promise<readonly string[]>;
   cancel(sessions: readonly string[]): Promise<void>;
   marked(name: string): Promise<string | undefined>;
+  /** Absent: there are no leases. */
+  expire?(): Promise<void>;
 }
 
 interface Held {
@@ -89,20 +92,25 @@ const longest = 1000;
 const patience = { usual: 40, victim: 150, other: 2000 };
 
 /** For what is left after a run that was given up. */
+/** For what a process that has ended still tries: it is in nobody's way then. */
+const deadMs = 300;
 const clearMs = 1000;
 
 export class Sockets implements Stage, Listener {
   readonly #server: Server;
   readonly #wire: Server["wire"];
   readonly #work: readonly (() => Promise<unknown>)[];
-  readonly #current = new AsyncLocalStorage<Actor>();
   readonly #lines = new Map<Socket, Line>();
+  /** When all that an actor does is over. */
+  readonly #ends = new WeakMap<Actor, Promise<void>>();
   #made = 0;
   /** Of this run, those first that have heard nothing for the longest time. */
   #actors: Actor[] = [];
   /** Whose client is hearing an answer at this moment. */
   #passing: Line | undefined;
-  #waits: { readonly step: Step; readonly then: () => void } | undefined;
+  /** Its answer is to be lost. */
+  #lost: Step | undefined;
+  #waits: { readonly step: Step; readonly work: () => void } | undefined;
   /**
    * Where an actor's own code last awaited something: clients that send a statement only when they are awaited have
    * none of it on their stack.
@@ -135,13 +143,13 @@ export class Sockets implements Stage, Listener {
     this.#work = work;
     this.#aside.over = this.#judge.over = true;
     const init = (_: number, type: string) => {
-      const actor = type === "PROMISE" ? present(this.#current.getStore()) : undefined;
+      const actor = type === "PROMISE" ? present(current.getStore()) : undefined;
       if (actor && actor.trail.push(sites.here(init, nearby)) > longest) actor.trail.splice(0, longest / 2);
     };
     this.#awaits = createHook({ init });
     // From here on, so that what is prepared before the first run is known by its text.
     listen(this);
-    this.#requests = new Requests(this.#current, (port) => {
+    this.#requests = new Requests(current, (port) => {
       for (const { socket, user } of this.#lines.values())
         if (socket.localPort === port) return present(user);
       return undefined;
@@ -151,7 +159,7 @@ export class Sockets implements Stage, Listener {
   open(victim: number | undefined): void {
     this.#open = true;
     this.#victim = victim;
-    this.#waits = undefined;
+    this.#waits = this.#lost = undefined;
     this.#actors = [];
     this.#users.clear();
     for (const line of this.#lines.values()) line.user = line.told = undefined;
@@ -209,7 +217,7 @@ export class Sockets implements Stage, Listener {
 
   /** The same for what counts as the actors' doing, when it is to be undone. */
   judge<T>(work: () => Promise<T>): Promise<T> {
-    return this.#current.run(this.#judge, async () => work());
+    return current.run(this.#judge, async () => work());
   }
 
   /** By actors and the invariant, so far. */
@@ -230,22 +238,24 @@ export class Sockets implements Stage, Listener {
 
   /** Not held back; what it sends is seen. */
   aside<T>(work: () => Promise<T>): Promise<T> {
-    return this.#current.run(this.#aside, async () => work());
+    return current.run(this.#aside, async () => work());
   }
 
   start(actor: Actor): void {
     this.#actors.push(actor);
     const end = (result: PromiseSettledResult<unknown>) => {
+      if (actor.crashed) return;
       actor.result = result;
       actor.asleep = false;
       this.changed();
     };
-    this.#current
+    const ended = current
       .run(actor, async () => (this.#work[actor.index] as () => Promise<unknown>)())
       .then(
         (value) => end({ status: "fulfilled", value }),
         (reason: unknown) => end({ status: "rejected", reason }),
       );
+    this.#ends.set(actor, ended);
   }
 
   async waiting(steps: readonly Step[]): Promise<ReadonlyMap<Step, Wait>> {
@@ -280,7 +290,7 @@ export class Sockets implements Stage, Listener {
       else if (more) waiting.text += waiting.text ? `; ${more}` : more;
       return true;
     }
-    const here = this.#current.getStore();
+    const here = current.getStore();
     // Terminals and pipes are sockets too.
     const line = known ?? (here && socket.remotePort !== undefined ? this.#line(socket) : undefined);
     if (!line) return false;
@@ -423,6 +433,7 @@ export class Sockets implements Stage, Listener {
   #deliver(line: Line, after: { readonly inside: boolean; readonly refused?: Uint8Array }): void {
     const { around } = line;
     const asked = line.sent?.step;
+    if (asked && asked === this.#lost) return void this.#lose(line);
     line.around = undefined;
     line.reader.inside = after.inside;
     this.#answered(line);
@@ -430,7 +441,7 @@ export class Sockets implements Stage, Listener {
     const pass = () => answer && around.pass?.(answer);
     const user = present(line.user);
     this.#passing = line;
-    if (user) this.#current.run(user, pass);
+    if (user) current.run(user, pass);
     else pass();
     this.#passing = undefined;
     if (asked) this.#heardOf(asked);
@@ -536,10 +547,37 @@ export class Sockets implements Stage, Listener {
     // Clients send what they have queued when an answer arrives, in the context in which the connection was opened.
     const user = event === "data" ? present(line.user) : undefined;
     this.#passing = line;
-    const heard = user ? this.#current.run(user, () => pass()) : pass();
+    const heard = user ? current.run(user, () => pass()) : pass();
     this.#passing = undefined;
     if (asked && line.sent?.step !== asked) this.#heardOf(asked);
     return heard;
+  }
+
+  lose(step: Step): void {
+    this.#lost = step;
+  }
+
+  async expire(): Promise<void> {
+    await this.aside(async () => this.#server.expire?.());
+  }
+
+  async crash(actor: Actor): Promise<void> {
+    actor.crashed = actor.over = true;
+    actor.result = { status: "rejected", reason: new Error("its process has ended") };
+    actor.held.length = 0;
+    actor.sent.clear();
+    const own = [...this.#lines.values()].filter(({ user }) => user === actor);
+    const sessions = own.flatMap(({ session }) => session ?? []);
+    for (const line of own) {
+      line.held = line.sent = line.around = undefined;
+      line.socket.destroy();
+    }
+    // What they had locked is locked until the server has noticed.
+    const until = performance.now() + clearMs;
+    while (performance.now() < until && (await this.describe(sessions)).length > 0) await sleep(5);
+    for (const session of sessions) this.#users.delete(session);
+    // What is left of it finds nobody to talk to, and gives up.
+    await Promise.race([this.#ends.get(actor), sleep(deadMs, undefined, { ref: false })]);
   }
 
   async unlock(): Promise<void> {
@@ -547,15 +585,15 @@ export class Sockets implements Stage, Listener {
       if (line.theirs && quiet(line)) await this.#tell(line, this.#wire.unlock);
   }
 
-  answered(to: Step, then: () => void): void {
-    this.#waits = { step: to, then };
+  answered(to: Step, work: () => void): void {
+    this.#waits = { step: to, work };
   }
 
   #heardOf(asked: Step): void {
-    const { step: to, then } = this.#waits ?? {};
+    const { step: to, work } = this.#waits ?? {};
     if (to !== asked) return;
     this.#waits = undefined;
-    then?.();
+    work?.();
   }
 
   /** Whether the client is not to hear it now. */
@@ -581,6 +619,7 @@ export class Sockets implements Stage, Listener {
     sent.step.rows.push(...answer.rows);
     sent.step.error ??= answer.error;
     sent.step.affected = answer.affected ?? sent.step.affected;
+    if (answer.ready && sent.step === this.#lost && !around) return this.#lose(line);
     // Before the client has sent the rest of its statement it has to hear what that depends on.
     if (around && !line.reader.open) {
       around.heard.push(chunk);
@@ -590,6 +629,14 @@ export class Sockets implements Stage, Listener {
     }
     if (answer.ready) this.#answered(line);
     return false;
+  }
+
+  #lose(line: Line): true {
+    this.#lost = undefined;
+    line.around = undefined;
+    this.#answered(line);
+    line.socket.destroy();
+    return true;
   }
 
   #answered(line: Line): void {

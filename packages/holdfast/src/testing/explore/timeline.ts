@@ -2,6 +2,7 @@
 import { basename } from "node:path";
 import { UsageError } from "../../core/errors.ts";
 import type { Diagnosis } from "./anomaly.ts";
+import { faultLetters, faultOf, faultText } from "./faults.ts";
 import type { Plan, Run } from "./schedule.ts";
 
 /** One line of a schedule. */
@@ -22,10 +23,12 @@ export interface Turn {
   readonly stale: boolean;
   /** Who began at this moment, before this one could go on; the others were there from the start. */
   readonly begins?: string;
+  /** What happened after it. */
+  readonly fault?: string;
 }
 
 export function turns(
-  { choices, late }: Run,
+  { choices, late, fault }: Run,
   names: readonly string[],
   { stale }: Pick<Diagnosis, "stale">,
 ): Turn[] {
@@ -40,6 +43,7 @@ export function turns(
     switched: preemptions > (choices[i - 1]?.preemptions ?? 0),
     stale: stale.has(i),
     ...(late?.after === i ? { begins: names[late.actor] ?? "" } : {}),
+    ...(fault?.after === i ? { fault: faultText(fault, names) } : {}),
   }));
   // A transaction of one statement that nobody came into is one line.
   return all.filter((_, i) => !choices[i]?.step.implicit || choices[i - 1]?.chosen !== choices[i]?.chosen);
@@ -135,17 +139,24 @@ function drawn(
     if (turn.switched) lines.push(" ──  switch");
     const start = startOf(turn.actor);
     lines.push(`${String(turn.n).padStart(3)}  ${" ".repeat(start)}${text(turn, i, start)}`.trimEnd());
+    if (turn.fault !== undefined) lines.push(` ──  ${turn.fault}`);
     if (turn.begins !== undefined)
       lines.push(` ──  ${turn.begins} begins, and gets the connection that was just given back`);
   }
   return lines.join("\n");
 }
 
-/** "A4B4AB": whose turn, and how many in a row; "+B": who begins there; "!B": whom the server ended in a deadlock. */
-export function replayOf({ choices, deadlocks, late }: Run): string {
+/**
+ * "A4B4AB": whose turn, and how many in a row; "+B": who begins there; a small
+ * letter: what befell it there (faults.ts); "!B": whom the server ended in a deadlock.
+ */
+export function replayOf({ choices, deadlocks, late, fault }: Run): string {
   const victim = deadlocks.at(-1)?.victim;
+  const marks = (i: number) =>
+    (fault?.after === i ? faultLetters[fault.kind] : "") +
+    (late?.after === i ? `+${letter(late.actor)} ` : "");
   const turnsOf = choices
-    .map(({ chosen }, i) => letter(chosen) + (late?.after === i ? `+${letter(late.actor)} ` : ""))
+    .map(({ chosen }, i) => letter(chosen) + marks(i))
     .join("")
     .replaceAll(/([A-Z])\1+/g, (same, each: string) => `${each}${same.length}`)
     .replace(" ", "");
@@ -155,24 +166,28 @@ export function replayOf({ choices, deadlocks, late }: Run): string {
 const letter = (actor: number) => String.fromCharCode(65 + actor);
 
 /** Of what a report named, and of nothing else. */
-export function planOf(replay: string, actors: readonly string[]): Pick<Plan, "order" | "victim" | "late"> {
+export function planOf(
+  replay: string,
+  actors: readonly string[],
+): Pick<Plan, "order" | "victim" | "late" | "fault"> {
   const last = letter(actors.length - 1);
-  const turn = `[A-${last}]\\d{0,4}`;
+  const turn = `[A-${last}]\\d{0,4}[${Object.values(faultLetters).join("")}]?`;
   if (!new RegExp(`^(?:${turn})+(?:\\+[A-${last}](?:${turn})+)?(?:![A-${last}])?$`).test(replay))
     throw new UsageError(
       `explore: replay is an order that a report named, such as A2B4A2 for ${actors.length === 2 ? "both" : `the ${actors.length}`} actors (A to ${last}), and not ${JSON.stringify(replay)}`,
     );
   const [order = "", victim] = replay.split("!");
-  const [first = "", then] = order.split("+");
   const numberOf = (name: string) => name.charCodeAt(0) - 65;
-  const turnsOf = (text: string) =>
-    [...text.matchAll(/([A-Z])(\d*)/g)].flatMap(([, each = "A", count]) =>
-      Array.from({ length: count ? Number(count) : 1 }, () => numberOf(each)),
-    );
-  const before = turnsOf(first);
-  return {
-    order: [...before, ...turnsOf(then?.slice(1) ?? "")],
-    victim: victim ? numberOf(victim) : undefined,
-    ...(then === undefined ? {} : { late: { actor: numberOf(then), after: before.length - 1 } }),
-  };
+  const plan: { order: number[]; late?: Plan["late"]; fault?: Plan["fault"] } = { order: [] };
+  for (const [, plus, each = "A", count, mark] of order.matchAll(/(\+?)([A-Z])(\d*)([a-z]?)/g)) {
+    const actor = numberOf(each);
+    if (plus) {
+      plan.late = { actor, after: plan.order.length - 1 };
+      continue;
+    }
+    plan.order.push(...Array.from({ length: count ? Number(count) : 1 }, () => actor));
+    const kind = faultOf(mark ?? "");
+    if (kind) plan.fault = { kind, actor, after: plan.order.length - 1 };
+  }
+  return { ...plan, victim: victim ? numberOf(victim) : undefined };
 }
