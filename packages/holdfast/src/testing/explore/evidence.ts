@@ -165,7 +165,7 @@ function refused({ choices, results }: Run): string | undefined {
   if (!found) return undefined;
   const name = /constraint "([^"]+)"|key '([^']+)'|failed: ([\w., ]+)/i.exec(found.step.error ?? "");
   const [table = ""] = footprint(found.step.text).writes;
-  return `The UNIQUE constraint${name ? ` ${name[1] ?? name[2] ?? name[3]}` : ""} refused the second one, as it should, and nobody expected that: INSERT INTO ${table} … ON CONFLICT DO NOTHING (or DO UPDATE; ON DUPLICATE KEY UPDATE on MySQL) and look whether a row was written; or catch the error, and read what the other one wrote.`;
+  return `The UNIQUE constraint${name ? ` ${name[1] ?? name[2] ?? name[3]}` : ""} refused the second one, as it should, and nobody expected that: INSERT INTO ${table} … ON CONFLICT DO NOTHING, or DO UPDATE (elsewhere ON DUPLICATE KEY UPDATE), and look whether a row was written; or catch the error, and read what the other one wrote.`;
 }
 
 /** Without a transaction a lock ends with its statement. */

@@ -97,7 +97,8 @@ export interface Progress {
 }
 
 const importMs = 30_000;
-const defaultMs = 3500;
+/** Below the 5 s of test runners. Who gives tests more, on a machine that is busy with others, can say so for all of them. */
+const defaultMs = Number(process.env["HOLDFAST_EXPLORE_MS"]) || 3500;
 /** What a run is given, however little time there is. */
 const leastMs = 2000;
 
