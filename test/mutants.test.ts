@@ -84,7 +84,8 @@ test("the library is the one that HOLDFAST_MUTANT says, in these tests too", asy
   const self = ["run", "test/mutants.test.ts", "-t", "the library is the one"];
   execFileSync(join(root, "node_modules/.bin/vitest"), self, {
     cwd: root,
-    env: { ...process.env, HOLDFAST_MUTANT: "fenceGrows", HOLDFAST_SERVERS: "none" },
+    // In CI all servers would have to be there.
+    env: { ...process.env, CI: "", HOLDFAST_MUTANT: "fenceGrows", HOLDFAST_SERVERS: "none" },
     stdio: "pipe",
   });
 });
