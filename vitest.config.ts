@@ -1,6 +1,7 @@
 import { fileURLToPath } from "node:url";
 import { defineConfig } from "vitest/config";
 import { BaseSequencer, type TestSpecification } from "vitest/node";
+import { without } from "./test/mutants/protections.ts";
 
 /** Those that take minutes come first, so that none of them is left to run alone at the end. */
 const longest = [
@@ -37,7 +38,21 @@ process.env["NODE_COMPILE_CACHE"] ??= fileURLToPath(
   new URL("node_modules/.cache/holdfast-tests", import.meta.url),
 );
 
+/** With HOLDFAST_MUTANT: the library without that protection, here and in every process that a test starts. */
+const mutant = process.env["HOLDFAST_MUTANT"];
+if (mutant) {
+  const hook = new URL("test/mutants/hook.ts", import.meta.url).href;
+  process.env["NODE_OPTIONS"] = `${process.env["NODE_OPTIONS"] ?? ""} --import=${hook}`;
+}
+const mutation = {
+  name: "holdfast-mutant",
+  enforce: "pre" as const,
+  transform: (code: string, id: string) =>
+    mutant && id.endsWith("/core/protections.ts") ? without(mutant, code) : undefined,
+};
+
 export default defineConfig({
+  plugins: [mutation],
   resolve: { conditions: [source, "module", "node", "development|production"] },
   ssr: {
     resolve: {
@@ -46,6 +61,8 @@ export default defineConfig({
     },
   },
   test: {
+    // What was transformed for a mutant must not be found by others, nor theirs by it.
+    fsModuleCache: !mutant,
     include: ["test/**/*.test.ts", "packages/*/src/**/*.test.ts"],
     globalSetup: ["test/harness/servers.ts"],
     sequence: { sequencer: LongestFirst },
@@ -56,6 +73,8 @@ export default defineConfig({
     maxConcurrency: 2,
     execArgv: [`--conditions=${source}`],
     testTimeout: 120_000,
+    // Four files at a time on two cores: what takes a second alone may take ten.
+    env: { HOLDFAST_EXPLORE_MS: "20000" },
     hookTimeout: 120_000,
   },
 });

@@ -18,7 +18,7 @@ import { unavailable } from "./harness/databases.ts";
 import { killBackend } from "./harness/killed-backend.ts";
 import { oldBinaries } from "./harness/old-postgres.ts";
 import { type Worker, startWorker } from "./harness/processes.ts";
-import { startProxy } from "./harness/proxy.ts";
+import { isCommit, startProxy } from "./harness/proxy.ts";
 import { random } from "./harness/random.ts";
 import { eventually } from "./harness/wait.ts";
 import { type ChaosArg, type Kind, type Line, kinds, limit } from "./workers/chaos.ts";
@@ -96,7 +96,7 @@ async function storm(server: EmbeddedPostgres, folder: string, seed: number): Pr
     let met!: (value: true) => void;
     const meeting = new Promise<true>((resolve) => (met = resolve));
     proxy.cutWhen((direction, chunk) => {
-      if (direction !== "to-server" || !chunk.includes("COMMIT")) return "pass";
+      if (direction !== "to-server" || !isCommit(chunk)) return "pass";
       proxy.cutWhen(undefined);
       met(true);
       return verdict;

@@ -23,8 +23,8 @@ const needed: Readonly<Record<string, readonly string[]>> = {
   bench: ["--yes"],
   migrate: ["--yes"],
 };
-/** Works without a database, and with a terminal only. */
-const apart = new Set(["completion", "top"]);
+/** Work without a database, and with a terminal only. */
+const apart = new Set(["completion", "order", "top"]);
 
 test("docs/command.md lists them all", () => {
   const docs = readFileSync(`${root}docs/command.md`, "utf8");

@@ -103,6 +103,17 @@ const results: Readonly<Record<string, unknown>> = {
     putOff: 6,
     failed: ["Error: 550 no such user: nobody@shop.example"],
   },
+  // The request is in `pay`; the order of locks is told by who comes second.
+  hazards: {
+    careful: { hazards: [], slow: [] },
+    naive: {
+      hazards: [
+        expect.stringMatching(/^fetch at index\.ts:\d+$/),
+        expect.stringMatching(/^order at index\.ts:\d+$/),
+      ],
+      slow: [expect.stringMatching(/^checkout:1 at index\.ts:\d+: fetch$/)],
+    },
+  },
   race: { locked: { ok: true }, naive: { ok: false, switches: 1 } },
   // 30 want the last 20 caps; 25 sales of the last 10 shirts, each told three times.
   shop: {
@@ -126,6 +137,8 @@ test.each(Object.entries(results))("examples/%s", async (name, result) => {
     // It tells people too.
     expect(lines.length, output).toBeGreaterThan(1);
     expect(JSON.parse(lines.at(-1) ?? "")).toEqual(result);
+    // What people take for a pattern does nothing under a lock that it should not.
+    expect(output).not.toContain("HF_HAZARD");
     expect(await leftovers(database.url)).toEqual([]);
   } finally {
     await database.drop();

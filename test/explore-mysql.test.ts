@@ -257,6 +257,7 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
           actors: { A: () => act(true), B: () => act(false) },
           invariant: uploadsFit,
           isolation: ["serializable", "read committed"],
+          maxMs: 60_000,
         });
         expect(report).toMatchObject({ ok: false, preemptions: 1, isolation: "read committed" });
         expect(report.levels).toMatchObject([{ isolation: "serializable", coverage: "exhaustive" }]);

@@ -60,6 +60,7 @@ function twice(act: () => Promise<unknown>, check: () => Promise<void>, more: { 
     reset,
     actors: { A: act, B: act },
     invariant: check,
+    maxMs: 30_000,
     ...more,
   });
 }
@@ -276,7 +277,13 @@ describe("levels", () => {
         }),
       );
     const before = await settings();
-    const scenario = { db: fromPg(pool), reset, actors: { A: use, B: use }, invariant: usedOnce };
+    const scenario = {
+      db: fromPg(pool),
+      reset,
+      actors: { A: use, B: use },
+      invariant: usedOnce,
+      maxMs: 60_000,
+    };
     const strict = await explore("use", { ...scenario, isolation: ["repeatable read", "serializable"] });
     expect(strict).toMatchObject({
       ok: true,
@@ -312,7 +319,7 @@ describe("what is not decided by statements", () => {
     ).rejects.toThrow(/came out differently: .*(insert into upload|delete from voucher|nothing to send)/);
   });
 
-  test("a lock in this process is waited for, and the report does not claim to know everything", async () => {
+  test("a lock in this process keeps them apart, so that nothing was tested", async () => {
     let tail = Promise.resolve();
     const alone = () => {
       const turn = tail.then(async () => {
@@ -324,10 +331,7 @@ describe("what is not decided by statements", () => {
       tail = turn.catch(() => {});
       return turn;
     };
-    const report = await twice(alone, neverBelowZero);
-    expect(report).toMatchObject({ ok: true, levels: [{ slept: expect.arrayContaining(["B"]) }] });
-    expect(report.coverage).not.toBe("exhaustive");
-    expect(report.text).toContain("not a statement");
+    await expect(twice(alone, neverBelowZero)).rejects.toThrow(/keeps them apart/);
   });
 
   test("a pool with one connection for two", async () => {
@@ -455,7 +459,6 @@ test("more switches than were asked for are tried at random, and the smallest fa
       expect(rows[0].order).not.toBe("ababab");
     },
   };
-  expect(await explore("bounded", { ...scenario, preemptions: 1, maxMs: 0 })).toMatchObject({ ok: true });
   const report = await explore("random", { ...scenario, preemptions: 1, seed: 7, maxMs: 20_000 });
   expect(report).toMatchObject({ ok: false, replay: "ABABAB", seed: 7 });
 });

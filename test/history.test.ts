@@ -516,10 +516,42 @@ describe(`against a check that tries every order (seed ${seed})`, () => {
     expect(verdicts.ok).toBeGreaterThan(100);
   });
 
+  // Few values, and many whose outcome nobody knows: what is decided without trying orders.
+  const items = kinds.filter(({ model }) => model.decide);
+
+  test.each(items)("and where much is unknown: $workload.name, $model.name", (kind) => {
+    const { workload, model, initial, outcomes } = kind;
+    const next = random(seed + 3);
+    const verdicts = { ok: 0, violation: 0, unknown: 0 };
+    for (let i = 0; i < 1500; i++) {
+      const size = { operations: 4 + Math.floor(next() * 5), processes: 2 + Math.floor(next() * 3) };
+      let history: History = simulate(workload, { ...size, random: next, lost: (i % 4) * 120 });
+      for (let n = Math.floor(next() * 3); n > 0 && history.length > 1; n--) history = changed(history, next);
+      const { verdict, counterexample } = checkHistory(history, model);
+      const expected = bruteForce(history, initial, outcomes) ? "ok" : "violation";
+      expect(verdict, `seed ${seed}, round ${i}: ${shownHistory(history)}`).toBe(expected);
+      verdicts[verdict]++;
+      if (!counterexample || counterexample.earlier > 0) continue;
+      // What is shown has no explanation by itself: those that were still open may have done what they say, or nothing.
+      const { operations, culprit } = counterexample;
+      const open = operations.filter(
+        ({ start, end, outcome }) => start <= culprit.end && end > culprit.end && outcome === "returned",
+      );
+      for (let chosen = 0; chosen < 2 ** open.length; chosen++) {
+        const some = operations.filter((each) => !open.includes(each) || chosen & (1 << open.indexOf(each)));
+        expect(bruteForce(some, initial, outcomes), `${shownHistory(history)}${shownHistory(some)}`).toBe(
+          false,
+        );
+      }
+    }
+    expect(verdicts.violation).toBeGreaterThan(30);
+    expect(verdicts.ok).toBeGreaterThan(100);
+  });
+
   // The same without what models say to make it faster: `step` alone must do.
   test.each(kinds)("and with `step` alone: $workload.name", ({ workload, model, initial, outcomes }) => {
     const next = random(seed + 1);
-    const { name, anyProcess: _, effect: __, mayWait: ___, ...rest } = model;
+    const { name, anyProcess: _, effect: __, mayWait: ___, decide: ____, ...rest } = model;
     const bare = { ...rest, name };
     for (let i = 0; i < 300; i++) {
       const size = { operations: 3 + Math.floor(next() * 4), processes: 3 };
@@ -601,6 +633,117 @@ describe(`10,000 operations on one key, 10 at a time (seed ${seed})`, () => {
     expect(() => expectLinearizable(history, counter({ limit: 100 }), { maxMs: 0 })).toThrow("not decided");
   });
 });
+
+/** Slightly wrong, late in the history. */
+const broken: Record<string, (history: History, next: () => number) => History> = {
+  "nothing is wrong": (history) => history,
+  "one comes out twice"(history, next) {
+    const [at, later] = twoTakes(history, next);
+    return history.with(later, {
+      ...(history[later] as Operation),
+      output: (history[at] as Operation).output,
+    });
+  },
+  "two change places"(history, next) {
+    const [at, later] = twoTakes(history, next);
+    const [one, two] = [history[at] as Operation, history[later] as Operation];
+    return history.with(at, { ...one, output: two.output }).with(later, { ...two, output: one.output });
+  },
+  "one finds nothing"(history, next) {
+    const [at] = twoTakes(history, next);
+    return history.with(at, { ...(history[at] as Operation), output: null });
+  },
+  "one is not brought": (history) =>
+    history.toSpliced(
+      history.findIndex(({ call, start }) => call === "enqueue" && start > 4000),
+      1,
+    ),
+  "one is not taken": (history, next) => history.toSpliced(twoTakes(history, next)[0], 1),
+};
+
+function twoTakes(history: History, next: () => number): [number, number] {
+  const takes = history.flatMap(({ call, outcome, output, start }, i) =>
+    call === "dequeue" && outcome === "returned" && output !== null && start > 4000 ? [i] : [],
+  );
+  const at = takes[Math.floor((next() * takes.length) / 2)] as number;
+  const one = history[at] as Operation;
+  const later = takes.find(
+    (i) => (history[i] as Operation).start > one.end && (history[i] as Operation).output !== one.output,
+  );
+  return [at, later as number];
+}
+
+describe(`a queue whose values repeat, 2,000 operations of 10 callers (seed ${seed})`, () => {
+  const cases = [2, 3, 5, 20, 200].flatMap((values) =>
+    Object.keys(broken).map((what) => [values, what] as const),
+  );
+
+  test.each(cases)("%i values, %s: decided", (values, what) => {
+    const next = random(seed);
+    const right = simulate(queueOf(true, values), { operations: 2000, processes: 10, random: next });
+    const history = broken[what]?.(right, next) ?? right;
+    // It takes a second or two.
+    const { verdict, counterexample } = checkHistory(history, queue(), { maxMs: 60_000 });
+    expect(verdict, `seed ${seed}`).not.toBe("unknown");
+    if (what === "nothing is wrong") expect(verdict).toBe("ok");
+    // One that finds nothing, with dozens of items there, is wrong whatever their values are.
+    if (what === "one finds nothing" && backlog(history) > 20) expect(verdict).toBe("violation");
+    expect(counterexample === undefined).toBe(verdict === "ok");
+  });
+
+  test.each([2, 5, 20])("%i values, some calls unknown: that it is right is found", (values) => {
+    const size = { operations: 2000, processes: 10, random: random(seed), lost: 4 };
+    const history = simulate(queueOf(true, values), size);
+    expect(checkHistory(history, queue(), { maxMs: 60_000 }).verdict, `seed ${seed}`).toBe("ok");
+  });
+});
+
+/** How many items there were at least, from the time on at which `broken` breaks something. */
+function backlog(history: History): number {
+  let least = Infinity;
+  let there = 0;
+  const events = history
+    .filter(({ outcome, output, call }) => outcome === "returned" && (call === "enqueue" || output !== null))
+    .map(({ call, start, end }) => (call === "enqueue" ? { at: end, by: 1 } : { at: start, by: -1 }));
+  for (const { at, by } of events.toSorted((a, b) => a.at - b.at)) {
+    there += by;
+    if (at > 4000) least = Math.min(least, there);
+  }
+  return least;
+}
+
+describe(`a bag of which an item came out twice, with unknown outcomes (seed ${seed})`, () => {
+  test.each(Array.from({ length: 16 }, (_, i) => seed + i))("is refuted by counting: %i", (each) => {
+    const next = random(each);
+    const size = { operations: 2000, processes: 10, random: next, lost: 10 };
+    const history = simulate(queueOf(false), size);
+    expect(history.filter(({ outcome }) => outcome === "unknown").length).toBeGreaterThan(3);
+    const takes = history.filter(({ call, output }) => call === "dequeue" && typeof output === "number");
+    const one = takes[Math.floor(next() * takes.length * 0.9)] as Operation;
+    const at = history.findIndex((other) => takes.includes(other) && other.start > one.end);
+    const bad = history.with(at, { ...(history[at] as Operation), output: one.output });
+    const { verdict, counterexample } = checkHistory(bad, bag());
+    expect(verdict).toBe("violation");
+    expect(counterexample?.operations.map(itemOf)).toEqual([one.output, one.output, one.output]);
+    expect(counterexample?.text).toContain("whatever 1,9");
+  });
+
+  test("and so is one that found nothing, though something was there", () => {
+    const history = [
+      lost("x", 0, "dequeue"),
+      did("a", 1, 2, "enqueue", "one"),
+      did("a", 3, 4, "enqueue", "two"),
+      did("b", 5, 6, "dequeue", undefined, null),
+    ];
+    expect(checkHistory(history, bag()).verdict).toBe("violation");
+    expect(checkHistory([lost("y", 0, "dequeue"), ...history], bag()).verdict).toBe("ok");
+    // Who took "two" is known: nobody else did.
+    const later = did("c", 7, 8, "dequeue", undefined, "two");
+    expect(checkHistory([lost("y", 0, "dequeue"), ...history, later], bag()).verdict).toBe("violation");
+  });
+});
+
+const itemOf = ({ call, input, output }: Operation) => (call === "enqueue" ? input : output);
 
 describe("the recorder", () => {
   test("keeps what was called, what came back and what did not", async () => {

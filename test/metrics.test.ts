@@ -72,7 +72,8 @@ beforeAll(async () => {
   api.trace.setGlobalTracerProvider(tracers);
   database = await createDatabase("postgres");
   pool = new Pool({ connectionString: database.url, max: 10 });
-  hf = holdfast(fromPg(pool));
+  // What is slow depends on the machine.
+  hf = holdfast(fromPg(pool), { slow: false });
   await hf.migrate();
   await pool.query("CREATE TABLE account (id int PRIMARY KEY, amount int NOT NULL, version int NOT NULL)");
   await pool.query("INSERT INTO account VALUES (1, 0, 1), (2, 0, 1)");
@@ -619,6 +620,8 @@ describe("figures", () => {
       'holdfast_locks_refused_total{kind="lease",lock="l",reason="busy"}': 1,
       'holdfast_lock_hold_seconds_count{kind="transaction",lock="upload"}': 5,
       'holdfast_lock_hold_seconds_count{kind="transaction",lock="several"}': 1,
+      'holdfast_section_duration_seconds_count{kind="transaction",lock="upload"}': 5,
+      'holdfast_section_duration_seconds_count{kind="transaction",lock="several"}': 1,
       'holdfast_locks_held{kind="session",lock="h"}': 1,
       'holdfast_locks_held{kind="lease",lock="l"}': 1,
       'holdfast_locks_held{kind="lease",lock="p"}': 1,
@@ -760,6 +763,18 @@ describe("figures", () => {
       "holdfast:commit:resolved": { outcome: "committed" },
       "holdfast:quota:failed": { quotas: ["a", "b"], failed: "open", error },
       "holdfast:queue:recovered": { jobs: 7, queues: ["a"] },
+      "holdfast:hazard": { kind: "fetch", locks: ["x:1"], place: undefined, transaction: undefined },
+      "holdfast:section:slow": {
+        level: "broken",
+        kind: "transaction",
+        locks: ["x:1"],
+        tables: ["y"],
+        heldMs: 2000,
+        place: undefined,
+        statements: 1,
+        statement: undefined,
+        hazards: {},
+      },
       "holdfast:queue:trouble": { queue: "a", error },
       "holdfast:schedule:skipped": { schedule: "s", tick: date },
       "holdfast:schedule:missed": { schedule: "s", first: date, before: date },
@@ -773,6 +788,8 @@ describe("figures", () => {
       'holdfast_commits_resolved_total{outcome="committed"}': 1,
       'holdfast_quota_failures_total{mode="open"}': 1,
       holdfast_queue_recovered_total: 7,
+      'holdfast_hazards_total{kind="fetch"}': 1,
+      'holdfast_sections_slow_total{level="broken",lock="x"}': 1,
       'holdfast_queue_troubles_total{queue="a"}': 1,
       'holdfast_schedule_skipped_total{schedule="s"}': 1,
       'holdfast_schedule_missed_total{schedule="s"}': 1,

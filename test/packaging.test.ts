@@ -176,6 +176,17 @@ describe("the package", () => {
     expect(files.filter((file) => file.startsWith("dist/")).toSorted()).toEqual(built.toSorted());
   });
 
+  test("has every protection on, and no way to turn one off", () => {
+    // Constants of a module: nobody who imports it can change them.
+    const rest = read("dist/core/protections.js")
+      .replaceAll(/\/\*\*[\s\S]*?\*\//g, "")
+      .replaceAll(/^export const \w+ = true;$/gm, "")
+      .replaceAll(/^\/\/# sourceMappingURL=.*$/gm, "");
+    expect(rest.trim()).toBe("");
+    expect(read("dist/core/protections.js").match(/ = true;$/gm)?.length).toBeGreaterThanOrEqual(20);
+    expect(files.filter((file) => read(file).includes("HOLDFAST_MUTANT"))).toEqual([]);
+  });
+
   test("depends on nothing", () => {
     for (const field of ["dependencies", "optionalDependencies", "bundleDependencies", "bundledDependencies"])
       expect(manifest).not.toHaveProperty(field);

@@ -16,7 +16,7 @@ import postgres from "postgres";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
 import { backendNamed } from "./backends.ts";
-import { type Proxy, startProxy } from "./harness/proxy.ts";
+import { type Proxy, isCommit, startProxy } from "./harness/proxy.ts";
 
 let database: TestDatabase;
 
@@ -179,7 +179,7 @@ describe("a small pool", () => {
     await hf.transaction((tx) => tx.client.query("CREATE TABLE small (n integer)"));
     let armed = 0;
     proxy.cutWhen((direction, chunk) => {
-      if (armed === 0 || direction !== "to-server" || !chunk.includes("COMMIT")) return "pass";
+      if (armed === 0 || direction !== "to-server" || !isCommit(chunk)) return "pass";
       armed--;
       return "drop-answer";
     });

@@ -1,6 +1,6 @@
 /** `holdfast race`, as people start it. */
 import { spawn } from "node:child_process";
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -8,6 +8,7 @@ import type { Turn } from "holdfast/testing";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { draw } from "../packages/cli/src/race/draw.ts";
 import { releaseOf, transactions } from "../packages/cli/src/race/lanes.ts";
+import { testText } from "../packages/cli/src/race/regression.ts";
 import { escape, wrap } from "../packages/cli/src/race/text.ts";
 import { type TestDatabase, createDatabase } from "./harness/databases.ts";
 
@@ -92,6 +93,65 @@ describe("a file with a race in it", () => {
     expect(ids.length).toBe(new Set(ids).size);
     const used = [...page.matchAll(/url\(#([^)]*)\)|aria-labelledby="([^"]*)"/g)].map(([, a, b]) => a ?? b);
     expect(used.filter((id) => !ids.includes(id))).toEqual([]);
+  });
+
+  test("writes a test on request, which fails until the race is gone", async () => {
+    // Where packages are found.
+    const place = mkdtempSync(join(root, "test/races/written-"));
+    const inPlace = (file: string) => join(place, file);
+    try {
+      cpSync(quota, inPlace("quota.race.ts"));
+      writeFileSync(inPlace("package.json"), JSON.stringify({ type: "module" }));
+      const [file, written] = [inPlace("quota.race.ts"), inPlace("quota.test.ts")];
+      const { code, err } = await raceHere(file, "--write-test", written);
+      expect(code, err).toBe(1);
+      expect(err).toContain(`Test: ${written} (it fails until the race is gone)`);
+      const text = readFileSync(written, "utf8");
+      expect(text).toContain('import * as races from "./quota.race.ts";');
+      expect(text).toContain('replay: "A2B4A2"');
+      const run = async () => {
+        const child = spawn(process.execPath, ["--conditions=holdfast-source", "--test", written], {
+          env: { PATH: process.env["PATH"], DATABASE_URL: database.url },
+          stdio: ["ignore", "pipe", "inherit"],
+        });
+        let out = "";
+        child.stdout.on("data", (chunk: Buffer) => (out += chunk.toString()));
+        return { code: await new Promise((resolve) => child.once("close", resolve)), out: () => out };
+      };
+      const before = await run();
+      expect(before.code, before.out()).toBe(1);
+      expect(before.out()).toContain("Lost update on person");
+      writeFileSync(
+        file,
+        readFileSync(file, "utf8").replace('uploads(url, "")', 'uploads(url, " FOR UPDATE")'),
+      );
+      const after = await run();
+      expect(after.code, after.out()).toBe(0);
+      // Nothing of anybody's is written over.
+      const again = await raceHere(file, "--write-test", written);
+      expect(again).toMatchObject({ code: 2, err: expect.stringContaining("it is there already") });
+    } finally {
+      rmSync(place, { recursive: true, force: true });
+    }
+  });
+
+  test.each([
+    ["vitest", /^import \{ test \} from "vitest";.*"\.\.\/quota\.race\.ts".*, 30_000\);/s],
+    ["jest", /^import \{ expectNoRace \}.*"\.\.\/quota\.race".*, 30_000\);/s],
+    ["mocha", /^import \{ test \} from "node:test";.*"\.\.\/quota\.race\.ts"/s],
+  ])("which is one of the runner's that the project has: %s", (name, expected) => {
+    writeFileSync(join(folder, "package.json"), JSON.stringify({ devDependencies: { [name]: "1.0.0" } }));
+    const found = [
+      { key: "a-b", name: 'it "is"', replay: "A2B2", isolation: "serializable", made: true },
+      { key: "plain", name: "plain", replay: "AB", isolation: undefined, made: false },
+    ];
+    const text = testText(found, join(folder, "quota.race.ts"), join(folder, "tests/quota.test.ts"));
+    expect(text).toMatch(expected);
+    expect(text).toContain('const scenario = await races["a-b"]({ url: url() });');
+    expect(text).toContain(
+      String.raw`await expectNoRace({ ...scenario, name: "it \"is\"", isolation: "serializable", replay: "A2B2" });`,
+    );
+    expect(text).toContain("const scenario = races.plain;");
   });
 
   test("as JSON, and the order that it names fails again", async () => {

@@ -1,36 +1,62 @@
-/** `expectNoRace` in another runner than this one. */
+/** `expectNoRace` in other runners than this one, with the limits that they come with. */
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { fileURLToPath } from "node:url";
 import { Client } from "pg";
-import { expect, test } from "vitest";
-import { createDatabase } from "./harness/databases.ts";
+import { afterAll, beforeAll, expect, test } from "vitest";
+import { type TestDatabase, createDatabase } from "./harness/databases.ts";
+
+let database: TestDatabase;
+
+beforeAll(async () => {
+  database = await createDatabase("postgres");
+  const client = new Client({ connectionString: database.url });
+  await client.connect();
+  await client.query("CREATE TABLE voucher (uses int NOT NULL); INSERT INTO voucher VALUES (1)");
+  await client.end();
+});
+afterAll(() => database?.drop());
+
+const path = (name: string) => fileURLToPath(new URL(name, import.meta.url));
+
+async function run(args: readonly string[]): Promise<{ output: string; code: number }> {
+  const child = spawn(process.execPath, args, {
+    env: { PATH: process.env["PATH"], DATABASE_URL: database.url, NO_COLOR: "1" },
+    stdio: ["ignore", "pipe", "inherit"],
+  });
+  let output = "";
+  child.stdout.on("data", (chunk) => (output += String(chunk)));
+  const [code] = (await once(child, "close")) as [number];
+  return { output, code };
+}
 
 test("node:test: a green one, and one that fails with the schedule", async () => {
-  const database = await createDatabase("postgres");
-  try {
-    const client = new Client({ connectionString: database.url });
-    await client.connect();
-    await client.query("CREATE TABLE voucher (uses int NOT NULL); INSERT INTO voucher VALUES (1)");
-    await client.end();
-    const file = fileURLToPath(new URL("./races/runners/node.ts", import.meta.url));
-    const child = spawn(
-      process.execPath,
-      ["--conditions=holdfast-source", "--test", "--test-reporter=tap", file],
-      {
-        env: { PATH: process.env["PATH"], DATABASE_URL: database.url },
-        stdio: ["ignore", "pipe", "inherit"],
-      },
-    );
-    let output = "";
-    child.stdout.on("data", (chunk) => (output += String(chunk)));
-    const [code] = (await once(child, "close")) as [number];
-    expect(output).toMatch(/^\s*ok \d+ - exact$/m);
-    expect(output).toMatch(/^\s*not ok \d+ - naive$/m);
-    expect(output).toContain("switch");
-    expect(output).toContain("Lost update on voucher");
-    expect(code).toBe(1);
-  } finally {
-    await database.drop();
-  }
+  const { output, code } = await run([
+    "--conditions=holdfast-source",
+    "--test",
+    "--test-reporter=tap",
+    path("./races/runners/node.ts"),
+  ]);
+  expect(output).toMatch(/^\s*ok \d+ - exact$/m);
+  expect(output).toMatch(/^\s*not ok \d+ - naive$/m);
+  expect(output).toContain("switch");
+  expect(output).toContain("Lost update on voucher");
+  // What was tried is said of the green one too.
+  expect(output).toMatch(/✓ exact and exact: \d+ runs, exhaustive/);
+  expect(code).toBe(1);
+});
+
+test("Vitest, with its own 5 s: what takes longer ends by itself, and the next one works", async () => {
+  const { output, code } = await run([
+    path("../node_modules/vitest/vitest.mjs"),
+    "run",
+    "--config",
+    path("./races/runners/vitest.config.ts"),
+    "--reporter=verbose",
+  ]);
+  expect(output).toMatch(/✓ .*more than can be tried/);
+  expect(output).toMatch(/✓ .*a lock of somebody else/);
+  expect(output).toMatch(/✓ .*> the next one/);
+  expect(output).toMatch(/✓ the next one: \d+ runs, exhaustive/);
+  expect(code).toBe(0);
 });

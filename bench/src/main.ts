@@ -34,6 +34,10 @@ const suites: Readonly<Record<string, Suite>> = {
     about: "jobs that do nothing, next to graphile-worker, pg-boss and BullMQ on PostgreSQL",
     load: () => import("./suites/queue.ts"),
   },
+  watch: {
+    about: "what it costs to be watched for hazards, slow sections and the order of locks",
+    load: () => import("./suites/watch.ts"),
+  },
   explore: {
     about: "how long it takes to try all orders of a check-then-write",
     load: () => import("./suites/explore.ts"),

@@ -9,6 +9,11 @@ export type Direction = "to-server" | "to-client";
  */
 export type Verdict = "pass" | "cut-before" | "drop-answer" | "hold" | "stall";
 
+/** A message that ends a transaction: not one that begins one, as READ COMMITTED. */
+export function isCommit(chunk: Buffer): boolean {
+  return /COMMIT(?!TED)/.test(chunk.toString("latin1"));
+}
+
 export interface Proxy {
   readonly port: number;
   /** The same address, by way of the proxy. */

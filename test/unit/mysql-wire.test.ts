@@ -307,18 +307,21 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
     for (const table of ["Child", "parent", "logged"]) await admin.query(`DELETE FROM ${table}`);
   });
 
-  test("waits, by ports: for a row that was written, for GET_LOCK, for a definition", async () => {
+  test("waits: for a row that was written, for GET_LOCK, for a definition", async () => {
     const clients = [tapped(database.url), tapped(database.url), tapped(database.url)];
     const [a, b, c] = (await Promise.all(
       clients.map(({ socket }) => createConnection({ uri: database.url, stream: socket })),
     )) as [Connection, Connection, Connection];
-    const [portA, portB] = clients.map(({ socket }) => socket.localPort as number) as [number, number];
-    const ports = [portA, portB];
+    const idOf = async (client: Connection) => {
+      const [rows] = await client.query(wire.who);
+      return String(Object.values((rows as object[])[0] ?? {})[0]);
+    };
+    const [idA, idB] = [await idOf(a), await idOf(b)];
     await onServer(async (connection) => {
-      const seen = () => wire.waiting(connection, ports);
+      const seen = () => wire.waiting(connection, [idA, idB]);
       const waits = async (waiting: Promise<unknown>, end: () => Promise<unknown>) => {
-        await eventually(async () => (await seen()).get(portB)?.includes(portA) === true);
-        expect([...(await seen()).keys()]).toEqual([portB]);
+        await eventually(async () => (await seen()).get(idB)?.includes(idA) === true);
+        expect([...(await seen()).keys()]).toEqual([idB]);
         await end();
         await waiting;
         expect(await seen()).toEqual(new Map());

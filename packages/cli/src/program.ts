@@ -13,6 +13,7 @@ import { kill } from "./commands/kill.ts";
 import { lease } from "./commands/lease.ts";
 import { locks } from "./commands/locks.ts";
 import { migrate } from "./commands/migrate.ts";
+import { order } from "./commands/order.ts";
 import { queue } from "./commands/queue.ts";
 import { quota } from "./commands/quota.ts";
 import { race } from "./commands/race.ts";
@@ -41,6 +42,7 @@ for (const register of [
   demo,
   doctor,
   race,
+  order,
   locks,
   top,
   kill,

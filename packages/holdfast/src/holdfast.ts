@@ -17,6 +17,7 @@ import type { Migrated, RoutineState } from "./core/routine.ts";
 import { checkRuntime } from "./core/runtime.ts";
 import type { LeaseInfo } from "./core/leases.ts";
 import { type Home, Scope, type Transaction, remember as rememberHome } from "./core/scope.ts";
+import { sections } from "./core/section.ts";
 import { type Site, sites } from "./core/site.ts";
 import { Started } from "./core/started.ts";
 import { withConnection } from "./core/errand.ts";
@@ -25,6 +26,8 @@ import type { Statement } from "./core/sql.ts";
 import { checkCall, checkNames, checkSignal } from "./core/options.ts";
 import { checkWait, milliseconds } from "./core/wait.ts";
 import { type Inspection, inspection } from "./watch/inspect.ts";
+import { type HazardMode, type SlowOptions, watching } from "./watch/options.ts";
+import { watch } from "./watch/watch.ts";
 import { type Held, Sessions } from "./locks/hold.ts";
 import { type Lease, LeaseDesk, type LeaseFilter, type LeaseOptions } from "./locks/lease.ts";
 import { Rows } from "./locks/rows.ts";
@@ -52,6 +55,16 @@ export interface HoldfastOptions {
    * lets it be seen: "warn" (once per place), "throw" (for tests), or nothing. Default "warn".
    */
   readonly wrongConnection?: BesideMode;
+  /**
+   * What to do about a request, a timer, a process, … that a transaction waits for while it holds locks, and about locks that
+   * are taken in different orders: "warn" (once per place), "throw" (for tests: the transaction fails), "count" (events and
+   * metrics only), or nothing. Default "warn", and "count" if NODE_ENV is "production".
+   */
+  readonly hazards?: HazardMode;
+  /** After how many milliseconds a transaction that holds locks is told of as slow. `false`: never. */
+  readonly slow?: SlowOptions | false;
+  /** A file to which the order of locks is added, for `holdfast order`. Default: what HOLDFAST_ORDER says. */
+  readonly orderFile?: string;
 }
 
 export type MigrationState =
@@ -117,7 +130,18 @@ export class Holdfast<Native> {
     checkNames(
       "holdfast",
       options,
-      new Set(["wait", "deadline", "isolation", "retry", "names", "strategy", "wrongConnection"]),
+      new Set([
+        "wait",
+        "deadline",
+        "isolation",
+        "retry",
+        "names",
+        "strategy",
+        "wrongConnection",
+        "hazards",
+        "slow",
+        "orderFile",
+      ]),
     );
     const { names } = options;
     if (names !== undefined && names !== false && typeof names !== "function")
@@ -138,11 +162,13 @@ export class Holdfast<Native> {
       retry: retryPolicy(options.retry),
     };
     const show = typeof names === "function" ? names : (name: string) => name;
+    const watched = watching(options);
     this.#home = {
       database,
       current: this.#current,
       wait: this.#defaults.wait,
       beside: new Beside(database, this.#current, wrongConnection),
+      watch: watch(watched, show),
       rows: new Rows(() => this.#home),
       started: new Started(),
       ...(guard && { guard }),
@@ -174,9 +200,10 @@ export class Holdfast<Native> {
   transaction<T>(options: TransactionOptions, body: Body<Native, T>): Promise<T>;
   async transaction<T>(first: TransactionOptions | Body<Native, T>, second?: Body<Native, T>): Promise<T> {
     const [options, body] = checkCall<TransactionOptions, Body<Native, T>>("hf.transaction", first, second);
+    const { beside, watch: watched } = this.#home;
     const plan = this.#plan(
       options,
-      this.#home.beside.watches ? sites.here(this.transaction, siteFrames) : undefined,
+      beside.watches || watched ? sites.here(this.transaction, siteFrames) : undefined,
     );
     const outer = options.separate ? undefined : this.#current.getStore();
     if (outer) return outer.here().nest(options, body);
@@ -242,7 +269,17 @@ export class Holdfast<Native> {
   /** Takes part in a transaction that you opened and will end: `await hf.join(tx).lock(key(…))`. */
   join(native: Native): Transaction<Native> {
     const connection = this.#database.join(native);
-    return new Scope(this.#home, { connection, native, signal: connection.lost, attempt: 1, joined: true });
+    const { watch: watched } = this.#home;
+    const site = watched && sites.here(this.join, siteFrames);
+    const section = watched?.joined(native as object, connection.settled?.bind(connection), site);
+    return new Scope(this.#home, {
+      connection,
+      native,
+      signal: connection.lost,
+      attempt: 1,
+      joined: true,
+      section,
+    });
   }
 
   /**
@@ -250,13 +287,15 @@ export class Holdfast<Native> {
    * are not reported, and `hf.transaction` opens another one.
    */
   outside<T>(work: () => T): T {
-    return this.#current.leave(() => {
-      const value = work();
-      const { then } = (value ?? {}) as Partial<PromiseLike<unknown>>;
-      // A lazy promise, as Prisma's and Knex's are, does its work when it is asked for, which must be here.
-      if (typeof then !== "function" || value instanceof Promise) return value;
-      return new Promise((resolve, reject) => void then.call(value, resolve, reject)) as T;
-    });
+    return this.#current.leave(() =>
+      sections.leave(() => {
+        const value = work();
+        const { then } = (value ?? {}) as Partial<PromiseLike<unknown>>;
+        // A lazy promise, as Prisma's and Knex's are, does its work when it is asked for, which must be here.
+        if (typeof then !== "function" || value instanceof Promise) return value;
+        return new Promise((resolve, reject) => void then.call(value, resolve, reject)) as T;
+      }),
+    );
   }
 
   /**
@@ -428,6 +467,7 @@ export class Holdfast<Native> {
     await this.#home.started.close();
     await Promise.all([this.#sessions.close(), this.#leases.close()]);
     this.#home.beside.close();
+    this.#home.watch?.close();
     await this.#database.close?.();
   }
 

@@ -30,7 +30,9 @@ export { capabilityMeanings, shownCapability } from "./core/capabilities.ts";
 export type { Capabilities, Strategy, Support, Unsupported } from "./core/capabilities.ts";
 export type { BesideMode } from "./core/beside.ts";
 export type { FailureInfo } from "./core/failure.ts";
-export type { Events, Traced, Traces } from "./core/events.ts";
+export type { Events, OrderStep, Traced, Traces } from "./core/events.ts";
+export type { HazardKind } from "./core/section.ts";
+export type { HazardMode, SlowOptions } from "./watch/options.ts";
 export type { LockView, Session } from "./core/inspect.ts";
 export type { Inspection, WaitChain } from "./watch/inspect.ts";
 export type { Held } from "./locks/hold.ts";
@@ -68,6 +70,7 @@ export {
   DeadlineExceededError,
   DeadlockError,
   FileBusyError,
+  HazardError,
   HoldfastError,
   LeaseLostError,
   LockLostError,

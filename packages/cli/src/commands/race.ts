@@ -19,6 +19,7 @@ export interface RaceOptions {
   readonly yes?: true;
   readonly json?: true;
   readonly html?: string;
+  readonly writeTest?: string;
 }
 
 const examples = `
@@ -44,6 +45,7 @@ Examples:
   holdfast race quota.race.ts --isolation read-committed serializable
   holdfast race quota.race.ts --only quota --replay 'A2B4A2'
   holdfast race quota.race.ts --html report.html --max-ms 60000
+  holdfast race quota.race.ts --write-test quota.test.ts
   holdfast race quota.race.ts --url postgres://app@localhost/shop_test --in-place
 
 The exit code is 0 if no race was found, 1 if one was or the question was answered with no, 2 if something could not be run,
@@ -63,13 +65,14 @@ export function race(program: Command): void {
     .option("--in-place", "run in the database that --url names, and not in a copy of it; asks first")
     .option("--yes", "do not ask")
     .option("--preemptions <n>", "at most so many switches", whole(0, 1000))
-    .option("--max-ms <ms>", "time for each scenario", milliseconds(1))
+    .option("--max-ms <ms>", "time for each scenario (default: 10,000)", milliseconds(1))
     .option("--isolation <level...>", "try all of it at each of these levels")
     .option("--replay <order>", "only the order that a report named", order)
     .option("--seed <n>", "of the orders that are tried at random", whole(0))
     .option("--bail", "stop at the first race")
     .option("--json", "print one JSON document")
     .option("--html <file>", "write a report with the schedules drawn")
+    .option("--write-test <file>", "write a test that fails until the races that were found are gone")
     .addHelpText("after", examples)
     .showHelpAfterError("`holdfast race --help` lists the options.");
   command.action(async (file: string, options: RaceOptions) => {
@@ -99,7 +102,7 @@ function levels(words: readonly string[]): Isolation[] {
 }
 
 function order(text: string): string {
-  if (!/^(?:[A-Z]\d*)+(?:![A-Z])?$/.test(text))
+  if (!/^(?:[A-Z]\d*[a-z]?)+(?:\+[A-Z](?:[A-Z]\d*)+)?(?:![A-Z])?$/.test(text))
     throw new InvalidArgumentError("It is what a report names, e.g. A2B4A2.");
   return text;
 }

@@ -15,6 +15,8 @@ const meanings: Readonly<Record<Anomaly, string>> = {
   phantom: "A row that was not there when it was looked for was added before the answer was used.",
   "read skew": "What was read in two statements was changed in between, so that it never was so.",
   "double effect": "Both did what was to be done once.",
+  fault:
+    "Something befell one of them in the middle of what it does: its process ended, an answer was lost, it was called twice, or it lost its lease.",
   race: "The outcome depends on the order of the statements.",
   "not a race": "It fails when one runs after the other, without any concurrency.",
 };
@@ -91,24 +93,31 @@ ${levelTable(levels, seed)}`;
 function coverageText(coverage: Coverage): string {
   if (coverage === "exhaustive") return "every order";
   if ("bounded" in coverage) return `every order with up to ${count(coverage.bounded, "switch")}`;
+  if ("pairs" in coverage)
+    return `every order of each two with up to ${count(coverage.pairs, "switch")}, the others after them`;
   return "as many orders as there was time for";
 }
 
 function levelTable(levels: readonly Level[], seed: number): string {
   const [first] = levels;
   // One alone says no more than what stands above it.
-  const plain = levels.length === 1 && !first?.isolation && first?.random === 0 && first.slept.length === 0;
+  const plain = levels.length === 1 && !first?.isolation && first?.random === 0 && doubts(first).length === 0;
   if (!first || plain) return "";
-  const rows = levels.map(({ isolation, coverage, runs, random, slept }) => {
-    const notes = [
-      ...(random > 0 ? [`${random} of them at random (seed ${seed})`] : []),
-      ...(slept.length > 0 ? [`${slept.join(", ")} waited for something that is not a statement`] : []),
-    ];
+  const rows = levels.map((level) => {
+    const { isolation, coverage, runs, random } = level;
+    const notes = [...(random > 0 ? [`${random} of them at random (seed ${seed})`] : []), ...doubts(level)];
     const what = [coverageText(coverage), ...notes].join("; ");
     return `<tr><th scope="row">${escape(levelName(isolation))}</th><td>${runs}</td><td>${escape(what)}</td></tr>`;
   });
   return `<div class="scroll"><table><caption>Nothing found</caption><thead><tr><th scope="col">Isolation</th><th scope="col">Runs</th><th scope="col">Tried</th></tr></thead><tbody>${rows.join("")}</tbody></table></div>`;
 }
+
+/** Why it is not known to be everything. */
+const doubts = ({ slept, patient, unseen }: Level) => [
+  ...(slept.length > 0 ? [`${slept.join(", ")} waited for something that is not a statement`] : []),
+  ...(patient.length > 0 ? [`${patient.join(", ")} tried again what was refused`] : []),
+  ...unseen.map((text) => `others cannot come into “${text}”`),
+];
 
 const levelName = (isolation: string | undefined) => isolation?.toUpperCase() ?? "the transactions’ own";
 

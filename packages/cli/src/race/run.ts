@@ -10,6 +10,7 @@ import { unless } from "../unless.ts";
 import { htmlReport } from "./html.ts";
 import { type Entry, type RaceScenario, Wanted, checkFile, isScenario, load } from "./load.ts";
 import { type Outcome, couldNotRun, ended, exitCodeOf } from "./outcome.ts";
+import { checkTest, foundIn, testText } from "./regression.ts";
 import { type Place, type Told, openPlace } from "./place.ts";
 import { Screen } from "./screen.ts";
 
@@ -41,10 +42,20 @@ export async function runRace(file: string, options: RunOptions): Promise<number
       declined(options.json);
       return exitCodes.no;
     }
-    const { outcomes, left, database } = ran;
+    const { outcomes, left, database, entries } = ran;
     if (options.html !== undefined) {
       await write(options.html, htmlReport(file, outcomes, left));
       screen.note(`Report: ${options.html}`);
+    }
+    if (options.writeTest !== undefined) {
+      const made = (key: string) => typeof entries.find((entry) => entry.key === key)?.source === "function";
+      const found = foundIn(outcomes, made);
+      if (found.length > 0) await write(options.writeTest, testText(found, file, options.writeTest));
+      screen.note(
+        found.length > 0
+          ? `Test: ${options.writeTest} (it fails until ${found.length === 1 ? "the race is" : "the races are"} gone)`
+          : "Test: none was written, since no race was found.",
+      );
     }
     screen.end(outcomes, left, database);
     return exitCodeOf(outcomes);
@@ -67,6 +78,7 @@ interface Ran {
   /** How many were not run, since another one failed. */
   readonly left: number;
   readonly database: Told;
+  readonly entries: readonly Entry[];
 }
 
 class Race {
@@ -91,6 +103,7 @@ class Race {
   /** Undefined: it was not wanted. */
   async run(): Promise<Ran | undefined> {
     checkFile(this.#file);
+    if (this.#options.writeTest !== undefined) checkTest(this.#options.writeTest);
     const { url, empty, inPlace, yes } = this.#options;
     const opening = openPlace({
       file: this.#file,
@@ -116,7 +129,7 @@ class Race {
     if (this.#options.replay !== undefined && entries.length > 1 && !this.#options.only)
       throw new Error(`--replay is for one scenario: say with --only which one (${names(all)})`);
     try {
-      return { ...(await this.#each(place, entries, all)), database: place.told };
+      return { ...(await this.#each(place, entries, all)), database: place.told, entries };
     } finally {
       for (const [, scenario] of this.#closers) await this.#close(scenario).catch(() => {});
     }
@@ -126,7 +139,7 @@ class Race {
     place: Place,
     entries: readonly Entry[],
     all: readonly Entry[],
-  ): Promise<Omit<Ran, "database">> {
+  ): Promise<Pick<Ran, "outcomes" | "left">> {
     const outcomes: Outcome[] = [];
     for (const [i, entry] of entries.entries()) {
       const outcome = await this.#one(place, entry);
@@ -181,7 +194,12 @@ class Race {
       this.#screen.progress(name, progress);
       scenario.onProgress?.(progress);
     };
-    const exploring = explore(name, { ...scenario, ...overrides(this.#options), onProgress });
+    const exploring = explore(name, {
+      maxMs: defaultMs,
+      ...scenario,
+      ...overrides(this.#options),
+      onProgress,
+    });
     try {
       return await unless(this.#signal, exploring);
     } catch (error) {
@@ -216,6 +234,9 @@ class Race {
 }
 
 const names = (entries: readonly Entry[]) => entries.map(({ key }) => key).join(", ");
+
+/** No test runner ends it earlier. */
+const defaultMs = 10_000;
 
 /** What the command line says goes before what the scenario says. */
 function overrides(options: RunOptions): Partial<Scenario> {

@@ -14,6 +14,7 @@ import {
   findOneLocked,
 } from "../drivers/prisma-find.ts";
 import type { PrismaArgs, PrismaFound, PrismaSelecting } from "../drivers/prisma-types.ts";
+import { seeTransactions, settledHere } from "../drivers/prisma-end.ts";
 import { prismaOnMysql, readsOf, seePrismaMysql } from "../drivers/prisma-mysql.ts";
 import { Lending, lendingTo, seePrismaPg } from "../drivers/prisma-pg.ts";
 import { Holdfast, type HoldfastOptions } from "../holdfast.ts";
@@ -212,6 +213,7 @@ export function fromPrisma<Client extends PrismaClientLike>(
   }
   const original = (client as { _originalClient?: object })._originalClient ?? client;
   checkVersion(original);
+  seeTransactions(original);
   const parts = partsOf(client);
   const database: Database<object, SqlConnection> = {
     ...parts,
@@ -224,7 +226,10 @@ export function fromPrisma<Client extends PrismaClientLike>(
           "this is the PrismaClient itself; pass the `tx` that $transaction(async (tx) => …) hands to its callback",
         );
       }
-      return parts.join(tx);
+      const connection = parts.join(tx);
+      const settled = settledHere();
+      if (settled) connection.settled ??= settled;
+      return connection;
     },
     observe(seen) {
       const ends = [
@@ -411,6 +416,7 @@ export function holdfast(options: HoldfastOptions = {}): PrismaExtension {
   const extend = (client: { $extends(extension: object): unknown }) => {
     seePrismaMysql(client);
     seePrismaPg(client);
+    seeTransactions(client);
     return client.$extends(extension);
   };
   return extend as unknown as PrismaExtension;

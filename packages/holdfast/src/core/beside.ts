@@ -8,7 +8,9 @@ import type { Database, Seen } from "./database.ts";
 import { PoolExhaustedError, WrongConnectionError } from "./errors.ts";
 import { emit } from "./events.ts";
 import type { Inside } from "./inside.ts";
+import { sectionHere } from "./section.ts";
 import { type Site, sites } from "./site.ts";
+import * as protection from "./protections.ts";
 
 type Client = Pick<Database, "observe" | "room">;
 
@@ -24,6 +26,10 @@ interface Around {
 
 /** Whether what runs is Holdfast's own: of any instance, as several may watch one client. */
 const own = new AsyncLocalStorage<boolean>();
+
+export function isOurs(): boolean {
+  return own.getStore() === true;
+}
 
 export function ours<T>(work: () => T): T {
   return own.run(true, work);
@@ -48,6 +54,7 @@ export class Beside {
     const seen: Seen = (granted, place) => {
       const inside = this.#inside();
       if (!inside) return;
+      sectionHere()?.saw("connection", this.#site(place));
       this.#report(inside, place);
       this.#queue(inside, granted, place);
     };
@@ -66,7 +73,8 @@ export class Beside {
   /** For connections that we take ourselves, on purpose, while the caller holds one. */
   async taking<T>(take: (granted: () => void) => Promise<T>): Promise<T> {
     const inside = this.#inside();
-    if (!inside) return take(() => {});
+    // In a transaction that the caller has opened, too, what we open is no mistake.
+    if (!inside) return sectionHere() ? this.ours(() => take(() => {})) : take(() => {});
     let grant!: () => void;
     const granted = new Promise<void>((resolve) => (grant = resolve));
     this.#queue(inside, () => granted);
@@ -88,8 +96,18 @@ export class Beside {
     return inside?.open && !own.getStore() ? inside : undefined;
   }
 
+  /** Of who asks, where the client knows better than the stack. */
+  #site(place?: () => string | undefined): Site {
+    const here = sites.here(this.#site);
+    return {
+      get place() {
+        return here.place ?? place?.();
+      },
+    };
+  }
+
   #report({ site }: Around, place?: () => string | undefined): void {
-    if (this.#mode === "off") return;
+    if (this.#mode === "off" || !protection.wrongConnection) return;
     const at = sites.here(this.#report).place ?? place?.();
     const error = new WrongConnectionError(at, site?.place);
     emit("holdfast:connection:wrong", () => ({ query: at, transaction: site?.place }));
@@ -104,6 +122,7 @@ export class Beside {
   #queue({ root, site }: Around, granted: () => Promise<void>, place?: () => string | undefined): void {
     const room = this.#database.room?.();
     if (room?.out === undefined) return;
+    if (room.out >= room.max) sectionHere()?.saw("pool", this.#site(place));
     const waiting = this.#waiting.has(root) ? this.#waiting.size : this.#waiting.size + 1;
     if (room.out >= room.max && waiting >= room.max)
       throw new PoolExhaustedError(room.max, sites.here(this.#queue).place ?? place?.(), site?.place);

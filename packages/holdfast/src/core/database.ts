@@ -43,6 +43,8 @@ export interface Connection {
    * statement. Absent: this client cannot, and says so in its traits.
    */
   cancel?(): Promise<void>;
+  /** Calls back once, when the transaction that is open on it has ended. Absent where the client does not tell. */
+  settled?(then: () => void): void;
 }
 
 export interface SqlConnection extends Connection {

@@ -1,4 +1,5 @@
 import type { LockRequest } from "./key.ts";
+import type { HazardKind } from "./section.ts";
 import { message } from "./thrown.ts";
 
 export { message };
@@ -396,6 +397,65 @@ export class WrongConnectionError extends HoldfastError {
     );
   }
 }
+
+/** What was done, or waited for, while locks were held. With `hazards: "throw"` the transaction fails with it. */
+export class HazardError extends HoldfastError {
+  readonly kind: HazardKind;
+  /** Where it was done, as `file:line:column`. */
+  readonly place: string | undefined;
+  readonly transaction: string | undefined;
+
+  constructor(
+    kind: HazardKind,
+    locks: readonly string[],
+    place: string | undefined,
+    transaction: string | undefined,
+    detail = "",
+  ) {
+    const under =
+      locks.length > 0 && kind !== "late"
+        ? ` while ${named(locks)} ${locks.length > 1 ? "were" : "was"} held`
+        : "";
+    const { what, instead } = hazards[kind];
+    super(
+      "HF_HAZARD",
+      `${what}${under}: at ${place ?? unseen}, in the transaction of ${transaction ?? unseen}.${detail} ${instead}`,
+    );
+    this.kind = kind;
+    this.place = place;
+    this.transaction = transaction;
+  }
+}
+
+const elsewhere =
+  "Everybody who wants the same waits for it. Do it before the transaction or after it; if it has to be here, wrap it in `hf.outside(() => …)`.";
+
+const hazards: Readonly<Record<HazardKind, { readonly what: string; readonly instead: string }>> = {
+  fetch: { what: "A request was sent (fetch)", instead: elsewhere },
+  http: { what: "A request was sent (http)", instead: elsewhere },
+  socket: { what: "A connection to another server was opened", instead: elsewhere },
+  dns: { what: "A name was looked up (DNS)", instead: elsewhere },
+  timer: { what: "A timer was waited for", instead: elsewhere },
+  process: { what: "A process was started", instead: elsewhere },
+  prompt: { what: "Somebody was asked a question", instead: elsewhere },
+  connection: {
+    what: "A statement was sent through the outer client",
+    instead: "Send it through `tx.client`; if it is meant to be apart, wrap it in `hf.outside(() => …)`.",
+  },
+  pool: {
+    what: "Another connection was asked for, and the pool had none left,",
+    instead:
+      "If all who hold one wait for another, nobody gets it. Use `tx.client`, or make the pool larger.",
+  },
+  late: {
+    what: "A statement was sent after its transaction had ended",
+    instead: "It was refused. Is an `await` missing in the body?",
+  },
+  order: {
+    what: "Locks were taken in another order than elsewhere",
+    instead: "Two of these at once are a deadlock. Take them in one order, or in one call: `tx.lockAll`.",
+  },
+};
 
 /** All connections of the pool are held by transactions that wait for another one. */
 export class PoolExhaustedError extends HoldfastError {

@@ -2,6 +2,17 @@ import { type TracingChannel, channel, tracingChannel } from "node:diagnostics_c
 import type { Reason } from "./database.ts";
 import type { Made } from "./made.ts";
 import type { Migrated } from "./routine.ts";
+import type { HazardKind } from "./section.ts";
+
+/** Whoever held the first has asked for the second. */
+export interface OrderStep {
+  /** "key order", "table stock". */
+  readonly from: string;
+  readonly to: string;
+  /** Where they were locked. */
+  readonly first: string | undefined;
+  readonly second: string | undefined;
+}
 
 /**
  * What happens inside, for whoever subscribes through `node:diagnostics_channel`. Payloads carry names of keys
@@ -44,6 +55,36 @@ export interface Events {
   "holdfast:lease:lost": { hold: number; lease: string; fence: number; heldMs: number; error: unknown };
   "holdfast:version:stale": { table: string; attempt: number };
   "holdfast:once:replayed": { id: string };
+  /** Something that should not be done under a lock was; places as `file:line:column`, of it and of its transaction. */
+  "holdfast:hazard": {
+    kind: HazardKind;
+    locks: readonly string[];
+    place: string | undefined;
+    transaction: string | undefined;
+  };
+  /** A transaction that had locked something has ended. */
+  "holdfast:section:end": {
+    kind: "transaction" | "joined";
+    locks: readonly string[];
+    /** Whose rows, or which, were locked. */
+    tables: readonly string[];
+    heldMs: number;
+    statements: number;
+  };
+  /** The same of one that took too long. `statement`: the last one, without values; `hazards`: how many of which kind. */
+  "holdfast:section:slow": {
+    level: "suspect" | "broken";
+    kind: "transaction" | "joined";
+    locks: readonly string[];
+    tables: readonly string[];
+    heldMs: number;
+    place: string | undefined;
+    statements: number;
+    statement: string | undefined;
+    hazards: Readonly<Partial<Record<HazardKind, number>>>;
+  };
+  /** Locks are taken in one order here, and in another order elsewhere in this process: `steps` lead round. */
+  "holdfast:order:inverted": { steps: readonly OrderStep[] };
   "holdfast:connection:wrong": { query: string | undefined; transaction: string | undefined };
   /** Of several quotas asked at once: each that granted, or the one that refused. */
   "holdfast:quota:decided": { quota: string; granted: boolean; amount: number; replayed: boolean };

@@ -22,6 +22,11 @@ export class Inside<T> {
     return this.#store.run({ value, since: starts.getStore() }, work);
   }
 
+  /** The same for the rest of what calls, where nothing of ours is around it. */
+  enter(value: T): void {
+    this.#store.enterWith({ value, since: starts.getStore() });
+  }
+
   /** Runs work that is meant to be outside. */
   leave<R>(work: () => R): R {
     return this.#store.run(undefined, work);

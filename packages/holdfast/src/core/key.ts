@@ -1,5 +1,6 @@
 import { hash as digest } from "node:crypto";
 import { UsageError } from "./errors.ts";
+import * as protection from "./protections.ts";
 
 /**
  * The name of a lock. Its identity is `id`: equal ids are the same lock, in every process and, through the
@@ -191,6 +192,7 @@ export function canonical(locks: Lockable | readonly Lockable[]): LockRequest[] 
   }
   if (Array.isArray(locks) && byId.size === 0)
     throw bad("the list of locks is empty: leave `lock` out to take none");
+  if (!protection.keysInOrder) return [...byId.values()];
   return [...byId.values()].toSorted((a, b) => (a.key.id < b.key.id ? -1 : 1));
 }
 

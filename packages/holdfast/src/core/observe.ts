@@ -2,6 +2,7 @@
 import { AsyncLocalStorage } from "node:async_hooks";
 import type { Seen } from "./database.ts";
 import { type Site, sites } from "./site.ts";
+import { isEnd } from "./view.ts";
 
 type Method = (this: unknown, ...args: unknown[]) => unknown;
 
@@ -73,6 +74,17 @@ function watch(target: object, name: string): Watched {
     return result;
   };
   return entry;
+}
+
+/** Calls back once, when one of these methods is given a statement that ends a transaction, or gives the connection back. */
+export function whenEnded(target: object, names: readonly string[], then: () => void): void {
+  const ends: (() => void)[] = [];
+  const seen = (): void => {
+    for (const end of ends.splice(0)) end();
+    then();
+  };
+  for (const name of names)
+    ends.push(observeMethod(target, name, seen, { counts: ([first]) => name === "release" || isEnd(first) }));
 }
 
 /** Where the last query of a lazy client was made, in the calling code's own context. */

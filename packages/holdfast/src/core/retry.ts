@@ -2,6 +2,7 @@ import { UsageError } from "./errors.ts";
 import { checkNames } from "./options.ts";
 import { milliseconds, sleep } from "./wait.ts";
 import type { Failure } from "./database.ts";
+import * as protection from "./protections.ts";
 
 export interface RetryOptions {
   /** How often the transaction runs at the most, the first run included. Default 5. */
@@ -18,6 +19,9 @@ export interface RetryOptions {
 }
 
 const retryNames = new Set(["attempts", "baseMs", "maxMs", "on"]);
+
+/** Of these the server has undone everything. */
+const undone: readonly Failure[] = ["deadlock", "serialization"];
 
 export interface RetryPolicy {
   readonly attempts: number;
@@ -46,7 +50,7 @@ export function retryPolicy(options: RetryOptions | false | undefined, fallback?
     attempts,
     baseMs: milliseconds(baseMs, "retry.baseMs"),
     maxMs: milliseconds(maxMs, "retry.maxMs"),
-    on: new Set<Failure>(["deadlock", "serialization", "lost", ...on]),
+    on: new Set<Failure>([...(protection.failuresRetried ? undone : []), "lost", ...on]),
   };
 }
 
@@ -74,7 +78,7 @@ export async function retried<T>(
   for (const extra of on)
     if (extra !== "lock-timeout" && extra !== "lost")
       throw new UsageError(`on may add "lock-timeout" and "lost", not ${JSON.stringify(extra)}`);
-  const kinds = new Set<Failure>(["deadlock", "serialization", ...on]);
+  const kinds = new Set<Failure>([...undone, ...on]);
   for (let attempt = 1; ; attempt++) {
     signal?.throwIfAborted();
     try {

@@ -1,5 +1,5 @@
 import { type Capabilities, type Strategy, type Support, require } from "./capabilities.ts";
-import type { Connection, Database, Isolation, Reason, Row, Wait } from "./database.ts";
+import type { Connection, Database, Isolation, Reason, Result, Row, Wait } from "./database.ts";
 import { emit, traced } from "./events.ts";
 import {
   NotInTransactionError,
@@ -30,7 +30,8 @@ import type {
   TableOptions,
 } from "./rows.ts";
 import type { Beside } from "./beside.ts";
-import type { Site } from "./site.ts";
+import { type Locked, type Section, type Watch, sections } from "./section.ts";
+import { type Site, sites } from "./site.ts";
 import type { Started } from "./started.ts";
 import { Identifier, type Statement } from "./sql.ts";
 import type { TableMode, Where } from "./tables.ts";
@@ -102,6 +103,8 @@ export interface LockOptions {
 }
 
 const lockNames = new Set(["wait", "signal"]);
+/** Our own, an extension's, and the caller. */
+const lockFrames = 8;
 const nestedNames = new Set(["lock", "wait", "signal", "isolation", "readOnly"]);
 
 export interface NestedOptions {
@@ -119,6 +122,8 @@ export interface Home<Native, C extends Connection> {
   readonly wait: Wait;
   /** Watches for what is sent beside its transactions. */
   readonly beside: Beside;
+  /** Watches what is done while locks are held; absent: nobody does. */
+  readonly watch?: Watch | undefined;
   readonly rows: RowLocker<Scope<Native, C>, C>;
   /** As errors and events show them. */
   names(locks: readonly LockRequest[]): string[];
@@ -151,6 +156,7 @@ export interface Place<Native, C extends Connection> {
   readonly readOnly?: boolean;
   /** Where it was opened. */
   readonly site?: Site | undefined;
+  readonly section?: Section | undefined;
 }
 
 /** What statements of ours inside a transaction get to know. */
@@ -159,6 +165,7 @@ export interface Work<C extends Connection> {
   readonly capabilities: Capabilities;
   readonly joined: boolean;
   readonly signal: AbortSignal;
+  readonly section: Section | undefined;
 }
 
 interface Proof<C extends Connection> {
@@ -262,6 +269,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
 
   #assertOpen(): void {
     if (this.#closed !== undefined) {
+      this.#place.section?.saw("late", sites.here(this.#assertOpen));
       throw new UsageError(
         `This transaction is over (${this.#closed}). Is an \`await\` missing in its body? Work that goes on after it must open its own: \`separate: true\`.`,
         "HF_TRANSACTION_OVER",
@@ -271,6 +279,19 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
 
   get site(): Site | undefined {
     return this.#place.site;
+  }
+
+  get section(): Section | undefined {
+    return this.#place.section;
+  }
+
+  /** Where a call that locks was made, if anybody wants to know. To be asked before its first `await`. */
+  locking(): Site | undefined {
+    const { section, joined } = this.#place;
+    if (!section) return undefined;
+    // There is no body of ours around it: what follows in the caller's own is inside.
+    if (joined) sections.enter(section);
+    return sites.here(this.locking, lockFrames);
   }
 
   /** Of the transaction that this is a part of. */
@@ -285,14 +306,15 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   lock(locks: Lockable | readonly Lockable[], options?: LockOptions & { wait?: Wait }): Promise<void>;
   lock(locks: Lockable | readonly Lockable[], options: LockOptions & { wait: "skip" }): Promise<boolean>;
   async lock(locks: Lockable | readonly Lockable[], options: LockOptions = {}): Promise<void | boolean> {
+    const site = this.locking();
     const requests = canonical(locks);
     checkNames("tx.lock", options, lockNames);
     checkSignal(options.signal);
     const { wait: patience } = options;
     if (patience === "skip")
-      return (await this.here().#lock(requests, "nowait", options.signal)) === undefined;
+      return (await this.here().#lock(requests, "nowait", site, options.signal)) === undefined;
     const wait = patience === undefined ? this.#home.wait : checkWait(patience);
-    return this.here().#lockOrThrow(requests, wait, options.signal);
+    return this.here().#lockOrThrow(requests, wait, site, options.signal);
   }
 
   rows<R extends object = Row, K extends keyof R & string = keyof R & string>(
@@ -335,14 +357,13 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     scope.#assertOpen();
     return scope.#queue.run(async () => {
       scope.#assertOpen();
-      const { connection, joined } = scope.#place;
+      const { connection, joined, section } = scope.#place;
       const own = scope.signal;
       const capabilities = scope.#home.known() ?? (await scope.#home.capabilities(connection));
       const abort = signal ? AbortSignal.any([signal, own]) : own;
       try {
-        return await interruptible(connection, abort, () =>
-          run({ connection, capabilities, joined, signal: abort }),
-        );
+        const work = () => run({ connection, capabilities, joined, signal: abort, section });
+        return await interruptible(connection, abort, () => (section ? sections.leave(work) : work()));
       } catch (error) {
         throw scope.#explain(error);
       }
@@ -350,12 +371,18 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   }
 
   async tryLock(locks: Lockable | readonly Lockable[]): Promise<boolean> {
+    const site = this.locking();
     const requests = canonical(locks);
-    return (await this.here().#lock(requests, "nowait")) === undefined;
+    return (await this.here().#lock(requests, "nowait", site)) === undefined;
   }
 
-  async #lockOrThrow(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<void> {
-    const refused = await this.#lock(requests, wait, signal);
+  async #lockOrThrow(
+    requests: readonly LockRequest[],
+    wait: Wait,
+    site: Site | undefined,
+    signal?: AbortSignal,
+  ): Promise<void> {
+    const refused = await this.#lock(requests, wait, site, signal);
     if (!refused) return;
     const { connection } = this.#place;
     const holders = await this.#home.holders(requests, refused.usable ? connection : undefined);
@@ -365,14 +392,18 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   async #lock(
     requests: readonly LockRequest[],
     wait: Wait,
+    site: Site | undefined,
     signal?: AbortSignal,
   ): Promise<{ reason: Reason; usable: boolean; waitedMs: number; cause?: unknown } | undefined> {
-    return this.work(async ({ connection, capabilities, joined, signal: abort }) => {
+    return this.work(async ({ connection, capabilities, joined, signal: abort, section }) => {
       // In a joined transaction the caller may roll back to savepoints of its own: what we took may be gone, so ask again.
       const missing = joined ? requests : requests.filter((request) => !this.has(request));
       if (missing.length === 0) return undefined;
       this.#home.guard?.(missing);
       checkSupport(missing, capabilities, joined);
+      const locked: Locked | undefined = section && { kind: "key", keys: missing };
+      // Before the wait, which may be that of a deadlock. Who does not wait is in none.
+      if (locked && wait !== "nowait") section?.asks(locked, site);
       const started = performance.now();
       const names = () => this.#home.names(missing);
       const grant = await traced(
@@ -397,6 +428,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
         return { ...grant, waitedMs: Math.round(waitedMs) };
       }
       this.#hold(missing);
+      if (locked) section?.took(locked, site);
       emit("holdfast:lock:granted", () => ({ locks: names(), waitedMs }));
       return undefined;
     }, signal);
@@ -419,7 +451,11 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     const { engine } = this.#home.database;
     if (!engine.query)
       throw new UnsupportedError(`tx.query: ${engine.name} does not speak SQL; use tx.client`);
-    const result = await engine.query(this.#place.connection, statement);
+    const { section, connection } = this.#place;
+    section?.sent(statement);
+    // Told by now: what a client makes of it is not another one.
+    const ask = () => engine.query?.(connection, statement) as Promise<Result>;
+    const result = await (section ? sections.leave(ask) : ask());
     return result.rows as R[];
   }
 

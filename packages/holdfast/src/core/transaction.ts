@@ -24,9 +24,11 @@ import type { LockRequest, Lockable } from "./key.ts";
 import { Refused, refusal } from "./refused.ts";
 import { type RetryOptions, type RetryPolicy, pause } from "./retry.ts";
 import { type Home, Scope, type Transaction, checkSupport } from "./scope.ts";
+import { type Locked, type Section, sections } from "./section.ts";
 import type { Site } from "./site.ts";
 import { isOpaque } from "./thrown.ts";
 import { sleep } from "./wait.ts";
+import * as protection from "./protections.ts";
 
 export interface TransactionOptions {
   /** Taken before the body runs, in one canonical order, held until the transaction has ended. */
@@ -150,6 +152,7 @@ class Attempt<Native, C extends Connection> {
   /** Locks were to be taken on the session, before BEGIN. */
   #lockFirst = false;
   #scope: Scope<Native, C> | undefined;
+  #section: Section | undefined;
   /** What the body threw. */
   #thrown: unknown;
   /** The body has ended well: from here on only COMMIT can fail. */
@@ -208,6 +211,8 @@ class Attempt<Native, C extends Connection> {
         ...((isOpaque(error) || !(error instanceof Refused)) && { error }),
       }));
       throw error;
+    } finally {
+      this.#section?.end();
     }
   }
 
@@ -388,6 +393,11 @@ class Attempt<Native, C extends Connection> {
       capabilities,
       signal: this.#deadline.signal,
     };
+    const { site } = this.#plan;
+    const section = (this.#section = this.#home.watch?.section(site));
+    const locked: Locked | undefined = section && locks.length > 0 ? { kind: "key", keys: locks } : undefined;
+    // There may be a transaction around it, which holds something.
+    if (locked && wait !== "nowait") section?.asks(locked, site);
     this.#opening = true;
     const started = performance.now();
     const begin = () =>
@@ -418,6 +428,9 @@ class Attempt<Native, C extends Connection> {
       this.#lockedAt = started + waitedMs;
       emit("holdfast:lock:granted", () => ({ locks: this.#home.names(locks), waitedMs }));
     }
+    if (locked) section?.took(locked, site);
+    else if (!readOnly && capabilities.granularity === "database")
+      section?.took({ kind: "database", name: "database" }, site);
     return this.#watch(connection, native(), body);
   }
 
@@ -449,6 +462,7 @@ class Attempt<Native, C extends Connection> {
         isolation,
         readOnly,
         site: this.#plan.site,
+        section: this.#section,
       },
       locks,
     );
@@ -466,14 +480,15 @@ class Attempt<Native, C extends Connection> {
     };
     outer.addEventListener("abort", onStop, { once: true });
     try {
-      const running = this.#home.beside.theirs(() =>
-        this.#home.current.run(scope, () => Promise.resolve().then(() => body(scope))),
-      );
+      const section = this.#section;
+      const enter = () => this.#home.current.run(scope, () => Promise.resolve().then(() => body(scope)));
+      const running = this.#home.beside.theirs(() => (section ? sections.run(section, enter) : enter()));
       const value = await new Promise<T>((resolve, reject) => {
         abandon = reject;
         running.then(resolve, reject);
       });
       outer.throwIfAborted();
+      if (section?.failure) throw section.failure;
       return value;
     } catch (error) {
       this.#thrown = error;
@@ -487,6 +502,7 @@ class Attempt<Native, C extends Connection> {
       clearTimeout(timer);
       outer.removeEventListener("abort", onStop);
       if (stop) connection.lost.removeEventListener("abort", onLost);
+      this.#section?.left();
       scope.close(this.#abandoned ? "it was given up after an abort" : "its body has ended");
       // A cancel that could still be under way would hit our ROLLBACK.
       if (cancelling) await within(graceMs, cancelling).catch(() => (this.#abandoned = true));
@@ -501,6 +517,7 @@ class Attempt<Native, C extends Connection> {
     if (identity === undefined && this.#plan.readOnly) return;
     if (!engine.outcome || identity === undefined)
       throw new CommitUnknownError("this engine keeps no record of it to ask", error);
+    if (!protection.commitLookedUp) throw new ConnectionLostError(this.#attempt, error);
     const until = performance.now() + resolveMs;
     let last: unknown = error;
     let detail = "the server could not tell what became of it";

@@ -1,4 +1,6 @@
 import { UsageError } from "./errors.ts";
+import { sectionHere } from "./section.ts";
+import { sites } from "./site.ts";
 
 /**
  * The same object, for as long as a body may use it. What the body was given is often shared with others, or theirs
@@ -29,12 +31,24 @@ export interface ViewOptions {
 
 const targets = new WeakMap<object, object>();
 
+/** Methods, of whatever client, whose first argument is a statement: its text, or an object that has it. */
+const speaking: ReadonlySet<string | symbol> = new Set([
+  "query",
+  "execute",
+  "executeQuery",
+  "prepare",
+  "exec",
+  "run",
+]);
+
 /** What is behind a view; anything else is itself. */
 export function behind<T extends object>(object: T): T {
   return (targets.get(object) as T | undefined) ?? object;
 }
 
 export function over(): UsageError {
+  // Who did not wait for the statement may not hear of its error either.
+  sectionHere()?.saw("late", sites.here(over));
   return new UsageError(
     "This transaction is over: its client must not be used any more. Is an `await` missing in its body?",
     "HF_TRANSACTION_OVER",
@@ -44,11 +58,21 @@ export function over(): UsageError {
 const ending = /^\s*(?:commit|rollback|end|abort)(?:\s+(?:work|transaction))?\s*;?\s*$/i;
 const savepoint = /^\s*(?:rollback\s+to|release)(?:\s+savepoint)?\s+\S+\s*$/i;
 
-/** Whether a statement, as text or as an object that has it, ends a transaction, or a savepoint that was left in it. */
-export function endsTransaction(statement: unknown): boolean {
+function wordsOf(statement: unknown): string {
   const { text, sql } = (typeof statement === "object" ? (statement ?? {}) : {}) as Record<string, unknown>;
   const words = typeof statement === "string" ? statement : (text ?? sql);
-  return typeof words === "string" && (ending.test(words) || savepoint.test(words));
+  return typeof words === "string" ? words : "";
+}
+
+/** Whether a statement, as text or as an object that has it, ends a transaction. */
+export function isEnd(statement: unknown): boolean {
+  return ending.test(wordsOf(statement));
+}
+
+/** The same, or ends a savepoint that was left in it. */
+export function endsTransaction(statement: unknown): boolean {
+  const words = wordsOf(statement);
+  return ending.test(words) || savepoint.test(words);
 }
 
 export function view<T extends object>(
@@ -62,13 +86,15 @@ export function view<T extends object>(
     if (state === "open") return;
     if (state === "revoked" || ((!senders || senders.includes(name)) && !ends(name, args))) throw over();
   };
-  const show = <O extends object>(object: O): O => {
+  const show = <O extends object>(object: O, whole = false): O => {
     const proxy: O = new Proxy(object, {
       get(_, name) {
         const value: unknown = Reflect.get(object, name, object);
         if (typeof value !== "function" || name === "constructor") return value;
         return (...args: unknown[]) => {
           check(String(name), args);
+          // Of what was made of it, a statement that was prepared, arguments are values.
+          if (whole && speaking.has(name)) sectionHere()?.sent(args[0]);
           // Methods of native objects work on the object itself only.
           const made: unknown = Reflect.apply(value as (...a: unknown[]) => unknown, object, args);
           if (made === object) return proxy;
@@ -94,9 +120,11 @@ export function view<T extends object>(
     targets.set(proxy, object);
     return proxy;
   };
-  const shown = (made: unknown) => (typeof made === "object" && made !== null ? show(made) : made);
+  // One that takes statements is the client again, in another guise.
+  const shown = (made: unknown) =>
+    typeof made === "object" && made !== null ? show(made, "query" in made) : made;
   return {
-    proxy: show(target),
+    proxy: show(target, true),
     seal() {
       if (state === "open") state = "sealed";
     },

@@ -8,8 +8,8 @@ export interface WireReader {
   received(chunk: Uint8Array): Answer;
   /** A statement has been begun, and the rest of it is still to be sent: after something that the server answers. */
   readonly open?: boolean;
-  /** Something that was sent is not answered yet, beside what is held back. */
-  readonly busy?: boolean;
+  /** Requests that the client has made, each with an answer of its own that has not come yet. */
+  readonly unanswered: number;
   /** The bytes of a statement without values, as this connection takes them; else as `Wire.statement` has them. */
   statement?(text: string): Uint8Array;
   /** What was begun, as it is known by now. */
@@ -17,6 +17,8 @@ export interface WireReader {
   /** It was prepared before anybody read along: the answer to this statement tells what it is. */
   readonly unknown?: string | undefined;
   learn?(rows: Answer["rows"]): void;
+  /** The session is in a transaction, as the server has said last; undefined: it has not said anything yet. */
+  inside: boolean | undefined;
 }
 
 export interface Answer {
@@ -25,14 +27,27 @@ export interface Answer {
   /** Rows that were read, as text. */
   readonly rows: readonly (readonly string[])[];
   readonly error?: string | undefined;
+  /** Rows that were touched, if the server says it. */
+  readonly affected?: number | undefined;
 }
 
 export interface Wire<C extends Connection> {
   reader(): WireReader;
   /** The bytes of a statement without values. */
   statement(text: string): Uint8Array;
-  /** Of the sessions of these local ports, those that wait for a lock: and for which of them. */
-  waiting(connection: C, ports: readonly number[]): Promise<ReadonlyMap<number, readonly number[]>>;
+  /** A statement whose answer tells who the session is. */
+  readonly who: string;
+  self(rows: Answer["rows"], localPort: number | undefined): Self | undefined;
+  /** Of these sessions, those that wait for a lock: and for which sessions, these or any other. */
+  waiting(connection: C, sessions: readonly string[]): Promise<ReadonlyMap<string, readonly string[]>>;
+  /** Sessions as people know them: who it is, and what it does. */
+  describe(connection: C, sessions: readonly string[]): Promise<readonly string[]>;
+  /** Ends what these sessions do; they stay. */
+  cancel(connection: C, sessions: readonly string[]): Promise<void>;
+  /** Gives back all locks of a session. */
+  readonly unlock: string;
+  /** How a statement outside of any transaction, which is one by itself, is kept open until its COMMIT. */
+  readonly autocommit: Autocommit<C>;
   /** A statement: the session's transactions run at this level; undefined: at its own again. */
   isolation(level: Isolation | undefined): string;
   /**
@@ -40,10 +55,39 @@ export interface Wire<C extends Connection> {
    * is ended if it finds it; undefined: as it was. Absent where the server looks at once, and decides by itself.
    */
   patience?(ms: number | undefined): string;
+  /** A serializable transaction can be ended for what others do to any table, not only to those that it touches too. */
+  readonly certifies?: boolean;
   /** Tables that are touched together, by foreign keys; with "*" those that may touch any, by triggers. */
   related(connection: C): Promise<readonly (readonly string[])[]>;
   /** Keeps what is in the tables now, to bring back what is written in them. */
   keep?(connection: C): Promise<Kept>;
+}
+
+/** A session, as it says itself. */
+export interface Self {
+  readonly session: string;
+  /** Nothing stands between: it stays the same session for as long as the connection is open. */
+  readonly direct: boolean;
+  /** Transactions that say nothing else are serializable, by being judged at their end: see `certifies`. */
+  readonly serializable: boolean;
+}
+
+export interface Autocommit<C extends Connection> {
+  readonly begin: string;
+  readonly commit: string;
+  readonly rollback: string;
+  /** Several statements that are sent as one are one transaction. Else each is one by itself. */
+  readonly together: boolean;
+  /** Functions and procedures, in lower case, that may write, and can be called in a transaction. */
+  writers(connection: C): Promise<ReadonlySet<string>>;
+  /** A whole answer as it would have been; `refused`: what COMMIT was answered with, if it failed. */
+  answer(heard: Uint8Array, after: { readonly inside: boolean; readonly refused?: Uint8Array }): Uint8Array;
+  /**
+   * Where sessions change behind a pooler: statements for the transaction that has just begun, by which it is known by a name,
+   * which the server is asked for, and run at this level.
+   */
+  mark?(name: string, level: Isolation | undefined): string[];
+  marked?(connection: C, name: string): Promise<string | undefined>;
 }
 
 export interface Kept {

@@ -10,7 +10,7 @@ import type {
   SqlConnection,
 } from "../core/database.ts";
 import { UsageError } from "../core/errors.ts";
-import { observeMethod } from "../core/observe.ts";
+import { observeMethod, whenEnded } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
 import { type ViewOptions, behind, endsTransaction, view } from "../core/view.ts";
 import { type Kill, isInTransaction, killable } from "../engines/mysql/client.ts";
@@ -98,6 +98,7 @@ export function mysql2Connection(given: object, kill: Kill): SqlConnection {
       }
     },
     cancel,
+    settled: (then) => whenEnded(emitter, ["query", "execute", "release"], then),
   };
   connections.set(emitter, connection);
   return connection;

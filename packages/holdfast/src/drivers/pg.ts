@@ -67,7 +67,7 @@ export function pgConnection(given: PgClient, options?: object): SqlConnection {
     get pid() {
       return (client as Innards).processID ?? undefined;
     },
-    ...(status && { doubtful: () => status() === "E" }),
+    ...(status && { doubtful: () => status() === "E", settled: (then) => status.idle(then) }),
     lost: lost.signal,
     unwrap: unwrapPg,
     async query(statement) {
@@ -119,15 +119,24 @@ function nameOf(text: string): string {
 }
 
 /** I: in none, T: in a transaction, E: in one that has failed. The server says so after every statement. */
-function transactionStatus(client: PgClient): (() => string) | undefined {
+function transactionStatus(
+  client: PgClient,
+): ((() => string) & { idle(then: () => void): void }) | undefined {
   const { connection } = client as Innards;
   const wire = connection as Partial<Wire> | undefined;
   if (typeof wire?.on !== "function") return undefined;
   let status = "";
-  (wire as Wire).on("readyForQuery", (message) => (status = message?.status ?? status));
+  let waiting: (() => void)[] = [];
+  (wire as Wire).on("readyForQuery", (message) => {
+    status = message?.status ?? status;
+    if (status !== "I" || waiting.length === 0) return;
+    const told = waiting;
+    waiting = [];
+    for (const then of told) then();
+  });
   // Whoever sent the statement learns of its error before the server says what it means for the transaction.
   (wire as Wire).on("errorMessage", () => (status = "E"));
-  return () => status;
+  return Object.assign(() => status, { idle: (then: () => void) => void waiting.push(then) });
 }
 
 function result({ rows, rowCount, command }: PgResult): Result {

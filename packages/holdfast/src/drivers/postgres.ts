@@ -2,6 +2,7 @@
 import type { DriverError, Pinned, Purpose, Result, Room, SqlConnection } from "../core/database.ts";
 import { ConnectionLostError, UnsupportedError, UsageError } from "../core/errors.ts";
 import { graceMs, within } from "../core/interrupt.ts";
+import { sectionHere } from "../core/section.ts";
 import { over } from "../core/view.ts";
 import { render } from "../engines/postgres/index.ts";
 
@@ -351,8 +352,10 @@ function guarded(pin: PostgresPin): PostgresSql {
     if (pin.lost.aborted) throw new ConnectionLostError(1, pin.lost.reason);
   };
   return new Proxy(bound, {
-    apply(target, self, args) {
+    apply(target, self, args: unknown[]) {
       refuse();
+      // Else it is a part of a statement: a name, or a list of values.
+      if (Array.isArray(args[0]) && "raw" in args[0]) sectionHere()?.sent(args[0]);
       return Reflect.apply(target as unknown as (...a: unknown[]) => unknown, self, args);
     },
     get(target, name) {
@@ -360,6 +363,7 @@ function guarded(pin: PostgresPin): PostgresSql {
       if (name !== "unsafe" && name !== "file") return value;
       return (...args: unknown[]) => {
         refuse();
+        if (name === "unsafe") sectionHere()?.sent(args[0]);
         return (value as (...a: unknown[]) => unknown)(...args);
       };
     },

@@ -8,6 +8,7 @@ import { detached, homeOf } from "../core/scope.ts";
 import { sleep } from "../core/wait.ts";
 import { watched } from "../core/watched.ts";
 import { type Lease, type LeaseOptions, checkTerms } from "./lease.ts";
+import * as protection from "../core/protections.ts";
 
 /** What the body of a leader gets. */
 export interface Leadership {
@@ -145,7 +146,7 @@ class Candidate implements Leader {
   async #lead(lease: Lease): Promise<"resigned" | "lost" | "failed"> {
     const { fence, name } = lease;
     const both = new AbortController();
-    const onLost = () => both.abort(lease.signal.reason);
+    const onLost = () => protection.leaderStops && both.abort(lease.signal.reason);
     const onStop = () => both.abort(this.#stop.signal.reason);
     // Whoever asks this signal asks the lease's, which looks at the clock.
     const signal = watched(both.signal, () => void lease.signal.aborted);

@@ -31,6 +31,7 @@ import { type Home, type Transaction, scopeOf } from "../core/scope.ts";
 import { checkWait, milliseconds, sleep } from "../core/wait.ts";
 import { watched } from "../core/watched.ts";
 import { Bell } from "../core/bell.ts";
+import * as protection from "../core/protections.ts";
 
 export interface LeaseOptions {
   /**
@@ -389,7 +390,7 @@ class Granted implements Lease {
 
 /** The server counts from when it gets the message, which is later than it was sent: it can only last longer. */
 function trust(sentAt: number, ttlMs: number): number {
-  return sentAt + ttlMs - marginMs(ttlMs);
+  return sentAt + (protection.leaseTrustEnds ? ttlMs - marginMs(ttlMs) : 100 * ttlMs);
 }
 
 /** A token lets its owner give the lease back: it is nobody else's. */
@@ -794,10 +795,13 @@ export async function fenced(tx: Transaction<unknown>, lease: Lease): Promise<vo
   if (!grip) throw new UsageError("fenced(tx, lease): this is no lease of hf.lease or of a semaphore");
   const scope = scopeOf(tx, "fenced(tx, lease)");
   const { engine } = scope.home.database;
+  const site = scope.locking();
   const newest = await scope.work(async ({ connection, capabilities, joined }) => {
     require(capabilities.leases, "Leases");
     if (!engine.leases) throw new UnsupportedError(`Leases: ${engine.name} does not keep any`);
     return engine.leases.fence(connection, grip, joined);
   });
   if (newest !== undefined) throw new StaleFenceError(lease.name, lease.fence, newest);
+  // Nobody else gets the lease before the transaction has ended.
+  scope.section?.took({ kind: "lease", name: lease.name }, site);
 }

@@ -9,6 +9,7 @@ import { type Kept, fingerprint, idKey, idLock, idText, json } from "../core/rep
 import type { RetryOptions } from "../core/retry.ts";
 import { type Transaction, homeOf, scopeFor, scopeOf } from "../core/scope.ts";
 import type { Transactor } from "../core/transaction.ts";
+import * as protection from "../core/protections.ts";
 
 export interface OnceResult<T> {
   readonly status: "done";
@@ -133,7 +134,7 @@ export async function once<Native, T>(
   };
   // Whatever the instance's default is: under a snapshot that is older than the lock a record could be missed.
   const common = {
-    lock,
+    ...(protection.onceLocked && { lock }),
     isolation: "read committed",
     ...(wait !== undefined && { wait: wait === "skip" ? "nowait" : wait }),
     ...(signal && { signal }),

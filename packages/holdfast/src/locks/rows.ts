@@ -27,6 +27,7 @@ import {
   tableName,
 } from "../core/rows.ts";
 import type { Home, Scope, Work } from "../core/scope.ts";
+import type { Site } from "../core/site.ts";
 import { type Identifier, isStatement } from "../core/sql.ts";
 import {
   type Order,
@@ -95,16 +96,17 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     which: readonly unknown[] | Where,
     options: RowOptions,
   ): Promise<LockedRows<object>> {
+    const site = scope.locking();
     checkNames("tx.rows", options, rowNames);
     checkSignal(options.signal);
     const wish = checkWish("tx.rows", table, which, options);
     const wait = this.#patience(options.wait, true);
     return scope.work(async (work) => {
       const call = await this.#call(work, wish, wait);
-      return this.#lock(work, wish, call).catch(async (error: unknown) => {
+      return this.#lock(work, wish, call, site).catch(async (error: unknown) => {
         // The table may have got a column since the catalog was asked. Nothing has been sent yet.
         if (!(error instanceof UsageError)) throw error;
-        return this.#lock(work, wish, await this.#call(work, wish, wait, true));
+        return this.#lock(work, wish, await this.#call(work, wish, wait, true), site);
       });
     }, options.signal);
   }
@@ -117,6 +119,7 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     const { database } = this.#home();
     const started = performance.now();
     const table = "a query";
+    const site = scope.locking();
     const found = await scope.work(async ({ connection, capabilities, joined }) => {
       this.#assertStrength(capabilities, strength);
       const run = database.locking?.(scope.client, query, {
@@ -139,6 +142,7 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     const waitedMs = Math.round(performance.now() - started);
     if (found.granted) {
       const rows = Array.isArray(found.value) ? found.value.length : 0;
+      scope.section?.took({ kind: "rows", name: table }, site);
       emit("holdfast:rows:locked", () => ({ table, rows, waitedMs }));
       return found.value;
     }
@@ -159,6 +163,7 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     items: readonly (Lockable | RowsItem<any>)[],
     options: AllOptions,
   ): Promise<unknown[]> {
+    const site = scope.locking();
     checkNames("tx.lockAll", options, waitNames);
     checkSignal(options.signal);
     if (!Array.isArray(items) || items.length === 0)
@@ -184,6 +189,7 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
         const found = await this.#together(
           work,
           group.map(({ wish, call }) => ({ wish, call: { ...call, wait: left() } })),
+          site,
         );
         group.forEach(({ index }, i) => (results[index] = found[i]));
       }
@@ -195,10 +201,11 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
   async #together(
     work: Work<C>,
     group: readonly { wish: Wish; call: RowCall }[],
+    site: Site | undefined,
   ): Promise<LockedRows<object>[]> {
     const [only, ...others] = group;
     if (!only) return [];
-    if (others.length === 0) return [await this.#lock(work, only.wish, only.call)];
+    if (others.length === 0) return [await this.#lock(work, only.wish, only.call, site)];
     const { shape, key } = only.call;
     const keyLists = group.map(({ call: { which, key: columns } }) => {
       if (!("keys" in which) || String(columns) !== String(key)) {
@@ -211,10 +218,11 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     });
     const strength = rowStrengths.find((each) => group.some(({ call }) => call.strength === each));
     const all: RowCall = { ...only.call, which: { keys: keyLists.flat() }, strength, columns: key };
-    await this.#select(work, all);
+    await this.#select(work, all, site);
     // Locked by now: each item reads its own, in its own columns.
     const results: LockedRows<object>[] = [];
-    for (const { wish, call } of group) results.push(await this.#lock(work, wish, { ...call, strength }));
+    for (const { wish, call } of group)
+      results.push(await this.#lock(work, wish, { ...call, strength }, site));
     return results;
   }
 
@@ -224,6 +232,7 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     mode: TableMode,
     options: TableOptions,
   ): Promise<void | boolean> {
+    const site = scope.locking();
     checkNames("tx.table", options, waitNames);
     checkSignal(options.signal);
     const table = tableName(name, "tx.table");
@@ -235,16 +244,19 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     const wait = skip ? "nowait" : (this.#patience(options.wait, false) as Wait);
     const shown = `table ${table.path.join(".")}`;
     const started = performance.now();
-    const grant = await scope.work(async ({ connection, capabilities, joined, signal }) => {
+    const locked = { kind: "table", name: table.path.join(".") } as const;
+    const grant = await scope.work(async ({ connection, capabilities, joined, signal, section }) => {
       const modes = require(capabilities.tableLocks, "Table locks");
       if (!modes.includes(mode))
         throw new UnsupportedError(`A table lock "${mode}": here there are ${modes.join(", ")}`);
+      if (wait !== "nowait") section?.asks(locked, site);
       return waited("table", table.path.join("."), () =>
         this.#tables.lock(connection, { table, mode, wait, joined, capabilities, signal }),
       );
     }, options.signal);
     const waitedMs = Math.round(performance.now() - started);
     if (grant.granted) {
+      scope.section?.took(locked, site);
       emit("holdfast:table:locked", () => ({ table: table.path.join("."), mode, waitedMs }));
       return skip ? true : undefined;
     }
@@ -314,9 +326,9 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     };
   }
 
-  async #lock(work: Work<C>, wish: Wish, call: RowCall): Promise<LockedRows<object>> {
+  async #lock(work: Work<C>, wish: Wish, call: RowCall, site: Site | undefined): Promise<LockedRows<object>> {
     for (let attempt = 1; ; attempt++) {
-      const rows = await this.#select(work, call);
+      const rows = await this.#select(work, call, site);
       if (!("keys" in call.which) || !rows.includes(undefined))
         return arranged(wish, call.shape, rows, new Set());
       const there = await this.#tables.present(work.connection, call);
@@ -345,11 +357,13 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     return done?.value ?? { granted: false, reason: "timeout", usable: false };
   }
 
-  async #select(work: Work<C>, call: RowCall): Promise<readonly (Row | undefined)[]> {
-    const { connection } = work;
+  async #select(work: Work<C>, call: RowCall, site: Site | undefined): Promise<readonly (Row | undefined)[]> {
+    const { connection, section } = work;
     const { shape, which: chosen } = call;
     if ("keys" in chosen && chosen.keys.length === 0) return [];
     const home = this.#home();
+    const locked = { kind: "rows", name: shape.name } as const;
+    if (call.wait !== "nowait" && call.wait !== "skip") section?.asks(locked, site);
     const started = performance.now();
     const asked = waited("rows", shape.name, () => this.#bounded(connection, call));
     const found = await asked.catch((error: unknown) => {
@@ -360,6 +374,7 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     const waitedMs = Math.round(performance.now() - started);
     if (found.granted) {
       const count = () => found.rows.filter((row) => row !== undefined).length;
+      section?.took(locked, site);
       emit("holdfast:rows:locked", () => ({ table: shape.name, rows: count(), waitedMs }));
       return found.rows;
     }

@@ -1,6 +1,7 @@
 export { conformance, prepare } from "./conformance.ts";
 export type { Anomaly } from "./explore/anomaly.ts";
 export {
+  type ExpectOptions,
   type ExploreOptions,
   type Invariant,
   type Progress,
@@ -10,6 +11,7 @@ export {
   expectNoRace,
   explore,
 } from "./explore/explore.ts";
+export type { FaultKind } from "./explore/faults.ts";
 export { type Coverage, type Exploration, type Level, RaceError } from "./explore/report.ts";
 export { type ThreadActor, inThread } from "./explore/threads.ts";
 export type { Turn } from "./explore/timeline.ts";
@@ -22,7 +24,13 @@ export {
   checkHistory,
   expectLinearizable,
 } from "./history/check.ts";
-export { type Model, type Specification, sequential } from "./history/model.ts";
+export {
+  type Decided,
+  type Model,
+  type Refutation,
+  type Specification,
+  sequential,
+} from "./history/model.ts";
 export * as models from "./history/models.ts";
 export type { History, Operation, Outcome } from "./history/operation.ts";
 export {

@@ -1,6 +1,7 @@
 /** What is measured, in one list: OpenTelemetry, Prometheus, the page and the dashboard have it from here. */
 import type { Events } from "../core/events.ts";
 import { within } from "../core/interrupt.ts";
+import { hazardKinds } from "../core/section.ts";
 import { type Candidate, type Made, allMade } from "../core/made.ts";
 import { type CountedQueue, type MeasureOptions, listen } from "./listen.ts";
 
@@ -85,6 +86,22 @@ export const measures = {
     "holdfast.connections.wrong",
     "",
     "Statements inside a transaction that went through the outer client",
+  ),
+  section: histogram(
+    "holdfast.section.duration.seconds",
+    "kind lock",
+    short,
+    "How long transactions held whatever they had locked, from the first lock to the end",
+  ),
+  slow: counter(
+    "holdfast.sections.slow",
+    "level lock",
+    "Those of them that were suspect (100 ms, unless told otherwise) or broken (1 s)",
+  ),
+  hazards: counter(
+    "holdfast.hazards",
+    "kind",
+    "Requests, timers, processes, … that transactions waited for while they held locks",
   ),
   quota: counter(
     "holdfast.quota.decisions",
@@ -202,6 +219,8 @@ export function keep(book: Book, options: MeasureOptions): () => void {
         zero(measures.retries, { failure, ...where });
       if (where.lock === "none") return;
     }
+    if (kind !== "session" && kind !== "lease")
+      for (const level of ["suspect", "broken"]) zero(measures.slow, { level, ...where });
     for (const reason of ["busy", "timeout"]) zero(measures.lockRefused, { kind, reason, ...where });
     if (kind === "session" || kind === "lease") zero(measures.lockLost, { kind, ...where });
   };
@@ -286,6 +305,7 @@ export function keep(book: Book, options: MeasureOptions): () => void {
   for (const each of [measures.replayed, measures.wrong, measures.recovered]) zero(each, {});
   for (const outcome of ["committed", "aborted", "unknown"]) zero(measures.commits, { outcome });
   for (const mode of ["open", "closed"]) zero(measures.quotaFailed, { mode });
+  for (const kind of hazardKinds) zero(measures.hazards, { kind });
   for (const { name } of queues) zero(measures.unknown, { queue: name });
   expect("transaction", spaces([]));
   for (const kind of kinds) {
@@ -339,6 +359,11 @@ export function keep(book: Book, options: MeasureOptions): () => void {
     "holdfast:version:stale": ({ table }) => book.add(measures.stale, 1, { table }),
     "holdfast:once:replayed": () => book.add(measures.replayed, 1, {}),
     "holdfast:connection:wrong": () => book.add(measures.wrong, 1, {}),
+    "holdfast:hazard": ({ kind }) => book.add(measures.hazards, 1, { kind }),
+    "holdfast:section:end": ({ kind, locks, tables, heldMs }) =>
+      book.record(measures.section, heldMs / 1000, { kind, ...spaces(locks.length > 0 ? locks : tables) }),
+    "holdfast:section:slow": ({ level, locks, tables }) =>
+      book.add(measures.slow, 1, { level, ...spaces(locks.length > 0 ? locks : tables) }),
     "holdfast:quota:decided"({ quota, granted, replayed }) {
       book.add(measures.quota, 1, {
         quota,

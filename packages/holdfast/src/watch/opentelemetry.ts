@@ -230,6 +230,9 @@ function spans<Context, S extends SpanLike>(
           "holdfast.transaction.place": transaction,
         });
       },
+      "holdfast:hazard"({ kind, place = "unknown" }) {
+        here()?.addEvent("holdfast.hazard", { "holdfast.hazard.kind": kind, "holdfast.place": place });
+      },
       "holdfast:session:held": (event) => hold(event.hold, "session", event.locks),
       "holdfast:session:released": (event) => letGo(event.hold),
       "holdfast:session:lost": (event) => letGo(event.hold, event),

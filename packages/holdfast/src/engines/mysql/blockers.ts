@@ -1,14 +1,12 @@
-/** Who waits for whom at this moment, by the ports of clients. */
+/** Who waits for whom at this moment. */
 import type { Row, SqlConnection } from "../../core/database.ts";
 import { UsageError } from "../../core/errors.ts";
 import { sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
 import { processes } from "./sessions.ts";
 
-/** A session; `id` is the server's, `port` the client's. */
 interface Client {
   readonly id: string;
-  readonly port: number;
   readonly state: string;
   readonly info: string;
 }
@@ -20,34 +18,47 @@ const server = sql.raw("SELECT VERSION() AS version, @@performance_schema AS lis
 
 export async function waiting(
   connection: SqlConnection,
-  ports: readonly number[],
-): Promise<ReadonlyMap<number, readonly number[]>> {
-  const [row] = (await connection.query(server)).rows;
-  const maria = /mariadb/i.test(String(row?.["version"]));
-  if (!maria && Number(row?.["listed"]) !== 1)
-    throw new UsageError(
-      "explore: MySQL shows who waits for whom in performance_schema alone, which is OFF: set performance_schema = ON in my.cnf",
-    );
-  const from = maria ? "information_schema" : "performance_schema";
+  ids: readonly string[],
+): Promise<ReadonlyMap<string, readonly string[]>> {
+  const from = await listOf(connection);
   const all = (await processes(connection, from)).map(clientOf);
-  const asked = all.filter(({ port }) => ports.includes(port));
+  const asked = all.filter(({ id }) => ids.includes(id));
   if (asked.length === 0) return new Map();
-  const found = maria ? await fromStatus(connection, all, asked) : await fromPerformanceSchema(connection);
-  const portOf = new Map(all.map(({ id, port }) => [id, port]));
+  const found =
+    from === "information_schema"
+      ? await fromStatus(connection, all, asked)
+      : await fromPerformanceSchema(connection);
   return new Map(
-    asked.flatMap(({ id, port }) => {
-      const blockers = [...(found.get(id) ?? [])].flatMap((each) =>
-        each === id ? [] : (portOf.get(each) ?? []),
-      );
-      return blockers.length > 0 ? [[port, blockers] as const] : [];
+    asked.flatMap(({ id }) => {
+      const blockers = [...(found.get(id) ?? [])].filter((each) => each !== id);
+      return blockers.length > 0 ? [[id, blockers] as const] : [];
     }),
   );
 }
 
-function clientOf({ id, host, state, info }: Row): Client {
-  // An address of IPv6 has colons of its own.
-  const port = Number(/:(\d+)$/.exec(String(host))?.[1]);
-  return { id: String(id), port, state: String(state ?? ""), info: String(info ?? "") };
+async function listOf(connection: SqlConnection): Promise<"information_schema" | "performance_schema"> {
+  const [row] = (await connection.query(server)).rows;
+  if (/mariadb/i.test(String(row?.["version"]))) return "information_schema";
+  if (Number(row?.["listed"]) === 1) return "performance_schema";
+  throw new UsageError(
+    "explore: MySQL shows who waits for whom in performance_schema alone, which is OFF: set performance_schema = ON in my.cnf",
+  );
+}
+
+/** Sessions as people know them. */
+export async function describe(connection: SqlConnection, ids: readonly string[]): Promise<string[]> {
+  const rows = await processes(connection, await listOf(connection), ids);
+  return rows.map(({ id, user, host, command, state, info }) =>
+    [
+      `session ${String(id)} of ${String(user)}@${String(host)}`,
+      String(state || command),
+      ...(info ? [`its statement: ${String(info).replaceAll(/\s+/g, " ").slice(0, 200)}`] : []),
+    ].join(", "),
+  );
+}
+
+function clientOf({ id, state, info }: Row): Client {
+  return { id: String(id), state: String(state ?? ""), info: String(info ?? "") };
 }
 
 /**

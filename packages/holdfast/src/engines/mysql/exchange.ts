@@ -36,6 +36,8 @@ export interface Session {
   eofs: boolean | undefined;
   /** The client sends a file. */
   uploading: boolean;
+  /** In a transaction, as the server has said last. */
+  inside: boolean | undefined;
   readonly prepared: Map<number, Prepared>;
 }
 
@@ -43,8 +45,12 @@ export interface Session {
 export interface Heard {
   readonly rows: string[][];
   error: string | undefined;
+  /** Rows. */
+  affected: number | undefined;
 }
 
+export const inTransaction = 0x0001;
+const autocommits = 0x0002;
 const moreResults = 0x0008;
 const cursorExists = 0x0040;
 
@@ -74,8 +80,10 @@ export class Exchange {
   /** Whether it was the last packet. */
   take(packet: Packet, session: Session, heard: Heard): boolean {
     if (packet.body[0] === 0xff) return failed(packet.body, heard);
-    if (this.kind === "packet") return true;
-    if (this.kind === "login") return packet.body[0] === 0x00;
+    if (this.kind === "packet" || this.kind === "login") {
+      if (packet.body[0] === 0x00) note(session, statusOf(packet.body));
+      return this.kind === "packet" || packet.body[0] === 0x00;
+    }
     if (this.kind === "list") return packet.body[0] === 0xfe;
     if (this.kind === "prepare") return this.#prepares(packet, session);
     return this.#results(packet, session, heard);
@@ -83,7 +91,10 @@ export class Exchange {
 
   #results(packet: Packet, session: Session, heard: Heard): boolean {
     const { body } = packet;
-    if (this.#phase === "header") return this.#header(body, session);
+    if (this.#phase === "header") {
+      if (body[0] === 0x00) heard.affected = new Cursor(body, 1).length();
+      return this.#header(body, session);
+    }
     if (this.#phase === "columns") {
       this.#columns.push(typeOf(body));
       if (this.#columns.length === this.#left) this.#phase = "columns end";
@@ -96,7 +107,7 @@ export class Exchange {
       if (session.eofs) return (statusOf(body) & cursorExists) !== 0;
     }
     // A row that begins so has a value of 16 MB.
-    if (body[0] === 0xfe && body.length < 0xffffff) return this.#ends(statusOf(body));
+    if (body[0] === 0xfe && body.length < 0xffffff) return this.#ends(statusOf(body), session);
     heard.rows.push(this.kind === "text" ? textRow(body) : binaryRow(body, this.#types()));
     return false;
   }
@@ -108,7 +119,7 @@ export class Exchange {
   #header(body: Buffer, session: Session): boolean {
     if (body[0] === 0x00) {
       session.uploading = false;
-      return this.#ends(statusOf(body));
+      return this.#ends(statusOf(body), session);
     }
     if (body[0] === 0xfb) {
       session.uploading = true;
@@ -123,7 +134,8 @@ export class Exchange {
     return false;
   }
 
-  #ends(status: number): boolean {
+  #ends(status: number, session: Session): boolean {
+    note(session, status);
     this.#phase = "header";
     return (status & moreResults) === 0;
   }
@@ -161,6 +173,11 @@ export class Exchange {
     }
     return this.#left === 0 && this.#parameters === 0;
   }
+}
+
+/** Who turned autocommit off is always in one. */
+function note(session: Session, status: number): void {
+  session.inside = (status & inTransaction) !== 0 || (status & autocommits) === 0;
 }
 
 /** Of an OK or EOF packet. */

@@ -1,9 +1,18 @@
 /** The protocol, https://mariadb.com/docs/server/reference/clientserver-protocol */
 import type { SqlConnection } from "../../core/database.ts";
 import { UnsupportedError } from "../../core/errors.ts";
-import type { Answer, Wire, WireReader } from "../../core/wire.ts";
-import { waiting } from "./blockers.ts";
-import { Exchange, type Heard, type Kind, type Prepared, type Session, isEof } from "./exchange.ts";
+import { sql } from "../../core/sql.ts";
+import type { Answer, Autocommit, Wire, WireReader } from "../../core/wire.ts";
+import { describe, waiting } from "./blockers.ts";
+import {
+  Exchange,
+  type Heard,
+  type Kind,
+  type Prepared,
+  type Session,
+  inTransaction,
+  isEof,
+} from "./exchange.ts";
 import { Cursor, type Packet, Packets, type Type, type Value, isSet, valueOf } from "./packets.ts";
 import { keep } from "./keep.ts";
 import { related } from "./related.ts";
@@ -48,7 +57,12 @@ interface Executed {
 export class Reader implements WireReader {
   readonly #sent = new Packets();
   readonly #received = new Packets();
-  readonly #session: Session = { eofs: undefined, uploading: false, prepared: new Map() };
+  readonly #session: Session = {
+    eofs: undefined,
+    uploading: false,
+    inside: undefined,
+    prepared: new Map(),
+  };
   /** Commands that are not answered yet. */
   readonly #exchanges: Exchange[] = [];
   #last: Prepared | undefined;
@@ -201,7 +215,7 @@ export class Reader implements WireReader {
   }
 
   received(chunk: Uint8Array): Answer {
-    const heard: Heard = { rows: [], error: undefined };
+    const heard: Heard = { rows: [], error: undefined, affected: undefined };
     let answered = false;
     if (!this.#encrypted)
       for (const packet of this.#received.of(chunk)) answered = this.#hears(packet, heard) || answered;
@@ -242,9 +256,16 @@ export class Reader implements WireReader {
     this.#capabilities = (low | (cursor.int(2) << 16)) >>> 0;
   }
 
-  /** The last of them is held back. */
-  get busy(): boolean {
-    return this.#exchanges.length > 1;
+  get inside(): boolean | undefined {
+    return this.#session.inside;
+  }
+
+  set inside(value: boolean | undefined) {
+    this.#session.inside = value;
+  }
+
+  get unanswered(): number {
+    return this.#exchanges.length;
   }
 
   /** The bytes of a statement, as this connection takes them. */
@@ -326,10 +347,58 @@ function query(text: string, attributes: boolean): Buffer {
   return Buffer.concat([header, body]);
 }
 
+/** Where the status is in what ends an answer; undefined: it is an error. */
+function statusAt(body: Buffer): number | undefined {
+  if (isEof({ sequence: 0, body })) return 3;
+  if (body[0] !== 0x00 && body[0] !== 0xfe) return undefined;
+  const cursor = new Cursor(body, 1);
+  cursor.length();
+  cursor.length();
+  return body.length - cursor.left;
+}
+
+const autocommit: Autocommit<SqlConnection> = {
+  begin: "START TRANSACTION",
+  commit: "COMMIT",
+  rollback: "ROLLBACK",
+  together: false,
+  /** In a procedure every statement is a transaction by itself; a function is a part of the statement that calls it. */
+  async writers(connection) {
+    const { rows } = await connection.query(
+      sql`SELECT LOWER(routine_name) AS name FROM information_schema.routines
+        WHERE routine_schema = DATABASE() AND routine_type = 'FUNCTION'`,
+    );
+    return new Set(rows.map(({ name }) => String(name)));
+  },
+  answer(heard, { inside, refused }) {
+    if (refused) return refused;
+    const answer = Buffer.from(heard);
+    for (let at = 0; !inside && at + 4 <= answer.length;) {
+      const end = at + 4 + answer.readUIntLE(at, 3);
+      const body = answer.subarray(at + 4, end);
+      const status = isEof({ sequence: 0, body }) || end === answer.length ? statusAt(body) : undefined;
+      if (status !== undefined) body.writeUInt16LE(body.readUInt16LE(status) & ~inTransaction, status);
+      at = end;
+    }
+    return answer;
+  },
+};
+
 export const wire: Wire<SqlConnection> = {
   reader: () => new Reader(),
   statement: (text) => query(text, false),
+  unlock: "DO RELEASE_ALL_LOCKS()",
+  who: "SELECT CONNECTION_ID()",
+  self: ([row]) =>
+    row?.[0] === undefined ? undefined : { session: row[0], direct: true, serializable: false },
   waiting,
+  describe,
+  async cancel(connection, sessions) {
+    // One that has ended meanwhile is no error of anybody.
+    for (const session of sessions)
+      await connection.query(sql.raw(`KILL QUERY ${Number(session)}`)).catch(() => {});
+  },
+  autocommit,
   // The variable has another name on each of the two, which is hidden from the other one in a comment.
   isolation: (level) =>
     level === undefined

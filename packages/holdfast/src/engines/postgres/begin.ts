@@ -9,6 +9,7 @@ import { identityOf, xid, xidOn } from "./outcome.ts";
 import { isTrue, lastRow } from "./probe.ts";
 import { session } from "./session.ts";
 import { deadline, label, labelled, setLocal } from "./settings.ts";
+import * as protection from "../../core/protections.ts";
 
 const isolationSql = {
   "read uncommitted": "READ UNCOMMITTED",
@@ -118,14 +119,17 @@ class Prepared {
   }
 }
 
-const bare = new Prepared("text", [setLocal("transaction_timeout", "$1")]);
+const timeout = (value: string) =>
+  protection.serverDeadline ? setLocal("transaction_timeout", value) : value;
+
+const bare = new Prepared("text", [timeout("$1")]);
 
 const oneKey = new Prepared("bigint, text, text, text", [
   setLocal("application_name", "current_setting('application_name') || $4"),
-  setLocal("transaction_timeout", "$3"),
+  timeout("$3"),
   setLocal("holdfast.patience", "current_setting('lock_timeout')"),
   setLocal("lock_timeout", "$2"),
-  "pg_advisory_xact_lock($1)",
+  protection.lockBeforeRead ? "pg_advisory_xact_lock($1)" : "$1",
   setLocal("lock_timeout", "current_setting('holdfast.patience')"),
 ]);
 
@@ -199,7 +203,8 @@ export async function end(
   const { command } = await connection.query(sql.raw(how === "commit" ? "COMMIT" : "ROLLBACK"));
   const given =
     sessionLocks.length === 0 || (await session.give(connection, sessionLocks).catch(() => false));
-  if (how === "commit" && command === "ROLLBACK") throw new TransactionAbortedError();
+  if (protection.abortedCommitSeen && how === "commit" && command === "ROLLBACK")
+    throw new TransactionAbortedError();
   return given;
 }
 

@@ -4,6 +4,7 @@ import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../
 import { type Statement, sql } from "../../core/sql.ts";
 import { failureOf } from "./locks.ts";
 import { isTrue } from "./probe.ts";
+import * as protection from "../../core/protections.ts";
 
 const channel = "holdfast_lease";
 
@@ -18,6 +19,9 @@ const patienceMs = 1000;
  */
 const careful = `CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END,
     set_config('idle_in_transaction_session_timeout', '5s', true)`;
+
+const over = protection.leaseUntilOver ? "l.until <= clock_timestamp()" : "true";
+const held = protection.leaseUntilOver ? "l.until > clock" : "false";
 
 export const leaseTables: readonly Statement[] = [
   // A sequence, not a counter in a row: rows are deleted, by hand if not by us, and fences must not begin anew.
@@ -83,7 +87,7 @@ BEGIN
     IF locked THEN
       -- An expired lease that a fenced transaction has locked is still held: it is skipped here, and counted below.
       gone := ARRAY(SELECT l.fence FROM holdfast.lease l
-        WHERE l.resource = p_resource AND l.until <= clock_timestamp() AND l.token <> p_token
+        WHERE l.resource = p_resource AND ${sql.raw(over)} AND l.token <> p_token
         FOR UPDATE SKIP LOCKED);
       DELETE FROM holdfast.lease l WHERE l.resource = p_resource AND l.fence = ANY (gone);
     END IF;
@@ -98,7 +102,7 @@ BEGIN
     SELECT coalesce(sum(l.weight), 0), min(l.until), coalesce(bool_or(l.weight <> p_weight), false)
       INTO taken, first, unequal
       FROM holdfast.lease l
-      WHERE l.resource = p_resource AND l.token <> p_token AND (locked OR l.until > clock)
+      WHERE l.resource = p_resource AND l.token <> p_token AND (locked OR ${sql.raw(held)})
         AND (NOT l.waiting OR mine.fence IS NULL OR l.fence < mine.fence);
     o_free := greatest(0, extract(epoch FROM first - clock) * 1000);
     o_line := p_line > 0 AND (unequal OR mine.fence IS NOT NULL) AND taken + p_weight > p_capacity;
@@ -125,7 +129,7 @@ BEGIN
   END IF;
   -- A place in line has a number of its own, but a fence is given with the grant: they grow in the order of grants.
   DELETE FROM holdfast.lease l WHERE l.resource = p_resource AND l.fence = mine.fence;
-  UPDATE holdfast.resource r SET given = nextval('holdfast.fence') WHERE r.id = p_resource RETURNING r.given INTO o_fence;
+  UPDATE holdfast.resource r SET given = ${sql.raw(protection.fenceGrows ? "nextval('holdfast.fence')" : "1")} WHERE r.id = p_resource RETURNING r.given INTO o_fence;
   o_since := clock_timestamp();
   o_until := o_since + p_ttl * interval '1 millisecond';
   INSERT INTO holdfast.lease (resource, fence, token, name, holder, mode, weight, waiting, since, until)
@@ -177,7 +181,7 @@ BEGIN
   PERFORM FROM holdfast.lease l
     WHERE l.resource = p_resource AND l.fence = p_fence AND l.token = p_token AND NOT l.waiting
     FOR KEY SHARE;
-  IF FOUND THEN
+  IF ${sql.raw(protection.fenceChecked ? "FOUND" : "true")} THEN
     RETURN;
   END IF;
   IF p_origin = holdfast.lease_origin() THEN

@@ -4,6 +4,18 @@
  * are passed over if somebody has them.
  */
 import { type Statement, sql } from "../../core/sql.ts";
+import * as protection from "../../core/protections.ts";
+
+/** A run more. */
+const once = sql.raw(protection.attemptsCounted ? "1" : "0");
+/** The session of a worker is gone, or it did not say in time that it lives. */
+const gone = sql.raw(
+  protection.workerDeadFirst
+    ? "t.beat < moment - t.ttl * interval '1 millisecond' OR t.lock IS NOT NULL AND pg_try_advisory_xact_lock(t.lock)"
+    : "true",
+);
+/** Of a group that allows so many at a time. */
+const begun = sql.raw(protection.groupCounted ? "u.n" : "0");
 
 /**
  * The planner takes lists for short and new tables for small: what is wanted here is always found by an index, in its order.
@@ -423,7 +435,7 @@ BEGIN
         INTO counts, found, firsts, reached;
       places := places || found;
       IF cardinality(found) > 0 THEN
-        UPDATE holdfast.queue_group t SET running = t.running + CASE WHEN limited THEN u.n ELSE 0 END,
+        UPDATE holdfast.queue_group t SET running = t.running + CASE WHEN limited THEN ${begun} ELSE 0 END,
             since = CASE WHEN limited THEN u.since END, started = CASE WHEN limited THEN u.used + u.n ELSE 0 END, next = NULL, head = NULL,
             floor_priority = CASE WHEN u.far THEN u.first ELSE t.floor_priority END,
             floor = CASE WHEN u.far THEN u.reached - ${margin} ELSE t.floor END
@@ -473,7 +485,7 @@ BEGIN
     SELECT t.ordered INTO in_order FROM holdfast.queue t WHERE t.id = q;
     WITH jobs AS (SELECT f.again, f.error, l.jobs::json->f.place AS job FROM unnest(failed, failed_places, again, errors) f (lease, place, again, error)
       JOIN holdfast.queue_lease l ON l.id = f.lease WHERE f.lease = ANY(ours) AND NOT coalesce(f.place = ANY(l.done), false)),
-    read AS (SELECT j.again, j.error, (j.job->>0)::bigint AS id, (j.job->>1)::smallint + 1 AS attempt, (j.job->>2)::smallint AS priority,
+    read AS (SELECT j.again, j.error, (j.job->>0)::bigint AS id, (j.job->>1)::smallint + ${once} AS attempt, (j.job->>2)::smallint AS priority,
       to_timestamp((j.job->>3)::float8 / 1000) AS at, j.job->>4 AS key, j.job->>5 AS grp, (j.job->6)::text AS payload FROM jobs j),
     never AS (INSERT INTO holdfast.queue_failed (queue, id, priority, attempt, at, failed_at, key, grp, payload, error)
       SELECT q, r.id, r.priority, r.attempt, r.at, moment, r.key, r.grp, r.payload, r.error FROM read r WHERE r.again IS NULL
@@ -515,7 +527,7 @@ const complete = sql`CREATE OR REPLACE FUNCTION holdfast.queue_complete(w bigint
 LANGUAGE plpgsql ${plans} AS $function$
 BEGIN
   PERFORM FROM holdfast.queue_lease t WHERE t.id = of_lease AND t.worker = w AND NOT coalesce(at_place = ANY(t.done), false) FOR KEY SHARE;
-  IF NOT FOUND THEN RETURN false; END IF;
+  IF ${sql.raw(protection.jobStillOurs ? "NOT FOUND" : "false")} THEN RETURN false; END IF;
   INSERT INTO holdfast.queue_mark (lease, place) VALUES (of_lease, at_place) ON CONFLICT DO NOTHING;
   RETURN true;
 END
@@ -564,7 +576,7 @@ BEGIN
   jobs := 0;
   queues := '{}';
   dead := ARRAY(SELECT t.id FROM holdfast.queue_worker t
-    WHERE t.beat < moment - t.ttl * interval '1 millisecond' OR t.lock IS NOT NULL AND pg_try_advisory_xact_lock(t.lock)
+    WHERE ${gone}
     ORDER BY t.id FOR UPDATE SKIP LOCKED);
   IF cardinality(dead) = 0 AND NOT thorough THEN RETURN; END IF;
   theirs := ARRAY(SELECT t.id FROM holdfast.queue_worker w JOIN holdfast.queue_lease t ON t.queue = w.queue AND t.worker = w.id
@@ -577,7 +589,7 @@ BEGIN
   FOR l IN SELECT t.*, s.attempts, s.name, s.ordered FROM holdfast.queue_lease t JOIN holdfast.queue s ON s.id = t.queue
     WHERE t.id = ANY(theirs) ORDER BY t.id FOR UPDATE OF t SKIP LOCKED LOOP
     BEGIN
-      WITH read AS (SELECT o - 1 AS place, (j->>0)::bigint AS id, (j->>1)::smallint + 1 AS attempt, (j->>2)::smallint AS priority,
+      WITH read AS (SELECT o - 1 AS place, (j->>0)::bigint AS id, (j->>1)::smallint + ${once} AS attempt, (j->>2)::smallint AS priority,
           to_timestamp((j->>3)::float8 / 1000) AS at, j->>4 AS key, j->>5 AS grp, (j->6)::text AS payload
         FROM json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o)
         WHERE NOT coalesce((o - 1)::int = ANY(l.done), false)),

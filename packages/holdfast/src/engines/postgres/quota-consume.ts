@@ -1,11 +1,17 @@
 /** The functions that decide whether something may be used: for any batch, for the usual one, and for a single call. */
 import { type Statement, sql } from "../../core/sql.ts";
 import { limitOf, mostUsed } from "./quota-limits.ts";
+import * as protection from "../../core/protections.ts";
 
 /** The answers of functions that take a batch: lists side by side. */
 const answers =
   sql.raw(`OUT missing boolean, OUT at float8, OUT verdicts int[], OUT useds bigint[], OUT helds bigint[],
   OUT credits bigint[], OUT maxes bigint[], OUT versions bigint[], OUT ats float8[], OUT retries bigint[]`);
+
+/** Who counts has the bucket to itself. */
+const locked = sql.raw(protection.quotaLocked ? "FOR NO KEY UPDATE" : "");
+const kept = (id: string) => sql.raw(protection.quotaIdKept ? id : `${id} || random()`);
+const held = (amount: string) => sql.raw(protection.quotaHeldCounted ? amount : "0");
 
 /** The planner takes lists for short and new tables for small: one bucket in ten thousand is found by its index. */
 const plans = sql.raw(
@@ -392,19 +398,19 @@ BEGIN
       array_agg(b.held ORDER BY b.n), array_agg(b.credit ORDER BY b.n), array_agg(b.version ORDER BY b.n),
       array_agg(b.version + b.c ORDER BY b.n), array_agg(b.max ORDER BY b.n),
       array_agg(coalesce(opens, b.since) ORDER BY b.n), bool_and(b.since IS NULL OR opens IS NULL OR b.since <= opens),
-      bool_and(b.before + b.held + b.a <= least(${mostUsed}, b.max + over))
+      bool_and(b.before + ${held("b.held")} + b.a <= least(${mostUsed}, b.max + over))
     INTO found, ids, places, useds, rolled, after, helds, credits, versions, next, maxes, since, forward, fits FROM (
       SELECT u.n, u.a, u.c, t.id, t.ctid AS place, t.used, t.held, t.credit, t.version, t.since,
         CASE WHEN opens IS NULL OR t.since = opens THEN t.used ELSE 0 END AS before,
         ${limitOf("t", "rules->0", "u.m")} AS max
       FROM (SELECT * FROM unnest(bs, bm, bt, bn) WITH ORDINALITY l (s, m, a, c, n) ORDER BY l.s COLLATE "C") u,
       -- Apart, so that it is looked up by both columns: as a join, one plan read the whole quota for each.
-      LATERAL (SELECT x.ctid, x.* FROM holdfast.quota_bucket x WHERE x.quota = q AND x.subject = u.s FOR NO KEY UPDATE) t) b;
+      LATERAL (SELECT x.ctid, x.* FROM holdfast.quota_bucket x WHERE x.quota = q AND x.subject = u.s ${locked}) t) b;
     moment := clock_timestamp();
     IF found = nb AND fits AND forward AND (opens IS NULL OR moment >= opens AND moment < ends) THEN
       INSERT INTO holdfast.quota_line (bucket, version, amount, used, at, max, since, forgotten, held, credit, kind, id, details)
         SELECT ids[x.k], versions[x.k] + x.n, x.a, useds[x.k] + x.p, moment, maxes[x.k], since[x.k],
-          CASE WHEN x.n = 1 THEN rolled[x.k] END, nullif(helds[x.k], 0), nullif(credits[x.k], 0), 'consume', x.i, x.d::jsonb
+          CASE WHEN x.n = 1 THEN rolled[x.k] END, nullif(helds[x.k], 0), nullif(credits[x.k], 0), 'consume', ${kept("x.i")}, x.d::jsonb
         FROM unnest(ob, oa, op, nth, oi, od) x (k, a, p, n, i, d);
       -- By their place, which nobody changes while they are locked: looking for them again took a third of the time.
       UPDATE holdfast.quota_bucket t SET used = x.u, version = x.v, since = x.w
@@ -440,21 +446,21 @@ DECLARE
   before bigint;
 BEGIN
   SELECT t.id, t.used, t.held, t.credit, t.version, t.since, ${limitOf("t", "rules->0", "own")} AS max
-    INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
+    INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s ${locked};
   IF NOT FOUND THEN
     INSERT INTO holdfast.quota_bucket (quota, subject) VALUES (q, s) ON CONFLICT DO NOTHING;
     SELECT t.id, t.used, t.held, t.credit, t.version, t.since, ${limitOf("t", "rules->0", "own")} AS max
-      INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
+      INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s ${locked};
   END IF;
   IF FOUND THEN
     moment := clock_timestamp();
     before := CASE WHEN opens IS NULL OR b.since = opens THEN b.used ELSE 0 END;
     used := before + amount;
     IF (opens IS NULL OR moment >= opens AND moment < ends AND (b.since IS NULL OR b.since <= opens))
-      AND used + b.held <= least(${mostUsed}, b.max + over) THEN
+      AND used + ${held("b.held")} <= least(${mostUsed}, b.max + over) THEN
       INSERT INTO holdfast.quota_line (bucket, version, amount, used, at, max, since, forgotten, held, credit, kind, id, details)
         VALUES (b.id, b.version + 1, amount, used, moment, b.max, coalesce(opens, b.since), nullif(b.used - before, 0),
-          nullif(b.held, 0), nullif(b.credit, 0), 'consume', op, note::jsonb)
+          nullif(b.held, 0), nullif(b.credit, 0), 'consume', ${kept("op")}, note::jsonb)
         ON CONFLICT (bucket, id) DO NOTHING;
       IF FOUND THEN
         UPDATE holdfast.quota_bucket t SET used = quota_use.used, version = b.version + 1, since = coalesce(opens, b.since)

@@ -1,4 +1,5 @@
 import { type Statement, sql } from "../../core/sql.ts";
+import * as protection from "../../core/protections.ts";
 
 /** As for leases: a claim that a crash undoes would be given twice, and a client may be frozen before its COMMIT. */
 const careful =
@@ -6,6 +7,9 @@ const careful =
       set_config('idle_in_transaction_session_timeout', '5s', true)`);
 
 const open = sql.raw("r.state IN ('running', 'waiting')");
+
+/** Nobody has decided upon the tick that comes after the last one. */
+const undecided = sql.raw(protection.tickOnce ? "s.last = after_at" : "true");
 
 const at = (ms: string) => sql.raw(`timestamptz 'epoch' + ${ms} * interval '1 millisecond'`);
 
@@ -74,7 +78,7 @@ BEGIN
         CONTINUE;
       END IF;
     END IF;
-    due := NOT s.paused AND tick_at IS NOT NULL AND s.last = after_at AND tick_at <= clock_timestamp()
+    due := NOT s.paused AND tick_at IS NOT NULL AND ${undecided} AND tick_at <= clock_timestamp()
       AND (before_at IS NULL OR clock_timestamp() < before_at);
     EXIT WHEN locked OR NOT (due OR p_manual OR EXISTS (SELECT FROM holdfast.schedule_run r
       WHERE r.schedule = p_schedule AND ${open} AND (r.token = p_token OR p_take AND NOT s.paused AND r.until <= clock_timestamp())));

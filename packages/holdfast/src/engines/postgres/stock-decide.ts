@@ -1,5 +1,6 @@
 /** The functions that move stock: for any batch, for the usual one, for a single line, and for what comes later. */
 import { type Statement, sql } from "../../core/sql.ts";
+import * as protection from "../../core/protections.ts";
 
 /**
  * Of functions that take a batch. Levels: ls, ll, and whether something is put into them (lm). Orders: what (ok), id (oi),
@@ -12,6 +13,14 @@ const batch = sql.raw(`book text, place jsonb, make boolean, look boolean,
   op int[], lk int[], lo int[], li int[], lq bigint[],
   OUT missing boolean, OUT at float8, OUT verdicts int[], OUT ats float8[], OUT untils float8[], OUT states text[],
   OUT moved bigint[], OUT balances bigint[], OUT versions bigint[], OUT rooms bigint[]`);
+
+/** There is so much left of a level that is neither reserved nor to stay. */
+const room = (level: string, change: string) =>
+  sql.raw(
+    protection.stockChecked
+      ? `${level}.on_hand - ${protection.stockReservedKept ? `${level}.reserved` : "0"} - ${level}.min_level + ${change} >= 0`
+      : "true",
+  );
 
 /** Joins with lists of unknown length are by index, whatever the tables were like when the plan was made. */
 const plans = sql.raw(
@@ -387,7 +396,7 @@ BEGIN
         UPDATE holdfast.stock_level t SET on_hand = t.on_hand + z.q, version = t.version + z.c
         FROM (SELECT u.* FROM unnest(ls, ll, lsum, lcount, llow) WITH ORDINALITY u (s, l, q, c, low, n)
           ORDER BY u.s COLLATE "C", u.l COLLATE "C" OFFSET 0) z
-        WHERE t.book = book AND t.sku = z.s AND t.location = z.l AND t.on_hand - t.reserved - t.min_level + z.low >= 0
+        WHERE t.book = book AND t.sku = z.s AND t.location = z.l AND ${room("t", "z.low")}
         RETURNING z.n, t.id, t.on_hand - z.q AS hand, t.version - z.c AS version)
       SELECT count(*) AS n, array_agg(moved.id ORDER BY moved.n) AS ids, array_agg(moved.hand ORDER BY moved.n) AS hands,
         array_agg(moved.version ORDER BY moved.n) AS versions INTO level FROM moved;
@@ -432,7 +441,7 @@ DECLARE
   moment timestamptz;
 BEGIN
   UPDATE holdfast.stock_level x SET on_hand = x.on_hand + q, version = x.version + 1
-    WHERE x.book = book AND x.sku = s AND x.location = l AND (q >= 0 OR x.on_hand - x.reserved - x.min_level + q >= 0)
+    WHERE x.book = book AND x.sku = s AND x.location = l AND (q >= 0 OR ${room("x", "q")})
     RETURNING x.id, x.on_hand, x.version INTO t;
   IF FOUND THEN
     moment := clock_timestamp();
@@ -482,7 +491,7 @@ BEGIN
     WITH moved AS (
       UPDATE holdfast.stock_level t SET on_hand = t.on_hand + z.q, version = t.version + 1
       FROM (SELECT u.* FROM unnest(ls, ll, lq) WITH ORDINALITY u (s, l, q, n) ORDER BY u.s COLLATE "C", u.l COLLATE "C" OFFSET 0) z
-      WHERE t.book = book AND t.sku = z.s AND t.location = z.l AND (z.q >= 0 OR t.on_hand - t.reserved - t.min_level + z.q >= 0)
+      WHERE t.book = book AND t.sku = z.s AND t.location = z.l AND (z.q >= 0 OR ${room("t", "z.q")})
       RETURNING z.n, t.id, z.q, t.on_hand, t.version),
     -- When all of them are moved.
     whole AS MATERIALIZED (SELECT count(*) AS n FROM moved),

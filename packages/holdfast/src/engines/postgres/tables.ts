@@ -16,6 +16,7 @@ import { asHolder, sessionColumns } from "./holders.ts";
 import { granted, run, waitIsOver } from "./locks.ts";
 import { setLocal } from "./settings.ts";
 import { arrayText, text } from "./values.ts";
+import * as protection from "../../core/protections.ts";
 
 const strengths: Readonly<Record<RowStrength, string>> = {
   update: "FOR UPDATE",
@@ -326,9 +327,12 @@ const write: Tables<SqlConnection>["write"] = async (connection, call) => {
     ([name, value]) => sql`${sql.id(name)} = ${bound(value, typeOf({ shape }, name))}`,
   );
   const where = key.map((name, i) => sql`${column("t", name)} = ${bound(id[i], typeOf({ shape }, name))}`);
+  const same = protection.versionCompared
+    ? sql`${column("t", version)} = ${bound(expected, typeOf({ shape }, version))}`
+    : sql`true`;
   const update = sql`UPDATE ${table} t SET ${list([...sets, sql`${sql.id(version)} = ${column("t", version)} + 1`])}
     WHERE (SELECT now FROM holdfast_patience) IS NOT NULL AND ${list(where, " AND ")}
-      AND ${column("t", version)} = ${bound(expected, typeOf({ shape }, version))} RETURNING t.*`;
+      AND ${same} RETURNING t.*`;
   // By itself it is a transaction, and the timeout ends with it; inside of one the caller's own is put back.
   const statement = alone
     ? sql`WITH ${patience(waitMs)} ${update}`

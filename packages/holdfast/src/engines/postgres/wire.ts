@@ -2,10 +2,13 @@
 import type { SqlConnection } from "../../core/database.ts";
 import { sql } from "../../core/sql.ts";
 import { keep } from "./keep.ts";
-import type { Answer, Wire, WireReader } from "../../core/wire.ts";
+import type { Answer, Autocommit, Wire, WireReader } from "../../core/wire.ts";
 
 /** Codes of messages that come before any other, and have no letter: startup, cancel, TLS, GSS. */
 const unlettered = new Set([196608, 196610, 80877102, 80877103, 80877104]);
+
+/** Of a session, in ReadyForQuery: "I", outside of any transaction. */
+const idle = 0x49;
 
 interface Message {
   readonly letter: string;
@@ -16,15 +19,21 @@ interface Message {
 class Messages {
   #rest: Buffer = Buffer.alloc(0);
 
-  *of(chunk: Uint8Array): Generator<Message> {
+  /** With what they were cut from. */
+  *whole(chunk: Uint8Array): Generator<Message & { readonly whole: Buffer }> {
     let data: Buffer = this.#rest.length > 0 ? Buffer.concat([this.#rest, chunk]) : Buffer.from(chunk);
     while (data.length >= 5) {
       const length = data.readUInt32BE(1);
       if (data.length < length + 1) break;
-      yield { letter: String.fromCharCode(data[0] as number), body: data.subarray(5, length + 1) };
+      const whole = data.subarray(0, length + 1);
+      yield { letter: String.fromCharCode(data[0] as number), body: whole.subarray(5), whole };
       data = data.subarray(length + 1);
     }
     this.#rest = data;
+  }
+
+  of(chunk: Uint8Array): Iterable<Message> {
+    return this.whole(chunk);
   }
 }
 
@@ -57,7 +66,9 @@ class Reader implements WireReader {
   #seen = false;
   /** It is no connection to a server of this kind: a request to another service, say. */
   #foreign = false;
+  unanswered = 0;
   open = false;
+  inside: boolean | undefined;
 
   sent(chunk: Uint8Array): string | undefined {
     const data = Buffer.from(chunk);
@@ -80,6 +91,7 @@ class Reader implements WireReader {
   }
 
   #take(letter: string, body: Buffer): void {
+    if ("SQF".includes(letter)) this.unanswered++;
     if (letter === "S" || letter === "Q") this.open = false;
     else if ("PBDEH".includes(letter)) this.open = true;
     if (letter === "Q") this.#begun.push(cstring(body)[0]);
@@ -123,14 +135,18 @@ class Reader implements WireReader {
     const rows: string[][] = [];
     let ready = false;
     let error: string | undefined;
+    let affected: number | undefined;
     for (const { letter, body } of this.#received.of(chunk)) {
       if (letter === "Z") {
-        ready = true;
-        this.#answered = true;
+        this.unanswered = Math.max(0, this.unanswered - 1);
+        this.inside = body[0] !== idle;
+        ready = this.unanswered === 0;
+        this.#answered = ready;
       } else if (letter === "D") rows.push(rowOf(body));
+      else if (letter === "C") affected = Number(/ (\d+)$/.exec(cstring(body)[0])?.[1] ?? NaN);
       else if (letter === "E") error = /(?:^|\0)M([^\0]*)/.exec(body.toString("utf8"))?.[1];
     }
-    return { ready, rows, error };
+    return { ready, rows, error, affected };
   }
 }
 
@@ -168,6 +184,52 @@ function rowOf(body: Buffer): string[] {
   return values;
 }
 
+/** "active SQL transaction": a BEGIN of the client's after ours. */
+const begunTwice = /\0C25001\0/;
+
+const autocommit: Autocommit<SqlConnection> = {
+  begin: "BEGIN",
+  commit: "COMMIT",
+  rollback: "ROLLBACK",
+  together: true,
+  /** A procedure that ends transactions cannot be called inside of one. */
+  async writers(connection) {
+    const { rows } = await connection.query(sql`
+      SELECT DISTINCT lower(p.proname) AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+        JOIN pg_language l ON l.oid = p.prolang
+      WHERE n.nspname NOT IN ('pg_catalog', 'information_schema') AND p.provolatile = 'v' AND p.prokind IN ('f', 'p')
+        AND l.lanname NOT IN ('internal', 'c') AND NOT (p.prokind = 'p' AND p.prosrc ~* '\\m(commit|rollback)\\M')`);
+    return new Set(rows.map(({ name }) => String(name)));
+  },
+  answer(heard, { inside, refused }) {
+    const parts: Buffer[] = [];
+    for (const { letter, whole, body } of new Messages().whole(heard)) {
+      if (letter === "Z") {
+        if (refused)
+          parts.push(
+            ...[...new Messages().whole(refused)]
+              .filter((each) => each.letter === "E")
+              .map((each) => each.whole),
+          );
+        parts.push(inside ? whole : Buffer.from([0x5a, 0, 0, 0, 5, idle]));
+      } else if (letter === "N" && begunTwice.test(`\0${body.toString("utf8")}`)) continue;
+      else if (!(refused && letter === "C")) parts.push(whole);
+    }
+    return Buffer.concat(parts);
+  },
+  // Nothing that takes a snapshot, and visible to every user.
+  mark: (name, level) => [
+    `SET LOCAL application_name = '${name}'`,
+    ...(level === undefined ? [] : [`SET TRANSACTION ISOLATION LEVEL ${level.toUpperCase()}`]),
+  ],
+  async marked(connection, name) {
+    const { rows } = await connection.query(
+      sql`SELECT pid::text AS pid FROM pg_stat_get_activity(NULL) WHERE application_name = ${name}`,
+    );
+    return rows[0] ? String(rows[0]["pid"]) : undefined;
+  },
+};
+
 export const wire: Wire<SqlConnection> = {
   reader: () => new Reader(),
   statement(text) {
@@ -196,28 +258,48 @@ export const wire: Wire<SqlConnection> = {
     return rows.map(({ a, b }) => [String(a), String(b)]);
   },
   keep,
-  async waiting(connection, ports) {
-    // The function behind pg_stat_activity: the view looks up names that nobody wants here.
+  unlock: "SELECT pg_advisory_unlock_all()",
+  who: "SELECT pg_backend_pid(), inet_client_port(), current_setting('default_transaction_isolation')",
+  self([row], localPort) {
+    const [session, port, isolation] = row ?? [];
+    if (session === undefined) return undefined;
+    return { session, direct: port === String(localPort), serializable: isolation === "serializable" };
+  },
+  certifies: true,
+  autocommit,
+  /** Every user may ask who is in the way, and not every user may see who waits. */
+  async waiting(connection, sessions) {
+    if (sessions.length === 0) return new Map();
     const { rows } = await connection.query(
-      sql`SELECT pid, client_port AS port, CASE WHEN wait_event_type = 'Lock' AND client_port IN
-        (${sql.join(ports.map((port) => sql.raw(String(port))))}) THEN pg_blocking_pids(pid)::text END AS blockers
-        FROM pg_stat_get_activity(NULL) WHERE client_port > 0`,
+      sql`SELECT pid::text AS pid, pg_blocking_pids(pid)::text AS blockers FROM unnest(ARRAY[${numbers(sessions)}]) pid`,
     );
-    const portOf = new Map(rows.map(({ pid, port }) => [String(pid), Number(port)]));
     return new Map(
-      rows.flatMap(({ port, blockers }) =>
-        typeof blockers === "string"
-          ? [
-              [
-                Number(port),
-                blockers
-                  .slice(1, -1)
-                  .split(",")
-                  .flatMap((pid) => portOf.get(pid) ?? []),
-              ] as const,
-            ]
-          : [],
+      rows.flatMap(({ pid, blockers }) =>
+        blockers === "{}" ? [] : [[String(pid), String(blockers).slice(1, -1).split(",")] as const],
       ),
     );
   },
+  async describe(connection, sessions) {
+    const { rows } = await connection.query(
+      sql`SELECT pid, usename AS name, application_name AS application, state, query FROM pg_stat_activity
+        WHERE pid IN (${numbers(sessions)}) ORDER BY pid`,
+    );
+    const known = rows.map(({ pid, name, application, state, query }) =>
+      [
+        `session ${String(pid)} of ${String(name)}`,
+        ...(application ? [`application ${String(application)}`] : []),
+        ...(state ? [String(state)] : []),
+        ...(query ? [`its last statement: ${String(query).replaceAll(/\s+/g, " ").slice(0, 200)}`] : []),
+      ].join(", "),
+    );
+    // A prepared transaction has no session.
+    return sessions.includes("0") ? [...known, "a prepared transaction (see pg_prepared_xacts)"] : known;
+  },
+  async cancel(connection, sessions) {
+    for (const session of sessions)
+      await connection.query(sql`SELECT pg_cancel_backend(${numbers([session])})`);
+  },
 };
+
+const numbers = (sessions: readonly string[]) =>
+  sql.join(sessions.map((session) => sql.raw(String(Number(session)))));

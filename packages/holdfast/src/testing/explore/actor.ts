@@ -6,26 +6,49 @@ export interface Step {
   /** Grows while the rest of the statement arrives. */
   text: string;
   readonly place: string | undefined;
+  /** Over which connection, as far as there are several. */
+  readonly connection: number;
   readonly rows: (readonly string[])[];
   error: string | undefined;
+  /** Rows that were touched, if it is known. */
+  affected: number | undefined;
   /** Known to wait for others now. */
   blocked: boolean;
   /** Whom it had to wait for. */
   readonly waitedFor: Set<number>;
+  /** A transaction by itself, which is kept open: its COMMIT is a step too. */
+  opens: boolean;
+  /** It is that COMMIT, which nobody sent. */
+  readonly implicit: boolean;
+  /** It waits for sessions that are no actor's: since when. */
+  outside: { readonly since: number; readonly sessions: readonly string[] } | undefined;
 }
 
 /** `place`: looked up only when it is shown. */
-export function step(actor: number, text: string, place?: string | (() => string | undefined)): Step {
+export function step(
+  actor: number,
+  text: string,
+  place?: string | (() => string | undefined),
+  {
+    connection = actor,
+    implicit = false,
+  }: { readonly connection?: number; readonly implicit?: boolean } = {},
+): Step {
   return {
     actor,
     text,
+    connection,
     get place() {
       return typeof place === "function" ? place() : place;
     },
     rows: [],
     error: undefined,
+    affected: undefined,
     blocked: false,
     waitedFor: new Set(),
+    opens: false,
+    implicit,
+    outside: undefined,
   };
 }
 
@@ -49,6 +72,8 @@ export class Actor {
   asleep = false;
   /** The run is over: what comes now is not a part of it. */
   over = false;
+  /** Its process has ended: whatever still runs of it reaches nobody. */
+  crashed = false;
   result: PromiseSettledResult<unknown> | undefined;
 
   constructor(index: number, name: string) {
@@ -70,14 +95,42 @@ export class Actor {
   }
 }
 
+/** Whom a statement waits for. */
+export interface Wait {
+  /** Itself too, if it is another of its sessions. */
+  readonly actors: readonly number[];
+  /** Sessions that are no actor's. */
+  readonly outside: readonly string[];
+}
+
 /** Where actors run, and what holds their statements back. */
 export interface Stage {
   /** Lets an actor begin; its statements come to `actor.held`, answered ones leave `actor.sent`. */
   start(actor: Actor): void;
+  /** Runs this in the same breath in which the client hears the answer to a step. Absent: it cannot be told when that is. */
+  answered?(step: Step, work: () => void): void;
+  /** Ends its connections as the end of its process would; resolves when the server knows. */
+  crash?(actor: Actor): Promise<void>;
+  /** The answer to this one is lost, with the connection. */
+  lose?(step: Step): void;
+  /** Leases run out. */
+  expire?(): Promise<void>;
+  /** Gives back locks of sessions that were left behind. */
+  unlock?(): Promise<void>;
   /** Called by the stage whenever something has changed. */
   changed: () => void;
   /** Of these statements, which were sent and not answered, those that wait for a lock, and for whom. */
-  waiting(steps: readonly Step[]): Promise<ReadonlyMap<Step, readonly number[]>>;
+  waiting(steps: readonly Step[]): Promise<ReadonlyMap<Step, Wait>>;
+  /** Sessions as people know them. */
+  describe?(sessions: readonly string[]): Promise<readonly string[]>;
+  /** After a run that was given up: ends what is still under way, so that nothing is left locked. */
+  clear?(actors: readonly Actor[]): Promise<void>;
+  /** Statements in which others can come in between where nothing is held back. */
+  readonly unseen?: ReadonlySet<string>;
+  /** Whoever tries again what was refused is held back here. Else the schedule sees to it. */
+  readonly fair?: boolean;
+  /** A transaction was seen that is judged by all that was read, whatever the table. */
+  readonly certified?: boolean;
   /** When every actor has had the time to do what it can. Absent: they have, since they are in this thread. */
   caughtUp?(): Promise<void>;
   /** Everybody waits for somebody else. Absent: the server ends one of them. */

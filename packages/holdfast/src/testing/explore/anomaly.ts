@@ -1,5 +1,7 @@
 /** What kind of race a schedule shows, by what its statements read and wrote. */
 import type { Isolation } from "../../core/database.ts";
+import { type Access, type Conflict, evidence, spans } from "./evidence.ts";
+import { faultFix } from "./faults.ts";
 import type { Choice, Run } from "./schedule.ts";
 import { footprint } from "./statement.ts";
 
@@ -12,6 +14,7 @@ export type Anomaly =
   | "read skew"
   | "double effect"
   | "race"
+  | "fault"
   | "not a race";
 
 export interface Diagnosis {
@@ -20,16 +23,6 @@ export interface Diagnosis {
   readonly fix: string;
   /** Choices whose reading was out of date when it was acted on. */
   readonly stale: ReadonlySet<number>;
-}
-
-interface Access {
-  /** Which choice. */
-  readonly at: number;
-  readonly actor: number;
-  readonly kind: "read" | "insert" | "write";
-  readonly table: string;
-  /** The condition, with its values. */
-  readonly where: string;
 }
 
 function accesses(choices: readonly Choice[]): Access[] {
@@ -42,28 +35,12 @@ function accesses(choices: readonly Choice[]): Access[] {
   });
 }
 
-/** Where each actor's transaction that a choice belongs to ends. */
-function endOf(choices: readonly Choice[], at: number): { at: number; kind: "commit" | "rollback" } {
-  const actor = choices[at]?.chosen;
-  for (let i = at; i >= 0; i--) {
-    if (choices[i]?.chosen !== actor) continue;
-    const { kind } = footprint(choices[i]?.step.text ?? "");
-    if (i < at && (kind === "commit" || kind === "rollback")) return { at, kind: "commit" };
-    if (kind !== "begin") continue;
-    for (let j = at; j < choices.length; j++) {
-      if (choices[j]?.chosen !== actor) continue;
-      const end = footprint(choices[j]?.step.text ?? "").kind;
-      if (end === "commit" || end === "rollback") return { at: j, kind: end };
-    }
-  }
-  return { at, kind: "commit" };
-}
-
 /** `whole`: the engine locks everything at once, so what helps is to begin with that. */
 export function diagnose(run: Run, isolation: Isolation | undefined, whole = false): Diagnosis {
   const diagnosis = judge(run, isolation);
   const { kind } = diagnosis;
-  if (!whole || kind === "not a race" || kind === "deadlock" || kind === "double effect") return diagnosis;
+  if (!whole || kind === "not a race" || kind === "deadlock" || kind === "double effect" || kind === "fault")
+    return diagnosis;
   return {
     ...diagnosis,
     fix: "Begin the transaction as a writer (BEGIN IMMEDIATE), so that nobody writes between what it reads and what it writes; or decide in the write itself.",
@@ -71,8 +48,9 @@ export function diagnose(run: Run, isolation: Isolation | undefined, whole = fal
 }
 
 function judge(run: Run, isolation: Isolation | undefined): Diagnosis {
-  const { choices } = run;
+  const { choices, fault } = run;
   const stale = new Set<number>();
+  if (fault) return { kind: "fault", fix: faultFix(fault), stale };
   if (choices.every(({ preemptions }) => preemptions === 0) && oneAfterTheOther(choices))
     return {
       kind: "not a race",
@@ -95,11 +73,34 @@ function judge(run: Run, isolation: Isolation | undefined): Diagnosis {
       fix: "The server refused one of them so that nothing goes wrong, and nobody tried again: run the whole transaction again after a serialization failure, as hf.transaction does.",
       stale,
     };
+  const race = raceOf(choices, isolation);
+  const fix = evidence(run, race.conflicts) ?? race.fix;
+  const { kind, table } = race;
+  for (const { read } of race.conflicts) stale.add(read.at);
+  return { kind, ...(table === undefined ? {} : { table }), fix, stale };
+}
+
+interface Race {
+  readonly kind: Anomaly;
+  readonly table?: string;
+  readonly fix: string;
+  readonly conflicts: readonly Conflict[];
+}
+
+/** By what was read and written alone. */
+function raceOf(choices: readonly Choice[], isolation: Isolation | undefined): Race {
   const all = accesses(choices);
+  const transactions = spans(choices);
+  const endOf = (at: number): { at: number; how: "commit" | "rollback" } => {
+    const { to = at, how = "commit" } = transactions[at] ?? {};
+    return { at: to, how };
+  };
   // A reads, B writes what A has read, A acts on it.
-  const conflicts = all.flatMap((read) => {
+  const conflicts = all.flatMap((read): Conflict[] => {
     if (read.kind !== "read") return [];
-    const acts = all.filter(({ at, actor, kind }) => actor === read.actor && at > read.at && kind !== "read");
+    const acts = all.filter(
+      ({ at, actor, kind }) => actor === read.actor && at >= read.at && kind !== "read",
+    );
     const until = Math.max(-1, ...acts.map(({ at }) => at));
     return all
       .filter(
@@ -107,23 +108,20 @@ function judge(run: Run, isolation: Isolation | undefined): Diagnosis {
           write.kind !== "read" &&
           write.actor !== read.actor &&
           write.table === read.table &&
-          endOf(choices, write.at).at > read.at &&
+          endOf(write.at).at > read.at &&
           write.at < until,
       )
       .map((write) => ({ read, write, acts }));
   });
-  for (const { read } of conflicts) stale.add(read.at);
-  const dirty = conflicts.find(
-    ({ read, write }) => write.at < read.at && endOf(choices, write.at).kind === "rollback",
-  );
+  const dirty = conflicts.find(({ read, write }) => write.at < read.at && endOf(write.at).how === "rollback");
   if (isolation === "read uncommitted" && dirty)
     return {
       kind: "dirty read",
       table: dirty.read.table,
       fix: "Read at READ COMMITTED or above: what was read here was never committed.",
-      stale,
+      conflicts,
     };
-  const same = ({ read, write, acts }: (typeof conflicts)[number], kind: Access["kind"]) =>
+  const same = ({ read, write, acts }: Conflict, kind: Access["kind"]) =>
     acts.find(
       (act) =>
         act.table === read.table && act.kind === kind && (kind === "insert" || act.where === write.where),
@@ -135,7 +133,7 @@ function judge(run: Run, isolation: Isolation | undefined): Diagnosis {
       kind: "lost update",
       table,
       fix: `Decide in the write itself (UPDATE ${table} SET n = n - 1 WHERE … AND n >= 1), lock the row before it is read (tx.rows("${table}", [id]), FOR UPDATE), or write with a version (versioned).`,
-      stale,
+      conflicts,
     };
   }
   const phantom = conflicts.find(({ write }) => write.kind === "insert");
@@ -145,7 +143,7 @@ function judge(run: Run, isolation: Isolation | undefined): Diagnosis {
       kind: "phantom",
       table,
       fix: `Rows that are not there yet cannot be locked: take a lock for what is checked (hf.transaction({ lock: key("${table}", id) }, …)), or let a UNIQUE or EXCLUDE constraint refuse the second one.`,
-      stale,
+      conflicts,
     };
   }
   const torn = conflicts.find(
@@ -156,7 +154,7 @@ function judge(run: Run, isolation: Isolation | undefined): Diagnosis {
         (later) =>
           later.kind === "read" &&
           later.actor === read.actor &&
-          later.at > endOf(choices, write.at).at &&
+          later.at > endOf(write.at).at &&
           all.some(
             ({ kind, actor, table }) => kind !== "read" && actor === write.actor && table === later.table,
           ),
@@ -168,7 +166,7 @@ function judge(run: Run, isolation: Isolation | undefined): Diagnosis {
       kind: "read skew",
       table,
       fix: `What was read of ${table} is from before the other's writes, what was read later from after them: read it in one statement, or in a transaction at REPEATABLE READ.`,
-      stale,
+      conflicts,
     };
   }
   const skew = conflicts[0];
@@ -178,9 +176,30 @@ function judge(run: Run, isolation: Isolation | undefined): Diagnosis {
       kind: "write skew",
       table,
       fix: `What was read of ${table} must not change before it is acted on: lock it as it is read (tx.rows, FOR UPDATE or FOR SHARE), take one lock for the rule (hf.transaction({ lock: key("${table}", …) }, …)), or run both at SERIALIZABLE with retry.`,
-      stale,
+      conflicts,
     };
   }
+  const between = all.find((first) => {
+    // Who only reads has nothing to lock.
+    const own = all.filter(({ actor }) => actor === first.actor);
+    if (own.some(({ kind }) => kind !== "read")) return false;
+    return own.some((later) =>
+      all.some(
+        (write) =>
+          write.kind !== "read" &&
+          write.actor !== first.actor &&
+          endOf(write.at).at > first.at &&
+          endOf(write.at).at < later.at,
+      ),
+    );
+  });
+  if (between)
+    return {
+      kind: "read skew",
+      table: between.table,
+      fix: `It only reads, in several statements, and between them the other one has committed: a part of what it shows is from before that, a part from after it. Read in one statement, or in one transaction at REPEATABLE READ: hf.transaction({ isolation: "repeatable read" }, …).`,
+      conflicts,
+    };
   const twice = all.find(
     ({ kind, table, actor }) =>
       kind === "insert" &&
@@ -190,13 +209,13 @@ function judge(run: Run, isolation: Isolation | undefined): Diagnosis {
     return {
       kind: "double effect",
       table: twice.table,
-      fix: `Make it happen once: a UNIQUE constraint on ${twice.table}, or once(tx, id, …).`,
-      stale,
+      fix: `Make it happen once: a UNIQUE constraint on ${twice.table}, or once(hf, id, async (tx) => …).`,
+      conflicts,
     };
   return {
     kind: "race",
     fix: "Lock what is checked before it is read: hf.transaction({ lock: key(…) }, …).",
-    stale,
+    conflicts,
   };
 }
 

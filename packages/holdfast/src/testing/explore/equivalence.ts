@@ -7,6 +7,8 @@ import { type Footprint, footprint } from "./statement.ts";
 export interface Sent {
   readonly actor: number;
   readonly text: string;
+  /** A transaction by itself, which is kept open until a COMMIT follows. */
+  readonly opens?: boolean;
 }
 
 /** What a statement touches where it stands, between BEGIN and COMMIT. */
@@ -28,14 +30,15 @@ export class Equivalence {
   /** Tables that are touched together have one name; undefined: any. */
   readonly #names = new Map<string, string>();
 
-  readonly #all: boolean;
+  /** Every order is another one. */
+  all: boolean;
   readonly #whole: boolean;
 
   /**
    * Without knowing what is related, every order is another one. `whole`: who writes anything locks all of the database.
    */
   constructor(related: readonly (readonly string[])[] | undefined, { whole = false } = {}) {
-    this.#all = related === undefined;
+    this.all = related === undefined;
     this.#whole = whole;
     for (const group of related ?? []) this.#join(group);
   }
@@ -69,7 +72,7 @@ export class Equivalence {
   }
 
   #depend(order: readonly Sent[], touches: readonly Touch[], i: number, j: number): boolean {
-    if (this.#all || order[i]?.actor === order[j]?.actor) return true;
+    if (this.all || order[i]?.actor === order[j]?.actor) return true;
     const a = touches[i] as Touch;
     const b = touches[j] as Touch;
     if (a.any && (b.any || touchesSomething(b))) return true;
@@ -82,8 +85,9 @@ export class Equivalence {
     if (this.#whole) return order.map(({ text }) => ofTheWhole(text));
     /** By actor: what its open transaction has touched; absent outside of one. */
     const open = new Map<number, { touched: Set<string>; any: boolean; fresh: boolean }>();
-    return order.map(({ actor, text }) => {
+    return order.map(({ actor, text, opens }) => {
       const print = footprint(text);
+      if (opens) open.set(actor, { touched: new Set(), any: false, fresh: false });
       const transaction = open.get(actor);
       if (print.kind === "begin") {
         open.set(actor, { touched: new Set(), any: false, fresh: true });

@@ -10,10 +10,22 @@ import type { Kept, Wire } from "../../core/wire.ts";
 import type { Stage } from "./actor.ts";
 import { diagnose } from "./anomaly.ts";
 import { Equivalence } from "./equivalence.ts";
-import { type Exploration, type Level, RaceError, failed, passed } from "./report.ts";
-import { type Plan, type Run, perform } from "./schedule.ts";
+import { holdsBetween, notGivenBack } from "./evidence.ts";
+import { type FaultKind, faultKinds, faultPlans } from "./faults.ts";
+import {
+  type Coverage,
+  type Exploration,
+  type Level,
+  RaceError,
+  coverageText,
+  failed,
+  passed,
+  worth,
+} from "./report.ts";
+import { type Limits, type Plan, type Run, TimeOver, perform } from "./schedule.ts";
 import { Search, merged, randomOf } from "./search.ts";
-import { Sockets } from "./sockets.ts";
+import { Seen } from "./seen.ts";
+import { type Server, Sockets } from "./sockets.ts";
 import { ThreadActor, Threads } from "./threads.ts";
 import { planOf } from "./timeline.ts";
 
@@ -29,8 +41,20 @@ export interface ExploreOptions {
   readonly reset?: () => Promise<unknown>;
   /** At most so many switches away from an actor that could have gone on. Default 3. */
   readonly preemptions?: number;
-  /** For everything, in milliseconds. Default 10,000. */
+  /** For everything, in milliseconds. Default 3,500, so that it ends before a test runner's 5 s do. */
   readonly maxMs?: number;
+  /**
+   * Fails if less was tried: `"exhaustive"`, or all orders with so many switches. By default all orders with one switch, at least
+   * of each two actors.
+   */
+  readonly minCoverage?: "exhaustive" | number;
+  /** Ends it: that of a test, which its runner aborts when its time is over. */
+  readonly signal?: AbortSignal;
+  /**
+   * What may befall an actor, tried at each of its statements: `crash`, `lost commit`, `twice`, `expired lease`, `pause`. Then one
+   * actor is enough.
+   */
+  readonly faults?: readonly FaultKind[];
   /** Tries all of it at each of these levels. By default the transactions run at their own. */
   readonly isolation?: Isolation | readonly Isolation[];
   /** False: also orders in which only statements that do not touch each other have changed places. Default true. */
@@ -72,15 +96,43 @@ export interface Progress {
   readonly ms: number;
 }
 
-/** What belongs to the caller, and does not end. */
-const callerMs = 30_000;
+const importMs = 30_000;
+/** Below the 5 s of test runners. Who gives tests more, on a machine that is busy with others, can say so for all of them. */
+const defaultMs = Number(process.env["HOLDFAST_EXPLORE_MS"]) || 3500;
+/** What a run is given, however little time there is. */
+const leastMs = 2000;
+
+/** One at a time in a process: others wait for it. */
+let last: Promise<unknown> = Promise.resolve();
 
 export function explore(name: string, scenario: Scenario): Promise<Exploration>;
 /** The same with actors in threads of their own. */
 export function explore(name: string, scenario: ThreadScenario): Promise<Exploration>;
 export async function explore(name: string, scenario: Scenario | ThreadScenario): Promise<Exploration> {
-  const names = namesOf(scenario.actors);
-  return isThreaded(scenario) ? inThreads(name, scenario, names) : onSockets(name, scenario, names);
+  const names = namesOf(scenario.actors, scenario.faults ? 1 : 2);
+  check(scenario);
+  if (isThreaded(scenario)) return inThreads(name, scenario, names);
+  const before = last;
+  const mine = before.then(() => onSockets(name, scenario, names));
+  last = mine.catch(() => {});
+  return mine;
+}
+
+function check({
+  minCoverage,
+  maxMs,
+  faults = [],
+}: Pick<ExploreOptions, "minCoverage" | "maxMs" | "faults">): void {
+  const unknown = faults.find((each) => !faultKinds.includes(each));
+  if (unknown !== undefined)
+    throw new UsageError(
+      `explore: there is no fault ${JSON.stringify(unknown)}; there are ${faultKinds.map((kind) => `"${kind}"`).join(", ")}`,
+    );
+  const whole = typeof minCoverage === "number" && Number.isInteger(minCoverage) && minCoverage >= 0;
+  if (minCoverage !== undefined && minCoverage !== "exhaustive" && !whole)
+    throw new UsageError('explore: `minCoverage` is "exhaustive" or a number of switches');
+  if (maxMs !== undefined && !(maxMs >= 0))
+    throw new UsageError("explore: `maxMs` is a number of milliseconds");
 }
 
 function isThreaded(scenario: Scenario | ThreadScenario): scenario is ThreadScenario {
@@ -97,6 +149,8 @@ async function inThreads(
   names: readonly string[],
 ): Promise<Exploration> {
   const { reset, actors, prune } = scenario;
+  if (scenario.faults)
+    throw new UsageError("explore: `faults` are for actors of this process, and a server's database");
   if ((scenario as ExploreOptions).isolation !== undefined)
     throw new UsageError("explore: `isolation` cannot be chosen for actors in threads of their own");
   if (typeof (reset as unknown) !== "function")
@@ -106,7 +160,7 @@ async function inThreads(
     names.map((each) => actors[each] as ThreadActor),
   );
   try {
-    await ends(threads.ready(), "the import of the actors' modules");
+    await ends(threads.ready(), "the import of the actors' modules", importMs);
     const explorer = new Explorer(name, { ...scenario, reset: async () => reset() }, names, threads, {
       equivalence: new Equivalence(prune === false ? undefined : [], { whole: true }),
       victims: true,
@@ -120,17 +174,30 @@ async function inThreads(
 
 async function onSockets(name: string, scenario: Scenario, names: readonly string[]): Promise<Exploration> {
   const database = scenario.db as Database<unknown, Connection>;
-  const { wire } = database.engine;
+  const { wire, leases } = database.engine;
   if (!wire) throw new UnsupportedError(`explore: statements cannot be held back on ${database.engine.name}`);
   return onServer(database, async (errand) => {
-    const related =
-      scenario.prune === false ? undefined : await errand((connection) => wire.related(connection));
-    const ask = (ports: readonly number[]) => errand((connection) => wire.waiting(connection, ports));
+    const related = await errand((connection) => wire.related(connection));
+    const server: Server = {
+      wire,
+      active: new Set(related.filter((group) => group.includes("*")).flat()),
+      writers: await errand((connection) => wire.autocommit.writers(connection)),
+      waiting: (sessions) => errand((connection) => wire.waiting(connection, sessions)),
+      describe: (sessions) => errand((connection) => wire.describe(connection, sessions)),
+      cancel: (sessions) => errand((connection) => wire.cancel(connection, sessions)),
+      ...(leases && {
+        expire: () =>
+          errand(async (connection) => {
+            for (const lease of await leases.list(connection, {})) await leases.release(connection, lease, 0);
+          }),
+      }),
+      marked: (mark) => errand(async (connection) => wire.autocommit.marked?.(connection, mark)),
+    };
     const work = names.map((each) => scenario.actors[each] as () => Promise<unknown>);
-    const sockets = new Sockets(wire, ask, work);
+    const sockets = new Sockets(server, work);
     const exploring = async (reset: () => Promise<unknown>) => {
       const explorer = new Explorer(name, { ...scenario, reset }, names, sockets, {
-        equivalence: new Equivalence(related),
+        equivalence: new Equivalence(scenario.prune === false ? undefined : related),
         victims: wire.patience !== undefined,
       });
       try {
@@ -165,9 +232,9 @@ async function bringingBack<T>(
   }
 }
 
-function namesOf(actors: object): string[] {
+function namesOf(actors: object, least: number): string[] {
   const names = Object.keys(actors);
-  if (names.length < 2 || names.length > 26)
+  if (names.length < least || names.length > 26)
     throw new UsageError("explore: a race takes at least two actors, and at most 26 can be named");
   return names;
 }
@@ -199,16 +266,16 @@ async function keep(
   return errand(kept);
 }
 
-async function ends<T>(work: Promise<T>, what: string): Promise<T> {
+async function ends<T>(work: Promise<T>, what: string, ms: number): Promise<T> {
   const { promise, reject } = Promise.withResolvers<never>();
   const timer = setTimeout(
     () =>
       reject(
-        new Error(
-          `explore: ${what} does not end for ${callerMs / 1000} s. Does an actor leave its transaction open, or is there no connection left in the pool?`,
+        new UsageError(
+          `explore: ${what} does not end for ${(ms / 1000).toLocaleString("en", { maximumFractionDigits: 1 })} s. Does an actor leave its transaction open, or is there no connection left in the pool?`,
         ),
       ),
-    callerMs,
+    ms,
   );
   try {
     return await Promise.race([work, promise]);
@@ -228,8 +295,12 @@ export class Explorer {
     readonly whole?: boolean;
   };
   #begun = performance.now();
+  readonly #limits: Limits;
   readonly #seed: number;
+  readonly #seen: Seen;
   #runs = 0;
+  /** Of these, with a fault. */
+  #faulted = 0;
 
   constructor(
     name: string,
@@ -244,21 +315,42 @@ export class Explorer {
     this.#stage = stage;
     this.#engine = engine;
     this.#seed = scenario.seed ?? Math.floor(Math.random() * 2 ** 31);
+    this.#seen = new Seen(names);
+    const { maxMs = defaultMs, signal } = scenario;
+    const ms = Math.max(maxMs, leastMs);
+    const until = performance.now() + ms;
+    this.#limits = {
+      idleMs: Math.min(ms / 2, 10_000),
+      get until() {
+        return signal?.aborted ? 0 : until;
+      },
+    };
+  }
+
+  /** Of all the time, what is left for something of the caller's. */
+  get #left(): number {
+    return Math.max(this.#limits.until - performance.now(), leastMs / 4);
   }
 
   /** All of it at each level. */
   async levels(set: (level: Isolation | undefined) => void): Promise<Exploration> {
-    const { isolation, maxMs = 10_000 } = this.#scenario;
+    const { isolation, maxMs = defaultMs, replay } = this.#scenario;
     const wanted = isolation === undefined ? [undefined] : [isolation].flat();
     const done: Level[] = [];
+    if (replay !== undefined) planOf(replay, this.#names);
     // Opens connections and fills caches, so that these are not a part of the runs.
-    await ends(this.#scenario.reset(), "the reset");
-    await perform(this.#stage, this.#names, { order: [], victim: undefined });
+    await ends(this.#scenario.reset(), "the reset", this.#left);
+    const warm = await this.#inTime(() => this.#perform({ order: [], victim: undefined }));
+    if (warm) this.#seen.add(warm);
     this.#begun = performance.now();
     for (const [i, level] of wanted.entries()) {
       set(level);
       const runs = this.#runs;
-      const found = await this.#level(level, this.#begun + (maxMs * (i + 1)) / wanted.length);
+      const until = Math.min(this.#begun + (maxMs * (i + 1)) / wanted.length, this.#limits.until);
+      let found = await this.#level(level, until);
+      // A connection that took its time to open kept them apart; now it is there.
+      if (replay === undefined && !("run" in found) && this.#seen.nothing() !== undefined)
+        found = await this.#level(level, until);
       if ("run" in found)
         return failed({
           name: this.#name,
@@ -273,11 +365,34 @@ export class Explorer {
         });
       done.push({ ...found, runs: this.#runs - runs, ...(level === undefined ? {} : { isolation: level }) });
     }
-    return passed({ name: this.#name, runs: this.#runs, ms: this.#ms, levels: done, seed: this.#seed });
+    if (replay === undefined) this.#refuse(this.#seen.nothing());
+    return passed({
+      name: this.#name,
+      runs: this.#runs,
+      ms: this.#ms,
+      levels: done,
+      seed: this.#seed,
+      faults: this.#faulted,
+      ...this.#seen.noted,
+    });
+  }
+
+  #refuse(why: string | undefined): void {
+    if (why !== undefined) throw new UsageError(`explore "${this.#name}": ${why}`);
   }
 
   get #ms(): number {
     return performance.now() - this.#begun;
+  }
+
+  async #perform(plan: Plan): Promise<Run> {
+    try {
+      return await perform(this.#stage, this.#names, plan, this.#limits);
+    } catch (error) {
+      this.#scenario.signal?.throwIfAborted();
+      if (error instanceof UsageError) this.#refuse(error.message);
+      throw error;
+    }
   }
 
   async #level(
@@ -285,52 +400,159 @@ export class Explorer {
     until: number,
   ): Promise<Omit<Level, "runs"> | { run: Run; error: unknown }> {
     const { preemptions: most = 3, replay } = this.#scenario;
-    const search = new Search(this.#engine.equivalence, most, this.#engine.victims);
-    const progress = (preemptions: number | undefined) =>
-      this.#scenario.onProgress?.({
-        isolation: level,
-        runs: this.#runs,
-        queued: search.queued,
-        preemptions,
-        ms: this.#ms,
-      });
+    const { equivalence } = this.#engine;
     if (replay !== undefined) {
-      progress(undefined);
-      const { run, error } = await this.#once({ ...planOf(replay) });
-      return error === undefined ? { coverage: { runs: 1 }, random: 0, slept: [] } : { run, error };
+      this.#progress(level, 0, undefined);
+      return this.#replay(planOf(replay, this.#names));
     }
+    // What it is like is known from the run before the first.
+    equivalence.all ||= this.#stage.certified ?? false;
+    const search = new Search(equivalence, most, this.#engine.victims);
     const slept = new Set<number>();
+    const patient = new Set<number>();
     // What is tried then is not known to be everything.
     let uncertain = false;
-    let complete = -1;
+    let random = 0;
+    let stopped = false;
+    const runs = this.#runs;
     for (let plan = search.next(); plan; plan = search.next()) {
-      if (performance.now() > until)
-        return {
-          coverage: complete < 0 || uncertain ? { runs: this.#runs } : { bounded: complete },
-          random: 0,
-          slept: this.#called(slept),
-        };
-      complete = Math.max(complete, plan.preemptions - 1);
-      progress(plan.preemptions);
-      const { run, error } = await this.#once(plan, search);
+      stopped = performance.now() > until;
+      if (stopped) break;
+      this.#progress(level, search.queued, plan.preemptions);
+      const found = await this.#inTime(() => this.#once(plan as Plan, search));
+      stopped = found === undefined;
+      if (!found) break;
+      const { run, error, strange } = found;
       for (const each of run.slept) slept.add(each);
-      uncertain ||= run.diverted || run.slept.size > 0;
+      for (const each of run.patient) patient.add(each);
       if (error !== undefined) return { run, error };
-      search.learn(plan, run);
+      // It was wrong to leave something out: from the beginning, without that.
+      const doubted = strange !== undefined || (this.#stage.certified ?? false);
+      if (doubted && !equivalence.all) {
+        equivalence.all = true;
+        search.restart();
+        continue;
+      }
+      uncertain ||= run.diverted || strange !== undefined;
+      if (plan.order.length === 0) {
+        const broken = (await this.#lent(run)) ?? (await this.#faults(run, until));
+        if (broken) return broken;
+      }
+      if (run.strayed === undefined) search.learn(plan, run);
     }
-    if (!search.beyond)
-      return {
-        coverage: uncertain ? { runs: this.#runs } : "exhaustive",
-        random: 0,
-        slept: this.#called(slept),
-      };
-    const found = await this.#atRandom(until, () => progress(undefined));
-    if ("run" in found) return found;
+    if (stopped) search.putBack();
+    else if (search.beyond && most > 0) {
+      const found = await this.#atRandom(level, until);
+      if ("run" in found) return found;
+      ({ random } = found);
+    }
+    const unseen = this.#stage.unseen ?? new Set<string>();
+    uncertain ||= slept.size > 0 || patient.size > 0 || unseen.size > 0;
+    const exhausted = !stopped && !search.beyond;
+    const { all, pairs } = search.complete;
+    const coverage: Coverage = uncertain
+      ? { runs: this.#runs - runs }
+      : exhausted
+        ? "exhaustive"
+        : all < 1 && pairs > all
+          ? { pairs }
+          : all < 0
+            ? { runs: this.#runs - runs }
+            : { bounded: all };
+    this.#refuse(this.#tooLittle(coverage, exhausted ? Infinity : Math.max(all, pairs), this.#runs - runs));
     return {
-      coverage: uncertain ? { runs: this.#runs } : { bounded: most },
-      random: found.random,
+      coverage,
+      random,
       slept: this.#called(slept),
+      patient: this.#called(patient),
+      unseen: [...unseen],
     };
+  }
+
+  /**
+   * Whoever has a lock of a session while its connection is back in the pool: another one begins just then, and gets that
+   * connection, for which the lock is its own.
+   */
+  async #lent(serial: Run): Promise<{ run: Run; error: unknown } | undefined> {
+    if (!this.#stage.answered) return undefined;
+    let left: { run: Run; error: unknown } | undefined;
+    for (const [a] of this.#names.entries())
+      for (const own of holdsBetween(serial, a))
+        for (const [b] of this.#names.entries()) {
+          if (a === b) continue;
+          const order = [...Array.from({ length: own + 1 }, () => a), b];
+          const run = await this.#inTime(() =>
+            this.#try({ order, victim: undefined, late: { actor: b, after: own }, lenient: true }),
+          );
+          if (!run) return left;
+          const error = await this.#judge(run);
+          await this.#stage.unlock?.();
+          if (error !== undefined) return { run, error };
+          if (!notGivenBack(serial)) left ??= leftBehind(run);
+        }
+    return left;
+  }
+
+  /** Each fault at each moment, one in a run. */
+  async #faults(serial: Run, until: number): Promise<{ run: Run; error: unknown } | undefined> {
+    const { faults = [] } = this.#scenario;
+    for (const plan of faultPlans(faults, serial, this.#names.length)) {
+      if (performance.now() > until) this.#refuse("there was no time for all faults: give `maxMs` more");
+      const run = await this.#inTime(() => this.#try({ ...plan, victim: undefined, lenient: true }));
+      if (!run) return this.#refuse("there was no time for all faults: give `maxMs` more") as undefined;
+      this.#faulted++;
+      const error = await this.#judge(run);
+      if (error !== undefined) return { run, error };
+    }
+    return undefined;
+  }
+
+  /** After a change of the code it may not be possible any more: then that is the answer, whatever else comes of it. */
+  async #replay(plan: Plan): Promise<Omit<Level, "runs"> | { run: Run; error: unknown }> {
+    for (let again = 0; ; again++) {
+      const run = await this.#try(plan);
+      // Where the server decides whom it ends, it may take some trying; and so may a connection that is opened anew.
+      if ((run.diverted || run.strayed) && again < 2) continue;
+      const error = await this.#judge(run);
+      if (plan.late) await this.#stage.unlock?.();
+      if (error !== undefined) return { run, error };
+      const left = plan.late && leftBehind(run);
+      if (left) return left;
+      const level = { coverage: { runs: 1 }, random: 0, slept: [], patient: [], unseen: [] };
+      return run.strayed === undefined ? level : { ...level, impossible: run.strayed };
+    }
+  }
+
+  #tooLittle(coverage: Coverage, reached: number, runs: number): string | undefined {
+    const { minCoverage, preemptions: most = 3, maxMs = defaultMs } = this.#scenario;
+    const enough =
+      minCoverage === 0 ||
+      (minCoverage === undefined
+        ? reached >= Math.min(1, most)
+        : worth(coverage) >= (minCoverage === "exhaustive" ? Infinity : minCoverage));
+    if (enough) return undefined;
+    const wanted =
+      minCoverage === undefined
+        ? "one switch between each two actors were tried"
+        : minCoverage === "exhaustive"
+          ? "any number of switches were tried, or it is not known whether they were"
+          : `up to ${minCoverage} switches were tried, or it is not known whether they were`;
+    return `after ${runs} runs in ${maxMs} ms not all orders with ${wanted} (${coverageText(coverage)}). It says nothing yet: give \`maxMs\` more, or take fewer actors or statements.`;
+  }
+
+  #progress(isolation: Isolation | undefined, queued: number, preemptions: number | undefined): void {
+    this.#scenario.onProgress?.({ isolation, runs: this.#runs, queued, preemptions, ms: this.#ms });
+  }
+
+  /** Undefined: the time was over in the middle of it. One that had time enough is told, since something is in its way. */
+  async #inTime<T>(work: () => Promise<T>): Promise<T | undefined> {
+    try {
+      return await work();
+    } catch (error) {
+      if (!(error instanceof TimeOver)) throw error;
+      if (error.ms > leastMs / 2) this.#refuse(`a run did not end in time: ${error.message}`);
+      return undefined;
+    }
   }
 
   #called(actors: Iterable<number>): string[] {
@@ -338,17 +560,18 @@ export class Explorer {
   }
 
   async #atRandom(
+    level: Isolation | undefined,
     until: number,
-    progress: () => void,
   ): Promise<{ random: number } | { run: Run; error: unknown }> {
     const random = randomOf(this.#seed);
     let tried = 0;
     while (performance.now() < until) {
-      progress();
+      this.#progress(level, 0, undefined);
       const pick = (enabled: readonly number[]) => enabled[Math.floor(random() * enabled.length)] as number;
-      const { run, error } = await this.#once({ order: [], victim: undefined, pick });
+      const found = await this.#inTime(() => this.#once({ order: [], victim: undefined, pick }));
+      if (!found) break;
       tried++;
-      if (error !== undefined) return this.#smaller(run, error);
+      if (found.error !== undefined) return this.#smaller(found.run, found.error);
     }
     return { random: tried };
   }
@@ -356,12 +579,13 @@ export class Explorer {
   /** The same failure with fewer switches, if there is one near. */
   async #smaller(run: Run, error: unknown): Promise<{ run: Run; error: unknown }> {
     let best = { run, error };
-    const until = performance.now() + 2000;
+    const until = Math.min(performance.now() + 2000, this.#limits.until);
     for (let better = true; better && performance.now() < until;) {
       better = false;
       for (const order of merged(best.run.choices.map(({ chosen }) => chosen))) {
         if (performance.now() > until) break;
-        const next = await this.#once({ order, victim: undefined, lenient: true });
+        const next = await this.#inTime(() => this.#once({ order, victim: undefined, lenient: true }));
+        if (!next) return best;
         if (next.error === undefined || switches(next.run) >= switches(best.run)) continue;
         best = { run: next.run, error: next.error };
         better = true;
@@ -371,53 +595,85 @@ export class Explorer {
     return best;
   }
 
-  async #once(plan: Plan, search?: Search): Promise<{ run: Run; error?: unknown }> {
+  async #once(plan: Plan, search?: Search): Promise<{ run: Run; error?: unknown; strange?: string }> {
     for (let again = 0; ; again++) {
-      await ends(this.#scenario.reset(), "the reset");
-      const run = await perform(this.#stage, this.#names, plan);
-      this.#runs++;
+      const run = await this.#try(plan);
       // Where the server decides whom it ends, it may take some trying.
       if (run.diverted && again < 4) continue;
-      const strayed = run.strayed ?? search?.strange(run, this.#names);
-      if (strayed) {
-        // A connection that the pool opened anew says more than one that was there before: twice is a habit.
-        if (again < 2) continue;
+      const found =
+        run.strayed === undefined ? search?.strange(run, this.#names) : { what: run.strayed, same: true };
+      const strange = found?.what;
+      // A connection that the pool opened anew says more than one that was there before: twice is a habit.
+      if (strange !== undefined && again < 2) continue;
+      // Left out too much, or judged by what is read besides: then it is not the caller's.
+      const ours = this.#stage.certified || found?.same === false;
+      if (strange !== undefined && !ours)
         throw new UsageError(
-          `explore "${this.#name}": the same order came out differently: ${strayed}. Something else than the order of statements decides: a timer, a random number, a cache, work left over from the last run.`,
+          `explore "${this.#name}": the same order came out differently: ${strange}. Something else than the order of statements decides: a timer, a random number, a cache, work left over from the last run.`,
         );
-      }
-      try {
-        const results = Object.fromEntries(this.#names.map((each, i) => [each, run.results[i]])) as Results;
-        const judge = async () => this.#scenario.invariant(results);
-        await ends(this.#stage.judge?.(judge) ?? judge(), "the invariant");
-        return { run };
-      } catch (error) {
-        return { run, error: error ?? new Error("the invariant threw nothing") };
-      }
+      this.#seen.add(run);
+      const error = await this.#judge(run);
+      return {
+        run,
+        ...(strange === undefined ? {} : { strange }),
+        ...(error === undefined ? {} : { error }),
+      };
+    }
+  }
+
+  async #try(plan: Plan): Promise<Run> {
+    await ends(this.#scenario.reset(), "the reset", this.#left);
+    const run = await this.#perform(plan);
+    this.#runs++;
+    return run;
+  }
+
+  /** What the invariant says against it. */
+  async #judge(run: Run): Promise<unknown> {
+    try {
+      const results = Object.fromEntries(this.#names.map((each, i) => [each, run.results[i]])) as Results;
+      const judge = async () => this.#scenario.invariant(results);
+      const said = await ends(this.#stage.judge?.(judge) ?? judge(), "the invariant", this.#left);
+      return said === false ? new Error("the invariant returned false") : undefined;
+    } catch (error) {
+      return error ?? new Error("the invariant threw nothing");
     }
   }
 }
 
+/** Nothing is wrong with the data yet; but whoever wants that lock next waits for ever. */
+function leftBehind(run: Run): { run: Run; error: Error } | undefined {
+  return notGivenBack(run)
+    ? { run, error: new Error("a lock of a session was not given back, and stays") }
+    : undefined;
+}
+
 const switches = ({ choices }: Run) => choices.at(-1)?.preemptions ?? 0;
 
+export interface ExpectOptions {
+  readonly name?: string;
+  /** Is told what was tried if there is no race; by default it is logged. */
+  readonly report?: (text: string) => void;
+}
+
 /** Throws, with the schedule, if the actors can get in each other's way. */
-export function expectNoRace(scenario: Scenario & { readonly name?: string }): Promise<Exploration>;
+export function expectNoRace(scenario: Scenario & ExpectOptions): Promise<Exploration>;
 /** The same with actors in threads of their own. */
-export function expectNoRace(scenario: ThreadScenario & { readonly name?: string }): Promise<Exploration>;
+export function expectNoRace(scenario: ThreadScenario & ExpectOptions): Promise<Exploration>;
 /** Two or more functions that run at the same time, and what must hold after them. */
 export function expectNoRace(
   db: Scenario["db"],
   actors: readonly (() => Promise<unknown>)[],
   invariant: Invariant,
-  options?: ExploreOptions & { readonly name?: string },
+  options?: ExploreOptions & ExpectOptions,
 ): Promise<Exploration>;
 export async function expectNoRace(
-  first: ((Scenario | ThreadScenario) & { readonly name?: string }) | Scenario["db"],
+  first: ((Scenario | ThreadScenario) & ExpectOptions) | Scenario["db"],
   actors?: readonly (() => Promise<unknown>)[],
   invariant?: Invariant,
-  options?: ExploreOptions & { readonly name?: string },
+  options?: ExploreOptions & ExpectOptions,
 ): Promise<Exploration> {
-  const scenario: (Scenario | ThreadScenario) & { readonly name?: string } =
+  const scenario: (Scenario | ThreadScenario) & ExpectOptions =
     actors && invariant
       ? {
           ...options,
@@ -425,9 +681,11 @@ export async function expectNoRace(
           actors: Object.fromEntries(actors.map((each, i) => [String.fromCharCode(65 + i), each])),
           invariant,
         }
-      : (first as (Scenario | ThreadScenario) & { readonly name?: string });
+      : (first as (Scenario | ThreadScenario) & ExpectOptions);
   const report = await explore(scenario.name ?? titleOf(scenario.actors), scenario as Scenario);
   if (!report.ok) throw new RaceError(report);
+  // oxlint-disable-next-line no-console -- what was tried is to be seen, since green alone does not say it.
+  (scenario.report ?? console.info)(report.text);
   return report;
 }
 

@@ -2,9 +2,14 @@
  * Reads along what clients and servers say to each other. Once it has begun it goes on between explorations, so that a
  * statement that is prepared now and executed in the next one is known by its text; holding back is somebody else's.
  */
+import { AsyncLocalStorage } from "node:async_hooks";
 import { Socket } from "node:net";
 import { UsageError } from "../../core/errors.ts";
 import type { WireReader } from "../../core/wire.ts";
+import type { Actor } from "./actor.ts";
+
+/** Whose doing it is. */
+export const current = new AsyncLocalStorage<Actor>();
 
 export type Write = (chunk: Uint8Array | string, ...rest: unknown[]) => boolean;
 type Emit = (event: string | symbol, ...rest: unknown[]) => boolean;
@@ -13,8 +18,11 @@ export interface Listener {
   /** True: it is not to be written now. */
   writes(socket: Socket, args: Parameters<Write>): boolean;
   /** Handles an event of a connection, and passes it on, or does not. */
-  hears(socket: Socket, event: string | symbol, rest: unknown[], pass: () => boolean): boolean;
+  hears(socket: Socket, event: string | symbol, rest: unknown[], pass: Pass): boolean;
 }
+
+/** Passes an event on: as it is, or something else in place of what was heard. */
+export type Pass = (other?: Uint8Array) => boolean;
 
 let listener: Listener | undefined;
 let original: Write | undefined;
@@ -27,6 +35,11 @@ export function listen(to: Listener): void {
   const write = Socket.prototype.write as unknown as Write;
   original = write;
   (Socket.prototype as { write: unknown }).write = function (this: Socket, ...args: Parameters<Write>) {
+    // Also when the exploration is long over.
+    if (current.getStore()?.crashed && this.remotePort !== undefined) {
+      this.destroy();
+      return true;
+    }
     if (listener) return listener.writes(this, args) || write.apply(this, args);
     readers.get(this)?.sent(bytes(args));
     return write.apply(this, args);
@@ -45,7 +58,10 @@ export function readerOf(socket: Socket, make: () => WireReader): WireReader {
   readers.set(socket, reader);
   const emit = socket.emit.bind(socket) as Emit;
   (socket as { emit: Emit }).emit = (event, ...rest) => {
-    if (listener) return listener.hears(socket, event, rest, () => emit(event, ...rest));
+    if (listener) {
+      const pass: Pass = (other) => (other ? emit("data", other) : emit(event, ...rest));
+      return listener.hears(socket, event, rest, pass);
+    }
     if (event === "data") reader.received(rest[0] as Buffer);
     return emit(event, ...rest);
   };

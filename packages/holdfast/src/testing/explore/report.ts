@@ -5,8 +5,12 @@ import type { Anomaly, Diagnosis } from "./anomaly.ts";
 import type { Run } from "./schedule.ts";
 import { type Turn, replayOf, timeline, turns } from "./timeline.ts";
 
-/** Every order was tried: `exhaustive`. Else all with so many switches: `bounded`. Else as many as there was time for. */
-export type Coverage = "exhaustive" | { readonly bounded: number } | { readonly runs: number };
+/**
+ * Every order was tried: `exhaustive`. Else all with so many switches: `bounded`; or these of each two actors, with the others
+ * after them: `pairs`. Else as many as there was time for.
+ */
+export type Coverage =
+  "exhaustive" | { readonly bounded: number } | { readonly pairs: number } | { readonly runs: number };
 
 export interface Level {
   /** Absent: the transactions' own. */
@@ -17,6 +21,12 @@ export interface Level {
   readonly random: number;
   /** Actors that waited for something that is not a statement: what is tried then is not known to be everything. */
   readonly slept: readonly string[];
+  /** Of a replay: where the order could not be kept. */
+  readonly impossible?: string;
+  /** Actors that tried again what was refused: they are given the turn when somebody else has ended something, as if they paused. */
+  readonly patient: readonly string[];
+  /** Statements in which others can come in between where nothing can be held back: a procedure, several in one message. */
+  readonly unseen: readonly string[];
 }
 
 export interface Exploration {
@@ -30,6 +40,8 @@ export interface Exploration {
   readonly levels: readonly Level[];
   /** Of the orders at random. */
   readonly seed: number;
+  /** Runs in which there was a deadlock, if none of them broke the rule. */
+  readonly deadlocks?: number;
   /** What the invariant threw. */
   readonly error?: unknown;
   readonly replay?: string;
@@ -42,7 +54,7 @@ export interface Exploration {
   /** The schedule that failed. */
   readonly turns?: readonly Turn[];
   readonly actors?: readonly string[];
-  /** What actors threw in it, by name. */
+  /** What actors threw in it, by name; if there is none, in any of the runs. */
   readonly threw?: Readonly<Record<string, string>>;
   /** For people. */
   readonly text: string;
@@ -67,28 +79,55 @@ interface Done {
   readonly seed: number;
 }
 
-const worth = (coverage: Coverage) =>
-  coverage === "exhaustive" ? Infinity : "bounded" in coverage ? coverage.bounded : -1;
+export const worth = (coverage: Coverage): number => {
+  if (coverage === "exhaustive") return Infinity;
+  if ("bounded" in coverage) return coverage.bounded;
+  return "pairs" in coverage ? 0.5 : -1;
+};
 
-export function passed(done: Done): Exploration {
+export function coverageText(coverage: Coverage): string {
+  if (coverage === "exhaustive") return "exhaustive";
+  if ("bounded" in coverage) return `bounded ≤ ${coverage.bounded}`;
+  return "pairs" in coverage ? `bounded ≤ ${coverage.pairs} for each two` : "not exhaustive";
+}
+
+export function passed(
+  done: Done & {
+    readonly faults: number;
+    readonly deadlocks: number;
+    readonly threw: Readonly<Record<string, string>>;
+  },
+): Exploration {
   const coverage = done.levels.map((level) => level.coverage).reduce((a, b) => (worth(b) < worth(a) ? b : a));
   const total = done.levels.length > 1 ? `${count(done.runs, "run")}: ` : "";
-  const text = `✓ ${done.name}: ${total}${done.levels.map((level) => levelText(level, done.seed)).join("; ")}`;
+  const notes = [
+    ...(done.faults > 0 ? [`${count(done.faults, "run")} with a fault`] : []),
+    ...(done.deadlocks > 0 ? [`${count(done.deadlocks, "run")} with a deadlock`] : []),
+    ...Object.entries(done.threw).map(([actor, why]) => `${actor} threw in some: ${why}`),
+  ];
+  const text = [
+    `✓ ${done.name}: ${total}${done.levels.map((level) => levelText(level, done.seed)).join("; ")}`,
+    ...notes,
+  ].join("; ");
   return { ...done, ok: true, coverage, text };
 }
 
-function levelText({ isolation, coverage, runs, random, slept }: Level, seed: number): string {
+function levelText({ isolation, coverage, runs, random, impossible, ...why }: Level, seed: number): string {
   const at = isolation ? `${isolation.toUpperCase()} ` : "";
-  const how =
-    coverage === "exhaustive"
-      ? "exhaustive"
-      : "bounded" in coverage
-        ? `bounded ≤ ${coverage.bounded}`
-        : "not exhaustive";
   const more = random > 0 ? `, of which ${random} at random (seed ${seed})` : "";
-  const asleep =
-    slept.length > 0 ? `, since ${slept.join(", ")} waited for something that is not a statement` : "";
-  return `${at}${count(runs, "run")}, ${how}${asleep}${more}`;
+  if (impossible !== undefined) return `${at}this order is no longer possible: ${impossible}`;
+  const doubts = doubtsOf(why);
+  return `${at}${count(runs, "run")}, ${coverageText(coverage)}${doubts.length > 0 ? `, since ${doubts.join(", and ")}` : ""}${more}`;
+}
+
+/** Why what was tried is not known to be everything. */
+export function doubtsOf({ slept, patient, unseen }: Pick<Level, "slept" | "patient" | "unseen">): string[] {
+  const [first = ""] = unseen;
+  return [
+    ...(slept.length > 0 ? [`${slept.join(", ")} waited for something that is not a statement`] : []),
+    ...(patient.length > 0 ? [`${patient.join(", ")} tried again what was refused`] : []),
+    ...(unseen.length > 0 ? [`others cannot come into "${first.replaceAll(/\s+/g, " ").slice(0, 60)}"`] : []),
+  ];
 }
 
 const count = (n: number, what: string) => `${n} ${what}${n === 1 ? "" : "s"}`;

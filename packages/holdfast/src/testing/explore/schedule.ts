@@ -1,7 +1,9 @@
 /** One run of the actors, in an order that is chosen step by step. */
 import { setTimeout as sleep } from "node:timers/promises";
+import { UsageError } from "../../core/errors.ts";
 import { Actor, type Stage, type Step } from "./actor.ts";
-import { labelOf, sameLabel } from "./statement.ts";
+import type { Fault } from "./faults.ts";
+import { footprint, labelOf, sameLabel } from "./statement.ts";
 
 export interface Choice {
   /** Who could have had the turn, and with what. */
@@ -26,8 +28,16 @@ export interface Run {
   readonly deadlocks: readonly Deadlock[];
   /** Actors that waited for something that is not a statement. */
   readonly slept: ReadonlySet<number>;
+  /** Actors that tried again what was refused: they had the turn for it when somebody else had ended something. */
+  readonly patient: ReadonlySet<number>;
+  /** Pairs that were at work at the same time, as "0,1". */
+  readonly together: ReadonlySet<string>;
   /** In a deadlock another one was ended than was planned, and what followed is another run. */
   readonly diverted: boolean;
+  /** What befell an actor, if it came to that. */
+  readonly fault: Fault | undefined;
+  /** Who began late, and after which choice. */
+  readonly late: Plan["late"];
   /** The order did not come out as planned: something else than the schedule decides. */
   readonly strayed: string | undefined;
 }
@@ -39,6 +49,12 @@ export interface Plan {
   readonly victim: number | undefined;
   /** After the plan: who is next? By default whoever had the last turn. */
   readonly pick?: (enabled: readonly number[]) => number;
+  readonly fault?: Fault | undefined;
+  /**
+   * One that begins as soon as the answer to this choice is heard, before whoever it was for goes on: a pool that has just got a
+   * connection back lends that one to it.
+   */
+  readonly late?: { readonly actor: number; readonly after: number } | undefined;
   /** A turn that cannot be taken is left out. */
   readonly lenient?: boolean;
 }
@@ -47,30 +63,69 @@ export interface Plan {
 const graceMs = 2;
 /** An actor that does nothing for so long, while others could go on, waits for one of them in this process. */
 const napMs = 60;
-/** An actor that neither sends anything nor ends waits for something that we do not see. */
-const idleMs = 10_000;
+/** An actor that tries again what was refused waits so long for one that does nothing, and may be about to make way. */
+const makeWayMs = 250;
+/** Whoever waits for a lease looks for it at least as often. */
+const outlastMs = 1000;
+/** A lock of a session that is no actor's may be a matter of moments. */
+const outsideMs = 1000;
 
-export function perform(stage: Stage, names: readonly string[], plan: Plan): Promise<Run> {
-  return new Play(stage, names, plan).run();
+export interface Limits {
+  /** For an actor that neither sends anything nor ends, and for a statement that is not answered. */
+  readonly idleMs: number;
+  /** Of `performance.now()`. */
+  readonly until: number;
+}
+
+/** It is over before the run is. */
+export class TimeOver extends Error {
+  /** How long nothing had happened by then. */
+  readonly ms: number;
+
+  constructor(message: string, ms: number) {
+    super(message);
+    this.name = "TimeOver";
+    this.ms = ms;
+  }
+}
+
+export function perform(stage: Stage, names: readonly string[], plan: Plan, limits: Limits): Promise<Run> {
+  return new Play(stage, names, plan, limits).run();
 }
 
 class Play {
   readonly #stage: Stage;
   readonly #plan: Plan;
-  readonly #cast: readonly Actor[];
+  /** By their indexes. */
+  readonly #cast: Actor[];
   readonly #started: Actor[] = [];
   readonly #choices: Choice[] = [];
   readonly #deadlocks: Deadlock[] = [];
   readonly #slept = new Set<number>();
+  readonly #patient = new Set<number>();
+  readonly #together = new Set<string>();
+  readonly #limits: Limits;
+  /** When something happened last. */
+  #moved = performance.now();
+  /** The fault has happened. */
+  #befell = false;
+  #calledAgain = false;
+  #paused = false;
+  /** Since when its leases have run out. */
+  #expired: number | undefined;
+  /** What has to be over before anybody goes on. */
+  #until: Promise<unknown> | undefined;
   #strayed: string | undefined;
   #diverted = false;
   #wake = Promise.withResolvers<void>();
 
-  constructor(stage: Stage, names: readonly string[], plan: Plan) {
+  constructor(stage: Stage, names: readonly string[], plan: Plan, limits: Limits) {
     this.#stage = stage;
+    this.#limits = limits;
     this.#plan = plan;
     this.#cast = names.map((name, index) => new Actor(index, name));
     stage.changed = () => {
+      this.#moved = performance.now();
       this.#wake.resolve();
       this.#wake = Promise.withResolvers<void>();
     };
@@ -78,32 +133,148 @@ class Play {
 
   async run(): Promise<Run> {
     this.#stage.open(this.#plan.victim);
+    let ended = false;
     try {
       for (const actor of this.#cast) {
-        this.#started.push(actor);
-        this.#stage.start(actor);
+        if (actor.index === this.#plan.late?.actor) continue;
+        this.#start(actor);
         // One after the other: some clients send what is asked for in one tick as one statement, whoever asks for it.
         await this.#settle();
       }
       for (;;) {
         await this.#settle();
-        if (this.#cast.every(({ done }) => done)) break;
-        const enabled = this.#cast.filter(({ next }) => next);
-        if (enabled.length > 0) await this.#turn(enabled);
-        else await this.#deadlocked();
+        if (this.#until) {
+          await this.#until;
+          this.#until = undefined;
+          continue;
+        }
+        if (this.#delivered()) continue;
+        if (this.#started.every(({ done }) => done)) {
+          const late = this.#cast.find((actor) => !this.#started.includes(actor));
+          if (!late) break;
+          this.#start(late);
+          continue;
+        }
+        await this.#next();
       }
+      ended = true;
     } finally {
       for (const actor of this.#cast) actor.over = true;
       this.#stage.close();
+      if (!ended) await this.#stage.clear?.(this.#started);
     }
     return {
       choices: this.#choices,
       results: this.#cast.map(({ result }) => result as PromiseSettledResult<unknown>),
       deadlocks: this.#deadlocks,
       slept: this.#slept,
+      patient: this.#patient,
+      together: this.#together,
+      late: this.#plan.late,
+      fault: this.#befell ? this.#plan.fault : undefined,
       diverted: this.#diverted,
       strayed: this.#strayed,
     };
+  }
+
+  #start(actor: Actor): void {
+    this.#started.push(actor);
+    this.#stage.start(actor);
+  }
+
+  /** It, from the beginning: as another process would. */
+  #again(actor: Actor): void {
+    this.#calledAgain = true;
+    const next = new Actor(actor.index, actor.name);
+    this.#cast[actor.index] = next;
+    this.#started.splice(this.#started.indexOf(actor), 1);
+    this.#start(next);
+  }
+
+  /** Whether somebody who has ended is called again. */
+  #delivered(): boolean {
+    const { fault } = this.#plan;
+    const actor = fault && this.#cast[fault.actor];
+    if (!fault || !actor?.done || this.#calledAgain) return false;
+    const wanted =
+      fault.kind === "twice" ||
+      // Whoever called it was told that it failed.
+      (fault.kind === "lost commit" && this.#befell && actor.result?.status === "rejected");
+    if (!wanted) return false;
+    this.#befell = true;
+    this.#again(actor);
+    return true;
+  }
+
+  #befalls({ kind }: Fault, actor: Actor, step: Step): void {
+    const stage = this.#stage;
+    if (kind === "lost commit") {
+      this.#befell = true;
+      stage.lose?.(step);
+    } else if (kind !== "twice")
+      stage.answered?.(step, () => {
+        this.#befell = true;
+        if (kind === "pause") this.#paused = true;
+        else
+          this.#until =
+            kind === "crash" ? stage.crash?.(actor).then(() => this.#again(actor)) : stage.expire?.();
+      });
+  }
+
+  /** Somebody stands still, and the others have ended, or wait for it: its leases run out, which may be what they wait for. */
+  async #outlast(others: readonly Actor[]): Promise<void> {
+    if (this.#expired === undefined) {
+      await this.#stage.expire?.();
+      this.#expired = performance.now();
+    }
+    if (others.some(({ done }) => !done) && (await this.#change(outlastMs))) return;
+    this.#paused = false;
+  }
+
+  async #next(): Promise<void> {
+    let able = this.#cast.filter(({ next }) => next);
+    // Whoever still asks for what it has asks for ever.
+    if (this.#expired !== undefined && performance.now() - this.#expired > 2 * outlastMs)
+      this.#paused = false;
+    if (this.#paused) {
+      const others = this.#cast.filter(({ index }) => index !== this.#plan.fault?.actor);
+      able = others.filter(({ next }) => next);
+      if (able.length === 0) return this.#outlast(others);
+    }
+    if (able.length === 0) return this.#deadlocked();
+    const first = able.filter((actor) => !this.#triesAgain(actor));
+    for (const { index } of able) if (first.every((each) => each.index !== index)) this.#patient.add(index);
+    if (first.length > 0) return this.#turn(first);
+    if (this.#cast.some(({ asleep }) => asleep) && (await this.#change(makeWayMs))) return;
+    return this.#turn(able);
+  }
+
+  /**
+   * It is about to send what was refused before, and nobody else has ended anything since: it would be refused again. Others
+   * come first then, as they would while it pauses: else whoever tries a few times would use them all up.
+   */
+  #triesAgain({ index, next }: Actor): boolean {
+    if (this.#stage.fair) return false;
+    const text = next?.step.text;
+    let times = 0;
+    let enough = 1;
+    for (const { chosen, step } of this.#choices.toReversed()) {
+      if (chosen !== index) {
+        const { kind, any } = footprint(step.text);
+        if (step.implicit || any || ends.has(kind)) break;
+        continue;
+      }
+      if (step.text === text) {
+        times++;
+        if (!refused(step)) enough = 2;
+      } else if (step.error === undefined && footprint(step.text).writes.size > 0 && !refused(step)) break;
+    }
+    return times >= enough && !this.#answersDiffer(index, text, times);
+  }
+
+  #answersDiffer(index: number, text: string | undefined, times: number): boolean {
+    const same = this.#choices.filter(({ chosen, step }) => chosen === index && step.text === text);
+    return new Set(same.slice(-times).map(({ step }) => JSON.stringify([step.rows, step.error]))).size > 1;
   }
 
   async #turn(enabled: readonly Actor[]): Promise<void> {
@@ -111,8 +282,10 @@ class Play {
     const last = this.#choices.at(-1);
     const planned = await this.#planned(indexes);
     if (planned === "again") return;
-    const goOn = last && indexes.includes(last.chosen) ? last.chosen : (indexes[0] as number);
-    const chosen = planned ?? this.#plan.pick?.(indexes) ?? goOn;
+    for (const a of indexes) for (const b of indexes) if (a < b) this.#together.add(`${a},${b}`);
+    // Who was at it last, and so goes on where somebody else came in between.
+    const goOn = this.#choices.findLast(({ chosen }) => indexes.includes(chosen))?.chosen ?? indexes[0];
+    const chosen = (planned ?? this.#plan.pick?.(indexes) ?? goOn) as number;
     const switched = last && chosen !== last.chosen && indexes.includes(last.chosen);
     const actor = this.#cast[chosen] as Actor;
     const held = actor.next as NonNullable<Actor["next"]>;
@@ -127,9 +300,20 @@ class Play {
       step: held.step,
       preemptions: (last?.preemptions ?? 0) + (switched ? 1 : 0),
     });
+    const { late: begins, fault } = this.#plan;
+    if (fault && fault.after === this.#choices.length - 1 && fault.actor === chosen)
+      this.#befalls(fault, actor, held.step);
+    const next = begins && begins.after === this.#choices.length - 1 ? this.#cast[begins.actor] : undefined;
+    if (next)
+      this.#stage.answered?.(held.step, () => {
+        if (!this.#started.includes(next)) this.#start(next);
+      });
     actor.held.splice(actor.held.indexOf(held), 1);
     actor.sent.add(held.step);
-    await held.send();
+    // What it takes to send it is bounded as well: if it does not end, the statement is one that is not answered.
+    const patience = new AbortController();
+    const late = sleep(this.#limits.idleMs, undefined, { signal: patience.signal }).catch(() => {});
+    await Promise.race([held.send(), late]).finally(() => patience.abort());
   }
 
   /** Whose turn was planned, if it can be taken. */
@@ -137,17 +321,26 @@ class Play {
     const planned = this.#diverted ? undefined : this.#plan.order[this.#choices.length];
     if (planned === undefined || enabled.includes(planned)) return planned;
     const actor = this.#cast[planned];
-    if (actor?.asleep && (await this.#change(idleMs))) return "again";
+    if (actor?.asleep && (await this.#change(this.#limits.idleMs))) return "again";
     if (!this.#plan.lenient)
-      this.#strayed ??= `step ${this.#choices.length + 1} was to be ${actor?.name ?? "nobody"}'s, which had nothing to send`;
+      this.#strayed ??= `step ${this.#choices.length + 1} was to be ${actor?.name ?? "nobody"}'s, which ${actor ? this.#instead(actor) : "is not there"}`;
     return undefined;
+  }
+
+  #instead(actor: Actor): string {
+    const others = [...actor.sent].flatMap(({ waitedFor }) => [...waitedFor]);
+    if (actor.blocked && others.length > 0)
+      return `now waits for ${[...new Set(others)].map((other) => this.#cast[other]?.name ?? "").join(", ")}`;
+    return actor.result ? "has ended before" : "had nothing to send";
   }
 
   /** Until everybody is held back, done, asleep, or waits for one of the others. */
   async #settle(): Promise<void> {
     // Rounds, not the clock: when the whole process stood still, what came meanwhile has not been read yet.
     let waited = 0;
+    let flown = 0;
     for (;;) {
+      this.#inTime();
       const flying = this.#cast.flatMap(({ sent }) => [...sent].filter(({ blocked }) => !blocked));
       const running = this.#started.filter(
         (actor) => !actor.result && !actor.asleep && actor.held.length === 0 && actor.sent.size === 0,
@@ -161,15 +354,58 @@ class Play {
       }
       const from = performance.now();
       if (await this.#change(graceMs)) {
-        waited = 0;
+        waited = flown = 0;
         continue;
       }
-      waited += Math.min(performance.now() - from, 2 * graceMs);
+      const ms = Math.min(performance.now() - from, 2 * graceMs);
+      waited += ms;
       if (flying.length > 0) {
         await this.#look(flying);
+        await this.#fly(flying, (flown += ms));
         waited = 0;
       } else await this.#doze(running, waited);
     }
+  }
+
+  #inTime(): void {
+    if (performance.now() > this.#limits.until)
+      throw new TimeOver(this.#state(), performance.now() - this.#moved);
+  }
+
+  /** Not answered, and no actor is in the way. */
+  async #fly(flying: readonly Step[], ms: number): Promise<void> {
+    const late = flying.find(({ outside }) => outside && performance.now() - outside.since > outsideMs);
+    if (late?.outside) {
+      const who = await this.#stage.describe?.(late.outside.sessions);
+      const named = who?.length ? who.join("; and for ") : `session ${late.outside.sessions.join(", ")}`;
+      throw new UsageError(
+        `${this.#nameOf(late)} waits for a lock that no actor has: "${short(late.text)}" waits for ${named}. End that transaction, or use a database of its own.`,
+      );
+    }
+    if (ms > this.#limits.idleMs)
+      throw new UsageError(
+        `${this.#state()}. A statement is not answered for ${seconds(this.#limits.idleMs)}; if it takes so long by itself, give \`maxMs\` more.`,
+      );
+  }
+
+  #nameOf(step: Step): string {
+    return this.#cast[step.actor]?.name ?? "";
+  }
+
+  /** What everybody does, for people. */
+  #state(): string {
+    const texts = this.#cast.flatMap((actor) => {
+      if (actor.done) return [];
+      const [sent] = actor.sent;
+      const others = [...(sent?.waitedFor ?? [])].map((other) => this.#cast[other]?.name ?? "");
+      if (sent)
+        return [
+          `${actor.name} waits for ${sent.blocked && others.length > 0 ? others.join(", ") : "the answer"} to "${short(sent.text)}"`,
+        ];
+      if (actor.held[0]) return [`${actor.name} is about to send "${short(actor.held[0].step.text)}"`];
+      return [`${actor.name} waits for something that is not a statement`];
+    });
+    return texts.length > 0 ? texts.join("; ") : "the actors are at work";
   }
 
   async #doze(running: readonly Actor[], ms: number): Promise<void> {
@@ -181,12 +417,12 @@ class Play {
         actor.asleep = true;
         this.#slept.add(actor.index);
       }
-    else if (ms > idleMs) throw new Error(this.#idle(running));
+    else if (ms > this.#limits.idleMs) throw new UsageError(this.#idle(running));
   }
 
   #idle(actors: readonly Actor[]): string {
     const names = actors.map(({ name }) => name).join(", ");
-    return `${names} neither sends a statement nor ends for ${idleMs / 1000} s: it waits for something that is not a statement (a timer, another service, a pool that has no connection left)`;
+    return `${names} neither sends a statement nor ends for ${seconds(this.#limits.idleMs)}: it waits for something that is not a statement (a timer, another service, a pool that has no connection left)`;
   }
 
   /** Marks those that wait for another actor. Resolves to whether all of these do. */
@@ -199,9 +435,13 @@ class Play {
         all = false;
         continue;
       }
-      const others = found.get(step);
-      step.blocked = others !== undefined;
-      for (const other of others ?? []) step.waitedFor.add(other);
+      const { actors = [], outside = [] } = found.get(step) ?? {};
+      step.blocked = actors.length > 0;
+      step.outside =
+        actors.length === 0 && outside.length > 0
+          ? { since: step.outside?.since ?? performance.now(), sessions: outside }
+          : undefined;
+      for (const other of actors) if (other !== step.actor) step.waitedFor.add(other);
       all &&= step.blocked;
     }
     return all;
@@ -217,9 +457,14 @@ class Play {
     }
     const waiting = this.#cast.filter(({ blocked }) => blocked);
     const steps = waiting.flatMap(({ sent }) => [...sent]);
-    const change = this.#change(idleMs);
+    const change = this.#change(this.#limits.idleMs);
     this.#stage.stuck?.(waiting, this.#plan.victim);
-    if (!(await change)) throw new Error(this.#idle(this.#cast.filter(({ done }) => !done)));
+    if (!(await change)) {
+      this.#inTime();
+      throw new UsageError(
+        `${this.#state()}: nobody can go on, and the server ends none of them. Is a session of an actor in the way of another session of the same actor?`,
+      );
+    }
     const victim = steps.find((step) => step.error !== undefined)?.actor;
     if (this.#plan.victim !== undefined && victim !== this.#plan.victim && !this.#plan.lenient)
       this.#diverted = true;
@@ -229,9 +474,20 @@ class Play {
   /** Whether something changes within this time. */
   async #change(ms: number): Promise<boolean> {
     const patience = new AbortController();
-    const late = sleep(Math.max(ms, 0), false, { signal: patience.signal }).catch(() => false);
+    const most = Math.min(ms, this.#limits.until - performance.now() + 1);
+    const late = sleep(Math.max(most, 0), false, { signal: patience.signal }).catch(() => false);
     const changed = await Promise.race([this.#wake.promise.then(() => true), late]);
     patience.abort();
     return changed;
   }
 }
+
+const ends: ReadonlySet<string> = new Set(["commit", "rollback", "other"]);
+
+/** It came to nothing. */
+function refused({ text, error, rows, affected }: Step): boolean {
+  return error !== undefined || (footprint(text).writes.size > 0 && rows.length === 0 && affected === 0);
+}
+
+const short = (text: string) => text.replaceAll(/\s+/g, " ").trim().slice(0, 120);
+const seconds = (ms: number) => `${(ms / 1000).toLocaleString("en", { maximumFractionDigits: 1 })} s`;

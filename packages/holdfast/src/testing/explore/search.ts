@@ -1,6 +1,7 @@
 /**
  * Which orders are still to be tried. A run follows its plan, and then lets whoever had the last turn go on; each turn
- * that could have been another's gives a new plan. Those with the fewest switches come first.
+ * that could have been another's gives a new plan. Those with the fewest switches come first; with many actors, these are
+ * switches between two of them before all the orders in which everybody can come one after the other.
  */
 import type { Equivalence, Sent } from "./equivalence.ts";
 import type { Choice, Plan, Run } from "./schedule.ts";
@@ -8,15 +9,31 @@ import { labelOf, sameLabel } from "./statement.ts";
 
 export interface Planned extends Plan {
   readonly preemptions: number;
+  /** Who comes next was chosen where somebody had ended or waits, and not only who is first. */
+  readonly detours: number;
 }
 
+/** How an order was come to. */
+interface Way {
+  readonly preemptions: number;
+  readonly detours: number;
+}
+
+const begin = (): Planned[][][] => [
+  [[{ order: [], labels: [], victim: undefined, preemptions: 0, detours: 0 }]],
+];
+
 export class Search {
-  /** By number of switches. */
-  readonly #queue: Planned[][] = [[{ order: [], labels: [], victim: undefined, preemptions: 0 }]];
-  /** Where orders lead, up to those that come to the same: with how many switches it was reached. */
-  readonly #seen = new Map<string, number>();
-  /** What each actor was about to send there. */
-  readonly #pending = new Map<string, Map<number, string>>();
+  /** By switches and detours together; then one switch before one detour, and of more of them, fewer switches first. */
+  #queue: Planned[][][] = begin();
+  /** Where orders lead, up to those that come to the same: how it was reached. */
+  readonly #seen = new Map<string, Way[]>();
+  /** What each actor was about to send there; and after the very same order. */
+  readonly #pending = {
+    equal: new Map<string, Map<number, string>>(),
+    same: new Map<string, Map<number, string>>(),
+  };
+  #taken: Planned | undefined;
   readonly #equivalence: Equivalence;
   readonly #most: number;
   readonly #victims: boolean;
@@ -31,90 +48,144 @@ export class Search {
   }
 
   get queued(): number {
-    return this.#queue.reduce((sum, { length }) => sum + length, 0);
+    return this.#queue.flat().reduce((sum, { length }) => sum + length, 0);
   }
 
   next(): Planned | undefined {
-    return this.#queue.find(({ length }) => length > 0)?.shift();
+    this.#taken = this.#queue
+      .flat()
+      .find(({ length }) => length > 0)
+      ?.shift();
+    return this.#taken;
   }
 
-  /** Where a run came to what another one came to, and went on differently: something else than the order decides. */
-  strange({ choices, deadlocks }: Run, names: readonly string[]): string | undefined {
+  /** The one that was given last was not tried. */
+  putBack(): void {
+    if (this.#taken) ((this.#queue[0] ??= [])[0] ??= []).unshift(this.#taken);
+  }
+
+  /** All orders with so many switches were tried; and of each two actors, with the others after them. */
+  get complete(): { readonly all: number; readonly pairs: number } {
+    const left = this.#queue.flat(2);
+    const least = (plans: readonly Planned[]) =>
+      plans.reduce((most, { preemptions }) => Math.min(most, preemptions), this.#most + 1);
+    return { all: least(left) - 1, pairs: least(left.filter(({ detours }) => detours === 0)) - 1 };
+  }
+
+  /** From the beginning: what was left out was wrong to be. */
+  restart(): void {
+    this.#queue = begin();
+    this.#seen.clear();
+    this.#pending.equal.clear();
+    this.beyond = false;
+  }
+
+  /**
+   * Where a run came to what another one came to, and went on differently. After the very same order, something else than the
+   * order decides; else it may be that what was taken to come to the same does not.
+   */
+  strange(
+    { choices, deadlocks }: Run,
+    names: readonly string[],
+  ): { readonly what: string; readonly same: boolean } | undefined {
+    let found: string | undefined;
     for (const [i, { enabled }] of choices.entries()) {
       const victim = deadlocks.findLast(({ at }) => at <= i)?.victim;
-      const key = `${this.#equivalence.key(choices.slice(0, i).map(sentOf))}|${victim}`;
-      const known = this.#pending.get(key) ?? new Map<number, string>();
-      this.#pending.set(key, known);
-      for (const [actor, { text }] of enabled) {
-        const label = labelOf(text);
-        const before = known.get(actor);
-        if (before !== undefined && !sameLabel(before, label))
-          return `as step ${i + 1}, ${names[actor]} would send "${label}" in place of "${before}"`;
-        known.set(actor, label);
-      }
+      const before = choices.slice(0, i);
+      const after = (pending: Map<string, Map<number, string>>, key: string) => {
+        const known = pending.get(key) ?? new Map<number, string>();
+        pending.set(key, known);
+        for (const [actor, { text }] of enabled) {
+          const label = labelOf(text);
+          const earlier = known.get(actor);
+          if (earlier !== undefined && !sameLabel(earlier, label))
+            return `as step ${i + 1}, ${names[actor]} would send "${label}" in place of "${earlier}"`;
+          known.set(actor, label);
+        }
+        return undefined;
+      };
+      const what = after(this.#pending.same, `${before.map(({ chosen }) => chosen).join()}|${victim}`);
+      if (what !== undefined) return { what, same: true };
+      found ??= after(this.#pending.equal, `${this.#equivalence.key(before.map(sentOf))}|${victim}`);
     }
-    return undefined;
+    return found === undefined ? undefined : { what: found, same: false };
   }
 
   /** What the run of a plan showed. */
   learn(plan: Planned, { choices, deadlocks }: Run): void {
+    const { detours } = plan;
     for (let i = plan.order.length; i <= choices.length; i++) {
       const before = choices.slice(0, i);
       const past = deadlocks.findLast(({ at }) => at <= i && at >= 0);
       const victim = past?.victim ?? plan.victim;
       const here = deadlocks.find(({ at }) => at === i);
-      if (here && this.#victims) this.#otherVictims(before, here.among, here.victim);
+      const way = { preemptions: before.at(-1)?.preemptions ?? 0, detours };
+      if (here && this.#victims) this.#otherVictims(before, here.among, here.victim, way);
       // From here on it is what another run has tried, or is going to.
-      if (i > plan.order.length && !this.#fresh(before.map(sentOf), victim, before.at(-1)?.preemptions ?? 0))
-        return;
+      if (i > plan.order.length && !this.#fresh(before.map(sentOf), victim, way)) return;
       const choice = choices[i];
-      if (choice) this.#otherTurns(before, choice, victim);
+      if (choice) this.#otherTurns(before, choice, victim, way);
     }
   }
 
-  #otherTurns(before: readonly Choice[], { enabled, chosen }: Choice, victim: number | undefined): void {
+  #otherTurns(
+    before: readonly Choice[],
+    { enabled, chosen }: Choice,
+    victim: number | undefined,
+    { preemptions, detours }: Way,
+  ): void {
     const last = before.at(-1);
     for (const [other, step] of enabled) {
       if (other === chosen) continue;
       const switched = last && last.chosen !== other && enabled.has(last.chosen);
-      const preemptions = (last?.preemptions ?? 0) + (switched ? 1 : 0);
-      if (preemptions > this.#most) {
+      const way = {
+        preemptions: preemptions + (switched ? 1 : 0),
+        detours: detours + (switched || !last ? 0 : 1),
+      };
+      if (way.preemptions > this.#most) {
         this.beyond = true;
         continue;
       }
-      const sent = [...before.map(sentOf), { actor: other, text: step.text }];
-      if (this.#fresh(sent, victim, preemptions)) this.#add(sent, victim, preemptions);
+      const sent = [...before.map(sentOf), { actor: other, text: step.text, opens: step.opens }];
+      if (this.#fresh(sent, victim, way)) this.#add(sent, victim, way);
     }
   }
 
-  #otherVictims(before: readonly Choice[], among: readonly number[], chosen: number | undefined): void {
-    const preemptions = before.at(-1)?.preemptions ?? 0;
+  #otherVictims(
+    before: readonly Choice[],
+    among: readonly number[],
+    chosen: number | undefined,
+    way: Way,
+  ): void {
     for (const other of among) {
       if (other === chosen) continue;
       const sent = before.map(sentOf);
-      if (this.#fresh(sent, other, preemptions, "deadlock")) this.#add(sent, other, preemptions);
+      if (this.#fresh(sent, other, way, "deadlock")) this.#add(sent, other, way);
     }
   }
 
-  #fresh(sent: readonly Sent[], victim: number | undefined, preemptions: number, mark = ""): boolean {
+  #fresh(sent: readonly Sent[], victim: number | undefined, way: Way, mark = ""): boolean {
     const key = `${mark}${this.#equivalence.key(sent)}|${sent.at(-1)?.actor}|${victim}`;
-    if ((this.#seen.get(key) ?? Infinity) <= preemptions) return false;
-    this.#seen.set(key, preemptions);
+    const ways = this.#seen.get(key) ?? [];
+    if (ways.some((each) => each.preemptions <= way.preemptions && each.detours <= way.detours)) return false;
+    this.#seen.set(key, [...ways, way]);
     return true;
   }
 
-  #add(sent: readonly Sent[], victim: number | undefined, preemptions: number): void {
-    (this.#queue[preemptions] ??= []).push({
+  #add(sent: readonly Sent[], victim: number | undefined, { preemptions, detours }: Way): void {
+    const sum = preemptions + detours;
+    ((this.#queue[sum] ??= [])[sum === 1 ? detours : preemptions] ??= []).push({
       order: sent.map(({ actor }) => actor),
       labels: sent.map(({ text }) => labelOf(text)),
       victim,
       preemptions,
+      detours,
     });
   }
 }
 
 function sentOf({ chosen, step }: Choice): Sent {
-  return { actor: chosen, text: step.text };
+  return { actor: chosen, text: step.text, opens: step.opens };
 }
 
 /** Numbers from 0 to 1, the same for the same seed (mulberry32). */

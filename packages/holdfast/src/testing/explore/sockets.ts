@@ -2,26 +2,58 @@
  * Actors of this process, held back at the socket, so that it does not matter which driver or ORM they use; an
  * AsyncLocalStorage tells whose statement it is.
  */
-import { setImmediate as turn } from "node:timers/promises";
-import { type AsyncHook, AsyncLocalStorage, createHook } from "node:async_hooks";
+import { setImmediate as turn, setTimeout as sleep } from "node:timers/promises";
+import { type AsyncHook, createHook } from "node:async_hooks";
 import type { Socket } from "node:net";
 import type { Isolation } from "../../core/database.ts";
 import { sites } from "../../core/site.ts";
-import type { Answer, OurSessions, Wire, WireReader, Written } from "../../core/wire.ts";
-import { Actor, type Stage, type Step, step } from "./actor.ts";
-import { type Listener, type Write, bytes, listen, readerOf, send, stopListening } from "./listen.ts";
-import { nothing, together, writtenBy } from "./written.ts";
+import type { Answer, OurSessions, Self, Wire, WireReader, Written } from "../../core/wire.ts";
+import { Actor, type Stage, type Step, type Wait, step } from "./actor.ts";
+import {
+  type Listener,
+  type Pass,
+  type Write,
+  bytes,
+  current,
+  listen,
+  readerOf,
+  send,
+  stopListening,
+} from "./listen.ts";
+import { Requests } from "./requests.ts";
+import { type Alone, alone, nothing, together, writtenBy } from "./written.ts";
 
-type Protocol = Omit<Wire<never>, "waiting" | "related" | "keep">;
-/** Of the sessions of these ports, those that wait, and for which. */
-type Ask = (ports: readonly number[]) => Promise<ReadonlyMap<number, readonly number[]>>;
+/** A server, and a connection to it for questions. */
+export interface Server {
+  readonly wire: Omit<Wire<never>, "waiting" | "describe" | "cancel" | "related" | "keep">;
+  /** Functions that may write, and tables with triggers. */
+  readonly writers: ReadonlySet<string>;
+  readonly active: ReadonlySet<string>;
+  /** Of these sessions, those that wait, and for which. */
+  waiting(sessions: readonly string[]): Promise<ReadonlyMap<string, readonly string[]>>;
+  describe(sessions: readonly string[]): Promise<readonly string[]>;
+  cancel(sessions: readonly string[]): Promise<void>;
+  marked(name: string): Promise<string | undefined>;
+  /** Absent: there are no leases. */
+  expire?(): Promise<void>;
+}
+
+interface Held {
+  readonly step: Step;
+  readonly actor: Actor;
+  readonly writes: Parameters<Write>[];
+  /** Requests that these are. */
+  requests: number;
+}
 
 /** One connection to the server. */
 interface Line {
+  /** To tell it from the others. */
+  readonly id: number;
   readonly socket: Socket;
   readonly reader: WireReader;
   /** What was kept back, as it is to be written. */
-  held: { readonly step: Step; readonly actor: Actor; readonly writes: Parameters<Write>[] } | undefined;
+  held: Held | undefined;
   /** Sent, and not answered. */
   sent: { readonly step: Step; readonly actor: Actor } | undefined;
   /** Who used it last in this run. */
@@ -33,7 +65,19 @@ interface Line {
   /** An actor or the invariant has used it at all. */
   theirs: boolean;
   /** Waits for the answer to a statement of ours, which the client does not see. */
-  ours: { readonly reader: WireReader; readonly rows: Answer["rows"][number][]; done(): void } | undefined;
+  ours: { readonly reader: WireReader; readonly told: Told; done(): void } | undefined;
+  self: Self | undefined;
+  /** Of the server, as it was known last. */
+  session: string | undefined;
+  /** A transaction of ours is around the client's statement: what it was answered is kept until that has ended. */
+  around: { readonly heard: Buffer[]; readonly begins: boolean; pass: Pass | undefined } | undefined;
+}
+
+/** What the server said to a statement of ours. */
+interface Told {
+  readonly rows: Answer["rows"][number][];
+  readonly heard: Buffer[];
+  error: string | undefined;
 }
 
 /** Frames between an await and the code that it stands in. */
@@ -47,12 +91,26 @@ const longest = 1000;
  */
 const patience = { usual: 40, victim: 150, other: 2000 };
 
+/** For what is left after a run that was given up. */
+/** For what a process that has ended still tries: it is in nobody's way then. */
+const deadMs = 300;
+const clearMs = 1000;
+
 export class Sockets implements Stage, Listener {
-  readonly #wire: Protocol;
-  readonly #ask: Ask;
+  readonly #server: Server;
+  readonly #wire: Server["wire"];
   readonly #work: readonly (() => Promise<unknown>)[];
-  readonly #current = new AsyncLocalStorage<Actor>();
   readonly #lines = new Map<Socket, Line>();
+  /** When all that an actor does is over. */
+  readonly #ends = new WeakMap<Actor, Promise<void>>();
+  #made = 0;
+  /** Of this run, those first that have heard nothing for the longest time. */
+  #actors: Actor[] = [];
+  /** Whose client is hearing an answer at this moment. */
+  #passing: Line | undefined;
+  /** Its answer is to be lost. */
+  #lost: Step | undefined;
+  #waits: { readonly step: Step; readonly work: () => void } | undefined;
   /**
    * Where an actor's own code last awaited something: clients that send a statement only when they are awaited have
    * none of it on their stack.
@@ -69,27 +127,41 @@ export class Sockets implements Stage, Listener {
   #written = nothing;
   #open = false;
   #victim: number | undefined;
+  /** Whose the sessions are in this run. */
+  readonly #users = new Map<string, Actor>();
+  readonly #requests: Requests<Actor>;
+  readonly unseen = new Set<string>();
+  certified = false;
+  #marks = 0;
   /** Of the actors' transactions; undefined: as they come. */
   level: Isolation | undefined;
   changed: () => void = () => {};
 
-  constructor(wire: Protocol, ask: Ask, work: readonly (() => Promise<unknown>)[]) {
-    this.#wire = wire;
-    this.#ask = ask;
+  constructor(server: Server, work: readonly (() => Promise<unknown>)[]) {
+    this.#server = server;
+    this.#wire = server.wire;
     this.#work = work;
     this.#aside.over = this.#judge.over = true;
     const init = (_: number, type: string) => {
-      const actor = type === "PROMISE" ? present(this.#current.getStore()) : undefined;
+      const actor = type === "PROMISE" ? present(current.getStore()) : undefined;
       if (actor && actor.trail.push(sites.here(init, nearby)) > longest) actor.trail.splice(0, longest / 2);
     };
     this.#awaits = createHook({ init });
     // From here on, so that what is prepared before the first run is known by its text.
     listen(this);
+    this.#requests = new Requests(current, (port) => {
+      for (const { socket, user } of this.#lines.values())
+        if (socket.localPort === port) return present(user);
+      return undefined;
+    });
   }
 
   open(victim: number | undefined): void {
     this.#open = true;
     this.#victim = victim;
+    this.#waits = this.#lost = undefined;
+    this.#actors = [];
+    this.#users.clear();
     for (const line of this.#lines.values()) line.user = line.told = undefined;
     this.#awaits.enable();
   }
@@ -98,24 +170,54 @@ export class Sockets implements Stage, Listener {
   close(): void {
     this.#open = false;
     this.#awaits.disable();
-    for (const line of this.#lines.values()) this.#letGo(line);
+    for (const line of this.#lines.values()) {
+      this.#letGo(line);
+      if (line.around && !line.sent) void this.#end(line, this.#wire.autocommit.commit);
+    }
+  }
+
+  /** What waits is ended, and what an actor has left open is rolled back: its client learns of it when it goes on. */
+  async clear(actors: readonly Actor[]): Promise<void> {
+    const until = performance.now() + clearMs;
+    const used = [...this.#lines.values()].filter(({ told, user }) => told ?? user);
+    const busy = () =>
+      used.filter((line) => !line.socket.destroyed && (line.ours ?? line.around ?? !quiet(line)));
+    // Who is let go may come to wait for the same.
+    while (performance.now() < until && (busy().length > 0 || actors.some(({ result }) => !result))) {
+      const sessions = busy().flatMap(({ session }) => session ?? []);
+      await this.aside(() => this.#server.cancel(sessions)).catch(() => {});
+      await sleep(20);
+    }
+    for (const line of used) {
+      const { around } = line;
+      line.around = undefined;
+      if (around && around.heard.length > 0) around.pass?.(Buffer.concat(around.heard));
+    }
+    for (const line of used)
+      if (!busy().includes(line) && line.reader.inside && !line.socket.destroyed)
+        await this.#tell(line, this.#wire.autocommit.rollback);
+  }
+
+  describe(sessions: readonly string[]): Promise<readonly string[]> {
+    return this.aside(() => this.#server.describe(sessions));
   }
 
   /** Leaves the connections as they were. */
   async end(): Promise<void> {
     await Promise.all(
       [...this.#lines.values()].map(async (line) => {
-        if (line.settings !== "" && !line.sent)
+        if (line.settings !== "" && quiet(line))
           for (const text of this.#reset()) await this.#tell(line, text);
       }),
     );
     this.#lines.clear();
+    this.#requests.end();
     stopListening();
   }
 
   /** The same for what counts as the actors' doing, when it is to be undone. */
   judge<T>(work: () => Promise<T>): Promise<T> {
-    return this.#current.run(this.#judge, async () => work());
+    return current.run(this.#judge, async () => work());
   }
 
   /** By actors and the invariant, so far. */
@@ -136,34 +238,39 @@ export class Sockets implements Stage, Listener {
 
   /** Not held back; what it sends is seen. */
   aside<T>(work: () => Promise<T>): Promise<T> {
-    return this.#current.run(this.#aside, async () => work());
+    return current.run(this.#aside, async () => work());
   }
 
   start(actor: Actor): void {
+    this.#actors.push(actor);
     const end = (result: PromiseSettledResult<unknown>) => {
+      if (actor.crashed) return;
       actor.result = result;
       actor.asleep = false;
       this.changed();
     };
-    this.#current
+    const ended = current
       .run(actor, async () => (this.#work[actor.index] as () => Promise<unknown>)())
       .then(
         (value) => end({ status: "fulfilled", value }),
         (reason: unknown) => end({ status: "rejected", reason }),
       );
+    this.#ends.set(actor, ended);
   }
 
-  async waiting(steps: readonly Step[]): Promise<ReadonlyMap<Step, readonly number[]>> {
+  async waiting(steps: readonly Step[]): Promise<ReadonlyMap<Step, Wait>> {
     const lines = [...this.#lines.values()].filter(({ socket }) => !socket.destroyed);
-    const portOf = (of: Step) => lines.find(({ sent }) => sent?.step === of)?.socket.localPort;
-    const ports = steps.flatMap((each) => portOf(each) ?? []);
-    const found = await this.aside(() => this.#ask(ports));
-    const actorOf = (port: number) => lines.find(({ socket }) => socket.localPort === port)?.user?.index;
+    const sessionOf = (of: Step) => lines.find(({ sent }) => sent?.step === of)?.session;
+    const found = await this.aside(() =>
+      this.#server.waiting(steps.flatMap((each) => sessionOf(each) ?? [])),
+    );
     return new Map(
       steps.flatMap((each) => {
-        const others = (found.get(portOf(each) ?? -1) ?? []).flatMap((port) => actorOf(port) ?? []);
-        const distinct = [...new Set(others)].filter((other) => other !== each.actor);
-        return distinct.length > 0 ? [[each, distinct] as const] : [];
+        const others = found.get(sessionOf(each) ?? "") ?? [];
+        if (others.length === 0) return [];
+        const actors = new Set(others.flatMap((session) => this.#users.get(session)?.index ?? []));
+        const outside = others.filter((session) => !this.#users.has(session));
+        return [[each, { actors: [...actors], outside }] as const];
       }),
     );
   }
@@ -173,7 +280,9 @@ export class Sockets implements Stage, Listener {
     if (socket.remotePort !== undefined) this.#sockets.add(socket);
     const known = this.#lines.get(socket);
     if (known?.held) {
+      const { unanswered } = known.reader;
       const more = known.reader.sent(bytes(args));
+      known.held.requests += known.reader.unanswered - unanswered;
       const { step: waiting, writes } = known.held;
       writes.push(args);
       const all = known.reader.text?.();
@@ -181,11 +290,12 @@ export class Sockets implements Stage, Listener {
       else if (more) waiting.text += waiting.text ? `; ${more}` : more;
       return true;
     }
-    const here = this.#current.getStore();
+    const here = current.getStore();
     // Terminals and pipes are sockets too.
     const line = known ?? (here && socket.remotePort !== undefined ? this.#line(socket) : undefined);
     if (!line) return false;
     const goesOn = line.sent !== undefined && line.reader.open;
+    const { unanswered } = line.reader;
     const text = line.reader.sent(bytes(args));
     if (line.sent && goesOn) {
       line.sent.step.text = line.reader.text?.() ?? line.sent.step.text;
@@ -194,7 +304,8 @@ export class Sockets implements Stage, Listener {
     // What is sent in nobody's name on a connection of theirs was queued there by them.
     const theirs = here ? here !== this.#aside : line.theirs;
     line.theirs ||= theirs;
-    const actor = here === this.#aside ? here : (present(here) ?? present(line.user));
+    const last = here === this.#aside ? here : (present(here) ?? present(line.user));
+    const actor = this.#passing === line && last && last === line.user ? (this.#behind(line) ?? last) : last;
     // What passes is a part of something that is to come.
     if (actor && !actor.over && this.#open) line.user = actor;
     if (text === undefined || !actor || actor.over || !this.#open) {
@@ -202,37 +313,144 @@ export class Sockets implements Stage, Listener {
       if (theirs && text) this.#sent.push({ text });
       return false;
     }
-    this.#hold(line, actor, args, text);
+    this.#hold(line, actor, args, text, line.reader.unanswered - unanswered);
     return true;
   }
 
-  #hold(line: Line, actor: Actor, args: Parameters<Write>, text: string): void {
+  /**
+   * What a client sends in the same breath in which it hears an answer was queued behind that one: by whoever of the others has
+   * sent nothing, and has no connection of its own: the one that waits for the longest time.
+   */
+  #behind(line: Line): Actor | undefined {
+    const lines = [...this.#lines.values()];
+    return this.#actors.find(
+      (actor) =>
+        actor !== line.user &&
+        !actor.over &&
+        actor.result === undefined &&
+        actor.held.length === 0 &&
+        actor.sent.size === 0 &&
+        !lines.some((other) => other !== line && other.user === actor),
+    );
+  }
+
+  #hold(line: Line, actor: Actor, args: Parameters<Write>, text: string, requests: number): void {
     const here = sites.here(this.writes);
     const trail = [...actor.trail];
     const place = () => here.place ?? trail.findLast((site) => site.place)?.place;
-    const held = { step: step(actor.index, text, place), actor, writes: [args] };
+    const held: Held = {
+      step: step(actor.index, text, place, { connection: line.id }),
+      actor,
+      writes: [args],
+      requests,
+    };
     line.held = held;
     this.#sent.push(held.step);
     actor.asleep = false;
+    let kind: { readonly of: string; readonly is: Alone } | undefined;
+    const kindOf = (): Alone => {
+      const { text: of } = held.step;
+      const { together: whole } = this.#wire.autocommit;
+      if (kind?.of !== of) kind = { of, is: alone(of, { whole, ...this.#server }) };
+      return kind.is;
+    };
     const ready = () => {
       actor.held.push({
         step: held.step,
-        ready: () => line.sent === undefined,
+        ready: () => {
+          if (line.sent || line.around) return false;
+          const is = line.reader.inside === false && held.requests <= 1 ? kindOf() : undefined;
+          held.step.opens = is !== undefined && is.fits && is.writes;
+          return true;
+        },
         send: async () => {
           line.sent = { step: held.step, actor };
+          if (this.#wire.certifies && /\bserializable\b/i.test(held.step.text)) this.certified = true;
           await this.#prepare(line, actor);
+          if (line.reader.inside === false) await this.#begin(line, held, kindOf());
+          if (line.session !== undefined) this.#users.set(line.session, actor);
           this.#letGo(line);
         },
       });
       this.changed();
     };
     const { unknown } = line.reader;
-    if (unknown === undefined || line.sent) ready();
+    if (line.sent || line.around || (unknown === undefined && line.self)) ready();
     else void this.#learn(line, held.step, unknown).then(ready);
   }
 
-  async #learn(line: Line, held: Step, unknown: string): Promise<void> {
-    line.reader.learn?.(await this.#tell(line, unknown));
+  /** Outside of a transaction: one is begun where others are to come before its COMMIT, or where it makes the session known. */
+  async #begin(
+    line: Line,
+    { step: { opens, text }, requests }: Held,
+    { begins, fits, unseen }: Alone,
+  ): Promise<void> {
+    const { autocommit } = this.#wire;
+    if (unseen || requests > 1) this.unseen.add(text);
+    const behind = line.self?.direct === false && autocommit.mark;
+    if (requests > 1 || !(opens || (behind && (begins || fits)))) return;
+    const name = `holdfast explore ${process.pid} ${++this.#marks}`;
+    const texts = behind ? [autocommit.begin, ...behind(name, this.level)] : [autocommit.begin];
+    const { error } = await this.#tell(line, texts.join("; "));
+    if (error !== undefined) return void (await this.#tell(line, autocommit.rollback));
+    if (behind) line.session = (await this.aside(() => this.#server.marked(name))) ?? line.session;
+    line.around = { heard: [], begins, pass: undefined };
+  }
+
+  /** The answer to what was sent inside of a transaction of ours is complete. */
+  #heard(line: Line, { step: sent, actor }: NonNullable<Line["sent"]>): void {
+    const { autocommit } = this.#wire;
+    const { begins } = line.around ?? {};
+    if (begins) this.#deliver(line, { inside: line.reader.inside !== false });
+    else if (!sent.opens || sent.error !== undefined)
+      void this.#end(line, sent.error === undefined ? autocommit.commit : autocommit.rollback);
+    else {
+      line.sent = undefined;
+      sent.blocked = false;
+      actor.sent.delete(sent);
+      if (actor.over) return void this.#end(line, autocommit.commit);
+      const ending = step(actor.index, autocommit.commit, undefined, { connection: line.id, implicit: true });
+      actor.held.push({
+        step: ending,
+        ready: () => true,
+        // It may have to wait as well: for what a deferred constraint says.
+        send: () => {
+          line.sent = { step: ending, actor };
+          void this.#end(line, autocommit.commit);
+        },
+      });
+      this.changed();
+    }
+  }
+
+  async #end(line: Line, text: string): Promise<void> {
+    const { error, heard } = await this.#tell(line, text);
+    if (error !== undefined && line.sent) line.sent.step.error ??= error;
+    this.#deliver(line, { inside: false, ...(error === undefined ? {} : { refused: Buffer.concat(heard) }) });
+  }
+
+  /** What the client was to hear, as it would have heard it. */
+  #deliver(line: Line, after: { readonly inside: boolean; readonly refused?: Uint8Array }): void {
+    const { around } = line;
+    const asked = line.sent?.step;
+    if (asked && asked === this.#lost) return void this.#lose(line);
+    line.around = undefined;
+    line.reader.inside = after.inside;
+    this.#answered(line);
+    const answer = around && this.#wire.autocommit.answer(Buffer.concat(around.heard), after);
+    const pass = () => answer && around.pass?.(answer);
+    const user = present(line.user);
+    this.#passing = line;
+    if (user) current.run(user, pass);
+    else pass();
+    this.#passing = undefined;
+    if (asked) this.#heardOf(asked);
+  }
+
+  async #learn(line: Line, held: Step, unknown: string | undefined): Promise<void> {
+    await this.#identify(line);
+    if (unknown === undefined) return;
+    line.reader.learn?.((await this.#tell(line, unknown)).rows);
     held.text = line.reader.text?.() ?? held.text;
   }
 
@@ -245,15 +463,25 @@ export class Sockets implements Stage, Listener {
   /** A connection goes from one actor to the next, outside of any transaction: here it may be told something. */
   async #prepare(line: Line, actor: Actor): Promise<void> {
     line.user = actor;
+    await this.#identify(line);
     if (line.told === actor) return;
     line.told = actor;
+    // Behind a pooler another one would have it in the end.
+    if (line.self?.direct === false) return;
     const texts = this.#settings(actor);
     const settings = texts.join("; ");
     if (settings === line.settings) return;
     line.settings = settings;
-    // What passed before it has its own answer.
-    while (line.reader.busy && !line.socket.destroyed) await turn();
     for (const text of texts) await this.#tell(line, text);
+  }
+
+  /** Who it is on the server. A session that cannot say it now is asked again. */
+  async #identify(line: Line): Promise<void> {
+    if (line.self) return;
+    const { rows } = await this.#tell(line, this.#wire.who);
+    line.self = this.#wire.self(rows, line.socket.localPort);
+    line.session = line.self?.session;
+    if (line.self?.serializable) this.certified = true;
   }
 
   #settings(actor: Actor): string[] {
@@ -269,26 +497,31 @@ export class Sockets implements Stage, Listener {
     return texts;
   }
 
-  /** Errors do not matter: a session without the right to be told that behaves as it did. */
-  async #tell(line: Line, text: string): Promise<Answer["rows"]> {
+  /** Errors of settings do not matter: a session without the right to be told that behaves as it did. */
+  async #tell(line: Line, text: string): Promise<Told> {
+    const told: Told = { rows: [], heard: [], error: undefined };
+    // What passed before it has its own answer.
+    const until = performance.now() + clearMs;
+    while (!quiet(line) && !line.socket.destroyed && performance.now() < until) await turn();
     // The pool may be about to close it.
-    if (!line.socket.writable) return [];
+    if (!line.socket.writable || !quiet(line)) return { ...told, error: "the connection was closed" };
     const { promise, resolve } = Promise.withResolvers<void>();
     // Its own, since the other one may be in the middle of a statement that is held back.
     const reader = this.#wire.reader();
-    const rows: Answer["rows"][number][] = [];
     const message = line.reader.statement?.(text) ?? this.#wire.statement(text);
     reader.sent(message);
     line.socket.once("close", resolve);
-    line.ours = { reader, rows, done: resolve };
+    line.ours = { reader, told, done: resolve };
     send(line.socket, message);
     await promise;
     line.socket.off("close", resolve);
-    return rows;
+    line.reader.inside = reader.inside ?? line.reader.inside;
+    return told;
   }
 
   #line(socket: Socket): Line {
     const line: Line = {
+      id: this.#made++,
       socket,
       reader: readerOf(socket, () => this.#wire.reader()),
       held: undefined,
@@ -298,26 +531,79 @@ export class Sockets implements Stage, Listener {
       settings: "",
       theirs: false,
       ours: undefined,
+      self: undefined,
+      session: undefined,
+      around: undefined,
     };
     this.#lines.set(socket, line);
     return line;
   }
 
-  hears(socket: Socket, event: string | symbol, rest: unknown[], pass: () => boolean): boolean {
+  hears(socket: Socket, event: string | symbol, rest: unknown[], pass: Pass): boolean {
     const line = this.#lines.get(socket) ?? this.#line(socket);
-    if (event === "data" && this.#hears(line, rest[0] as Buffer)) return true;
+    const asked = line.sent?.step;
+    if (event === "data" && this.#hears(line, rest[0] as Buffer, pass)) return true;
     if (event === "close") this.#gone(line);
     // Clients send what they have queued when an answer arrives, in the context in which the connection was opened.
     const user = event === "data" ? present(line.user) : undefined;
-    return user ? this.#current.run(user, pass) : pass();
+    this.#passing = line;
+    const heard = user ? current.run(user, () => pass()) : pass();
+    this.#passing = undefined;
+    if (asked && line.sent?.step !== asked) this.#heardOf(asked);
+    return heard;
   }
 
-  /** Whether it was an answer for us alone. */
-  #hears(line: Line, chunk: Buffer): boolean {
-    const { ours, sent } = line;
+  lose(step: Step): void {
+    this.#lost = step;
+  }
+
+  async expire(): Promise<void> {
+    await this.aside(async () => this.#server.expire?.());
+  }
+
+  async crash(actor: Actor): Promise<void> {
+    actor.crashed = actor.over = true;
+    actor.result = { status: "rejected", reason: new Error("its process has ended") };
+    actor.held.length = 0;
+    actor.sent.clear();
+    const own = [...this.#lines.values()].filter(({ user }) => user === actor);
+    const sessions = own.flatMap(({ session }) => session ?? []);
+    for (const line of own) {
+      line.held = line.sent = line.around = undefined;
+      line.socket.destroy();
+    }
+    // What they had locked is locked until the server has noticed.
+    const until = performance.now() + clearMs;
+    while (performance.now() < until && (await this.describe(sessions)).length > 0) await sleep(5);
+    for (const session of sessions) this.#users.delete(session);
+    // What is left of it finds nobody to talk to, and gives up.
+    await Promise.race([this.#ends.get(actor), sleep(deadMs, undefined, { ref: false })]);
+  }
+
+  async unlock(): Promise<void> {
+    for (const line of this.#lines.values())
+      if (line.theirs && quiet(line)) await this.#tell(line, this.#wire.unlock);
+  }
+
+  answered(to: Step, work: () => void): void {
+    this.#waits = { step: to, work };
+  }
+
+  #heardOf(asked: Step): void {
+    const { step: to, work } = this.#waits ?? {};
+    if (to !== asked) return;
+    this.#waits = undefined;
+    work?.();
+  }
+
+  /** Whether the client is not to hear it now. */
+  #hears(line: Line, chunk: Buffer, pass: Pass): boolean {
+    const { ours, sent, around } = line;
     if (ours) {
-      const { rows, ready } = ours.reader.received(chunk);
-      ours.rows.push(...rows);
+      const { rows, error, ready } = ours.reader.received(chunk);
+      ours.told.rows.push(...rows);
+      ours.told.heard.push(chunk);
+      ours.told.error ??= error;
       if (ready) {
         line.ours = undefined;
         ours.done();
@@ -332,8 +618,25 @@ export class Sockets implements Stage, Listener {
     }
     sent.step.rows.push(...answer.rows);
     sent.step.error ??= answer.error;
+    sent.step.affected = answer.affected ?? sent.step.affected;
+    if (answer.ready && sent.step === this.#lost && !around) return this.#lose(line);
+    // Before the client has sent the rest of its statement it has to hear what that depends on.
+    if (around && !line.reader.open) {
+      around.heard.push(chunk);
+      around.pass = pass;
+      if (answer.ready) this.#heard(line, sent);
+      return true;
+    }
     if (answer.ready) this.#answered(line);
     return false;
+  }
+
+  #lose(line: Line): true {
+    this.#lost = undefined;
+    line.around = undefined;
+    this.#answered(line);
+    line.socket.destroy();
+    return true;
   }
 
   #answered(line: Line): void {
@@ -343,13 +646,14 @@ export class Sockets implements Stage, Listener {
     sent.step.blocked = false;
     sent.actor.sent.delete(sent.step);
     sent.actor.asleep = false;
+    this.#actors = [...this.#actors.filter((actor) => actor !== sent.actor), sent.actor];
     this.changed();
   }
 
   #gone(line: Line): void {
     if (line.sent) line.sent.step.error ??= "the connection was closed";
     const { held } = line;
-    line.held = undefined;
+    line.held = line.around = undefined;
     if (held) {
       const at = held.actor.held.findIndex((each) => each.step === held.step);
       if (at >= 0) held.actor.held.splice(at, 1);
@@ -358,6 +662,11 @@ export class Sockets implements Stage, Listener {
     this.#lines.delete(line.socket);
     this.changed();
   }
+}
+
+/** The server has answered everything that it was sent. */
+function quiet({ reader, held }: Line): boolean {
+  return reader.unanswered <= (held?.requests ?? 0);
 }
 
 function present(actor: Actor | undefined): Actor | undefined {

@@ -82,9 +82,10 @@ function read(text: string): Footprint {
   if (/^(rollback|abort)\b/.test(text)) return { ...nothing, kind: "rollback" };
   if (/^(set|show|savepoint|release)\b[^(]*$/.test(text)) return { ...nothing, kind: "setting" };
   const inserts = found(text, tables.inserts);
-  const writes = new Set([...inserts, ...found(text, tables.updates), ...found(text, tables.deletes)]);
+  const changed = [...found(text, tables.updates), ...found(text, tables.deletes)];
+  const writes = new Set([...inserts, ...changed]);
   const reads = new Set(found(text, tables.reads));
-  const locking = /\bfor (no key )?(update|share|key share)\b|\block in share mode\b/.test(text);
+  const locking = locksRows(text);
   if (locking) for (const table of reads) writes.add(table);
   const calls = [...text.matchAll(/([\w$]+) \(/g)].map(([, called = ""]) => called);
   const unknown = calls.some((called) => !pure.has(called) && !reads.has(called) && !writes.has(called));
@@ -92,9 +93,55 @@ function read(text: string): Footprint {
   // "FROM a, b": what comes after the comma is not seen.
   const list = new RegExp(String.raw`\bfrom ${name}(?: (?:as )?\w+)?,`).test(text);
   return {
-    kind: !known ? "other" : inserts.length > 0 ? "insert" : writes.size > 0 && !locking ? "write" : "read",
+    kind: !known ? "other" : inserts.length > 0 ? "insert" : changed.length > 0 ? "write" : "read",
     reads,
     writes,
     any: !known || unknown || list,
   };
+}
+
+/** A lock by name that a statement takes or gives back. */
+export interface LockCall {
+  /** Until the transaction ends, until it is given back, or giving it back. */
+  readonly lasts: "transaction" | "session" | "given back";
+  readonly called: string;
+  /** What is locked, as it is written. */
+  readonly name: string;
+}
+
+const lockCall =
+  /\b(?:(pg_(?:try_)?advisory_xact_lock(?:_shared)?)|(pg_(?:try_)?advisory_lock(?:_shared)?|get_lock)|(pg_advisory_unlock(?:_shared)?|release_lock))\s*\(/gi;
+
+export function lockCalls(text: string): LockCall[] {
+  return [...text.matchAll(lockCall)].map((found) => {
+    const [whole, transaction, session, back] = found;
+    const from = found.index + whole.length;
+    let depth = 1;
+    let at = from;
+    for (; at < text.length && depth > 0; at++) depth += text[at] === "(" ? 1 : text[at] === ")" ? -1 : 0;
+    const args = text
+      .slice(from, depth === 0 ? at - 1 : at)
+      .replaceAll(/\s+/g, " ")
+      .trim();
+    return {
+      lasts: transaction ? "transaction" : session ? "session" : "given back",
+      called: transaction ?? session ?? back ?? "",
+      // The second argument of GET_LOCK is how long it may take.
+      name: /^get_lock$/i.test(session ?? "") ? args.replace(/,[^,]*$/, "") : args,
+    };
+  });
+}
+
+/** Locks rows that it reads. */
+export const locksRows = (text: string): boolean =>
+  /\bfor (?:no key )?(?:update|share|key share)\b|\block in share mode\b/i.test(text);
+
+/** The table whose rows it locks: that of the statement itself, and not of one within. */
+export function lockedTable(text: string): string | undefined {
+  let flat = plain(text);
+  for (let before = ""; before !== flat;) {
+    before = flat;
+    flat = flat.replaceAll(/\([^()]*\)/g, " ");
+  }
+  return found(flat, tables.reads)[0] ?? [...footprint(text).reads][0];
 }

@@ -9,7 +9,7 @@ import { pathToFileURL } from "node:url";
 import { Worker } from "node:worker_threads";
 import { UnsupportedError, UsageError, message } from "../../core/errors.ts";
 import { self } from "../../core/self.ts";
-import { Actor, type Stage, type Step, step } from "./actor.ts";
+import { Actor, type Stage, type Step, type Wait, step } from "./actor.ts";
 import { type Asked, type Given, type Said, type Verdict, flag, flags, revived, verdict } from "./verdict.ts";
 
 /** An actor in a thread of its own; see `inThread`. */
@@ -178,6 +178,7 @@ export class Threads implements Stage {
   #runs = 0;
   /** Of those that wait for a lock. */
   #order = 0;
+  readonly fair = true;
   changed: () => void = () => {};
 
   constructor(names: readonly string[], actors: readonly ThreadActor[]) {
@@ -256,12 +257,14 @@ export class Threads implements Stage {
   }
 
   /** Whoever waits for a lock tries again as soon as somebody else has done something; who came first is first. */
-  async waiting(steps: readonly Step[]): Promise<ReadonlyMap<Step, readonly number[]>> {
+  async waiting(steps: readonly Step[]): Promise<ReadonlyMap<Step, Wait>> {
     for (const thread of this.#waiters())
       if (thread.sent && steps.includes(thread.sent)) await this.#again(thread);
     return new Map(
       this.#waiters().flatMap(({ sent, actor }) =>
-        sent && actor && steps.includes(sent) ? [[sent, this.#others(actor.index)] as const] : [],
+        sent && actor && steps.includes(sent)
+          ? [[sent, { actors: this.#others(actor.index), outside: [] }] as const]
+          : [],
       ),
     );
   }

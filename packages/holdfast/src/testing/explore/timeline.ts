@@ -1,7 +1,9 @@
 /** A schedule as people read it: one column for each actor. */
 import { basename } from "node:path";
+import { UsageError } from "../../core/errors.ts";
 import type { Diagnosis } from "./anomaly.ts";
-import type { Run } from "./schedule.ts";
+import { faultLetters, faultOf, faultText } from "./faults.ts";
+import type { Plan, Run } from "./schedule.ts";
 
 /** One line of a schedule. */
 export interface Turn {
@@ -19,24 +21,32 @@ export interface Turn {
   readonly switched: boolean;
   /** What was read was out of date when it was acted on. */
   readonly stale: boolean;
+  /** Who began at this moment, before this one could go on; the others were there from the start. */
+  readonly begins?: string;
+  /** What happened after it. */
+  readonly fault?: string;
 }
 
 export function turns(
-  { choices }: Run,
+  { choices, late, fault }: Run,
   names: readonly string[],
   { stale }: Pick<Diagnosis, "stale">,
 ): Turn[] {
-  return choices.map(({ chosen, step, preemptions }, i) => ({
+  const all = choices.map(({ chosen, step, preemptions }, i) => ({
     n: i + 1,
     actor: names[chosen] ?? "",
-    statement: flat(step.text),
+    statement: step.implicit ? `${step.text} (by itself)` : flat(step.text),
     rows: step.rows,
     waitsFor: [...step.waitedFor].map((other) => names[other] ?? ""),
     ...(step.error === undefined ? {} : { error: step.error }),
     ...(step.place === undefined ? {} : { place: step.place }),
     switched: preemptions > (choices[i - 1]?.preemptions ?? 0),
     stale: stale.has(i),
+    ...(late?.after === i ? { begins: names[late.actor] ?? "" } : {}),
+    ...(fault?.after === i ? { fault: faultText(fault, names) } : {}),
   }));
+  // A transaction of one statement that nobody came into is one line.
+  return all.filter((_, i) => !choices[i]?.step.implicit || choices[i - 1]?.chosen !== choices[i]?.chosen);
 }
 
 const flat = (text: string) => text.replaceAll(/\s+/g, " ").trim();
@@ -50,6 +60,12 @@ function clipped(text: string): string {
   return text.length > most ? `${text.slice(0, most - 20)} … ${text.slice(-17)}` : text;
 }
 
+function ends(text: string, room: number): string {
+  if (text.length <= room) return text;
+  const end = Math.min(17, Math.floor(room / 3));
+  return room < 24 ? short(text, room) : `${text.slice(0, room - end - 3)} … ${text.slice(-end)}`;
+}
+
 function brought(rows: readonly (readonly string[])[]): string {
   if (rows.length === 0) return "";
   const shown = rows.slice(0, 2).map((row) => row.join(", "));
@@ -59,55 +75,119 @@ function brought(rows: readonly (readonly string[])[]): string {
 const least = 30;
 const most = 72;
 
+/** Of more than two actors: no line is longer than that, and the last of them has so much of it. */
+const wide = { all: 100, last: 45 };
+
 export function timeline(all: readonly Turn[], names: readonly string[]): string {
-  const texts = all.map((turn) => {
-    const waits = turn.waitsFor.length > 0 ? ` ⏳ waits for ${turn.waitsFor.join(", ")}` : "";
-    const error = turn.error ? ` ✗ ${short(flat(turn.error), 80)}` : "";
-    const place = turn.place ? `  ${basename(turn.place).replace(/:\d+$/, "")}` : "";
-    const stale = turn.stale ? "  ◄ stale" : "";
-    return `${clipped(turn.statement)}${brought(turn.rows)}${stale}${waits}${error}${place}`;
-  });
-  const width = (name: string) =>
+  return names.length > 2 ? narrow(all, names) : sideBySide(all, names);
+}
+
+/** What follows a statement, the most important first. */
+function remarks(turn: Turn, errorLength: number): string[] {
+  return [
+    brought(turn.rows),
+    turn.stale ? "  ◄ stale" : "",
+    turn.waitsFor.length > 0 ? ` ⏳ waits for ${turn.waitsFor.join(", ")}` : "",
+    turn.error ? ` ✗ ${short(flat(turn.error), errorLength)}` : "",
+    turn.place ? `  ${basename(turn.place).replace(/:\d+$/, "")}` : "",
+  ];
+}
+
+function sideBySide(all: readonly Turn[], names: readonly string[]): string {
+  const texts = all.map((turn) => clipped(turn.statement) + remarks(turn, 80).join(""));
+  const widthOf = (name: string) =>
     Math.max(
       least,
       name.length,
       ...texts.filter((_, i) => all[i]?.actor === name).map(({ length }) => length),
     ) + 3;
-  const starts = new Map<string, number>();
-  let start = 0;
-  for (const name of names) {
-    starts.set(name, start);
-    // So that the columns stay on a screen, a long line runs into the next column, which is empty there.
-    start += Math.min(width(name), 58);
-  }
-  const lines = [`     ${names.map((name) => name.padEnd(Math.min(width(name), 58))).join("")}`.trimEnd()];
+  // So that the columns stay on a screen, a long line runs into the next column, which is empty there.
+  const widths = names.map((name) => Math.min(widthOf(name), 58));
+  return drawn(all, names, widths, (_, i) => texts[i] ?? "");
+}
+
+function narrow(all: readonly Turn[], names: readonly string[]): string {
+  const column = Math.max(2, Math.floor((wide.all - gutter - wide.last) / (names.length - 1)));
+  return drawn(
+    all,
+    names,
+    names.map(() => column),
+    (turn, _, start) => {
+      const room = wide.all - gutter - start;
+      const notes = remarks(turn, 40);
+      const left = () => room - notes.join("").length;
+      // Where there is no room for it, whoever wants to know looks at the report.
+      if (left() < Math.min(turn.statement.length, 28)) notes.pop();
+      return short(ends(turn.statement, Math.max(16, left())) + notes.join(""), room);
+    },
+  );
+}
+
+/** For the numbers of the steps. */
+const gutter = 5;
+
+function drawn(
+  all: readonly Turn[],
+  names: readonly string[],
+  widths: readonly number[],
+  text: (turn: Turn, i: number, start: number) => string,
+): string {
+  const startOf = (actor: string) => widths.slice(0, names.indexOf(actor)).reduce((a, b) => a + b, 0);
+  const heads = names.map((name, i) => short(name, (widths[i] ?? 0) - 1).padEnd(widths[i] ?? 0));
+  const lines = [`${" ".repeat(gutter)}${heads.join("")}`.trimEnd()];
   for (const [i, turn] of all.entries()) {
     if (turn.switched) lines.push(" ──  switch");
-    lines.push(
-      `${String(turn.n).padStart(3)}  ${" ".repeat(starts.get(turn.actor) ?? 0)}${texts[i]}`.trimEnd(),
-    );
+    const start = startOf(turn.actor);
+    lines.push(`${String(turn.n).padStart(3)}  ${" ".repeat(start)}${text(turn, i, start)}`.trimEnd());
+    if (turn.fault !== undefined) lines.push(` ──  ${turn.fault}`);
+    if (turn.begins !== undefined)
+      lines.push(` ──  ${turn.begins} begins, and gets the connection that was just given back`);
   }
   return lines.join("\n");
 }
 
-/** "A4B4AB": whose turn, and how many in a row; "!B": whom the server ended in a deadlock. */
-export function replayOf({ choices, deadlocks }: Run): string {
+/**
+ * "A4B4AB": whose turn, and how many in a row; "+B": who begins there; a small
+ * letter: what befell it there (faults.ts); "!B": whom the server ended in a deadlock.
+ */
+export function replayOf({ choices, deadlocks, late, fault }: Run): string {
   const victim = deadlocks.at(-1)?.victim;
+  const marks = (i: number) =>
+    (fault?.after === i ? faultLetters[fault.kind] : "") +
+    (late?.after === i ? `+${letter(late.actor)} ` : "");
   const turnsOf = choices
-    .map(({ chosen }) => letter(chosen))
+    .map(({ chosen }, i) => letter(chosen) + marks(i))
     .join("")
-    .replaceAll(/(.)\1+/g, (same, each: string) => `${each}${same.length}`);
+    .replaceAll(/([A-Z])\1+/g, (same, each: string) => `${each}${same.length}`)
+    .replace(" ", "");
   return victim === undefined ? turnsOf : `${turnsOf}!${letter(victim)}`;
 }
 
 const letter = (actor: number) => String.fromCharCode(65 + actor);
 
-export function planOf(replay: string): { order: number[]; victim: number | undefined } {
+/** Of what a report named, and of nothing else. */
+export function planOf(
+  replay: string,
+  actors: readonly string[],
+): Pick<Plan, "order" | "victim" | "late" | "fault"> {
+  const last = letter(actors.length - 1);
+  const turn = `[A-${last}]\\d{0,4}[${Object.values(faultLetters).join("")}]?`;
+  if (!new RegExp(`^(?:${turn})+(?:\\+[A-${last}](?:${turn})+)?(?:![A-${last}])?$`).test(replay))
+    throw new UsageError(
+      `explore: replay is an order that a report named, such as A2B4A2 for ${actors.length === 2 ? "both" : `the ${actors.length}`} actors (A to ${last}), and not ${JSON.stringify(replay)}`,
+    );
   const [order = "", victim] = replay.split("!");
-  return {
-    order: [...order.matchAll(/([A-Z])(\d*)/g)].flatMap(([, each = "A", count]) =>
-      Array.from({ length: count ? Number(count) : 1 }, () => each.charCodeAt(0) - 65),
-    ),
-    victim: victim ? victim.charCodeAt(0) - 65 : undefined,
-  };
+  const numberOf = (name: string) => name.charCodeAt(0) - 65;
+  const plan: { order: number[]; late?: Plan["late"]; fault?: Plan["fault"] } = { order: [] };
+  for (const [, plus, each = "A", count, mark] of order.matchAll(/(\+?)([A-Z])(\d*)([a-z]?)/g)) {
+    const actor = numberOf(each);
+    if (plus) {
+      plan.late = { actor, after: plan.order.length - 1 };
+      continue;
+    }
+    plan.order.push(...Array.from({ length: count ? Number(count) : 1 }, () => actor));
+    const kind = faultOf(mark ?? "");
+    if (kind) plan.fault = { kind, actor, after: plan.order.length - 1 };
+  }
+  return { ...plan, victim: victim ? numberOf(victim) : undefined };
 }

@@ -3,6 +3,7 @@
  * that it may have been anything. What triggers and functions do, the engine has to know.
  */
 import type { Written } from "../../core/wire.ts";
+import { footprint } from "./statement.ts";
 
 interface Token {
   readonly kind: "word" | "quoted" | "string" | "mark";
@@ -143,15 +144,85 @@ export const nothing: Written = {
 };
 const unknown: Written = { ...nothing, anything: true };
 
-function readAll(text: string): Written {
-  const tokens = tokensOf(text);
-  // An empty one was prepared before anybody read along.
-  if (!tokens || text.trim() === "") return unknown;
+/** Those that a text consists of; undefined: it cannot be cut for sure. */
+function cut(text: string): Token[][] | undefined {
   const statements: Token[][] = [[]];
-  for (const token of tokens)
+  for (const token of tokensOf(text) ?? [])
     if (token.kind === "mark" && token.text === ";") statements.push([]);
     else statements.at(-1)?.push(token);
-  return together(statements.map((each) => new Reader(each)));
+  // An empty one was prepared before anybody read along.
+  return text.trim() === "" || !tokensOf(text) ? undefined : statements.filter(({ length }) => length > 0);
+}
+
+function readAll(text: string): Written {
+  const statements = cut(text);
+  return statements ? together(statements.map((each) => new Reader(each))) : unknown;
+}
+
+/** What a message is that is sent outside of any transaction. */
+export interface Alone {
+  /** It begins one, and leaves it open. */
+  readonly begins: boolean;
+  /** It may be sent inside of one, and comes to the same. */
+  readonly fits: boolean;
+  /** It may write: others can come after what it has read and before its COMMIT. */
+  readonly writes: boolean;
+  /** Others can come in between where it cannot be held back. */
+  readonly unseen: boolean;
+}
+
+const fitting = new Set("select,with,insert,replace,update,delete,merge,values,table,truncate,(".split(","));
+const ending = new Set(["commit", "end", "rollback", "abort"]);
+
+export interface Surroundings {
+  /** Several statements in one message are one transaction. */
+  readonly whole: boolean;
+  /** Functions that may write. */
+  readonly writers: ReadonlySet<string>;
+  /** Tables that may do anything when they are written to: they have triggers. */
+  readonly active: ReadonlySet<string>;
+}
+
+/** It decides by nothing that it has read: whether others come before it or before its COMMIT comes to the same. */
+function blind(text: string, active: ReadonlySet<string>): boolean {
+  const { kind, reads, writes, any } = footprint(text);
+  return kind === "insert" && reads.size === 0 && !any && ![...writes].some((table) => active.has(table));
+}
+
+export function alone(text: string, { whole, writers, active }: Surroundings): Alone {
+  const statements = cut(text)?.map((tokens) => ({
+    first: tokens[0]?.kind === "word" || tokens[0]?.kind === "mark" ? tokens[0].text : "",
+    second: tokens[1]?.text ?? "",
+    written: new Reader(tokens),
+  })) ?? [{ first: /^\s*(\w+)/.exec(text)?.[1]?.toLowerCase() ?? "", second: "", written: unknown }];
+  const acting = statements.filter(({ first }) => !harmless.has(first) && first !== "set");
+  const opening = statements.findIndex(({ first }) => first === "begin" || first === "start");
+  const closing = statements.some(({ first }) => ending.has(first));
+  const begins = opening >= 0 && !closing;
+  const fits =
+    opening < 0 &&
+    !closing &&
+    acting.length > 0 &&
+    (whole || statements.length === 1) &&
+    acting.every(
+      ({ first, second, written }) =>
+        fitting.has(first) ||
+        (first === "call" && writers.has(second)) ||
+        // A function's result is thrown away; a block may end transactions.
+        (first === "do" && !written.anything),
+    );
+  const writes =
+    !blind(text, active) &&
+    acting.some(
+      ({ first, written }) =>
+        written.anything ||
+        first === "truncate" ||
+        first === "call" ||
+        written.tables.size > 0 ||
+        [...written.calls].some((call) => writers.has(call)),
+    );
+  const unseen = !begins && (acting.length > 1 || (acting.length > 0 && !fits));
+  return { begins, fits, writes, unseen };
 }
 
 export function together(all: readonly Written[]): Written {

@@ -1,5 +1,5 @@
 /** Whether a history can be explained by one operation after the other. */
-import type { Model } from "./model.ts";
+import type { Decided, Model, Refutation } from "./model.ts";
 import { type History, type Operation, textOf } from "./operation.ts";
 import { type Clock, type Found, OutOfTime, type Position, Search, clock } from "./search.ts";
 import { draw, either, shown } from "./show.ts";
@@ -15,6 +15,8 @@ export interface Counterexample {
   readonly operations: readonly Operation[];
   /** How many had come back before these, and are not shown. */
   readonly earlier: number;
+  /** How many others there are that make no difference, and are not shown. */
+  readonly others: number;
   /** What the state was, or may have been, before these. */
   readonly from: readonly string[];
   /** The one that has no place. */
@@ -57,6 +59,13 @@ export function checkHistory<State, Input, Output>(
   // Inputs and outputs are what the model expects, or its `step` says otherwise.
   const plain = model as Model<State>;
   for (const [key, operations] of byKey) {
+    const decided = decide(plain, operations, time);
+    if (decided === "unknown") undecided.push(key);
+    if (decided === "ok" || decided === "unknown") continue;
+    if (decided !== undefined) {
+      const counterexample = explainPart(plain, key, decided, operations.length);
+      return { verdict: "violation", ...counted, counterexample, text: `✗ ${seen}\n${counterexample.text}` };
+    }
     const search = new Search(plain, key, operations);
     const found = search.run(time);
     if (found.verdict === "unknown") undecided.push(key);
@@ -68,6 +77,19 @@ export function checkHistory<State, Input, Output>(
     return { verdict: "ok", ...counted, text: `✓ ${seen}: linearizable as a ${model.name}` };
   const text = `? ${seen}: not decided within ${maxMs} ms for ${either(undecided)}. Give \`maxMs\` more, or use more keys with fewer operations at the same time.`;
   return { verdict: "unknown", ...counted, text };
+}
+
+function decide<S>(
+  model: Model<S>,
+  operations: readonly Operation[],
+  time: Clock,
+): Decided | "unknown" | undefined {
+  try {
+    return model.decide?.(operations, time);
+  } catch (error) {
+    if (error instanceof OutOfTime) return "unknown";
+    throw error;
+  }
 }
 
 /** Throws, with the counter-example drawn, if the history cannot be explained, or if there was not enough time to tell. */
@@ -85,6 +107,7 @@ type Violation<S> = Extract<Found<S>, { verdict: "violation" }>;
 
 /** A shorter story takes longer to find: with so much time for it, it is short enough. */
 const shrinkMs = 5000;
+const partMs = 1000;
 
 /**
  * Nothing is left out that could explain what is shown. The story ends with the return that cannot be explained, and
@@ -96,6 +119,7 @@ function explain<S>(
   key: string,
   search: Search<S>,
   violation: Violation<S>,
+  { others = 0, later = [] }: { readonly others?: number; readonly later?: readonly Operation[] } = {},
 ): Counterexample {
   const start = beginning(search, violation);
   const skip = new Set<number>();
@@ -122,12 +146,33 @@ function explain<S>(
       const optional = group !== undefined || operation.end > culprit.end;
       return !optional || last.placed.has(index);
     })
-    .map(({ operation }) => operation);
+    .map(({ operation }) => operation)
+    .concat(later);
   const show = (state: S) => model.show?.(state) ?? model.key?.(state) ?? textOf(state);
   const from = unique(start.ways.map(({ state }) => show(state.value)));
   const possible = unique(last.states.map(show));
   const earlier = search.events.slice(0, start.event).filter(({ kind }) => kind === "return").length;
-  const story = { key, operations, earlier, from, culprit, possible };
+  const story = { key, operations, earlier, others, from, culprit, possible };
+  return { ...story, text: tell(story) };
+}
+
+/** A part that has no explanation by itself: shown like any other, if it is small enough to be gone through. */
+function explainPart<S>(
+  model: Model<S>,
+  key: string,
+  { operations, culprit }: Refutation,
+  all: number,
+): Counterexample {
+  const search = new Search(model, key, operations);
+  const found = search.run(clock(partMs));
+  const others = all - operations.length;
+  if (found.verdict === "violation") {
+    // What came later is part of it, too: who took an item tells who did not.
+    const later = operations.filter(({ start }) => start > found.culprit.operation.end);
+    return explain(model, key, search, found, { others, later });
+  }
+  const shown = operations.toSorted((a, b) => a.start - b.start);
+  const story = { key, operations: shown, earlier: 0, others, from: [], culprit, possible: [] };
   return { ...story, text: tell(story) };
 }
 
@@ -182,13 +227,16 @@ function plural(count: number, word: string): string {
   return `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 }
 
-function tell({ key, operations, earlier, from, culprit, possible }: Omit<Counterexample, "text">): string {
+function tell(story: Omit<Counterexample, "text">): string {
+  const { key, operations, earlier, others, from, culprit, possible } = story;
+  const rest = others > 0 ? `, whatever ${plural(others, "other")} did` : "";
   const before = earlier > 0 ? `After ${plural(earlier, "operation")}: ` : "At first: ";
+  const until = `: until it came back, all that was possible is: ${either(possible)}`;
   return [
-    `No order of the operations on ${textOf(key)} explains this. ${before}${either(from)}.`,
+    `No order of the operations on ${textOf(key)} explains this${rest}.${from.length > 0 ? ` ${before}${either(from)}.` : ""}`,
     "",
     draw(operations, culprit),
     "",
-    `${shown(culprit)} by ${culprit.process} cannot be explained: until it came back, all that was possible is: ${either(possible)}.`,
+    `${shown(culprit)} by ${culprit.process} cannot be explained${possible.length > 0 ? until : ""}.`,
   ].join("\n");
 }

@@ -1,8 +1,17 @@
 /** What a thing would do if one operation came after the other. */
 import { type Operation, textOf } from "./operation.ts";
 
+/** Some of the operations that have no explanation, whatever the others did. */
+export interface Refutation {
+  readonly operations: readonly Operation[];
+  /** When it came back, no explanation was left. */
+  readonly culprit: Operation;
+}
+
+export type Decided = "ok" | Refutation;
+
 /**
- * A model is data. `step` is all that it takes; `anyProcess`, `effect` and `mayWait` only make the check faster, and must be true
+ * A model is data. `step` is all that it takes; `anyProcess`, `effect`, `mayWait` and `decide` only make the check faster, and must be true
  * whatever the state is.
  */
 export interface Model<State, Input = unknown, Output = unknown> {
@@ -24,6 +33,11 @@ export interface Model<State, Input = unknown, Output = unknown> {
   effect?(operation: Operation<Input, Output>): "read" | "write" | undefined;
   /** Wherever `first` directly before `second` is possible, directly after it is too, and ends the same. */
   mayWait?(first: Operation<Input, Output>, second: Operation<Input, Output>): boolean;
+  /** A faster way than to try orders; undefined where it cannot tell. `time.tick()`, called often, ends it in time, and so does `check`. */
+  decide?(
+    operations: readonly Operation<Input, Output>[],
+    time: { tick(): void; check(): void },
+  ): Decided | undefined;
 }
 
 export interface Specification<State, Input, Output> {

@@ -1,5 +1,6 @@
 /** Models of what people build on databases. */
 import { UsageError } from "../../core/errors.ts";
+import { decideBag, decideQueue, foundNothing } from "./items.ts";
 import type { Model } from "./model.ts";
 import { type Operation, textOf } from "./operation.ts";
 
@@ -246,16 +247,15 @@ function items(name: string, inOrder: boolean): Model<QueueState> {
     state.items.flatMap((item, i) =>
       fits(item) && mayLeave(item, state.items) ? [{ ...state, items: state.items.toSpliced(i, 1) }] : [],
     );
-  const nothing = (operation: Operation) =>
-    operation.outcome === "returned" && (operation.output === undefined || operation.output === null);
   return {
     name,
     anyProcess: true,
     initial: (_, operations) => ({ items: [], claimed: claimed(operations) }),
     step(state, operation) {
-      const { call, input, output, start, end } = operation;
+      const { call, input, output, start } = operation;
       if (call === "enqueue") {
         const value = textOf(input);
+        const end = isUnknown(operation) ? Infinity : operation.end;
         const item = { value, start, end, text: `${value}@${start}` };
         const at = state.items.findLastIndex(
           (other) => other.start < start || (other.start === start && other.value <= value),
@@ -264,7 +264,7 @@ function items(name: string, inOrder: boolean): Model<QueueState> {
       }
       if (call !== "dequeue") throw unheardOf(name, operation, "enqueue and dequeue");
       if (isUnknown(operation)) return removing(state, ({ value }) => !state.claimed.has(value));
-      if (nothing(operation)) return state.items.length === 0 ? [state] : [];
+      if (foundNothing(operation)) return state.items.length === 0 ? [state] : [];
       const wanted = textOf(output);
       return removing(state, ({ value }) => value === wanted);
     },
@@ -273,11 +273,12 @@ function items(name: string, inOrder: boolean): Model<QueueState> {
       const shown = items.slice(0, 8).map(({ value }) => value);
       return `[${shown.join(", ")}${items.length > 8 ? `, and ${items.length - 8} more` : ""}]`;
     },
-    effect: (operation) => (operation.call === "dequeue" && nothing(operation) ? "read" : undefined),
+    effect: (operation) => (foundNothing(operation) ? "read" : undefined),
+    decide: inOrder ? decideQueue : decideBag,
     mayWait(first, second) {
       if (first.call === "enqueue" && second.call === "enqueue") return true;
       const takes = [first, second].filter(({ call }) => call === "dequeue");
-      if (takes.some((take) => isUnknown(take) || nothing(take))) return false;
+      if (takes.some((take) => isUnknown(take) || foundNothing(take))) return false;
       if (first.call === second.call) return !inOrder && textOf(first.output) !== textOf(second.output);
       const [bring, take] = first.call === "enqueue" ? [first, second] : [second, first];
       return textOf(bring.input) !== textOf(take.output);

@@ -1,0 +1,58 @@
+/** What was there in all runs together: whether anything was tested at all. */
+import { message } from "../../core/errors.ts";
+import type { Run } from "./schedule.ts";
+
+export class Seen {
+  readonly #names: readonly string[];
+  /** Actors of which a statement was seen. */
+  readonly #sent = new Set<number>();
+  /** Actors that had a statement to send while another one had. */
+  readonly #together = new Set<number>();
+  /** What each threw first. */
+  readonly #threw = new Map<number, unknown>();
+  /** Somebody has not thrown. */
+  #fulfilled = false;
+  #deadlocks = 0;
+
+  constructor(names: readonly string[]) {
+    this.#names = names;
+  }
+
+  add({ choices, together, results, deadlocks }: Run): void {
+    for (const { chosen } of choices) this.#sent.add(chosen);
+    for (const pair of together) for (const actor of pair.split(",")) this.#together.add(Number(actor));
+    if (deadlocks.length > 0) this.#deadlocks++;
+    for (const [i, result] of results.entries())
+      if (result.status === "fulfilled") this.#fulfilled = true;
+      else if (!this.#threw.has(i)) this.#threw.set(i, result.reason);
+  }
+
+  /** Why nothing was tested, although nothing failed. */
+  nothing(): string | undefined {
+    const missing = (of: ReadonlySet<number>) => this.#names.filter((_, i) => !of.has(i)).join(", ");
+    if (!this.#fulfilled)
+      return `every actor threw in every run, so nothing was tested: ${this.#list()}. If that is right, catch it in the actor.`;
+    const silent = missing(this.#sent);
+    if (silent)
+      return `no statement of ${silent} was seen, so nothing was tested. Statements are seen on TCP connections of this process, also of servers in it that are asked over HTTP; not on a Unix socket, nor in another process or thread.`;
+    const apart = missing(this.#together);
+    if (apart && this.#names.length > 1)
+      return `${apart} never had a statement to send while another one had, so nothing was tested. Something in this process keeps them apart: a pool with too few connections (each actor needs one, and explore one more), a lock in memory, which does not hold in another process, or a timer.`;
+    return undefined;
+  }
+
+  get noted(): { readonly deadlocks: number; readonly threw: Readonly<Record<string, string>> } {
+    return {
+      deadlocks: this.#deadlocks,
+      threw: Object.fromEntries(
+        [...this.#threw].map(([i, reason]) => [this.#names[i] ?? "", message(reason)]),
+      ),
+    };
+  }
+
+  #list(): string {
+    return Object.entries(this.noted.threw)
+      .map(([name, why]) => `${name}: ${why}`)
+      .join("; ");
+  }
+}

@@ -1,0 +1,143 @@
+/**
+ * What shows that code waits for something else than its database. Where Node publishes it (`node:diagnostics_channel`)
+ * that is listened to. Timers, DNS and questions are published nowhere: hooks that would see them (`node:async_hooks`) are
+ * paid for with every promise of the process, so the functions themselves are replaced, while anybody watches.
+ */
+import { subscribe, unsubscribe } from "node:diagnostics_channel";
+import { promisify } from "node:util";
+import { type Site, sites } from "../core/site.ts";
+
+export type Sign = "fetch" | "http" | "socket" | "dns" | "timer" | "process" | "prompt";
+
+export interface Listener {
+  /** Whether it matters here: asked first, and often. */
+  matters(): object | undefined;
+  /** `about`: what `matters` said. */
+  told(about: object, sign: Sign, site: Site): void;
+  /** Whether the rest of a timer's time still is of interest. */
+  lasts(about: object): boolean;
+}
+
+type Function = (this: unknown, ...args: unknown[]) => unknown;
+type Methods = Record<string, Function>;
+
+const channels: readonly (readonly [channel: string, sign: Sign])[] = [
+  ["undici:request:create", "fetch"],
+  ["http.client.request.created", "http"],
+  ["net.client.socket", "socket"],
+  ["child_process", "process"],
+];
+
+/** Timers that only let others run. */
+const leastMs = 2;
+
+/** From now on; returns what ends it. */
+export function readSigns(listener: Listener): () => void {
+  const ends: (() => void)[] = channels.map(([channel, sign]) => {
+    const tell = (): void => {
+      const about = listener.matters();
+      if (about) listener.told(about, sign, sites.here(tell));
+    };
+    subscribe(channel, tell);
+    return () => void unsubscribe(channel, tell);
+  });
+  const builtin = (name: string): Methods | undefined =>
+    globalThis.process?.getBuiltinModule?.(name) as Methods | undefined;
+  const at = (sign: Sign) => (original: Function) =>
+    function told(this: unknown, ...args: unknown[]): unknown {
+      const about = listener.matters();
+      if (about) listener.told(about, sign, sites.here(told));
+      return original.apply(this, args);
+    };
+  const names = ["lookup", "lookupService", "resolve", "resolve4", "resolve6", "resolveSrv", "resolveTxt"];
+  for (const dns of [builtin("node:dns"), builtin("node:dns/promises")])
+    for (const name of names) ends.push(replace(dns, name, at("dns")));
+  for (const readline of [builtin("node:readline"), builtin("node:readline/promises")]) {
+    const { prototype } = (readline?.["Interface"] ?? {}) as { prototype?: Methods };
+    ends.push(replace(prototype, "question", at("prompt")));
+  }
+  // Ours are told apart by their place in files, which a bundle does not have.
+  if (sites.known) ends.push(...timers(listener, builtin("node:timers"), builtin("node:timers/promises")));
+  // Those who have imported them by name see it, too.
+  const spread = () => {
+    try {
+      builtin("node:module")?.["syncBuiltinESMExports"]?.();
+    } catch {
+      // Other runtimes have the name alone.
+    }
+  };
+  spread();
+  return () => {
+    for (const end of ends) end();
+    spread();
+  };
+}
+
+/** Seen when they fire and are still waited for: those that libraries set in case of silence are cleared before. */
+function timers(
+  listener: Listener,
+  plain: Methods | undefined,
+  promised: Methods | undefined,
+): (() => void)[] {
+  const tell = (about: object, site: Site) => {
+    if (listener.lasts(about) && site.near) listener.told(about, "timer", site);
+  };
+  const fires = (original: Function): Function => {
+    const set = function (this: unknown, callback: unknown, ms: unknown, ...rest: unknown[]): unknown {
+      const about = Number(ms) >= leastMs && typeof callback === "function" ? listener.matters() : undefined;
+      if (!about) return original.call(this, callback, ms, ...rest);
+      const site = sites.here(set);
+      const fired = function (this: unknown, ...args: unknown[]): unknown {
+        tell(about, site);
+        return (callback as Function).apply(this, args);
+      };
+      return original.call(this, fired, ms, ...rest);
+    };
+    return set;
+  };
+  const resolves = (original: Function): Function => {
+    const wait = function (this: unknown, ...args: unknown[]): unknown {
+      const about = Number(args[0]) >= leastMs ? listener.matters() : undefined;
+      const waiting = original.apply(this, args);
+      if (!about) return waiting;
+      const site = sites.here(wait);
+      (waiting as Promise<unknown>).then(
+        () => tell(about, site),
+        () => {},
+      );
+      return waiting;
+    };
+    return wait;
+  };
+  const custom = promisify.custom;
+  const both = (original: Function): Function => {
+    const set = fires(original);
+    const own = (original as unknown as { [custom]?: Function })[custom];
+    if (own) Object.defineProperty(set, custom, { configurable: true, value: resolves(own) });
+    return set;
+  };
+  return [
+    replace(globalThis as unknown as Methods, "setTimeout", both),
+    replace(plain, "setTimeout", both),
+    replace(promised, "setTimeout", resolves),
+  ];
+}
+
+/**
+ * Puts another in its place, where the runtime has it and lets that be done. Who has done the same after us keeps theirs, which
+ * calls ours: it stays, and does nothing.
+ */
+function replace(
+  methods: Methods | undefined,
+  name: string,
+  by: (original: Function) => Function,
+): () => void {
+  const original: unknown = methods?.[name];
+  if (!methods || typeof original !== "function") return () => {};
+  const ours = by(original as Function);
+  Object.defineProperty(ours, "name", { configurable: true, value: original.name });
+  if (!Reflect.set(methods, name, ours)) return () => {};
+  return () => {
+    if (methods[name] === ours) Reflect.set(methods, name, original);
+  };
+}

@@ -1,0 +1,282 @@
+/** Watches what transactions do while they hold locks: how long, what beside their statements, and in which order. */
+import { isOurs } from "../core/beside.ts";
+import { HazardError, keyNames } from "../core/errors.ts";
+import { type OrderStep, emit, heard } from "../core/events.ts";
+import type { LockRequest } from "../core/key.ts";
+import {
+  type HazardKind,
+  type Locked,
+  type Section,
+  type Watch,
+  sectionHere,
+  sections,
+  watchSections,
+} from "../core/section.ts";
+import { type Site, sites } from "../core/site.ts";
+import type { Watching } from "./options.ts";
+import { type Holding, follow, keepOrderIn, kindOf } from "./order.ts";
+import { type Sign, readSigns } from "./signs.ts";
+import { type Seen, seenAs, shownStatement } from "./statement.ts";
+
+/** The same at the same place is told once. */
+const mostTold = 1000;
+const told = new Set<string>();
+
+/** What an instance is watched for, and what its sections have of it. */
+class Watcher implements Watch {
+  readonly watching: Watching;
+  readonly show: (name: string) => string;
+  readonly #joined = new WeakMap<object, Watched>();
+  readonly #ends: (() => void)[] = [];
+
+  constructor(watching: Watching, show: (name: string) => string) {
+    this.watching = watching;
+    this.show = show;
+    this.#ends.push(watchSections());
+    if (watching.hazards !== "off") this.#ends.push(listen());
+    if (watching.orderFile !== undefined) keepOrderIn(watching.orderFile);
+  }
+
+  section(site: Site | undefined): Section {
+    return new Watched(this, site, "transaction");
+  }
+
+  joined(native: object, settled: ((then: () => void) => void) | undefined, site: Site | undefined): Section {
+    const known = this.#joined.get(native);
+    if (known && !known.over) return known;
+    // Whose end nobody tells of, is told nothing of but the order.
+    const section = new Watched(this, site, settled ? "joined" : "unsettled");
+    if (!settled) return section;
+    this.#joined.set(native, section);
+    settled(() => section.end());
+    return section;
+  }
+
+  close(): void {
+    for (const end of this.#ends.splice(0)) end();
+  }
+}
+
+/** Undefined: there is nothing that it would be watched for. */
+export function watch(watching: Watching, show: (name: string) => string): Watch | undefined {
+  if (watching.hazards === "off" && !watching.slow && watching.orderFile === undefined) return undefined;
+  return new Watcher(watching, show);
+}
+
+class Watched implements Section {
+  readonly #watcher: Watcher;
+  readonly #site: Site | undefined;
+  readonly #kind: "transaction" | "joined" | "unsettled";
+  /** In whose body it was opened. */
+  readonly #outer: Section | undefined;
+  #since: number | undefined;
+  #keys: LockRequest[] | undefined;
+  #leases: string[] | undefined;
+  #tables: string[] | undefined;
+  #holding: Holding[] | undefined;
+  #statements = 0;
+  #last: Seen | undefined;
+  #hazards: Partial<Record<HazardKind, number>> | undefined;
+  #left = false;
+  over = false;
+  failure: Error | undefined;
+  /** A sign of the network that may turn out to be a part of another one. */
+  #network: { readonly sign: Sign; readonly site: Site } | undefined;
+
+  constructor(watcher: Watcher, site: Site | undefined, kind: "transaction" | "joined" | "unsettled") {
+    this.#watcher = watcher;
+    this.#site = site;
+    this.#kind = kind;
+    this.#outer = sections.getStore();
+  }
+
+  /** Whether what is done now is done under its locks. */
+  get holds(): boolean {
+    return this.#since !== undefined && !this.#left && !this.over && this.#kind !== "unsettled";
+  }
+
+  /** The one whose locks are held here: this, or one around it. */
+  get holder(): Watched | undefined {
+    if (this.holds) return this;
+    return this.#outer instanceof Watched ? this.#outer.holder : undefined;
+  }
+
+  asks(what: Locked, site: Site | undefined): void {
+    this.#follow(what, site);
+  }
+
+  took(what: Locked, site: Site | undefined): void {
+    this.#since ??= performance.now();
+    if (what.kind === "key") (this.#keys ??= []).push(...what.keys);
+    else if (what.kind === "lease") (this.#leases ??= []).push(what.name);
+    else {
+      const name = withoutSchema(what.name);
+      if (!this.#tables?.includes(name)) (this.#tables ??= []).push(name);
+    }
+    this.#hold(what, site);
+  }
+
+  sent(statement: unknown): void {
+    this.#statements++;
+    const seen = seenAs(statement, this.sent);
+    if (!seen) return;
+    this.#last = seen;
+    for (const name of seen.tables) {
+      if (this.#tables?.includes(name)) continue;
+      const what = { kind: "rows", name } as const;
+      this.#follow(what, seen.site);
+      this.took(what, seen.site);
+    }
+  }
+
+  #follow(what: Locked, site: Site | undefined): void {
+    if (this.#watcher.watching.hazards === "off") return;
+    for (const held of this.#around())
+      for (const { name, id } of namesOf(what)) {
+        const kind = kindOf(name);
+        const steps = kind && follow(held, kind, id, site);
+        if (steps) this.#inverted(steps, site);
+      }
+  }
+
+  /** What is held here, and in transactions around it: by the same caller, who waits. */
+  *#around(): Generator<readonly Holding[]> {
+    if (this.#holding && !this.over) yield this.#holding;
+    if (this.#outer instanceof Watched) yield* this.#outer.#around();
+  }
+
+  #hold(what: Locked, site: Site | undefined): void {
+    for (const { name, id } of namesOf(what)) {
+      const kind = kindOf(name);
+      if (!kind) continue;
+      const known = this.#holding?.find((each) => each.kind === kind);
+      if (!known) (this.#holding ??= []).push({ kind, site, last: id });
+      else if (id !== undefined && (known.last === undefined || id > known.last)) known.last = id;
+    }
+  }
+
+  #inverted(steps: readonly OrderStep[], site: Site | undefined): void {
+    emit("holdfast:order:inverted", () => ({ steps }));
+    const shown = steps.map(
+      ({ from, to, first, second }) => ` ${to} (${second ?? "?"}) after ${from} (${first ?? "?"})`,
+    );
+    this.#report("order", site ?? sites.here(this.#inverted), `${shown.join(";")}.`);
+  }
+
+  /** Those of the network come in twos and threes: a request opens a connection, which looks up a name. */
+  sign(sign: Sign, site: Site): void {
+    const rank = network.indexOf(sign);
+    if (rank < 0) return this.#report(sign, site);
+    const { fetch = 0, http = 0, connection = 0 } = this.#hazards ?? {};
+    if (rank > 1 && fetch + http + connection > 0) return;
+    const pending = this.#network;
+    if (!pending || network.indexOf(pending.sign) > rank) this.#network = { sign, site };
+    if (pending) return;
+    queueMicrotask(() => {
+      const found = this.#network;
+      this.#network = undefined;
+      if (found) this.#report(found.sign, found.site);
+    });
+  }
+
+  saw(kind: HazardKind, site: Site): void {
+    if (kind === "late") {
+      if (this.#left || this.over) this.#report(kind, site);
+      return;
+    }
+    if (isOurs()) return;
+    const { holder } = this;
+    if (holder) holder.#report(kind, site);
+  }
+
+  #report(kind: HazardKind, site: Site, detail?: string): void {
+    const { hazards: mode } = this.#watcher.watching;
+    if (mode === "off") return;
+    const counts = (this.#hazards ??= {});
+    counts[kind] = (counts[kind] ?? 0) + 1;
+    if (mode === "count" && !heard("holdfast:hazard")) return;
+    const [place, transaction] = [site.place, this.#site?.place];
+    emit("holdfast:hazard", () => ({ kind, locks: this.#names(), place, transaction }));
+    // That is said by whoever found it.
+    if (mode === "count" || kind === "connection") return;
+    const error = new HazardError(kind, this.#names(), place, transaction, detail);
+    if (mode === "throw" && this.#kind === "transaction" && kind !== "late") {
+      this.failure ??= error;
+      return;
+    }
+    const once = `${kind} ${place}`;
+    if (told.has(once) || told.size >= mostTold) return;
+    told.add(once);
+    globalThis.process?.emitWarning?.(error.message, { type: error.name, code: error.code });
+  }
+
+  #locks(): string[] {
+    return [...keyNames(this.#keys ?? [], this.#watcher.show), ...(this.#leases ?? [])];
+  }
+
+  #names(): string[] {
+    return [...this.#locks(), ...(this.#tables ?? [])];
+  }
+
+  left(): void {
+    this.#left = true;
+  }
+
+  end(): void {
+    if (this.over) return;
+    this.over = true;
+    const kind = this.#kind;
+    if (this.#since === undefined || kind === "unsettled") return;
+    const heldMs = performance.now() - this.#since;
+    const statements = this.#statements;
+    const what = () => ({ kind, locks: this.#locks(), tables: this.#tables ?? [], heldMs, statements });
+    emit("holdfast:section:end", what);
+    const { slow } = this.#watcher.watching;
+    if (!slow || heldMs < slow.suspectMs) return;
+    emit("holdfast:section:slow", () => ({
+      ...what(),
+      level: heldMs < slow.brokenMs ? "suspect" : "broken",
+      place: this.#site?.place,
+      statement: this.#last && shownStatement(this.#last.text),
+      hazards: { ...this.#hazards },
+    }));
+  }
+}
+
+/** What has a name that tells more comes first. */
+const network: readonly Sign[] = ["fetch", "http", "socket", "dns"];
+
+function* namesOf(what: Locked): Generator<{ readonly name: string; readonly id: string | undefined }> {
+  if (what.kind === "key") {
+    // Of one call: they are in an order of their own, the same for everybody.
+    for (const { key } of what.keys)
+      if (key.parts[0] !== undefined) yield { name: `key ${key.parts[0]}`, id: key.id };
+  } else if (what.kind === "rows" || what.kind === "table") {
+    yield { name: `table ${withoutSchema(what.name)}`, id: undefined };
+  }
+}
+
+/** As most statements name it. */
+function withoutSchema(name: string): string {
+  return name.slice(name.lastIndexOf(".") + 1).toLowerCase();
+}
+
+let listeners = 0;
+let stop: (() => void) | undefined;
+
+/** Once for the process, however many instances watch. */
+function listen(): () => void {
+  if (listeners++ === 0)
+    stop = readSigns({
+      matters() {
+        const section = sectionHere();
+        if (!(section instanceof Watched) || isOurs()) return undefined;
+        return section.holder;
+      },
+      told: (about, sign, site) => (about as Watched).sign(sign, site),
+      lasts: (about) => (about as Watched).holds,
+    });
+  return () => {
+    if (--listeners === 0) stop?.();
+  };
+}
