@@ -116,7 +116,8 @@ describe.each(chosen)("$name", (backend) => {
       }),
     );
     const rejected = results.filter(({ status }) => status === "rejected") as PromiseRejectedResult[];
-    expect(rejected.map(({ reason }) => hf.classify(reason))).toEqual(["deadlock"]);
+    // Two that look for the cycle at the same instant may both give way.
+    expect(new Set(rejected.map(({ reason }) => hf.classify(reason)))).toEqual(new Set(["deadlock"]));
   });
 
   test("a wait that is over, and one that was not to begin", async () => {

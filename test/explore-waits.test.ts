@@ -141,13 +141,15 @@ describe.each(["postgres", "postgresOld"] as const)("on %s", (server) => {
     const act = async () => {
       await pool.query("SELECT pg_sleep(600)");
     };
-    await expect(twice(act, { maxMs: 1 })).rejects.toThrow(/pg_sleep.*not answered for 1 s/);
+    await expect(twice(act, { maxMs: 1 })).rejects.toThrow(
+      /pg_sleep.*not answered for 1 s|time was over.*pg_sleep/,
+    );
     await works();
   });
 
   test("an actor that does nothing, and one that leaves its transaction open", { timeout }, async () => {
     await expect(twice(() => new Promise(() => {}), { maxMs: 1 })).rejects.toThrow(
-      /neither sends a statement/,
+      /neither sends a statement|time was over.*something that is not a statement/,
     );
     const clients: { release(destroy: boolean): void }[] = [];
     const act = async () => {

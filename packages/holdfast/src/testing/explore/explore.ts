@@ -301,6 +301,8 @@ export class Explorer {
   #runs = 0;
   /** Of these, with a fault. */
   #faulted = 0;
+  /** What everybody did when the time was over in the middle of a run. */
+  #cut: string | undefined;
 
   constructor(
     name: string,
@@ -531,13 +533,14 @@ export class Explorer {
         ? reached >= Math.min(1, most)
         : worth(coverage) >= (minCoverage === "exhaustive" ? Infinity : minCoverage));
     if (enough) return undefined;
+    const ms = Math.max(maxMs, leastMs);
     const wanted =
       minCoverage === undefined
         ? "one switch between each two actors were tried"
         : minCoverage === "exhaustive"
           ? "any number of switches were tried, or it is not known whether they were"
           : `up to ${minCoverage} switches were tried, or it is not known whether they were`;
-    return `after ${runs} runs in ${maxMs} ms not all orders with ${wanted} (${coverageText(coverage)}). It says nothing yet: give \`maxMs\` more, or take fewer actors or statements.`;
+    return `after ${runs} runs in ${ms} ms not all orders with ${wanted} (${coverageText(coverage)}). It says nothing yet: give \`maxMs\` more, or take fewer actors or statements.${this.#cut === undefined ? "" : ` When the time was over: ${this.#cut}.`}`;
   }
 
   #progress(isolation: Isolation | undefined, queued: number, preemptions: number | undefined): void {
@@ -551,6 +554,7 @@ export class Explorer {
     } catch (error) {
       if (!(error instanceof TimeOver)) throw error;
       if (error.ms > leastMs / 2) this.#refuse(`a run did not end in time: ${error.message}`);
+      this.#cut = error.message;
       return undefined;
     }
   }
