@@ -187,7 +187,7 @@ async function run(): Promise<void> {
   await expect(nightly.runNow()).rejects.toThrow();
   await hf.transaction(async () => void (await pool.query("SELECT 1")));
   // What is a second elsewhere is a millisecond here.
-  const impatient = holdfast(fromPg(pool), { slow: { suspect: 0, broken: 1 }, hazards: "count" });
+  const impatient = holdfast(fromPg(pool), { slow: { suspect: 0, broken: 1 }, hazards: "warn" });
   closing.push(() => impatient.close());
   for (let i = 0; i < 5; i++)
     await impatient.transaction({ lock: uploading }, async ({ client }) => {

@@ -1,15 +1,18 @@
 /** What is done under a lock and should not be: seen on every backend, named with its place. */
-import { spawn } from "node:child_process";
+import { spawn, spawnSync } from "node:child_process";
 import { readFileSync } from "node:fs";
 import { subscribe, unsubscribe } from "node:diagnostics_channel";
 import { lookup } from "node:dns/promises";
 import http from "node:http";
+import http2 from "node:http2";
 import { type AddressInfo, connect } from "node:net";
 import { createInterface } from "node:readline/promises";
 import { PassThrough } from "node:stream";
-import { setTimeout as sleep } from "node:timers/promises";
+import { scheduler, setTimeout as sleep } from "node:timers/promises";
+import { connect as connectTls } from "node:tls";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
+import { Worker } from "node:worker_threads";
 import { PrismaPg } from "@prisma/adapter-pg";
 import {
   type Events,
@@ -66,7 +69,7 @@ describe.each(backendsOnce)("$name", (backend) => {
     skip(missing(backend) !== undefined, missing(backend));
     const place = await placeFor(backend);
     const site = await backend.open(place.url);
-    const hf = holdfast(site.database, { hazards: "count", slow: always });
+    const hf = holdfast(site.database, { hazards: "warn", slow: always });
     try {
       await hf.migrate();
       // There are servers that commit with it, which is told.
@@ -123,6 +126,8 @@ describe("on PostgreSQL", () => {
   let pool: Pool;
   let server: http.Server;
   let url: string;
+  let http2Server: http2.Http2Server;
+  let http2Client: http2.ClientHttp2Session;
   const instances: Holdfast<PoolClient>[] = [];
 
   beforeAll(async () => {
@@ -135,18 +140,24 @@ describe("on PostgreSQL", () => {
     server = http.createServer((_, response) => response.end("paid")).listen(0, "127.0.0.1");
     await new Promise((resolve) => server.once("listening", resolve));
     url = `http://localhost:${(server.address() as AddressInfo).port}/`;
+    http2Server = http2.createServer((_, response) => response.end("paid")).listen(0, "127.0.0.1");
+    await new Promise((resolve) => http2Server.once("listening", resolve));
+    http2Client = http2.connect(`http://127.0.0.1:${(http2Server.address() as AddressInfo).port}`);
+    await new Promise((resolve) => http2Client.once("connect", resolve));
   });
 
   afterAll(async () => {
     server?.close();
     server?.closeAllConnections();
+    http2Client?.destroy();
+    http2Server?.close();
     for (const each of instances) await each.close();
     await pool?.end();
     await database?.drop();
   });
 
   const open = (options: HoldfastOptions = {}, from = pool) => {
-    const hf = holdfast(fromPg(from), { hazards: "count", wrongConnection: "off", ...options });
+    const hf = holdfast(fromPg(from), { hazards: "warn", wrongConnection: "off", ...options });
     instances.push(hf);
     return hf;
   };
@@ -164,6 +175,22 @@ describe("on PostgreSQL", () => {
         new Promise((resolve) => {
           const request = http.get(url, (response) => response.resume().on("end", resolve)); // <http.get>
           request.on("error", resolve);
+        }),
+    ],
+    "a request by HTTP/2, on a connection that is open": [
+      "http",
+      () =>
+        new Promise((resolve) => {
+          const request = http2Client.request({ ":path": "/" }); // <a request by HTTP/2, on a connection that is open>
+          request.on("close", resolve).resume().end();
+        }),
+    ],
+    "a connection by TLS": [
+      "socket",
+      () =>
+        new Promise((resolve) => {
+          const socket = connectTls((server.address() as AddressInfo).port, "127.0.0.1"); // <a connection by TLS>
+          socket.on("error", () => {}).on("close", resolve);
         }),
     ],
     "a socket": [
@@ -190,12 +217,28 @@ describe("on PostgreSQL", () => {
       "timer",
       async () => sleep(5), // <timers/promises>
     ],
+    "scheduler.wait": [
+      "timer",
+      async () => scheduler.wait(5), // <scheduler.wait>
+    ],
     "a child process": [
       "process",
       () =>
         new Promise((resolve) => {
           const child = spawn("true"); // <a child process>
           child.on("close", resolve);
+        }),
+    ],
+    "a child process that is waited for": [
+      "process",
+      async () => spawnSync("true"), // <a child process that is waited for>
+    ],
+    "a thread": [
+      "process",
+      () =>
+        new Promise((resolve) => {
+          const thread = new Worker("", { eval: true }); // <a thread>
+          thread.on("exit", resolve);
         }),
     ],
     "a prompt": [
@@ -293,7 +336,7 @@ describe("on PostgreSQL", () => {
 
   test("$lock of Prisma: until its transaction has ended", async () => {
     const adapter = new PrismaPg({ connectionString: database.url, max: 2 });
-    const prisma = new PrismaClient({ adapter }).$extends(inPrisma({ hazards: "count", slow: always }));
+    const prisma = new PrismaClient({ adapter }).$extends(inPrisma({ hazards: "warn", slow: always }));
     try {
       let seen: Events["holdfast:hazard"][] = [];
       const slow = await told("holdfast:section:slow", async () => {
@@ -354,8 +397,7 @@ describe("on PostgreSQL", () => {
     );
   });
 
-  test("off: nothing is told, and nothing is replaced", async () => {
-    const before = globalThis.setTimeout;
+  test("off: nothing is told", async () => {
     const hf = open({ hazards: "off", slow: false });
     const seen = await told("holdfast:hazard", async () => {
       const ends = await told("holdfast:section:end", () =>
@@ -366,7 +408,20 @@ describe("on PostgreSQL", () => {
       expect(ends).toEqual([]);
     });
     expect(seen).toEqual([]);
-    expect(globalThis.setTimeout).toBe(before);
+  });
+
+  test('"count": what Node tells is counted, and the rest is not looked at, whoever else watches', async () => {
+    const other = open({ hazards: "warn" });
+    const hf = open({ hazards: "count", slow: always });
+    const [slow] = await told("holdfast:section:slow", async () => {
+      await hf.transaction({ lock: key("counted", 1) }, async () => {
+        await (await fetch(url)).text();
+        await sleep(5);
+        await lookup("localhost");
+      });
+    });
+    expect(slow?.hazards).toEqual({ fetch: 1 });
+    await other.close();
   });
 
   test("what libraries do in case of silence is no hazard: a timer that is cleared, or that is a package's", async () => {
@@ -393,7 +448,7 @@ describe("on PostgreSQL", () => {
     const fresh = new Pool({ connectionString: database.url, max: 3 });
     const hf = open({}, fresh);
     const adapter = new PrismaPg({ connectionString: database.url, max: 2 });
-    const prisma = new PrismaClient({ adapter }).$extends(inPrisma({ hazards: "count", slow: always }));
+    const prisma = new PrismaClient({ adapter }).$extends(inPrisma({ hazards: "warn", slow: always }));
     await pool.query("INSERT INTO upload (user_id, bytes) VALUES ('ada', 1)");
     const slow: Events["holdfast:section:slow"][] = [];
     const seen = await told("holdfast:hazard", async () => {

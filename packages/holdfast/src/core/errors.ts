@@ -436,7 +436,7 @@ const hazards: Readonly<Record<HazardKind, { readonly what: string; readonly ins
   socket: { what: "A connection to another server was opened", instead: elsewhere },
   dns: { what: "A name was looked up (DNS)", instead: elsewhere },
   timer: { what: "A timer was waited for", instead: elsewhere },
-  process: { what: "A process was started", instead: elsewhere },
+  process: { what: "A process or a thread was started", instead: elsewhere },
   prompt: { what: "Somebody was asked a question", instead: elsewhere },
   connection: {
     what: "A statement was sent through the outer client",

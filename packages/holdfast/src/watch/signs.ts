@@ -1,7 +1,8 @@
 /**
  * What shows that code waits for something else than its database. Where Node publishes it (`node:diagnostics_channel`)
  * that is listened to. Timers, DNS and questions are published nowhere: hooks that would see them (`node:async_hooks`) are
- * paid for with every promise of the process, so the functions themselves are replaced, while anybody watches.
+ * paid for with every promise of the process, so the functions themselves are replaced, while anybody is to be told of
+ * each. In production, where it is only counted, nothing is.
  */
 import { subscribe, unsubscribe } from "node:diagnostics_channel";
 import { promisify } from "node:util";
@@ -24,16 +25,18 @@ type Methods = Record<string, Function>;
 const channels: readonly (readonly [channel: string, sign: Sign])[] = [
   ["undici:request:create", "fetch"],
   ["http.client.request.created", "http"],
+  ["http2.client.stream.created", "http"],
   ["net.client.socket", "socket"],
   ["child_process", "process"],
+  ["worker_threads", "process"],
 ];
 
 /** Timers that only let others run. */
 const leastMs = 2;
 
-/** From now on; returns what ends it. */
-export function readSigns(listener: Listener): () => void {
-  const ends: (() => void)[] = channels.map(([channel, sign]) => {
+/** What Node tells by itself, from now on; returns what ends it. */
+export function hearSigns(listener: Listener): () => void {
+  const ends = channels.map(([channel, sign]) => {
     const tell = (): void => {
       const about = listener.matters();
       if (about) listener.told(about, sign, sites.here(tell));
@@ -41,23 +44,38 @@ export function readSigns(listener: Listener): () => void {
     subscribe(channel, tell);
     return () => void unsubscribe(channel, tell);
   });
+  return () => {
+    for (const end of ends) end();
+  };
+}
+
+const lookups = ["lookup", "lookupService", "resolve", "resolve4", "resolve6", "resolveSrv", "resolveTxt"];
+/** They are published as well, but for these, which let nobody else run meanwhile. */
+const processes = ["spawnSync", "execSync", "execFileSync"];
+
+/** What it does not tell, by functions that are put in the place of its own, from now on; returns what puts them back. */
+export function replaceFunctions(listener: Listener): () => void {
+  let over = false;
+  // Who has taken one of ours aside keeps it.
+  const asked: Listener = { ...listener, matters: () => (over ? undefined : listener.matters()) };
   const builtin = (name: string): Methods | undefined =>
     globalThis.process?.getBuiltinModule?.(name) as Methods | undefined;
   const at = (sign: Sign) => (original: Function) =>
     function told(this: unknown, ...args: unknown[]): unknown {
-      const about = listener.matters();
-      if (about) listener.told(about, sign, sites.here(told));
+      const about = asked.matters();
+      if (about) asked.told(about, sign, sites.here(told));
       return original.apply(this, args);
     };
-  const names = ["lookup", "lookupService", "resolve", "resolve4", "resolve6", "resolveSrv", "resolveTxt"];
+  const ends: (() => void)[] = [];
   for (const dns of [builtin("node:dns"), builtin("node:dns/promises")])
-    for (const name of names) ends.push(replace(dns, name, at("dns")));
+    for (const name of lookups) ends.push(replace(dns, name, at("dns")));
+  for (const name of processes) ends.push(replace(builtin("node:child_process"), name, at("process")));
   for (const readline of [builtin("node:readline"), builtin("node:readline/promises")]) {
     const { prototype } = (readline?.["Interface"] ?? {}) as { prototype?: Methods };
     ends.push(replace(prototype, "question", at("prompt")));
   }
   // Ours are told apart by their place in files, which a bundle does not have.
-  if (sites.known) ends.push(...timers(listener, builtin("node:timers"), builtin("node:timers/promises")));
+  if (sites.known) ends.push(...timers(asked, builtin("node:timers"), builtin("node:timers/promises")));
   // Those who have imported them by name see it, too.
   const spread = () => {
     try {
@@ -68,6 +86,7 @@ export function readSigns(listener: Listener): () => void {
   };
   spread();
   return () => {
+    over = true;
     for (const end of ends) end();
     spread();
   };
@@ -116,10 +135,12 @@ function timers(
     if (own) Object.defineProperty(set, custom, { configurable: true, value: resolves(own) });
     return set;
   };
+  const scheduler = promised?.["scheduler"] as object | undefined;
   return [
     replace(globalThis as unknown as Methods, "setTimeout", both),
     replace(plain, "setTimeout", both),
     replace(promised, "setTimeout", resolves),
+    replace(scheduler && (Object.getPrototypeOf(scheduler) as Methods), "wait", resolves),
   ];
 }
 

@@ -15,7 +15,7 @@ import {
 import { type Site, sites } from "../core/site.ts";
 import type { Watching } from "./options.ts";
 import { type Holding, follow, keepOrderIn, kindOf } from "./order.ts";
-import { type Sign, readSigns } from "./signs.ts";
+import { type Listener, type Sign, hearSigns, replaceFunctions } from "./signs.ts";
 import { type Seen, seenAs, shownStatement } from "./statement.ts";
 
 /** The same at the same place is told once. */
@@ -33,8 +33,14 @@ class Watcher implements Watch {
     this.watching = watching;
     this.show = show;
     this.#ends.push(watchSections());
-    if (watching.hazards !== "off") this.#ends.push(listen());
+    if (watching.hazards !== "off") this.#ends.push(heardSigns());
+    if (this.tells) this.#ends.push(replacedFunctions());
     if (watching.orderFile !== undefined) keepOrderIn(watching.orderFile);
+  }
+
+  /** Whether somebody is told of each hazard, with its place. Else they are counted, and nothing is touched for it. */
+  get tells(): boolean {
+    return this.watching.hazards === "warn" || this.watching.hazards === "throw";
   }
 
   section(site: Site | undefined): Section {
@@ -93,6 +99,10 @@ class Watched implements Section {
   /** Whether what is done now is done under its locks. */
   get holds(): boolean {
     return this.#since !== undefined && !this.#left && !this.over && this.#kind !== "unsettled";
+  }
+
+  get tells(): boolean {
+    return this.#watcher.tells;
   }
 
   /** The one whose locks are held here: this, or one around it. */
@@ -261,22 +271,38 @@ function withoutSchema(name: string): string {
   return name.slice(name.lastIndexOf(".") + 1).toLowerCase();
 }
 
-let listeners = 0;
-let stop: (() => void) | undefined;
-
 /** Once for the process, however many instances watch. */
-function listen(): () => void {
-  if (listeners++ === 0)
-    stop = readSigns({
-      matters() {
-        const section = sectionHere();
-        if (!(section instanceof Watched) || isOurs()) return undefined;
-        return section.holder;
-      },
-      told: (about, sign, site) => (about as Watched).sign(sign, site),
-      lasts: (about) => (about as Watched).holds,
-    });
+function shared(begin: () => () => void): () => () => void {
+  let users = 0;
+  let end: (() => void) | undefined;
   return () => {
-    if (--listeners === 0) stop?.();
+    if (users++ === 0) end = begin();
+    return () => {
+      if (--users === 0) end?.();
+    };
   };
+}
+
+const listener: Listener = {
+  matters: holderHere,
+  told: (about, sign, site) => (about as Watched).sign(sign, site),
+  lasts: (about) => (about as Watched).holds,
+};
+
+const heardSigns = shared(() => hearSigns(listener));
+const replacedFunctions = shared(() =>
+  replaceFunctions({
+    ...listener,
+    // Of an instance that only counts, the same is seen whoever else watches.
+    matters() {
+      const holder = holderHere();
+      return holder?.tells ? holder : undefined;
+    },
+  }),
+);
+
+/** Whose locks are held by the code that calls. */
+function holderHere(): Watched | undefined {
+  const section = sectionHere();
+  return section instanceof Watched && !isOurs() ? section.holder : undefined;
 }
