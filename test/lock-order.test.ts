@@ -4,6 +4,7 @@ import { subscribe, unsubscribe } from "node:diagnostics_channel";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { DatabaseSync } from "node:sqlite";
 import { promisify } from "node:util";
 import { PrismaPg } from "@prisma/adapter-pg";
 import { eq } from "drizzle-orm";
@@ -12,11 +13,12 @@ import { integer, pgTable } from "drizzle-orm/pg-core";
 import { type Events, HazardError, type OrderStep, holdfast, key, rows } from "holdfast";
 import { fromDrizzle } from "holdfast/drizzle";
 import { fromMysql2 } from "holdfast/mysql2";
+import { fromNodeSqlite } from "holdfast/node-sqlite";
 import { fromPg } from "holdfast/pg";
 import { fromPrisma } from "holdfast/prisma";
 import { createPool } from "mysql2/promise";
 import { Pool } from "pg";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from "vitest";
 import { PrismaClient } from "./generated/prisma/client.ts";
 import { command, root } from "./harness/command.ts";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
@@ -138,6 +140,48 @@ test("a transaction inside of another: who waits there holds what is locked here
   );
   expect(found()).toEqual([["key inner → key outer", "key outer → key inner"]]);
   await hf.close();
+});
+
+test("transactions that the caller opens, one after the other in a loop: those that are over hold nothing", async () => {
+  const found = since();
+  // The end of a transaction is told by this client, and not by that one.
+  const [one, other] = [open(), await pool.connect()];
+  const file = new DatabaseSync(":memory:");
+  const unsettled = holdfast(fromNodeSqlite(file), { hazards: "count" });
+  onTestFinished(async () => {
+    other.release(true);
+    await one.close();
+    await unsettled.close();
+  });
+  await unsettled.migrate();
+  for (const name of ["first", "second", "first", "second"]) {
+    await other.query("BEGIN");
+    await one.join(other).lock(key(`told-${name}`, 1));
+    await other.query("COMMIT");
+    file.exec("BEGIN IMMEDIATE");
+    await unsettled.join(file).lock(key(`untold-${name}`, 1));
+    file.exec("COMMIT");
+  }
+  expect(found()).toEqual([]);
+  // Inside of one of them it is seen.
+  for (const [a, b] of [
+    ["x", "y"],
+    ["y", "x"],
+  ] as const) {
+    await other.query("BEGIN");
+    await one.join(other).lock(key(`told-${a}`, 1));
+    await one.join(other).lock(key(`told-${b}`, 1));
+    await other.query("COMMIT");
+    file.exec("BEGIN IMMEDIATE");
+    const tx = unsettled.join(file);
+    await tx.lock(key(`untold-${a}`, 1));
+    await tx.lock(key(`untold-${b}`, 1));
+    file.exec("COMMIT");
+  }
+  expect(found()).toEqual([
+    ["key told-y → key told-x", "key told-x → key told-y"],
+    ["key untold-y → key untold-x", "key untold-x → key untold-y"],
+  ]);
 });
 
 test("in one call there is one order, and who does not wait is in no deadlock", async () => {

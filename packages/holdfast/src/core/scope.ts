@@ -289,8 +289,8 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   locking(): Site | undefined {
     const { section, joined } = this.#place;
     if (!section) return undefined;
-    // There is no body of ours around it: what follows in the caller's own is inside.
-    if (joined) sections.enter(section);
+    // There is no body of ours around it: what follows in the caller's own is inside, until its end.
+    if (joined && section.ends) sections.enter(section);
     return sites.here(this.locking, lockFrames);
   }
 

@@ -31,6 +31,8 @@ export type Locked =
 
 /** A transaction, from its first lock to its end. */
 export interface Section {
+  /** Whether it will be told of its end: else nothing that follows can be said to be inside of it. */
+  readonly ends: boolean;
   /** It is about to wait for them. */
   asks(what: Locked, site: Site | undefined): void;
   /** They are held from now on, until the end. */

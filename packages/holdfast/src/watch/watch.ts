@@ -50,7 +50,8 @@ class Watcher implements Watch {
   joined(native: object, settled: ((then: () => void) => void) | undefined, site: Site | undefined): Section {
     const known = this.#joined.get(native);
     if (known && !known.over) return known;
-    // Whose end nobody tells of, is told nothing of but the order.
+    // Where nobody tells of its end, there is nothing but the order of what is locked by one `hf.join(tx)`: the next may be
+    // in another transaction.
     const section = new Watched(this, site, settled ? "joined" : "unsettled");
     if (!settled) return section;
     this.#joined.set(native, section);
@@ -74,7 +75,7 @@ class Watched implements Section {
   readonly #site: Site | undefined;
   readonly #kind: "transaction" | "joined" | "unsettled";
   /** In whose body it was opened. */
-  readonly #outer: Section | undefined;
+  readonly #outer: Watched | undefined;
   #since: number | undefined;
   #keys: LockRequest[] | undefined;
   #leases: string[] | undefined;
@@ -93,7 +94,14 @@ class Watched implements Section {
     this.#watcher = watcher;
     this.#site = site;
     this.#kind = kind;
-    this.#outer = sections.getStore();
+    // Not one that is over: a loop of transactions that were opened elsewhere would be a chain without end.
+    let outer = sections.getStore();
+    while (outer instanceof Watched && outer.over) outer = outer.#outer;
+    this.#outer = outer instanceof Watched ? outer : undefined;
+  }
+
+  get ends(): boolean {
+    return this.#kind !== "unsettled";
   }
 
   /** Whether what is done now is done under its locks. */
@@ -108,7 +116,7 @@ class Watched implements Section {
   /** The one whose locks are held here: this, or one around it. */
   get holder(): Watched | undefined {
     if (this.holds) return this;
-    return this.#outer instanceof Watched ? this.#outer.holder : undefined;
+    return this.#outer?.holder;
   }
 
   asks(what: Locked, site: Site | undefined): void {
@@ -152,7 +160,7 @@ class Watched implements Section {
   /** What is held here, and in transactions around it: by the same caller, who waits. */
   *#around(): Generator<readonly Holding[]> {
     if (this.#holding && !this.over) yield this.#holding;
-    if (this.#outer instanceof Watched) yield* this.#outer.#around();
+    if (this.#outer) yield* this.#outer.#around();
   }
 
   #hold(what: Locked, site: Site | undefined): void {

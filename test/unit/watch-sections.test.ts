@@ -1,0 +1,24 @@
+/** Transactions that the caller opens, one after the other, in a loop that never leaves its context. */
+import { key } from "holdfast";
+import { expect, test } from "vitest";
+import { type Section, sections } from "../../packages/holdfast/src/core/section.ts";
+import { watch } from "../../packages/holdfast/src/watch/watch.ts";
+
+const asked = (name: string) => ({ kind: "key", keys: [{ key: key(name, 1), mode: "exclusive" }] }) as const;
+
+test("those that are over are not around the next one, however many there were", () => {
+  const watched = watch({ hazards: "count", slow: undefined, orderFile: undefined }, (name) => name);
+  let section: Section | undefined;
+  let end: (() => void) | undefined;
+  sections.run(undefined as never, () => {
+    for (let i = 0; i < 20_000; i++) {
+      section = watched?.joined({}, (then) => (end = then), undefined);
+      if (section) sections.enter(section);
+      section?.asks(asked(`one-by-one-${i % 2}`), undefined);
+      section?.took(asked(`one-by-one-${i % 2}`), undefined);
+      end?.();
+    }
+  });
+  expect(section?.failure).toBeUndefined();
+  watched?.close();
+});
