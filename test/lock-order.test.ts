@@ -10,14 +10,23 @@ import { PrismaPg } from "@prisma/adapter-pg";
 import { eq } from "drizzle-orm";
 import { drizzle } from "drizzle-orm/node-postgres";
 import { integer, pgTable } from "drizzle-orm/pg-core";
-import { type Events, HazardError, type OrderStep, holdfast, key, rows } from "holdfast";
+import {
+  type Events,
+  HazardError,
+  type OrderStep,
+  type Transaction,
+  holdfast,
+  key,
+  rows,
+  shared,
+} from "holdfast";
 import { fromDrizzle } from "holdfast/drizzle";
 import { fromMysql2 } from "holdfast/mysql2";
 import { fromNodeSqlite } from "holdfast/node-sqlite";
 import { fromPg } from "holdfast/pg";
 import { fromPrisma } from "holdfast/prisma";
 import { createPool } from "mysql2/promise";
-import { Pool } from "pg";
+import { Pool, type PoolClient } from "pg";
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from "vitest";
 import { PrismaClient } from "./generated/prisma/client.ts";
 import { command, root } from "./harness/command.ts";
@@ -182,6 +191,50 @@ test("transactions that the caller opens, one after the other in a loop: those t
     ["key told-y → key told-x", "key told-x → key told-y"],
     ["key untold-y → key untold-x", "key untold-x → key untold-y"],
   ]);
+});
+
+test("those who share a lock do not wait for each other: only what is in the way everywhere is a round", async () => {
+  const found = since();
+  const hf = open();
+  type Lock = (tx: Transaction<PoolClient>) => Promise<unknown>;
+  const take = (...locks: readonly Lock[]) =>
+    hf.transaction(async (tx) => {
+      for (const lock of locks) await lock(tx);
+    });
+  const menu: Lock = (tx) => tx.lock(key("menu", 1));
+  const menuShared: Lock = (tx) => tx.lock(shared(key("menu", 1)));
+  const wine: Lock = (tx) => tx.rows("van", [1]);
+  const wineShared: Lock = (tx) => tx.rows("van", [1], { for: "share" });
+  await take(menuShared, wineShared);
+  await take(wineShared, menuShared);
+  await take(wine, menuShared);
+  expect(found()).toEqual([]);
+  // Who shares the menu and wants the wine, and who has the wine and shares the menu, do not meet at the menu.
+  await take(menuShared, wine);
+  expect(found()).toEqual([]);
+  await take(wineShared, menu);
+  expect(found()).toEqual([["table van → key menu", "key menu → table van"]]);
+  await hf.close();
+});
+
+test("places: of what was locked before anybody listened, as soon as it is seen again", async () => {
+  unsubscribe("holdfast:order:inverted", listen);
+  const hf = open();
+  const pair = (a: string, b: string) =>
+    hf.transaction({ lock: key(a, 1) }, async (tx) => {
+      await tx.lock(key(b, 1));
+    });
+  await pair("unheard", "heard");
+  subscribe("holdfast:order:inverted", listen);
+  await pair("unheard", "heard");
+  const found = since();
+  await pair("heard", "unheard");
+  await hf.close();
+  expect(found()).toEqual([["key heard → key unheard", "key unheard → key heard"]]);
+  for (const { first, second } of inversions.at(-1) ?? []) {
+    expect(first).toMatch(places);
+    expect(second).toMatch(places);
+  }
 });
 
 test("in one call there is one order, and who does not wait is in no deadlock", async () => {

@@ -203,7 +203,7 @@ export class Holdfast<Native> {
     const { beside, watch: watched } = this.#home;
     const plan = this.#plan(
       options,
-      beside.watches || watched ? sites.here(this.transaction, siteFrames) : undefined,
+      beside.watches || watched?.wantsPlaces ? sites.here(this.transaction, siteFrames) : undefined,
     );
     const outer = options.separate ? undefined : this.#current.getStore();
     if (outer) return outer.here().nest(options, body);
@@ -270,7 +270,7 @@ export class Holdfast<Native> {
   join(native: Native): Transaction<Native> {
     const connection = this.#database.join(native);
     const { watch: watched } = this.#home;
-    const site = watched && sites.here(this.join, siteFrames);
+    const site = watched?.wantsPlaces ? sites.here(this.join, siteFrames) : undefined;
     const section = watched?.joined(native as object, connection.settled?.bind(connection), site);
     return new Scope(this.#home, {
       connection,

@@ -291,7 +291,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     if (!section) return undefined;
     // There is no body of ours around it: what follows in the caller's own is inside, until its end.
     if (joined && section.ends) sections.enter(section);
-    return sites.here(this.locking, lockFrames);
+    return section.wantsPlaces ? sites.here(this.locking, lockFrames) : undefined;
   }
 
   /** Of the transaction that this is a part of. */

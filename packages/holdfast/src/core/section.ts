@@ -27,10 +27,17 @@ export type HazardKind = (typeof hazardKinds)[number];
 export type Locked =
   | { readonly kind: "key"; readonly keys: readonly LockRequest[] }
   /** `name`: of the table, of the lease; "database" where a transaction that writes keeps all others out. */
-  | { readonly kind: "rows" | "table" | "lease" | "database"; readonly name: string };
+  | {
+      readonly kind: "rows" | "table" | "lease" | "database";
+      readonly name: string;
+      /** Others may have the same at the same time. */
+      readonly shared?: boolean;
+    };
 
 /** A transaction, from its first lock to its end. */
 export interface Section {
+  /** Whether anybody wants to know the places of what it locks: they are the dearest part of it. */
+  readonly wantsPlaces: boolean;
   /** Whether it will be told of its end: else nothing that follows can be said to be inside of it. */
   readonly ends: boolean;
   /** It is about to wait for them. */
@@ -50,6 +57,8 @@ export interface Section {
 
 /** What an instance is watched by. */
 export interface Watch {
+  /** Whether anybody wants to know where transactions are opened. */
+  readonly wantsPlaces: boolean;
   section(site: Site | undefined): Section;
   /** Of a transaction that the caller opened. `settled`: calls back when it has ended, where the client tells. */
   joined(native: object, settled: ((then: () => void) => void) | undefined, site: Site | undefined): Section;

@@ -142,7 +142,7 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     const waitedMs = Math.round(performance.now() - started);
     if (found.granted) {
       const rows = Array.isArray(found.value) ? found.value.length : 0;
-      scope.section?.took({ kind: "rows", name: table }, site);
+      scope.section?.took({ kind: "rows", name: table, shared: isShared(strength) }, site);
       emit("holdfast:rows:locked", () => ({ table, rows, waitedMs }));
       return found.value;
     }
@@ -362,7 +362,7 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     const { shape, which: chosen } = call;
     if ("keys" in chosen && chosen.keys.length === 0) return [];
     const home = this.#home();
-    const locked = { kind: "rows", name: shape.name } as const;
+    const locked = { kind: "rows", name: shape.name, shared: isShared(call.strength) } as const;
     if (call.wait !== "nowait" && call.wait !== "skip") section?.asks(locked, site);
     const started = performance.now();
     const asked = waited("rows", shape.name, () => this.#bounded(connection, call));
@@ -415,6 +415,10 @@ function shownRows({ shape, which: chosen }: RowCall): string {
 function checkItem({ table, which: chosen, options }: RowsItem<any>): Wish {
   checkNames("rows", options, itemNames);
   return checkWish("rows", table, chosen, options);
+}
+
+function isShared(strength: RowStrength | undefined): boolean {
+  return strength === "share" || strength === "key share";
 }
 
 function checkStrength(call: string, strength: RowStrength = "update"): RowStrength {

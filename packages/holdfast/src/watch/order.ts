@@ -3,92 +3,138 @@
  * the same two in different orders are a deadlock as soon as they meet; that they do it is seen long before.
  */
 import type { OrderStep } from "../core/events.ts";
+import type { LockRequest } from "../core/key.ts";
 import type { Site } from "../core/site.ts";
 
+/** Of keys, their namespace; of rows, their table. */
 export interface Kind {
   readonly name: string;
-  readonly next: Map<Kind, OrderStep>;
+  readonly next: Map<Kind, Step[]>;
   /** Keys of one namespace, one after the other: those whose ids went up, and those whose ids went down. */
   up?: OrderStep;
   down?: OrderStep;
 }
 
+/** Two who share a lock do not wait for each other: what leads back to where it began must be in the way everywhere. */
+interface Step {
+  readonly from: Kind;
+  readonly to: Kind;
+  readonly sharedFirst: boolean;
+  readonly sharedSecond: boolean;
+  told: OrderStep;
+}
+
 export interface Holding {
   readonly kind: Kind;
   readonly site: Site | undefined;
+  shared: boolean;
   /** The last of its keys, in the order in which one call takes them. */
   last: string | undefined;
 }
 
+/** What somebody asks for. */
+export interface Wanted {
+  readonly kind: Kind;
+  readonly shared: boolean;
+  /** Of a key. */
+  readonly id: string | undefined;
+}
+
 /** A namespace that came from data must not eat the memory. */
 const most = 1000;
-const kinds = new Map<string, Kind>();
+const namespaces = new Map<string, Kind>();
+const tables = new Map<string, Kind>();
 /** Files that get a line for each step when it is first seen. */
 const files = new Set<string>();
 
-export function kindOf(name: string): Kind | undefined {
+function kindIn(kinds: Map<string, Kind>, what: string, name: string): Kind | undefined {
   const known = kinds.get(name);
   if (known || kinds.size >= most) return known;
-  const made: Kind = { name, next: new Map() };
+  const made: Kind = { name: `${what} ${name}`, next: new Map() };
   kinds.set(name, made);
   return made;
+}
+
+export function wantedKeys(keys: readonly LockRequest[]): readonly Wanted[] {
+  const wanted: Wanted[] = [];
+  for (const { key, mode } of keys) {
+    const [namespace] = key.parts;
+    const kind = namespace === undefined ? undefined : kindIn(namespaces, "key", namespace);
+    if (kind) wanted.push({ kind, id: key.id, shared: mode === "shared" });
+  }
+  return wanted;
+}
+
+/** `table`: without its schema. */
+export function wantedRows(table: string, shared: boolean): readonly Wanted[] {
+  const kind = kindIn(tables, "table", table);
+  return kind ? [{ kind, id: undefined, shared }] : [];
 }
 
 /** Whoever holds these asks for another. What is new about it, and leads back to where it began, is returned. */
 export function follow(
   held: readonly Holding[],
-  kind: Kind,
-  first: string | undefined,
+  wanted: Wanted,
   site: Site | undefined,
 ): readonly OrderStep[] | undefined {
   let inverted: readonly OrderStep[] | undefined;
-  for (const before of held) {
-    if (before.kind === kind) inverted = again(before, first, site) ?? inverted;
-    else if (!before.kind.next.has(kind)) {
-      const step: OrderStep = {
-        from: before.kind.name,
-        to: kind.name,
-        first: before.site?.place,
-        second: site?.place,
-      };
-      before.kind.next.set(kind, step);
-      write(step);
-      const back = path(kind, before.kind);
-      if (back) inverted = [step, ...back];
-    }
-  }
+  for (const before of held)
+    inverted =
+      (before.kind === wanted.kind ? again(before, wanted, site) : then(before, wanted, site)) ?? inverted;
   return inverted;
 }
 
+function then(before: Holding, wanted: Wanted, site: Site | undefined): OrderStep[] | undefined {
+  const { kind: from, shared: sharedFirst } = before;
+  const { kind: to, shared: sharedSecond } = wanted;
+  const known = from.next.get(to);
+  if (known)
+    for (const step of known)
+      if (step.sharedFirst === sharedFirst && step.sharedSecond === sharedSecond) {
+        // Nobody had asked for places when it was first seen.
+        if (step.told.second === undefined && site) step.told = told(before, to, site);
+        return undefined;
+      }
+  const step: Step = { from, to, sharedFirst, sharedSecond, told: told(before, to, site) };
+  if (known) known.push(step);
+  else from.next.set(to, [step]);
+  write(step.told);
+  return round(step);
+}
+
+function told(before: Holding, to: Kind, site: Site | undefined): OrderStep {
+  return { from: before.kind.name, to: to.name, first: before.site?.place, second: site?.place };
+}
+
 /** Another key of a namespace that is held: in one order by accident, or always. */
-function again(before: Holding, id: string | undefined, site: Site | undefined): OrderStep[] | undefined {
+function again(
+  before: Holding,
+  { id, shared }: Wanted,
+  site: Site | undefined,
+): readonly OrderStep[] | undefined {
   const { kind, last } = before;
-  if (id === undefined || last === undefined || id === last) return undefined;
+  if (id === undefined || last === undefined || id === last || (shared && before.shared)) return undefined;
   const way = id > last ? "up" : "down";
   if (kind[way]) return undefined;
-  const step: OrderStep = { from: kind.name, to: kind.name, first: before.site?.place, second: site?.place };
+  const step = told(before, kind, site);
   kind[way] = step;
   write(step, way);
   const other = kind[way === "up" ? "down" : "up"];
   return other && [step, other];
 }
 
-function path(from: Kind, to: Kind): OrderStep[] | undefined {
-  const came = new Map<Kind, { readonly by: OrderStep; readonly from: Kind } | undefined>([
-    [from, undefined],
-  ]);
-  const queue = [from];
-  for (const each of queue) {
-    if (each === to) {
+/** The shortest way from where a step leads, back to where it began, if each of them would wait for the next. */
+function round(start: Step): OrderStep[] | undefined {
+  const came = new Map<Step, Step | undefined>([[start, undefined]]);
+  for (const step of came.keys()) {
+    if (step !== start && step.to === start.from && !(step.sharedSecond && start.sharedFirst)) {
       const steps: OrderStep[] = [];
-      for (let at = came.get(to); at; at = came.get(at.from)) steps.unshift(at.by);
+      for (let at: Step | undefined = step; at; at = came.get(at)) steps.unshift(at.told);
       return steps;
     }
-    for (const [next, by] of each.next) {
-      if (came.has(next)) continue;
-      came.set(next, { by, from: each });
-      queue.push(next);
-    }
+    for (const next of step.to.next.values())
+      for (const each of next)
+        if (!came.has(each) && !(step.sharedSecond && each.sharedFirst)) came.set(each, step);
   }
   return undefined;
 }
@@ -98,8 +144,8 @@ export function keepOrderIn(file: string): void {
   if (files.has(file)) return;
   files.add(file);
   const lines: string[] = [];
-  for (const kind of kinds.values()) {
-    for (const step of kind.next.values()) lines.push(lineOf(step));
+  for (const kind of [...namespaces.values(), ...tables.values()]) {
+    for (const steps of kind.next.values()) for (const step of steps) lines.push(lineOf(step.told));
     for (const way of ["up", "down"] as const) if (kind[way]) lines.push(lineOf(kind[way], way));
   }
   append(file, lines);

@@ -1,5 +1,6 @@
 /** What a statement locks, and what may be shown of it, as far as its text tells. It is not a parser. */
 import { type Site, sites } from "../core/site.ts";
+import { type Wanted, wantedRows } from "./order.ts";
 
 /** The function whose callers sent it. */
 type Caller = (...args: never[]) => unknown;
@@ -7,7 +8,7 @@ type Caller = (...args: never[]) => unknown;
 export interface Seen {
   readonly text: string;
   /** Tables whose rows it locks, without their schemas. */
-  readonly tables: readonly string[];
+  readonly locks: readonly { readonly name: string; readonly wanted: readonly Wanted[] }[];
   /** Where it was sent for the first time, if it locks anything. */
   readonly site: Site | undefined;
 }
@@ -35,8 +36,8 @@ export function seenAs(statement: unknown, above: Caller): Seen | undefined {
 function ofText(text: string, above: Caller): Seen {
   const known = byText.get(text);
   if (known) return known;
-  const tables = tablesOf(text);
-  const found: Seen = { text, tables, site: tables.length > 0 ? sites.here(above) : undefined };
+  const locks = tablesOf(text).map((name) => ({ name, wanted: wantedRows(name, false) }));
+  const found: Seen = { text, locks, site: locks.length > 0 ? sites.here(above) : undefined };
   if (byText.size >= most) byText.clear();
   byText.set(text, found);
   return found;

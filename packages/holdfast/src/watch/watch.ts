@@ -2,7 +2,6 @@
 import { isOurs } from "../core/beside.ts";
 import { HazardError, keyNames } from "../core/errors.ts";
 import { type OrderStep, emit, heard } from "../core/events.ts";
-import type { LockRequest } from "../core/key.ts";
 import {
   type HazardKind,
   type Locked,
@@ -14,7 +13,7 @@ import {
 } from "../core/section.ts";
 import { type Site, sites } from "../core/site.ts";
 import type { Watching } from "./options.ts";
-import { type Holding, follow, keepOrderIn, kindOf } from "./order.ts";
+import { type Holding, type Wanted, follow, keepOrderIn, wantedKeys, wantedRows } from "./order.ts";
 import { type Listener, type Sign, hearSigns, replaceFunctions } from "./signs.ts";
 import { type Seen, seenAs, shownStatement } from "./statement.ts";
 
@@ -28,10 +27,12 @@ class Watcher implements Watch {
   readonly show: (name: string) => string;
   readonly #joined = new WeakMap<object, Watched>();
   readonly #ends: (() => void)[] = [];
+  readonly #always: boolean;
 
   constructor(watching: Watching, show: (name: string) => string) {
     this.watching = watching;
     this.show = show;
+    this.#always = this.tells || watching.orderFile !== undefined;
     this.#ends.push(watchSections());
     if (watching.hazards !== "off") this.#ends.push(heardSigns());
     if (this.tells) this.#ends.push(replacedFunctions());
@@ -41,6 +42,16 @@ class Watcher implements Watch {
   /** Whether somebody is told of each hazard, with its place. Else they are counted, and nothing is touched for it. */
   get tells(): boolean {
     return this.watching.hazards === "warn" || this.watching.hazards === "throw";
+  }
+
+  /** In production nobody may listen: then a place is not worth the time that it takes. */
+  get wantsPlaces(): boolean {
+    return (
+      this.#always ||
+      heard("holdfast:hazard") ||
+      heard("holdfast:section:slow") ||
+      heard("holdfast:order:inverted")
+    );
   }
 
   section(site: Site | undefined): Section {
@@ -77,8 +88,9 @@ class Watched implements Section {
   /** In whose body it was opened. */
   readonly #outer: Watched | undefined;
   #since: number | undefined;
-  #keys: LockRequest[] | undefined;
-  #leases: string[] | undefined;
+  /** Keys and leases. */
+  #locked: Locked[] | undefined;
+  /** By name, without schemas; "database", where that is what is locked. */
   #tables: string[] | undefined;
   #holding: Holding[] | undefined;
   #statements = 0;
@@ -113,6 +125,10 @@ class Watched implements Section {
     return this.#watcher.tells;
   }
 
+  get wantsPlaces(): boolean {
+    return this.#watcher.wantsPlaces;
+  }
+
   /** The one whose locks are held here: this, or one around it. */
   get holder(): Watched | undefined {
     if (this.holds) return this;
@@ -120,18 +136,13 @@ class Watched implements Section {
   }
 
   asks(what: Locked, site: Site | undefined): void {
-    this.#follow(what, site);
+    if (this.#holding || this.#outer) this.#follow(wantedIn(what), site);
   }
 
   took(what: Locked, site: Site | undefined): void {
-    this.#since ??= performance.now();
-    if (what.kind === "key") (this.#keys ??= []).push(...what.keys);
-    else if (what.kind === "lease") (this.#leases ??= []).push(what.name);
-    else {
-      const name = withoutSchema(what.name);
-      if (!this.#tables?.includes(name)) (this.#tables ??= []).push(name);
-    }
-    this.#hold(what, site);
+    if (what.kind === "key" || what.kind === "lease") (this.#locked ??= []).push(what);
+    else this.#write(withoutSchema(what.name));
+    this.#hold(wantedIn(what), site);
   }
 
   sent(statement: unknown): void {
@@ -139,37 +150,39 @@ class Watched implements Section {
     const seen = seenAs(statement, this.sent);
     if (!seen) return;
     this.#last = seen;
-    for (const name of seen.tables) {
+    for (const { name, wanted } of seen.locks) {
       if (this.#tables?.includes(name)) continue;
-      const what = { kind: "rows", name } as const;
-      this.#follow(what, seen.site);
-      this.took(what, seen.site);
+      this.#follow(wanted, seen.site);
+      this.#write(name);
+      this.#hold(wanted, seen.site);
     }
   }
 
-  #follow(what: Locked, site: Site | undefined): void {
-    if (this.#watcher.watching.hazards === "off") return;
-    for (const held of this.#around())
-      for (const { name, id } of namesOf(what)) {
-        const kind = kindOf(name);
-        const steps = kind && follow(held, kind, id, site);
-        if (steps) this.#inverted(steps, site);
+  #write(table: string): void {
+    if (!this.#tables?.includes(table)) (this.#tables ??= []).push(table);
+  }
+
+  #hold(wanted: readonly Wanted[], site: Site | undefined): void {
+    this.#since ??= performance.now();
+    for (const { kind, id, shared } of wanted) {
+      const known = this.#holding?.find((each) => each.kind === kind);
+      if (!known) (this.#holding ??= []).push({ kind, site, shared, last: id });
+      else {
+        if (id !== undefined && (known.last === undefined || id > known.last)) known.last = id;
+        known.shared &&= shared;
       }
+    }
   }
 
   /** What is held here, and in transactions around it: by the same caller, who waits. */
-  *#around(): Generator<readonly Holding[]> {
-    if (this.#holding && !this.over) yield this.#holding;
-    if (this.#outer) yield* this.#outer.#around();
-  }
-
-  #hold(what: Locked, site: Site | undefined): void {
-    for (const { name, id } of namesOf(what)) {
-      const kind = kindOf(name);
-      if (!kind) continue;
-      const known = this.#holding?.find((each) => each.kind === kind);
-      if (!known) (this.#holding ??= []).push({ kind, site, last: id });
-      else if (id !== undefined && (known.last === undefined || id > known.last)) known.last = id;
+  #follow(wanted: readonly Wanted[], site: Site | undefined): void {
+    if (this.#watcher.watching.hazards === "off") return;
+    for (let at: Watched | undefined = this; at; at = at.#outer) {
+      if (!at.#holding || at.over) continue;
+      for (const each of wanted) {
+        const steps = follow(at.#holding, each, site);
+        if (steps) this.#inverted(steps, site);
+      }
     }
   }
 
@@ -229,7 +242,10 @@ class Watched implements Section {
   }
 
   #locks(): string[] {
-    return [...keyNames(this.#keys ?? [], this.#watcher.show), ...(this.#leases ?? [])];
+    const locked = this.#locked ?? [];
+    const keys = locked.flatMap((each) => (each.kind === "key" ? each.keys : []));
+    const leases = locked.flatMap((each) => (each.kind === "lease" ? each.name : []));
+    return [...keyNames(keys, this.#watcher.show), ...leases];
   }
 
   #names(): string[] {
@@ -264,14 +280,10 @@ class Watched implements Section {
 /** What has a name that tells more comes first. */
 const network: readonly Sign[] = ["fetch", "http", "socket", "dns"];
 
-function* namesOf(what: Locked): Generator<{ readonly name: string; readonly id: string | undefined }> {
-  if (what.kind === "key") {
-    // Of one call: they are in an order of their own, the same for everybody.
-    for (const { key } of what.keys)
-      if (key.parts[0] !== undefined) yield { name: `key ${key.parts[0]}`, id: key.id };
-  } else if (what.kind === "rows" || what.kind === "table") {
-    yield { name: `table ${withoutSchema(what.name)}`, id: undefined };
-  }
+function wantedIn(what: Locked): readonly Wanted[] {
+  if (what.kind === "key") return wantedKeys(what.keys);
+  if (what.kind === "lease" || what.kind === "database") return [];
+  return wantedRows(withoutSchema(what.name), what.shared === true);
 }
 
 /** As most statements name it. */
