@@ -1,7 +1,7 @@
 /** What all examples need and none is about: a pool, tables that are dropped again, and a way to be started. */
 import process from "node:process";
 import { fileURLToPath } from "node:url";
-import { type Holdfast, holdfast } from "holdfast";
+import { type HazardError, type Holdfast, holdfast } from "holdfast";
 import { fromPg } from "holdfast/pg";
 import { Pool, type PoolClient } from "pg";
 
@@ -30,6 +30,11 @@ export async function open(url: string, tables: Readonly<Record<string, string>>
       await pool.end();
     },
   };
+}
+
+/** `fetch at index.ts:42`. */
+export function hazardOf({ kind, place }: HazardError): string {
+  return `${kind} at ${/[^/\\]+:\d+(?=:\d+$)/.exec(place ?? "")?.[0] ?? "?"}`;
 }
 
 /** Runs `main` if this file is the one that was started. With `--json` its result follows as the last line. */

@@ -1,6 +1,7 @@
 /** Examples are programs that people run first: they must run. */
 import { spawn } from "node:child_process";
-import { readFileSync, readdirSync } from "node:fs";
+import { existsSync, mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { Client } from "pg";
@@ -52,7 +53,13 @@ const results: Readonly<Record<string, unknown>> = {
     body: "Once upon a time",
   },
   provision: { requests: 40, created: 20, orgs: 20, owners: 20, members: 20 },
-  "fraud-check": { asked: [100, 9000], status: "rejected", amount: 9000, charged: 0 },
+  "fraud-check": {
+    asked: [100, 9000],
+    status: "rejected",
+    amount: 9000,
+    charged: 0,
+    underLock: expect.stringMatching(/^timer at index\.ts:\d+$/),
+  },
   webhook: {
     together: Array.from({ length: 5 }, () => paid),
     later: paid,
@@ -123,14 +130,51 @@ const results: Readonly<Record<string, unknown>> = {
     channels: { ML_SALE: -10, ORDER: -60 },
     books: "add up",
     textbook: { sold: 20, refused: 10, left: 0 },
+    naive: expect.stringMatching(/^fetch at naive\.ts:\d+$/),
   },
   ...Object.fromEntries(orms.map((orm) => [orm, { granted: 37, refused: 63, rows: 37 }])),
 };
 
+/** What those that show both ways do under a lock, where they do it wrongly: its kind, and the line that it is on. */
+const naive: Readonly<Record<string, readonly (readonly [kind: string, line: string])[]>> = {
+  "fraud-check": [["timer", "await sleep(50);"]],
+  // The order is told at the statement of whoever comes second.
+  hazards: [
+    ["fetch", "fetch(`http://127.0.0.1:${port}/pay/${id}`)"],
+    ["order", "UPDATE ${orders} SET status = 'new' WHERE sku"],
+  ],
+  shop: [["fetch", "await fetch(`${bank}?charge=${id}`)"]],
+};
+
+interface Told {
+  readonly event: "hazard" | "slow";
+  readonly kind?: string;
+  readonly place?: string;
+  readonly hazards?: Readonly<Record<string, number>>;
+}
+
+/** What all processes of an example were told of, while it ran: see `test/workers/watched.ts`. */
+function toldIn(file: string): Told[] {
+  if (!existsSync(file)) return [];
+  const lines = readFileSync(file, "utf8").trim().split("\n");
+  return lines.map((line) => JSON.parse(line) as Told);
+}
+
+/** `file:line:column`, as the text that is there. */
+function lineAt(place: string | undefined): string {
+  const [, file = "", line] = /^(.*):(\d+):\d+$/.exec(place ?? "") ?? [];
+  return file.startsWith(join(root, "examples"))
+    ? (readFileSync(file, "utf8").split("\n")[Number(line) - 1] ?? "")
+    : "";
+}
+
 test.each(Object.entries(results))("examples/%s", async (name, result) => {
   const database = await createDatabase("postgres");
+  const folder = mkdtempSync(join(tmpdir(), "holdfast-example-"));
   try {
-    const env = { DATABASE_URL: database.url };
+    const watched = join(folder, "told.jsonl");
+    const listening = `--import=${new URL("workers/watched.ts", import.meta.url).href}`;
+    const env = { DATABASE_URL: database.url, HOLDFAST_WATCHED: watched, NODE_OPTIONS: listening };
     const { code, output } = await run(`examples/${name}/index.ts`, ["--json"], env);
     expect(code, output).toBe(0);
     const lines = output.trim().split("\n");
@@ -139,8 +183,21 @@ test.each(Object.entries(results))("examples/%s", async (name, result) => {
     expect(JSON.parse(lines.at(-1) ?? "")).toEqual(result);
     // What people take for a pattern does nothing under a lock that it should not.
     expect(output).not.toContain("HF_HAZARD");
+    const told = toldIn(watched);
+    const hazards = told.filter(({ event }) => event === "hazard");
+    const wanted = naive[name] ?? [];
+    expect(
+      hazards.map(({ kind, place }) => [kind, lineAt(place)]),
+      JSON.stringify(told),
+    ).toEqual(wanted.map(([kind, line]) => [kind, expect.stringContaining(line)]));
+    // How long is the machine's affair; what was waited for meanwhile is not.
+    const kinds = told.flatMap(({ event, hazards: meanwhile }) =>
+      event === "slow" ? Object.keys(meanwhile ?? {}) : [],
+    );
+    expect(kinds.filter((kind) => !wanted.some(([known]) => known === kind))).toEqual([]);
     expect(await leftovers(database.url)).toEqual([]);
   } finally {
+    rmSync(folder, { recursive: true, force: true });
     await database.drop();
   }
 });

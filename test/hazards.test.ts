@@ -28,6 +28,8 @@ import {
 } from "holdfast";
 import { fromPg } from "holdfast/pg";
 import { holdfast as inPrisma } from "holdfast/prisma";
+import { quota } from "holdfast/quota";
+import { stock } from "holdfast/stock";
 import { Pool, type PoolClient } from "pg";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { backends } from "./backends.ts";
@@ -300,6 +302,13 @@ describe("on PostgreSQL", () => {
       lockAll: after((tx) => tx.lockAll([key("b", 1), rows("piece", [1])])),
       update: after((tx) => tx.client.query("UPDATE piece SET n = n + 1 WHERE id = $1", [1])),
       fenced: after((tx) => fenced(tx, lease)),
+      "a quota": after((tx) =>
+        quota(hf, { name: "watched", limit: 1000, per: "day" }).consume("ada", 1, { tx }),
+      ),
+      "what is left of it": after((tx) =>
+        quota(hf, { name: "watched", limit: 1000, per: "day" }).peek("ada", { tx }),
+      ),
+      stock: after((tx) => stock(hf, { name: "watched" }).apply([{ sku: "CAP", quantity: 1 }], { tx })),
       join: async () => {
         const client = await pool.connect();
         await client.query("BEGIN");
@@ -330,6 +339,9 @@ describe("on PostgreSQL", () => {
       lockAll: [["timer"], [["transaction", "b:1", "piece"]]],
       update: [["timer"], [["transaction", "piece"]]],
       fenced: [["timer"], [["transaction", "leased:1"]]],
+      "a quota": [["timer"], [["transaction", "quota watched:ada"]]],
+      "what is left of it": [[], []],
+      stock: [["timer"], [["transaction", expect.stringMatching(/^stock watched:CAP:/)]]],
       join: [["timer"], [["joined", "joined:1"]]],
     });
   });

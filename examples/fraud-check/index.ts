@@ -1,7 +1,8 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import { type Holdfast, versioned } from "holdfast";
+import { type HazardError, type Holdfast, holdfast, versioned } from "holdfast";
+import { fromPg } from "holdfast/pg";
 import type { PoolClient } from "pg";
-import { command, open } from "../support.ts";
+import { command, hazardOf, open } from "../support.ts";
 
 const orders = "holdfast_example_order";
 const ledger = "holdfast_example_ledger";
@@ -32,6 +33,19 @@ async function check(
   });
 }
 
+/** As it is often written: the order cannot change meanwhile, and whoever wants it, the customer too, waits for the service. */
+async function checkUnderLock(
+  hf: Holdfast<PoolClient>,
+  id: number,
+  ask: (order: Order) => Promise<Verdict>,
+): Promise<void> {
+  await hf.transaction(async (tx) => {
+    const order = await tx.row<Order>(orders, id);
+    const verdict = await ask(order);
+    await tx.client.query(`UPDATE ${orders} SET status = $2 WHERE id = $1`, [id, verdict]);
+  });
+}
+
 export interface Result {
   /** What the service was asked about. */
   readonly asked: readonly number[];
@@ -39,6 +53,8 @@ export interface Result {
   readonly amount: number;
   /** Charged, as the ledger has it. */
   readonly charged: number;
+  /** What Holdfast says of the other way, with `hazards: "throw"`, as in tests. */
+  readonly underLock: string;
 }
 
 /** While the service looks at an order of 100, the customer makes it one of 9,000. */
@@ -57,15 +73,24 @@ export async function main(url: string): Promise<Result> {
     await sleep(50, undefined, { signal });
     return order.amount < 1_000 ? "accepted" : "rejected";
   });
+  await using strict = holdfast(fromPg(pool), { hazards: "throw" });
+  const underLock = await checkUnderLock(strict, 1, async () => {
+    await sleep(50);
+    return "accepted";
+  }).then(
+    () => "no hazard",
+    (error: unknown) => hazardOf(error as HazardError),
+  );
   const { rows } = await pool.query<{ charged: number }>(
     `SELECT coalesce(sum(amount), 0)::int AS charged FROM ${ledger}`,
   );
-  return { asked, status, amount, charged: rows[0]?.charged ?? Number.NaN };
+  return { asked, status, amount, charged: rows[0]?.charged ?? Number.NaN, underLock };
 }
 
 await command(
   import.meta.url,
   main,
-  ({ asked, status, amount, charged }) =>
-    `The service was asked about ${asked.join(", then about ")}: the order of ${amount} is ${status}, ${charged} charged`,
+  ({ asked, status, amount, charged, underLock }) =>
+    `The service was asked about ${asked.join(", then about ")}: the order of ${amount} is ${status}, ${charged} charged. ` +
+    `Asked under a lock: ${underLock}`,
 );

@@ -1,7 +1,7 @@
 /** A small shop: a checkout page, and a webhook of a marketplace that sells the same things. */
 import { randomUUID } from "node:crypto";
 import express, { type ErrorRequestHandler, type Express } from "express";
-import { holdfast } from "holdfast";
+import { type HoldfastOptions, holdfast } from "holdfast";
 import { fromPrisma } from "holdfast/prisma";
 import { InsufficientStockError, StockConflictError, UnknownSkuError, stock } from "holdfast/stock";
 import type { PrismaClient } from "./generated/client.ts";
@@ -11,8 +11,8 @@ interface Item {
   readonly quantity: number;
 }
 
-export function shopOf(prisma: PrismaClient) {
-  const hf = holdfast(fromPrisma(prisma));
+export function shopOf(prisma: PrismaClient, options: HoldfastOptions = {}) {
+  const hf = holdfast(fromPrisma(prisma), options);
   const shelf = stock<{ reference: "purchase" | "ml-order" }>(hf, {
     name: "shop",
     levels: { table: "holdfast_example_variant", sku: "sku", onHand: "stock" },

@@ -1,9 +1,11 @@
 import { once } from "node:events";
 import type { AddressInfo } from "node:net";
 import { PrismaPg } from "@prisma/adapter-pg";
-import { command, open } from "../support.ts";
+import { HazardError } from "holdfast";
+import { command, hazardOf, open } from "../support.ts";
 import { appOf, shopOf } from "./app.ts";
 import { PrismaClient } from "./generated/client.ts";
+import { checkoutWithBank } from "./naive.ts";
 import { sell } from "./textbook.ts";
 
 const tables = {
@@ -23,6 +25,8 @@ export interface Result {
   readonly channels: Readonly<Record<string, number>>;
   readonly books: string;
   readonly textbook: { readonly sold: number; readonly refused: number; readonly left: number };
+  /** What Holdfast says of a checkout that charges the card while it keeps others from the stock. */
+  readonly naive: string;
 }
 
 async function storm(base: string): Promise<Pick<Result, "checkout" | "marketplace">> {
@@ -74,6 +78,20 @@ async function textbook(url: string): Promise<Result["textbook"]> {
   };
 }
 
+/** As a test would: with `hazards: "throw"` the transaction fails, and nothing of it is kept. */
+async function naive(prisma: PrismaClient, bank: string): Promise<string> {
+  const shop = shopOf(prisma, { hazards: "throw" });
+  try {
+    await checkoutWithBank(shop, bank, "MUG");
+    return "no hazard";
+  } catch (error) {
+    if (!(error instanceof HazardError)) throw error;
+    return hazardOf(error);
+  } finally {
+    await shop.hf.close();
+  }
+}
+
 export async function main(url: string): Promise<Result> {
   const byHand = await textbook(url);
   await using place = await open(url, tables);
@@ -93,6 +111,7 @@ export async function main(url: string): Promise<Result> {
     await shelf.adopt();
     const { port } = server.address() as AddressInfo;
     const { checkout, marketplace } = await storm(`http://127.0.0.1:${port}`);
+    const hazard = await naive(prisma, `http://127.0.0.1:${port}/`);
     const levels = await shelf.levels();
     const { movements } = await shelf.history({ source: "ML_SALE", limit: 1000 });
     const channels = (await shelf.byChannel({ from: before })).filter(({ decreased }) => decreased > 0);
@@ -104,6 +123,7 @@ export async function main(url: string): Promise<Result> {
       channels: Object.fromEntries(channels.map(({ source, net }) => [source, net])),
       books: ok ? "add up" : findings.map(({ text }) => text).join("; "),
       textbook: byHand,
+      naive: hazard,
     };
   } finally {
     server.close();
@@ -116,9 +136,9 @@ export async function main(url: string): Promise<Result> {
 await command(
   import.meta.url,
   main,
-  ({ checkout, marketplace, left, books }) =>
+  ({ checkout, marketplace, left, books, naive: hazard }) =>
     `${checkout.sold} purchases and ${checkout.refused} refused; ${marketplace.counted} sales of the marketplace, told ${marketplace.told} times; ` +
     `left: ${Object.entries(left)
       .map(([sku, n]) => `${n} ${sku}`)
-      .join(", ")}; the books ${books}`,
+      .join(", ")}; the books ${books}; charged under a lock: ${hazard}`,
 );

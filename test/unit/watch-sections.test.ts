@@ -6,6 +6,8 @@ import { watch } from "../../packages/holdfast/src/watch/watch.ts";
 
 const asked = (name: string) => ({ kind: "key", keys: [{ key: key(name, 1), mode: "exclusive" }] }) as const;
 
+const locks = [asked("one-by-one-a"), asked("one-by-one-b")] as const;
+
 test("those that are over are not around the next one, however many there were", () => {
   const watched = watch({ hazards: "count", slow: undefined, orderFile: undefined }, (name) => name);
   let section: Section | undefined;
@@ -14,8 +16,9 @@ test("those that are over are not around the next one, however many there were",
     for (let i = 0; i < 20_000; i++) {
       section = watched?.joined({}, (then) => (end = then), undefined);
       if (section) sections.enter(section);
-      section?.asks(asked(`one-by-one-${i % 2}`), undefined);
-      section?.took(asked(`one-by-one-${i % 2}`), undefined);
+      const lock = locks[i % 2] ?? locks[0];
+      section?.asks(lock, undefined);
+      section?.took(lock, undefined);
       end?.();
     }
   });

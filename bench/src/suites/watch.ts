@@ -21,7 +21,7 @@ const modes = {
 } as const satisfies Record<string, HoldfastOptions>;
 type Mode = keyof typeof modes;
 
-/** One instance at a time: while one watches, functions of Node's are replaced for the whole process. */
+/** One instance at a time: while one watches, Node publishes for the whole process. */
 function contestantsOf(
   open: (options: HoldfastOptions) => { call: Contestant["call"]; close(): Promise<void> },
 ): Contestant[] {

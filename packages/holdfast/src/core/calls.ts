@@ -44,6 +44,8 @@ export interface About {
   readonly named?: boolean;
   /** It locks what it names: only so many of the same name are sent at a time. */
   readonly locks?: boolean;
+  /** In the caller's transaction what it names is locked until the end of that. */
+  readonly keeps?: boolean;
 }
 
 /** In the caller's transaction, or undefined: outside of any. */
@@ -237,7 +239,11 @@ export async function send<T>(
   if (scope) {
     const started = performance.now();
     try {
-      return await scope.work(({ connection }) => work(connection, { again: true, waitMs }), signal);
+      const answer = await scope.work(({ connection }) => work(connection, { again: true, waitMs }), signal);
+      if (about.keeps ?? about.locks)
+        for (const name of about.names)
+          scope.section?.took({ kind: "call", name: home.show(name) }, undefined);
+      return answer;
     } catch (error) {
       if (classify(home.database, error) !== "lock-timeout" || error instanceof HoldfastError) throw error;
       throw waitedInVain(home, about, performance.now() - started, error, false);

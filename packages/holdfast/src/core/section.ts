@@ -26,9 +26,12 @@ export type HazardKind = (typeof hazardKinds)[number];
 /** What one call locks. */
 export type Locked =
   | { readonly kind: "key"; readonly keys: readonly LockRequest[] }
-  /** `name`: of the table, of the lease; "database" where a transaction that writes keeps all others out. */
+  /**
+   * `name`: of the table, of the lease, of what a pattern's call has changed; "database" where a transaction that writes
+   * keeps all others out.
+   */
   | {
-      readonly kind: "rows" | "table" | "lease" | "database";
+      readonly kind: "rows" | "table" | "lease" | "call" | "database";
       readonly name: string;
       /** Others may have the same at the same time. */
       readonly shared?: boolean;

@@ -170,5 +170,6 @@ function aboutOf(parts: readonly Part[]): About {
     names: parts.map(({ quota, subject }) => `quota ${quota.name}:${subject}`),
     id: first?.given,
     named: first?.named ?? false,
+    keeps: true,
   };
 }

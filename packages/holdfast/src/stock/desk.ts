@@ -103,6 +103,7 @@ export class Desk {
       names: lines.map(({ sku, location }) => `stock ${this.book.name}:${sku}:${location}`),
       id: given,
       named,
+      keeps: true,
     };
   }
 

@@ -88,7 +88,7 @@ class Watched implements Section {
   /** In whose body it was opened. */
   readonly #outer: Watched | undefined;
   #since: number | undefined;
-  /** Keys and leases. */
+  /** Keys, leases, and what patterns have changed. */
   #locked: Locked[] | undefined;
   /** By name, without schemas; "database", where that is what is locked. */
   #tables: string[] | undefined;
@@ -140,7 +140,8 @@ class Watched implements Section {
   }
 
   took(what: Locked, site: Site | undefined): void {
-    if (what.kind === "key" || what.kind === "lease") (this.#locked ??= []).push(what);
+    if (what.kind === "key" || what.kind === "lease" || what.kind === "call")
+      (this.#locked ??= []).push(what);
     else this.#write(withoutSchema(what.name));
     this.#hold(wantedIn(what), site);
   }
@@ -174,16 +175,15 @@ class Watched implements Section {
     }
   }
 
-  /** What is held here, and in transactions around it: by the same caller, who waits. */
-  #follow(wanted: readonly Wanted[], site: Site | undefined): void {
-    if (this.#watcher.watching.hazards === "off") return;
-    for (let at: Watched | undefined = this; at; at = at.#outer) {
-      if (!at.#holding || at.over) continue;
+  /** What is held here, and in transactions around it: by the same caller, who waits. `who`: asks for it. */
+  #follow(wanted: readonly Wanted[], site: Site | undefined, who: Watched = this): void {
+    if (who.#watcher.watching.hazards === "off") return;
+    if (this.#holding && !this.over)
       for (const each of wanted) {
-        const steps = follow(at.#holding, each, site);
-        if (steps) this.#inverted(steps, site);
+        const steps = follow(this.#holding, each, site);
+        if (steps) who.#inverted(steps, site);
       }
-    }
+    if (this.#outer) this.#outer.#follow(wanted, site, who);
   }
 
   #inverted(steps: readonly OrderStep[], site: Site | undefined): void {
@@ -244,8 +244,8 @@ class Watched implements Section {
   #locks(): string[] {
     const locked = this.#locked ?? [];
     const keys = locked.flatMap((each) => (each.kind === "key" ? each.keys : []));
-    const leases = locked.flatMap((each) => (each.kind === "lease" ? each.name : []));
-    return [...keyNames(keys, this.#watcher.show), ...leases];
+    const others = locked.flatMap((each) => (each.kind === "key" ? [] : each.name));
+    return [...keyNames(keys, this.#watcher.show), ...new Set(others)];
   }
 
   #names(): string[] {
@@ -282,7 +282,7 @@ const network: readonly Sign[] = ["fetch", "http", "socket", "dns"];
 
 function wantedIn(what: Locked): readonly Wanted[] {
   if (what.kind === "key") return wantedKeys(what.keys);
-  if (what.kind === "lease" || what.kind === "database") return [];
+  if (what.kind !== "rows" && what.kind !== "table") return [];
   return wantedRows(withoutSchema(what.name), what.shared === true);
 }
 
