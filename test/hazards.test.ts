@@ -528,6 +528,26 @@ describe("on PostgreSQL", () => {
     expect(seen.map(({ kind, place }) => [kind, mark(place)])).toEqual([["late", "late"]]);
   });
 
+  test("but not what a body sends whose transaction was ended meanwhile", async () => {
+    const hf = open();
+    const over = Promise.withResolvers<void>();
+    let late: Promise<unknown> | undefined;
+    const seen = await told("holdfast:hazard", async () => {
+      const gone = hf.transaction({ lock: key("late", 2), deadline: 200 }, (tx) => {
+        const write = async () => {
+          await over.promise;
+          await tx.client.query("UPDATE purchase SET n = 7 WHERE id = 1");
+        };
+        late = write().catch((error: unknown) => error);
+        return late;
+      });
+      await expect(gone).rejects.toMatchObject({ code: "HF_DEADLINE" });
+      over.resolve();
+      expect(await late).toMatchObject({ code: expect.stringMatching(/^HF_/) });
+    });
+    expect(seen.filter(({ kind }) => kind === "late")).toEqual([]);
+  });
+
   test("a hazard in a transaction that is apart counts for the locks around it", async () => {
     const hf = open();
     const seen = await told("holdfast:hazard", () =>

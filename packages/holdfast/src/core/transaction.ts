@@ -502,7 +502,8 @@ class Attempt<Native, C extends Connection> {
       clearTimeout(timer);
       outer.removeEventListener("abort", onStop);
       if (stop) connection.lost.removeEventListener("abort", onLost);
-      this.#section?.left();
+      // What a body sends whose transaction was taken from it is not a forgotten await.
+      if (!outer.aborted && !connection.lost.aborted) this.#section?.left();
       scope.close(this.#abandoned ? "it was given up after an abort" : "its body has ended");
       // A cancel that could still be under way would hit our ROLLBACK.
       if (cancelling) await within(graceMs, cancelling).catch(() => (this.#abandoned = true));

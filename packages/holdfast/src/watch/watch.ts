@@ -212,7 +212,7 @@ class Watched implements Section {
 
   saw(kind: HazardKind, site: Site): void {
     if (kind === "late") {
-      if (this.#left || this.over) this.#report(kind, site);
+      if (this.#left) this.#report(kind, site);
       return;
     }
     if (isOurs()) return;
