@@ -111,7 +111,7 @@ BEGIN
         o_died := o_died || (extract(epoch FROM mine.tick) * 1000)::float8;
         mine := NULL;
       ELSE
-        UPDATE holdfast.schedule_run r SET state = 'running', attempt = r.attempt + 1, fence = nextval('holdfast.fence'),
+        UPDATE holdfast.schedule_run r SET state = 'running', attempt = r.attempt + 1, fence = holdfast.next_fence(),
             token = p_token, holder = p_holder, started = clock_timestamp(),
             until = clock_timestamp() + p_ttl * interval '1 millisecond'
           WHERE r.schedule = p_schedule AND r.tick = mine.tick AND r.manual = mine.manual RETURNING * INTO mine;
@@ -137,7 +137,7 @@ BEGIN
         END IF;
       ELSE
         INSERT INTO holdfast.schedule_run (schedule, tick, manual, state, attempt, fence, token, holder, previous, started, until, ended, error)
-          VALUES (p_schedule, tick_at, p_manual, p_state, 1, nextval('holdfast.fence'), p_token, p_holder, s.last, clock_timestamp(),
+          VALUES (p_schedule, tick_at, p_manual, p_state, 1, holdfast.next_fence(), p_token, p_holder, s.last, clock_timestamp(),
             clock_timestamp() + p_ttl * interval '1 millisecond', CASE WHEN p_state <> 'running' THEN clock_timestamp() END, p_error)
           RETURNING * INTO mine;
         IF NOT p_manual THEN
