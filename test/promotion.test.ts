@@ -1,25 +1,26 @@
 /** A standby takes over that has not heard of everything: what is given out by it is newer than all that was given before. */
 import { type Holdfast, StaleFenceError, fenced, holdfast, key } from "holdfast";
 import { fromPg } from "holdfast/pg";
+import { queue } from "holdfast/queue";
 import { Pool } from "pg";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { type EmbeddedPostgres, startPostgres } from "../packages/cli/src/embedded.ts";
 import { type Proxy, startProxy } from "./harness/proxy.ts";
 import { type Standby, startStandby } from "./harness/standby.ts";
+import { eventually } from "./harness/wait.ts";
 
 const opened: (() => Promise<unknown>)[] = [];
 let primary: EmbeddedPostgres;
 let line: Proxy;
 let standby: Standby;
+/** The largest of those that the standby has never heard of. */
+const lostJob = { id: 0, fence: 0 };
 
 const on = (connectionString: string): { hf: Holdfast<unknown>; pool: Pool } => {
   const pool = new Pool({ connectionString, max: 4 });
   pool.on("error", () => {});
   const hf = holdfast(fromPg(pool), { wait: 20_000, deadline: 30_000 });
-  opened.push(
-    () => hf.close(),
-    () => pool.end(),
-  );
+  opened.push(() => hf.close().finally(() => pool.end()));
   return { hf: hf as Holdfast<unknown>, pool };
 };
 
@@ -51,6 +52,17 @@ test("fences do not go back, whatever was lost", { timeout: 60_000 }, async () =
   // Nothing more arrives there. PostgreSQL writes numbers of sequences ahead, 32 at a time: hence more than that.
   line.freeze();
   const lost = await takeSome(before.hf, 100);
+  const mails = queue<string>(before.hf, "mails");
+  await mails.enqueueMany(Array.from({ length: 200 }, () => ({ payload: "before" })));
+  const worker = mails.work(
+    (job) => {
+      lostJob.id = Math.max(lostJob.id, job.id);
+      lostJob.fence = Math.max(lostJob.fence, job.fence);
+    },
+    { batch: 2 },
+  );
+  await eventually(async () => (await mails.counts()).waiting === 0);
+  await worker.stop();
   await known.release();
   const newest = await before.hf.lease(key("report"), { ttl: 60_000 });
   await line.close();
@@ -72,6 +84,18 @@ test("fences do not go back, whatever was lost", { timeout: 60_000 }, async () =
     await expect(late).rejects.toBeInstanceOf(StaleFenceError);
   }
   await after.hf.transaction((tx) => fenced(tx, next));
+});
+
+test("numbers of jobs, and of what a worker has claimed, neither", { timeout: 60_000 }, async () => {
+  const { hf } = on(standby.url());
+  // The sequences are behind, as far as the lost ones.
+  const { id } = await queue(hf, "mails").enqueue("after");
+  expect(id).toBeGreaterThan(lostJob.id);
+  let claimed!: (fence: number) => void;
+  const fence = new Promise<number>((resolve) => (claimed = resolve));
+  const worker = queue(hf, "mails").work((job) => claimed(job.fence));
+  expect(await fence).toBeGreaterThan(lostJob.fence);
+  await worker.stop();
 });
 
 test("and with pg_upgrade, after which timelines are counted from one again", async () => {

@@ -2,6 +2,7 @@ import type { SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError, UnsupportedError } from "../../core/errors.ts";
 import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../core/leases.ts";
 import { type Statement, sql } from "../../core/sql.ts";
+import { fenceBase, nextFence } from "./fences.ts";
 import { failureOf } from "./locks.ts";
 import { isTrue } from "./probe.ts";
 import * as protection from "../../core/protections.ts";
@@ -57,37 +58,8 @@ export const leaseTables: readonly Statement[] = [
 ) WITH (fillfactor = 70)`,
 ];
 
-/** Where the timeline is kept whose fences are given: of no resource, whose ids are hashes. */
-const generation = "holdfast.generation";
-
 export const leaseRoutines: readonly Statement[] = [
-  // A standby that takes over may lack the newest numbers of the sequence, and would give them a second time. So each
-  // timeline has its own 2^32 above the ones before; on the first one nothing is added. The number of a timeline begins
-  // anew with pg_upgrade: then the next range is taken. What is added is at most 2^32 for each, so fences stay below 2^53 for
-  // two million timelines. 4 µs; a server that has no timeline to tell (some managed ones) is on the first one.
-  sql`CREATE OR REPLACE FUNCTION holdfast.next_fence() RETURNS bigint
-LANGUAGE plpgsql VOLATILE
-AS $function$
-DECLARE
-  line bigint := 1;
-  base bigint;
-BEGIN
-  BEGIN
-    line := ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint;
-  EXCEPTION WHEN OTHERS THEN
-    line := 1;
-  END;
-  SELECT r.given INTO base FROM holdfast.resource r WHERE r.id = '${sql.raw(generation)}' AND r.seen = line;
-  IF NOT FOUND THEN
-    INSERT INTO holdfast.resource AS r (id, name, given, seen)
-      VALUES ('${sql.raw(generation)}', 'what fences begin with, and on which timeline', (line - 1) << 32, line)
-      ON CONFLICT (id) DO UPDATE SET seen = excluded.seen,
-        given = CASE WHEN r.seen = excluded.seen THEN r.given ELSE greatest(excluded.given, r.given + (1::bigint << 32)) END
-      RETURNING r.given INTO base;
-  END IF;
-  RETURN ${sql.raw(protection.fenceGeneration ? "base" : "0")} + nextval('holdfast.fence');
-END
-$function$`,
+  fenceBase,
 
   sql`CREATE OR REPLACE FUNCTION holdfast.lease_origin() RETURNS text
 LANGUAGE sql STABLE
@@ -150,7 +122,7 @@ BEGIN
   IF taken + p_weight > p_capacity THEN
     IF o_line AND mine.fence IS NULL THEN
       INSERT INTO holdfast.lease (resource, fence, token, name, holder, mode, weight, waiting, since, until)
-        VALUES (p_resource, holdfast.next_fence(), p_token, p_name, p_holder, p_mode, p_weight, true,
+        VALUES (p_resource, ${sql.raw(nextFence)}, p_token, p_name, p_holder, p_mode, p_weight, true,
           clock_timestamp(), clock_timestamp() + p_line * interval '1 millisecond');
     ELSIF locked AND o_line THEN
       UPDATE holdfast.lease l SET until = clock_timestamp() + p_line * interval '1 millisecond'
@@ -160,7 +132,7 @@ BEGIN
   END IF;
   -- A place in line has a number of its own, but a fence is given with the grant: they grow in the order of grants.
   DELETE FROM holdfast.lease l WHERE l.resource = p_resource AND l.fence = mine.fence;
-  UPDATE holdfast.resource r SET given = ${sql.raw(protection.fenceGrows ? "holdfast.next_fence()" : "1")} WHERE r.id = p_resource RETURNING r.given INTO o_fence;
+  UPDATE holdfast.resource r SET given = ${sql.raw(protection.fenceGrows ? nextFence : "1")} WHERE r.id = p_resource RETURNING r.given INTO o_fence;
   o_since := clock_timestamp();
   o_until := o_since + p_ttl * interval '1 millisecond';
   INSERT INTO holdfast.lease (resource, fence, token, name, holder, mode, weight, waiting, since, until)
