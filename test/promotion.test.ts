@@ -20,8 +20,11 @@ const on = (connectionString: string): { hf: Holdfast<unknown>; pool: Pool } => 
   const pool = new Pool({ connectionString, max: 4 });
   pool.on("error", () => {});
   const hf = holdfast(fromPg(pool), { wait: 20_000, deadline: 30_000 });
-  opened.push(() => hf.close().finally(() => pool.end()));
-  return { hf: hf as Holdfast<unknown>, pool };
+  opened.push(async () => {
+    await hf.close().catch(() => {});
+    await pool.end();
+  });
+  return { hf, pool };
 };
 
 beforeAll(async () => {

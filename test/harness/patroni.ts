@@ -40,7 +40,6 @@ export interface Patroni {
   leader(): Promise<Node | undefined>;
   /** Resolves when another one leads, and connections go there. */
   takenOver(from: Node): Promise<Node>;
-  /** Nothing reaches that one any more from the leader, nor it the leader. */
   readonly stop: () => Promise<void>;
 }
 
@@ -116,14 +115,13 @@ async function startEtcd(): Promise<ServerProcess> {
         // It does not start on arm64 without being told that this is known.
         `ETCD_UNSUPPORTED_ARCH=${process.arch}`,
         ETCD,
-        ...["--data-dir", join(dir, "data")],
-        ...["--listen-client-urls", `http://127.0.0.1:${port}`],
-        ...["--advertise-client-urls", `http://127.0.0.1:${port}`],
-        ...["--listen-peer-urls", `http://127.0.0.1:${peer}`],
-        ...["--initial-advertise-peer-urls", `http://127.0.0.1:${peer}`],
-        ...["--initial-cluster", `default=http://127.0.0.1:${peer}`],
-        "--unsafe-no-fsync",
-      ].filter((each) => each !== "--unsafe-no-fsync"),
+        `--data-dir=${join(dir, "data")}`,
+        `--listen-client-urls=http://127.0.0.1:${port}`,
+        `--advertise-client-urls=http://127.0.0.1:${port}`,
+        `--listen-peer-urls=http://127.0.0.1:${peer}`,
+        `--initial-advertise-peer-urls=http://127.0.0.1:${peer}`,
+        `--initial-cluster=default=http://127.0.0.1:${peer}`,
+      ],
     }),
     async ready(port) {
       if (!(await answers(port, "/health"))) throw new Error("not healthy");
