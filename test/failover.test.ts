@@ -4,12 +4,23 @@ import { fromPg } from "holdfast/pg";
 import { queue } from "holdfast/queue";
 import { quota } from "holdfast/quota";
 import { stock } from "holdfast/stock";
-import { Pool } from "pg";
+import { Client, Pool } from "pg";
 import { describe, expect, test } from "vitest";
 import { type Node, noPatroni, standbys, startPatroni } from "./harness/patroni.ts";
 import { startWorker } from "./harness/processes.ts";
 import { eventually } from "./harness/wait.ts";
 import type { FailoverArg, FailoverResult } from "./workers/failover.ts";
+
+/** Resolves when the server has done all that it was asked for. */
+async function idle(url: string): Promise<void> {
+  const client = new Client({ connectionString: url });
+  client.on("error", () => {});
+  await client.connect();
+  const active =
+    "SELECT count(*)::int AS n FROM pg_stat_activity WHERE backend_type = 'client backend' AND state = 'active' AND pid <> pg_backend_pid()";
+  await eventually(async () => (await client.query(active)).rows[0].n === 0);
+  await client.end();
+}
 
 const PROCESSES = 3;
 const HELD = 1_000_000;
@@ -46,6 +57,9 @@ describe.each([{ synchronous: true }, { synchronous: false }])("replication: %o"
 
       const old = (await cluster.leader()) as Node;
       const before = (await pool.query("SELECT n FROM counter")).rows[0].n as number;
+      // What was sent is done, and nobody hears of it: else there would be hardly an answer that is lost.
+      cluster.silence();
+      await idle(old.url());
       old.crash();
       await cluster.takenOver(old);
       await enough(before + 50);

@@ -36,6 +36,8 @@ export interface Patroni {
   /** Where the leader is to be found: a proxy that passes on to whoever leads, as HAProxy does in front of Patroni. */
   readonly url: string;
   readonly nodes: readonly Node[];
+  /** What is on its way stays there, and so does every answer, until somebody has taken over. */
+  silence(): void;
   /** The one that leads, by what it says itself. */
   leader(): Promise<Node | undefined>;
   /** Resolves when another one leads, and connections go there. */
@@ -82,6 +84,7 @@ export async function startPatroni({ synchronous }: PatroniOptions): Promise<Pat
     return {
       url: proxy.url(first.url()),
       nodes,
+      silence: () => proxy.freeze(),
       leader,
       async takenOver(from) {
         let found: Node | undefined;
@@ -94,6 +97,7 @@ export async function startPatroni({ synchronous }: PatroniOptions): Promise<Pat
         );
         target.port = (found as Node).port;
         proxy.cut();
+        proxy.thaw();
         return found as Node;
       },
       stop,
