@@ -330,6 +330,41 @@ describe("a replica", () => {
   });
 });
 
+describe("a node of Citus", () => {
+  // Debian has no Citus. This is the table by which its nodes know themselves.
+  test.for([
+    { group: 0, refused: false },
+    { group: 2, refused: true },
+  ])("of group $group", async ({ group, refused }) => {
+    const mine = await createDatabase("postgres");
+    const nodes = new Pool({ connectionString: mine.url, max: 5 });
+    const client = await nodes.connect();
+    try {
+      await client.query("SET allow_system_table_mods = on");
+      await client.query("CREATE TABLE pg_catalog.pg_dist_local_group (groupid int PRIMARY KEY)");
+      await client.query("INSERT INTO pg_catalog.pg_dist_local_group VALUES ($1)", [group]);
+      const hf = holdfast(fromPg(nodes));
+      const calls = [
+        () => hf.transaction({ lock: key("x") }, async () => "done"),
+        () => hf.tryLock(key("x"), async () => "done"),
+        () => hf.capabilities(),
+      ];
+      for (const call of calls)
+        if (refused)
+          await expect(call()).rejects.toMatchObject({
+            code: "HF_UNSUPPORTED",
+            message: expect.stringMatching(/worker node of Citus.*Connect to the coordinator/),
+          });
+        else await call();
+      await hf.close();
+    } finally {
+      client.release();
+      await nodes.end();
+      await mine.drop();
+    }
+  });
+});
+
 describe("session locks", () => {
   test("are given back when the block throws, and do not stack", async () => {
     const lock = key("session", "throw");

@@ -217,6 +217,27 @@ export const lockTrials: readonly Trial[] = [
     },
   },
   {
+    name: "a standby that takes over, and lacks the newest fences",
+    by: "history",
+    kills: ["fenceGeneration"],
+    async run(ground) {
+      const record = recorder();
+      const hf = ground.instance();
+      const grant = async (owner: string) => {
+        const take = () => hf.lease(key("promoted"), { ttl: 10_000 });
+        const output = ({ fence }: Lease) => ({ fence });
+        const lease = await record("promoted", "acquire", { owner }, take, { process: "one", output });
+        await record("promoted", "release", { owner }, () => lease.release(), { process: "one" });
+      };
+      for (let i = 0; i < 5; i++) await grant(`before ${i}`);
+      // As it is after a promotion: the numbers are behind, and the timeline is not the one that was written down.
+      await ground.ask("SELECT setval('holdfast.fence', 2)");
+      await ground.ask("UPDATE holdfast.resource SET seen = seen - 1 WHERE id = 'holdfast.generation'");
+      for (let i = 0; i < 5; i++) await grant(`after ${i}`);
+      explained(record.history(), models.lock());
+    },
+  },
+  {
     name: "a lease that somebody else has",
     by: "history",
     kills: ["leaseUntilOver"],

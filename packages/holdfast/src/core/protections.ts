@@ -31,6 +31,9 @@ export const fenceChecked: boolean = true;
 /** Two holders of a lease get the same fence, and nobody can tell the older one from the newer one. */
 export const fenceGrows: boolean = true;
 
+/** A standby that takes over, and has not heard of the newest fences, gives them a second time. */
+export const fenceGeneration: boolean = true;
+
 /** A lease is given to somebody else before its time is over, by the server's clock. */
 export const leaseUntilOver: boolean = true;
 

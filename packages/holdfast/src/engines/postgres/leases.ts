@@ -2,6 +2,7 @@ import type { SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError, UnsupportedError } from "../../core/errors.ts";
 import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../core/leases.ts";
 import { type Statement, sql } from "../../core/sql.ts";
+import { fenceBase, nextFence } from "./fences.ts";
 import { failureOf } from "./locks.ts";
 import { isTrue } from "./probe.ts";
 import * as protection from "../../core/protections.ts";
@@ -58,6 +59,8 @@ export const leaseTables: readonly Statement[] = [
 ];
 
 export const leaseRoutines: readonly Statement[] = [
+  fenceBase,
+
   sql`CREATE OR REPLACE FUNCTION holdfast.lease_origin() RETURNS text
 LANGUAGE sql STABLE
 AS $function$
@@ -119,7 +122,7 @@ BEGIN
   IF taken + p_weight > p_capacity THEN
     IF o_line AND mine.fence IS NULL THEN
       INSERT INTO holdfast.lease (resource, fence, token, name, holder, mode, weight, waiting, since, until)
-        VALUES (p_resource, nextval('holdfast.fence'), p_token, p_name, p_holder, p_mode, p_weight, true,
+        VALUES (p_resource, ${sql.raw(nextFence)}, p_token, p_name, p_holder, p_mode, p_weight, true,
           clock_timestamp(), clock_timestamp() + p_line * interval '1 millisecond');
     ELSIF locked AND o_line THEN
       UPDATE holdfast.lease l SET until = clock_timestamp() + p_line * interval '1 millisecond'
@@ -129,7 +132,7 @@ BEGIN
   END IF;
   -- A place in line has a number of its own, but a fence is given with the grant: they grow in the order of grants.
   DELETE FROM holdfast.lease l WHERE l.resource = p_resource AND l.fence = mine.fence;
-  UPDATE holdfast.resource r SET given = ${sql.raw(protection.fenceGrows ? "nextval('holdfast.fence')" : "1")} WHERE r.id = p_resource RETURNING r.given INTO o_fence;
+  UPDATE holdfast.resource r SET given = ${sql.raw(protection.fenceGrows ? nextFence : "1")} WHERE r.id = p_resource RETURNING r.given INTO o_fence;
   o_since := clock_timestamp();
   o_until := o_since + p_ttl * interval '1 millisecond';
   INSERT INTO holdfast.lease (resource, fence, token, name, holder, mode, weight, waiting, since, until)

@@ -5,6 +5,7 @@
  */
 import { type Statement, sql } from "../../core/sql.ts";
 import * as protection from "../../core/protections.ts";
+import { newest } from "./fences.ts";
 
 /** A run more. */
 const once = sql.raw(protection.attemptsCounted ? "1" : "0");
@@ -73,7 +74,7 @@ DECLARE
   i int;
   taken bigint;
 BEGIN
-  SELECT array_agg(nextval('holdfast.queue_job_id')) INTO ids FROM generate_series(1, n);
+  SELECT array_agg(b.base + nextval('holdfast.queue_job_id')) INTO ids FROM holdfast.fence_base(false) b (base), generate_series(1, n);
   IF keys IS NOT NULL THEN
     added := array_fill(true, ARRAY[n]);
     -- In one order, so that two callers with the same keys do not wait for each other.
@@ -329,7 +330,8 @@ BEGIN
   IF octet_length(jobs) > ${largest} AND size > 1 THEN
     RAISE EXCEPTION 'holdfast: % jobs of queue % are % bytes, too many for a batch', size, s.name, octet_length(jobs) USING ERRCODE = 'HF413';
   END IF;
-  INSERT INTO holdfast.queue_lease (worker, queue, counted, size, jobs) VALUES (w, q, counted, size, jobs)
+  INSERT INTO holdfast.queue_lease (id, worker, queue, counted, size, jobs) OVERRIDING SYSTEM VALUE
+    VALUES (${sql.raw(newest("holdfast.queue_lease_id_seq", false))}, w, q, counted, size, jobs)
     RETURNING queue_lease.id INTO lease;
 END
 $function$`;

@@ -4,6 +4,7 @@ import { key } from "../../core/key.ts";
 import type { ClaimedJob, Ended, FailedJob, NewJob, QueueCounts, Queues, Where } from "../../core/queues.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import { hexText } from "./dialect.ts";
+import { newest } from "./fences.ts";
 import { argument } from "./keys.ts";
 import { failureOf } from "./locks.ts";
 import { impatient, patiently } from "./patience.ts";
@@ -116,8 +117,8 @@ export const queues: Queues<SqlConnection> = {
   async enlist(connection, queue, { ttlMs, name, lock }) {
     const [row] = await ask(
       connection,
-      sql`INSERT INTO holdfast.queue_worker (queue, beat, ttl, name, lock)
-  VALUES (${bound(queue, "int")}, clock_timestamp(), ${bound(ttlMs, "int")}, ${name}::text, ${lockOf(lock)}) RETURNING id`,
+      sql`INSERT INTO holdfast.queue_worker (id, queue, beat, ttl, name, lock) OVERRIDING SYSTEM VALUE
+  VALUES (${sql.raw(newest("holdfast.queue_worker_id_seq", false))}, ${bound(queue, "int")}, clock_timestamp(), ${bound(ttlMs, "int")}, ${name}::text, ${lockOf(lock)}) RETURNING id`,
     );
     return Number(row?.["id"]);
   },

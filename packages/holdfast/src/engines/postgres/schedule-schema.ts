@@ -1,5 +1,6 @@
 import { type Statement, sql } from "../../core/sql.ts";
 import * as protection from "../../core/protections.ts";
+import { nextFence } from "./fences.ts";
 
 /** As for leases: a claim that a crash undoes would be given twice, and a client may be frozen before its COMMIT. */
 const careful =
@@ -111,7 +112,7 @@ BEGIN
         o_died := o_died || (extract(epoch FROM mine.tick) * 1000)::float8;
         mine := NULL;
       ELSE
-        UPDATE holdfast.schedule_run r SET state = 'running', attempt = r.attempt + 1, fence = nextval('holdfast.fence'),
+        UPDATE holdfast.schedule_run r SET state = 'running', attempt = r.attempt + 1, fence = ${sql.raw(nextFence)},
             token = p_token, holder = p_holder, started = clock_timestamp(),
             until = clock_timestamp() + p_ttl * interval '1 millisecond'
           WHERE r.schedule = p_schedule AND r.tick = mine.tick AND r.manual = mine.manual RETURNING * INTO mine;
@@ -137,7 +138,7 @@ BEGIN
         END IF;
       ELSE
         INSERT INTO holdfast.schedule_run (schedule, tick, manual, state, attempt, fence, token, holder, previous, started, until, ended, error)
-          VALUES (p_schedule, tick_at, p_manual, p_state, 1, nextval('holdfast.fence'), p_token, p_holder, s.last, clock_timestamp(),
+          VALUES (p_schedule, tick_at, p_manual, p_state, 1, ${sql.raw(nextFence)}, p_token, p_holder, s.last, clock_timestamp(),
             clock_timestamp() + p_ttl * interval '1 millisecond', CASE WHEN p_state <> 'running' THEN clock_timestamp() END, p_error)
           RETURNING * INTO mine;
         IF NOT p_manual THEN
