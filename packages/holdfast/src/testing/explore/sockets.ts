@@ -21,7 +21,7 @@ import {
   stopListening,
 } from "./listen.ts";
 import { Requests } from "./requests.ts";
-import { type Alone, alone, nothing, together, writtenBy } from "./written.ts";
+import { type Alone, alone, hasOthersWithin, nothing, together, writtenBy } from "./written.ts";
 
 /** A server, and a connection to it for questions. */
 export interface Server {
@@ -366,6 +366,7 @@ export class Sockets implements Stage, Listener {
         send: async () => {
           line.sent = { step: held.step, actor };
           if (this.#wire.certifies && /\bserializable\b/i.test(held.step.text)) this.certified = true;
+          if (hasOthersWithin(held.step.text, this.#server)) this.unseen.add(held.step.text);
           await this.#prepare(line, actor);
           if (line.reader.inside === false) await this.#begin(line, held, kindOf());
           if (line.session !== undefined) this.#users.set(line.session, actor);

@@ -107,6 +107,8 @@ class Thread {
   readonly refused = new Map<string, number>();
   libraries: readonly string[] = [];
   clients: readonly string[] = [];
+  /** With what its last run ended. */
+  threw: Error | undefined;
   /** Why there is none any more. */
   gone: Error | undefined;
 
@@ -199,11 +201,11 @@ export class Threads implements Stage {
 
   /** After every actor has run once: whether what it does can be held back. */
   #check(): void {
-    for (const { gone, name, libraries, clients } of this.#threads) {
+    for (const { gone, name, libraries, clients, threw } of this.#threads) {
       if (gone) throw gone;
       if (libraries.length === 0)
         throw new UsageError(
-          `explore: ${name} sends no statement that can be held back. Its client must be one of: ${clients.join(", ")}.`,
+          `explore: ${name} sends no statement that can be held back${threw ? `: it threw ${threw.message}` : ""}. Its client must be one of: ${clients.join(", ")}.`,
         );
     }
     const libraries = new Set(this.#threads.flatMap((thread) => thread.libraries));
@@ -378,9 +380,10 @@ export class Threads implements Stage {
 
   #ends(thread: Thread, { value, thrown, libraries }: Extract<Said, { kind: "done" }>): void {
     thread.libraries = libraries;
+    thread.threw = thrown && revived(thrown);
     thread.inside = false;
     // A transaction that it left open has ended.
     thread.answered++;
-    thread.end(thrown ? { status: "rejected", reason: revived(thrown) } : { status: "fulfilled", value });
+    thread.end(thread.threw ? { status: "rejected", reason: thread.threw } : { status: "fulfilled", value });
   }
 }
