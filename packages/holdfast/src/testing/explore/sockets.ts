@@ -366,6 +366,7 @@ export class Sockets implements Stage, Listener {
         send: async () => {
           line.sent = { step: held.step, actor };
           if (this.#wire.certifies && /\bserializable\b/i.test(held.step.text)) this.certified = true;
+          held.step.inside = line.reader.inside === true;
           if (hasOthersWithin(held.step.text, this.#server)) this.unseen.add(held.step.text);
           await this.#prepare(line, actor);
           if (line.reader.inside === false) await this.#begin(line, held, kindOf());
@@ -620,6 +621,7 @@ export class Sockets implements Stage, Listener {
     sent.step.rows.push(...answer.rows);
     sent.step.error ??= answer.error;
     sent.step.affected = answer.affected ?? sent.step.affected;
+    if (answer.ready) sent.step.ends = sent.step.inside && line.reader.inside === false;
     if (answer.ready && sent.step === this.#lost && !around) return this.#lose(line);
     // Before the client has sent the rest of its statement it has to hear what that depends on.
     if (around && !line.reader.open) {

@@ -175,7 +175,11 @@ class Thread {
 }
 
 export class Threads implements Stage {
-  readonly #threads: readonly Thread[];
+  readonly #threads: Thread[];
+  readonly #names: readonly string[];
+  readonly #actors: readonly ThreadActor[];
+  /** Whoever is told when the answer to a step was heard. */
+  #waits: { readonly step: Step; readonly work: () => void } | undefined;
   #open = false;
   #runs = 0;
   /** Of those that wait for a lock. */
@@ -183,15 +187,28 @@ export class Threads implements Stage {
   readonly fair = true;
   changed: () => void = () => {};
 
-  constructor(names: readonly string[], actors: readonly ThreadActor[]) {
+  /** Absent: nobody knows where leases are. */
+  readonly #expire: (() => Promise<void>) | undefined;
+
+  constructor(
+    names: readonly string[],
+    actors: readonly ThreadActor[],
+    expire: (() => Promise<void>) | undefined,
+  ) {
+    this.#expire = expire;
     if (engines().length === 0)
       throw new UnsupportedError(
         "explore: inThread needs the files of holdfast/testing where they were installed, not in a bundle",
       );
-    this.#threads = actors.map((actor, i) => {
-      const thread: Thread = new Thread(names[i] ?? "", actor, (said) => this.#hears(thread, said));
-      return thread;
-    });
+    this.#names = names;
+    this.#actors = actors;
+    this.#threads = actors.map((_, i) => this.#thread(i));
+  }
+
+  #thread(index: number): Thread {
+    const actor = this.#actors[index] as ThreadActor;
+    const thread: Thread = new Thread(this.#names[index] ?? "", actor, (said) => this.#hears(thread, said));
+    return thread;
   }
 
   /** When the modules are loaded. */
@@ -217,6 +234,7 @@ export class Threads implements Stage {
 
   open(): void {
     if (this.#runs++ === 1) this.#check();
+    this.#waits = undefined;
     this.#open = true;
     for (const thread of this.#threads) {
       thread.actor = undefined;
@@ -248,10 +266,39 @@ export class Threads implements Stage {
     if (thread.gone) throw thread.gone;
     thread.actor = actor;
     thread.run((result) => {
+      if (actor.crashed) return;
       actor.result = result;
       actor.asleep = false;
       this.changed();
     });
+  }
+
+  answered(to: Step, work: () => void): void {
+    this.#waits = { step: to, work };
+  }
+
+  /**
+   * Not while somebody's transaction may be the file's only writer: nobody can take a lease either before it has ended, so that it
+   * comes to the same, and we would wait for one that stands still.
+   */
+  async expire(): Promise<void> {
+    if (!this.#threads.some(({ inside }) => inside)) await this.#expire?.();
+  }
+
+  /** Its thread ends, and its connections with it; the next one is another process, which imports its module anew. */
+  async crash(actor: Actor): Promise<void> {
+    actor.crashed = actor.over = true;
+    actor.result = { status: "rejected", reason: new Error("its process has ended") };
+    actor.held.length = 0;
+    actor.sent.clear();
+    const ended = this.#threads[actor.index] as Thread;
+    await ended.stop();
+    const next = this.#thread(actor.index);
+    this.#threads[actor.index] = next;
+    await next.ready.promise;
+    next.libraries = ended.libraries;
+    next.answered = ended.answered + 1;
+    next.hold(this.#open);
   }
 
   async caughtUp(): Promise<void> {
@@ -350,6 +397,7 @@ export class Threads implements Stage {
       ready: () => thread.refused.get(text) !== this.#seen(thread),
       send: () => {
         thread.sent = held;
+        held.inside = thread.inside;
         thread.tell(verdict.go);
       },
     });
@@ -374,6 +422,12 @@ export class Threads implements Stage {
       actor.sent.delete(sent);
       actor.asleep = false;
       if (locked) thread.refused.set(sent.text, this.#seen(thread));
+      sent.ends = sent.inside && !inside;
+      if (this.#waits?.step === sent) {
+        const { work } = this.#waits;
+        this.#waits = undefined;
+        work();
+      }
     }
     this.changed();
   }
