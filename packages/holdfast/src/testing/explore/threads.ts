@@ -81,6 +81,10 @@ function options(): { execArgv?: string[] } {
   return extension === ".ts" && !process.execArgv.includes(condition) ? { execArgv: [condition] } : {};
 }
 
+/** Who has a lock, if none of the actors is in a transaction. */
+const elsewhere =
+  "a connection that is in no thread of an actor: in another process, or one of the test's own that has a transaction open";
+
 type End = (result: PromiseSettledResult<unknown>) => void;
 
 class Thread {
@@ -310,12 +314,16 @@ export class Threads implements Stage {
     for (const thread of this.#waiters())
       if (thread.sent && steps.includes(thread.sent)) await this.#again(thread);
     return new Map(
-      this.#waiters().flatMap(({ sent, actor }) =>
-        sent && actor && steps.includes(sent)
-          ? [[sent, { actors: this.#others(actor.index), outside: [] }] as const]
-          : [],
-      ),
+      this.#waiters().flatMap(({ sent, actor }) => {
+        if (!sent || !actor || !steps.includes(sent)) return [];
+        const actors = this.#others(actor.index);
+        return [[sent, { actors, outside: actors.length === 0 ? [elsewhere] : [] }] as const];
+      }),
     );
+  }
+
+  async describe(sessions: readonly string[]): Promise<readonly string[]> {
+    return sessions;
   }
 
   /** Nobody can go on: for one of them the wait is over. */
