@@ -1,8 +1,12 @@
 /** A statement outside of any transaction is one by itself, and others can come before its COMMIT. */
+import { mkdtemp, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import Sqlite from "better-sqlite3";
 import { fromMysql2 } from "holdfast/mysql2";
 import { fromPg } from "holdfast/pg";
-import { type Scenario, explore } from "holdfast/testing";
-import { type Pool as MysqlPool, type RowDataPacket, createPool } from "mysql2/promise";
+import { type Scenario, explore, inThread } from "holdfast/testing";
+import { type Pool as MysqlPool, type ResultSetHeader, type RowDataPacket, createPool } from "mysql2/promise";
 import { Pool } from "pg";
 import postgres from "postgres";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
@@ -34,6 +38,13 @@ describe.each(["postgres", "postgresOld"] as const)("on %s", (server) => {
         INSERT INTO seat (event) VALUES (1);
         RETURN true;
       END $$;
+      CREATE FUNCTION one_by_one() RETURNS bigint LANGUAGE plpgsql AS $$ DECLARE a bigint; b bigint; BEGIN
+        SELECT n INTO a FROM pair WHERE id = 2; SELECT n INTO b FROM pair WHERE id = 3; RETURN a + b; END $$;
+      CREATE FUNCTION at_once() RETURNS bigint LANGUAGE sql STABLE AS 'SELECT sum(n) FROM pair';
+      CREATE TABLE watched (n int);
+      CREATE FUNCTION watch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        PERFORM 1 FROM seat; RETURN NEW; END $$;
+      CREATE TRIGGER watch BEFORE INSERT ON watched FOR EACH ROW EXECUTE FUNCTION watch();
       CREATE PROCEDURE book_all() LANGUAGE plpgsql AS $$ BEGIN PERFORM book(false); END $$;
       CREATE PROCEDURE book_twice() LANGUAGE plpgsql AS $$ BEGIN PERFORM 1; COMMIT; PERFORM book(true); END $$`);
   });
@@ -97,11 +108,33 @@ describe.each(["postgres", "postgresOld"] as const)("on %s", (server) => {
 
   test("a function that checks, then inserts; and one that locks first", async () => {
     expect(await twice(() => pool.query("SELECT book(false)"), oneSeat)).toMatchObject({ ok: false });
+    // Its statements are not held back one by one: what is between these is not tried, and not claimed.
     expect(await twice(() => pool.query("SELECT book(true)"), oneSeat)).toMatchObject({
       ok: true,
-      coverage: "exhaustive",
+      coverage: { runs: expect.any(Number) },
+      levels: [{ unseen: ["SELECT book(true)"] }],
     });
     expect(await twice(() => pool.query("CALL book_all()"), oneSeat)).toMatchObject({ ok: false });
+  });
+
+  test("a function that reads twice, and a trigger, are not claimed to be known, in a transaction neither", async () => {
+    const within = (text: string) => async () => {
+      const client = await pool.connect();
+      try {
+        await client.query("BEGIN");
+        await client.query(text);
+        await client.query("COMMIT");
+      } finally {
+        client.release();
+      }
+    };
+    for (const text of ["SELECT one_by_one()", "INSERT INTO watched VALUES (1)"]) {
+      const report = await twice(within(text), () => {});
+      expect(report, report.text).toMatchObject({ ok: true, levels: [{ unseen: [text] }] });
+      expect(report.coverage).not.toBe("exhaustive");
+    }
+    // What is stable sees the same as whoever calls it.
+    expect(await twice(within("SELECT at_once()"), () => {})).toMatchObject({ coverage: "exhaustive" });
   });
 
   test("two updates by what they find", async () => {
@@ -129,7 +162,10 @@ describe.each(["postgres", "postgresOld"] as const)("on %s", (server) => {
       await pool.query("VACUUM job");
       await pool.query("SELECT book(true)");
     };
-    expect(await twice(vacuum, oneSeat)).toMatchObject({ ok: true, levels: [{ unseen: ["VACUUM job"] }] });
+    expect(await twice(vacuum, oneSeat)).toMatchObject({
+      ok: true,
+      levels: [{ unseen: ["VACUUM job", "SELECT book(true)"] }],
+    });
     const several = await twice(
       () => pool.query("BEGIN; SELECT count(*) FROM seat; SELECT book(true); COMMIT"),
       oneSeat,
@@ -182,6 +218,15 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
     database = await createDatabase(server);
     pool = createPool({ uri: database.url, connectionLimit: 6 });
     await pool.query("CREATE TABLE seat (id int AUTO_INCREMENT PRIMARY KEY, event int NOT NULL)");
+    await pool.query("CREATE TABLE job (id int PRIMARY KEY, worker varchar(20))");
+    await pool.query("INSERT INTO job VALUES (1, NULL), (2, NULL)");
+    await pool.query("CREATE TABLE pair (id int PRIMARY KEY, n int NOT NULL)");
+    await pool.query(`CREATE FUNCTION book_one() RETURNS boolean MODIFIES SQL DATA BEGIN
+      IF (SELECT count(*) FROM seat WHERE event = 1) >= 1 THEN RETURN FALSE; END IF;
+      INSERT INTO seat (event) VALUES (1);
+      RETURN TRUE; END`);
+    await pool.query(`CREATE PROCEDURE book_counted() BEGIN DECLARE taken int;
+      SELECT count(*) INTO taken FROM seat; IF taken < 1 THEN INSERT INTO seat (event) VALUES (1); END IF; END`);
     await pool.query(`CREATE PROCEDURE book() BEGIN
       IF (SELECT count(*) FROM seat) < 1 THEN INSERT INTO seat (event) VALUES (1); END IF; END`);
   });
@@ -212,9 +257,117 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
     expect(report.text).toContain("COMMIT (by itself)");
   });
 
+  /** MySQL lets no UPDATE read its own table but through a derived one. What they claim is told by what they write. */
+  const claim = (who: string, how: string) => async () => {
+    const [{ affectedRows }] = await pool.query<ResultSetHeader>(
+      `UPDATE job SET worker = '${who}' WHERE id =
+        (SELECT id FROM (SELECT id FROM job WHERE worker IS NULL ORDER BY id LIMIT 1 ${how}) free)`,
+    );
+    return affectedRows;
+  };
+  const claiming = (how: string, isolation: Scenario["isolation"] & string) =>
+    explore("claim", {
+      db: fromMysql2(pool),
+      reset: () => pool.query("UPDATE job SET worker = NULL"),
+      actors: { A: claim("A", how), B: claim("B", how) },
+      async invariant(results) {
+        const [rows] = await pool.query<RowDataPacket[]>("SELECT worker FROM job WHERE worker IS NOT NULL");
+        const done = Object.values(results).filter((each) => each.status === "fulfilled" && each.value === 1);
+        expect(rows.length).toBe(done.length);
+      },
+      isolation,
+      maxMs: 30_000,
+    });
+
+  test("a claim by a subquery; and one that skips what is locked", async () => {
+    expect(await claiming("", "read committed")).toMatchObject({ ok: false, preemptions: 1 });
+    // What the subquery reads is locked there: one of both is ended in a deadlock, or waits.
+    expect(await claiming("", "repeatable read")).toMatchObject({ ok: true, coverage: "exhaustive" });
+    expect(await claiming("FOR UPDATE SKIP LOCKED", "read committed")).toMatchObject({
+      ok: true,
+      coverage: "exhaustive",
+    });
+  });
+
+  /** What it reads is locked there, as nowhere else: it is found only in what comes between its statements, if at all. */
+  test("a function that checks, then inserts, is not claimed to be known", async () => {
+    const report = await twice(() => pool.query("SELECT book_one()"), { isolation: "read committed" });
+    expect(report, report.text).toMatchObject({ ok: true, levels: [{ unseen: ["SELECT book_one()"] }] });
+    expect(report.coverage).not.toBe("exhaustive");
+    const called = async () => {
+      const connection = await pool.getConnection();
+      await connection.query("START TRANSACTION");
+      await connection.query("CALL book_counted()");
+      await connection.query("COMMIT");
+      connection.release();
+    };
+    const procedure = await twice(called, { isolation: "read committed" });
+    expect(procedure, procedure.text).toMatchObject({ ok: false, preemptions: 1 });
+  });
+
+  test("two updates by what they find", async () => {
+    const report = await explore("swap", {
+      db: fromMysql2(pool),
+      reset: () => pool.query("REPLACE INTO pair VALUES (2, 2), (3, 3)"),
+      actors: {
+        A: () => pool.query("UPDATE pair SET n = 3 WHERE n = 2"),
+        B: () => pool.query("UPDATE pair SET n = 2 WHERE n = 3"),
+      },
+      async invariant() {
+        const [rows] = await pool.query<RowDataPacket[]>("SELECT DISTINCT n FROM pair");
+        expect(rows.length).toBe(1);
+      },
+      isolation: "read committed",
+      maxMs: 30_000,
+    });
+    expect(report, report.text).toMatchObject({ ok: false, preemptions: 1 });
+  });
+
   test("in a procedure every statement is a transaction by itself, in which nobody can be held back", async () => {
     const report = await twice(() => pool.query("CALL book()"));
     expect(report.coverage).not.toBe("exhaustive");
     expect(report.levels[0]?.unseen).toEqual(["CALL book()"]);
+  });
+});
+
+/** There a statement that writes is the only writer until it has ended, and reads nothing of before: it cannot race. */
+describe("on SQLite", () => {
+  let folder: string;
+  let db: Sqlite.Database;
+  beforeAll(async () => {
+    folder = await mkdtemp(join(tmpdir(), "holdfast-alone-"));
+    db = new Sqlite(join(folder, "alone.db"));
+    db.exec(`PRAGMA journal_mode = WAL; CREATE TABLE seat (id integer PRIMARY KEY, event int NOT NULL);
+      CREATE TABLE job (id int PRIMARY KEY, worker text); INSERT INTO job VALUES (1, NULL), (2, NULL)`);
+  });
+  afterAll(async () => {
+    db?.close();
+    await rm(folder, { recursive: true });
+  });
+
+  const module = new URL("./races/sqlite/alone.ts", import.meta.url);
+  const run = (name: string, text: string, invariant: () => void) =>
+    explore(name, {
+      reset: () => db.exec("DELETE FROM seat; UPDATE job SET worker = NULL"),
+      actors: { A: inThread(module, name, db.name, text), B: inThread(module, name, db.name, text) },
+      invariant,
+    });
+  const seats = () => expect(db.prepare("SELECT count(*) FROM seat").pluck().get()).toBe(1);
+
+  test("a guard that counts", async () => {
+    expect(await run("send", guarded, seats)).toMatchObject({ ok: true, coverage: "exhaustive" });
+    // The same in two statements does.
+    expect(await run("countThenSend", "INSERT INTO seat (event) VALUES (1)", seats)).toMatchObject({
+      ok: false,
+      preemptions: 1,
+    });
+  });
+
+  test("a claim by a subquery", async () => {
+    const claim =
+      "UPDATE job SET worker = 'me' WHERE id = (SELECT id FROM job WHERE worker IS NULL ORDER BY id LIMIT 1)";
+    const all = () =>
+      expect(db.prepare("SELECT count(*) FROM job WHERE worker IS NULL").pluck().get()).toBe(0);
+    expect(await run("send", claim, all)).toMatchObject({ ok: true, coverage: "exhaustive" });
   });
 });

@@ -1,7 +1,11 @@
 /** Every wait is recognised, or ends with a reason; and nothing is left locked after it. */
+import { mkdtemp, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import Sqlite from "better-sqlite3";
 import { fromMysql2 } from "holdfast/mysql2";
 import { fromPg } from "holdfast/pg";
-import { type Scenario, explore } from "holdfast/testing";
+import { type Scenario, type ThreadScenario, explore, inThread } from "holdfast/testing";
 import { type Pool as MysqlPool, createPool } from "mysql2/promise";
 import { Client, Pool } from "pg";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
@@ -300,6 +304,154 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
     );
     await connection.query("ROLLBACK");
     connection.release();
+    await works();
+  });
+
+  const works = async () => {
     expect(await twice(() => sellOn(pool, "FOR UPDATE"))).toMatchObject({ ok: true, coverage: "exhaustive" });
+    expect(await twice(() => sellOn(pool, ""))).toMatchObject({ ok: false, preemptions: 1 });
+  };
+
+  test("asked by another user", { timeout }, async () => {
+    const name = `asks_${database.name}`.slice(0, 30);
+    await pool.query(`CREATE USER ${name}@'%' IDENTIFIED BY 'secret'`);
+    await pool.query(`GRANT PROCESS ON *.* TO ${name}@'%'`);
+    await pool.query(
+      `GRANT SELECT ON ${server === "mysql" ? "performance_schema.*" : `${database.name}.*`} TO ${name}@'%'`,
+    );
+    await pool.query(`GRANT SELECT ON ${database.name}.* TO ${name}@'%'`);
+    const url = new URL(database.url);
+    [url.username, url.password] = [name, "secret"];
+    const other = createPool({ uri: url.href, connectionLimit: 2 });
+    try {
+      const db = fromMysql2(other);
+      expect(await twice(() => sellOn(pool, "FOR UPDATE"), { db })).toMatchObject({
+        ok: true,
+        coverage: "exhaustive",
+      });
+      expect(await twice(() => sellOn(pool, ""), { db })).toMatchObject({ ok: false });
+    } finally {
+      await other.end();
+      await pool.query(`DROP USER ${name}@'%'`);
+    }
+  });
+
+  test("an actor that waits for itself", { timeout }, async () => {
+    const act = async () => {
+      const connection = await pool.getConnection();
+      try {
+        await connection.query("START TRANSACTION");
+        await connection.query("UPDATE stock SET qty = 0 WHERE id = 'pen'");
+        await pool.query("UPDATE stock SET qty = 0 WHERE id = 'pen'");
+        await connection.query("COMMIT");
+      } finally {
+        await connection.query("ROLLBACK").finally(() => connection.release());
+      }
+    };
+    await expect(twice(act, { maxMs: 3500 })).rejects.toThrow(/nobody can go on|did not end in time/);
+    await works();
+  });
+
+  test("a statement that takes too long", { timeout }, async () => {
+    const act = async () => {
+      await pool.query("SELECT SLEEP(600)");
+    };
+    await expect(twice(act, { maxMs: 1 })).rejects.toThrow(
+      /SLEEP.*not answered for 1 s|time was over.*SLEEP/i,
+    );
+    await works();
+  });
+
+  test("an actor that does nothing, and one that leaves its transaction open", { timeout }, async () => {
+    await expect(twice(() => new Promise(() => {}), { maxMs: 1 })).rejects.toThrow(
+      /neither sends a statement|time was over.*something that is not a statement/,
+    );
+    const connections: { destroy(): void }[] = [];
+    const act = async () => {
+      const connection = await pool.getConnection();
+      connections.push(connection);
+      await connection.query("START TRANSACTION");
+      await connection.query("UPDATE stock SET qty = 0 WHERE id = 'pen'");
+    };
+    await expect(twice(act, { maxMs: 1 })).rejects.toThrow(/nobody can go on|in time|does not end/);
+    for (const connection of connections) connection.destroy();
+    await works();
+  });
+
+  test("a signal ends it, and what is asked for meanwhile comes after it", { timeout }, async () => {
+    const controller = new AbortController();
+    const endless = twice(() => sellOn(pool, "FOR UPDATE"), {
+      maxMs: 600_000,
+      signal: controller.signal,
+      async invariant() {
+        controller.abort(new Error("The test is over"));
+      },
+    });
+    const next = works();
+    await expect(endless).rejects.toThrow("The test is over");
+    await next;
+  });
+});
+
+/** There is no proxy, no other user, and no pool: a connection is a file that a thread has opened. */
+describe("on SQLite", () => {
+  let folder: string;
+  let db: Sqlite.Database;
+  beforeAll(async () => {
+    folder = await mkdtemp(join(tmpdir(), "holdfast-waits-"));
+    db = new Sqlite(join(folder, "waits.db"), { timeout: 100 });
+    db.exec(`PRAGMA journal_mode = WAL; CREATE TABLE stock (id text PRIMARY KEY, qty int NOT NULL);
+      INSERT INTO stock VALUES ('pen', 1)`);
+  });
+  afterAll(async () => {
+    db?.close();
+    await rm(folder, { recursive: true });
+  });
+
+  const module = new URL("./races/sqlite/waits.ts", import.meta.url);
+  const twice = (name: string, more: Partial<ThreadScenario> = {}) =>
+    explore("twice", {
+      reset: () => db.exec("UPDATE stock SET qty = 1"),
+      actors: { A: inThread(module, name, db.name), B: inThread(module, name, db.name) },
+      invariant: soldOnce,
+      ...more,
+    });
+  const works = async () => {
+    expect(await twice("exact")).toMatchObject({ ok: true, coverage: "exhaustive" });
+    expect(await twice("naive")).toMatchObject({ ok: false, preemptions: 1 });
+  };
+
+  test("a lock of somebody else is told, and the next exploration works", { timeout }, async () => {
+    const other = new Sqlite(db.name);
+    try {
+      other.exec("BEGIN IMMEDIATE");
+      await expect(twice("exact", { reset: () => {} })).rejects.toThrow(
+        /A waits for a lock that no actor has: "BEGIN IMMEDIATE" waits for a connection that is in no thread of an actor/,
+      );
+      other.exec("ROLLBACK");
+    } finally {
+      other.close();
+    }
+    await works();
+  });
+
+  test("an actor that does nothing, and one that leaves its transaction open", { timeout }, async () => {
+    await expect(twice("idle", { maxMs: 1 })).rejects.toThrow(
+      /neither sends a statement|time was over.*something that is not a statement/,
+    );
+    // It is rolled back, as at the end of its process.
+    await expect(twice("leavesOpen", { invariant: () => {} })).resolves.toMatchObject({ ok: true });
+    await works();
+  });
+
+  test("a signal ends it", { timeout }, async () => {
+    const controller = new AbortController();
+    const endless = twice("exact", {
+      maxMs: 600_000,
+      signal: controller.signal,
+      invariant: () => controller.abort(new Error("The test is over")),
+    });
+    await expect(endless).rejects.toThrow("The test is over");
+    await works();
   });
 });

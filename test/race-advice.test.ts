@@ -2,8 +2,9 @@
 import { fromPg } from "holdfast/pg";
 import { type Exploration, type Invariant, explore } from "holdfast/testing";
 import { Client, Pool, type PoolClient } from "pg";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { type TestDatabase, createDatabase } from "./harness/databases.ts";
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
+import { type SqlClient, openSql } from "./harness/sql.ts";
 
 let database: TestDatabase;
 let pool: Pool;
@@ -352,4 +353,79 @@ test("three actors fit into 100 columns", async () => {
   expect(drawn.length).toBeGreaterThan(8);
   expect(Math.max(...drawn.map(({ length }) => length)), found.text).toBeLessThanOrEqual(100);
   expect(found.text).toMatch(/waits for|◄ stale/);
+});
+
+/** What is written in other words there. Locks of a transaction by name are PostgreSQL's alone. */
+describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
+  const why = unavailable(server);
+  let own: TestDatabase;
+  let sql: SqlClient;
+
+  beforeAll(async () => {
+    if (why !== undefined) return;
+    own = await createDatabase(server);
+    sql = openSql(server, own.url, 8);
+    await sql.script(
+      "CREATE TABLE upload (id int AUTO_INCREMENT PRIMARY KEY, bytes int NOT NULL)",
+      "CREATE TABLE stock (id varchar(20) PRIMARY KEY, qty int NOT NULL)",
+      "CREATE TABLE person (email varchar(50), CONSTRAINT person_email UNIQUE (email))",
+    );
+  });
+  beforeEach(({ skip }) => skip(why !== undefined, why));
+  afterAll(async () => {
+    await sql?.end();
+    await own?.drop();
+  });
+
+  const add = "INSERT INTO upload (bytes) VALUES (60)";
+  const sum = "SELECT coalesce(sum(bytes), 0) AS n FROM upload";
+  const within = async () =>
+    expect(await sql.number("SELECT sum(bytes) FROM upload")).toBeLessThanOrEqual(100);
+
+  test.each<[string, Act, Invariant, RegExp]>([
+    [
+      "FOR UPDATE outside of a transaction",
+      async () => {
+        if ((await sql.number("SELECT qty FROM stock WHERE id = 'pen' FOR UPDATE")) < 1) return;
+        await sql.rows("UPDATE stock SET qty = qty - 1 WHERE id = 'pen'");
+        await sql.rows(add);
+      },
+      async () => expect(await sql.number("SELECT count(*) FROM upload")).toBeLessThanOrEqual(1),
+      /^FOR UPDATE on stock stands outside of a transaction/,
+    ],
+    [
+      "two different names",
+      (actor) =>
+        sql.connected(async (on) => {
+          await on.rows(`SELECT GET_LOCK('upload:${actor}', 10)`);
+          try {
+            if ((await on.number(sum)) + 60 <= 100) await on.rows(add);
+          } finally {
+            await on.rows(`SELECT RELEASE_LOCK('upload:${actor}')`);
+          }
+        }),
+      within,
+      /^Both lock something, but not the same: GET_LOCK\('upload:[AB]'\) and GET_LOCK\('upload:[AB]'\) do not exclude each other/,
+    ],
+    [
+      "a UNIQUE constraint that is there, and fired",
+      async () => {
+        if ((await sql.number("SELECT count(*) FROM person WHERE email = 'ada@example.org'")) === 0)
+          await sql.rows("INSERT INTO person VALUES ('ada@example.org')");
+      },
+      (results) =>
+        expect(Object.values(results).map(({ status }) => status)).toEqual(["fulfilled", "fulfilled"]),
+      /^The UNIQUE constraint (person\.)?person_email refused the second one, as it should/,
+    ],
+  ])("%s", async (_, act, invariant, sentence) => {
+    const found = await explore("advice", {
+      db: sql.db,
+      reset: () =>
+        sql.script("DELETE FROM upload", "DELETE FROM person", "REPLACE INTO stock VALUES ('pen', 1)"),
+      actors: { A: () => act("A"), B: () => act("B") },
+      invariant,
+    });
+    expect(found.ok, found.text).toBe(false);
+    expect(found.fix, found.text).toMatch(sentence);
+  });
 });

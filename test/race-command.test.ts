@@ -208,12 +208,26 @@ test("scenarios on what DATABASE_URL says; one that cannot run does not hide the
   expect(bailed.out).toContain("2 scenarios: 1 could not run, 1 not run");
 });
 
+test("less than was asked for is not ok", async () => {
+  const locked = [quota, "--only", "locked"];
+  const env = { DATABASE_URL: database.url };
+  expect((await race([...locked, "--min-coverage", "exhaustive"], env)).code).toBe(0);
+  const less = [...locked, "--preemptions", "0", "--min-coverage"];
+  const { code, told } = reports(await race([...less, "2", "--json"], env));
+  expect(code).toBe(2);
+  expect(told).toMatchObject([
+    { status: "error", error: { message: expect.stringMatching(/not all orders with up to 2 switches/) } },
+  ]);
+  expect((await race([...less, "0"], env)).code).toBe(0);
+});
+
 describe("what cannot be run ends with 2, and says why", () => {
   test.each([
     ["no file", ["nowhere.ts"], "There is no file nowhere.ts."],
     ["no scenario", ["test/races/command/none.ts"], "export const quota = ({ url }) => {"],
     ["several to replay", [quota, "--replay", "A2B2"], "--only which one (locked, naive)"],
     ["no number", [quota, "--preemptions", "few"], "whole number from 0"],
+    ["no coverage", [quota, "--min-coverage", "most"], 'a number of switches from 0 to 999, or "exhaustive"'],
     ["no order", [quota, "--replay", "2A"], "A2B4A2"],
     ["no level", [quota, "--isolation", "snapshot"], "read-committed"],
     ["no option", [quota, "--what"], "holdfast race --help"],

@@ -375,6 +375,7 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
       "CREATE TABLE stock (id varchar(20) PRIMARY KEY, qty int NOT NULL, version int NOT NULL)",
     );
     await pool.query("CREATE TABLE claim (name varchar(20) PRIMARY KEY)");
+    await pool.query("CREATE TABLE mutex (name varchar(20) PRIMARY KEY)");
     await pool.query("CREATE TABLE sale (id int AUTO_INCREMENT PRIMARY KEY, sku varchar(20) NOT NULL)");
     await holdfast(fromMysql2(pool)).migrate();
   });
@@ -387,11 +388,16 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
   const reset = async () => {
     await pool.query("DELETE FROM sale");
     await pool.query("DELETE FROM claim");
+    await pool.query("DELETE FROM mutex");
     await pool.query("REPLACE INTO stock VALUES ('pen', 1, 0)");
   };
-  async function inTransaction<T>(body: (connection: PoolConnection) => Promise<T>): Promise<T> {
+  async function inTransaction<T>(
+    body: (connection: PoolConnection) => Promise<T>,
+    level?: "SERIALIZABLE",
+  ): Promise<T> {
     const connection = await pool.getConnection();
     try {
+      if (level) await connection.query(`SET TRANSACTION ISOLATION LEVEL ${level}`);
       await connection.query("START TRANSACTION");
       const value = await body(connection);
       await connection.query("COMMIT");
@@ -423,6 +429,26 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
   const changed = async (text: string, values: unknown[] = []) =>
     (await pool.query<ResultSetHeader>(text, values))[0].affectedRows === 1;
   const hf = () => holdfast(fromMysql2(pool));
+  const polled =
+    (pauseMs: number): Act =>
+    async () => {
+      const connection = await pool.getConnection();
+      try {
+        for (let left = 6; ; left--) {
+          const [rows] = await connection.query<RowDataPacket[]>("SELECT GET_LOCK('pen', 0) AS got");
+          if (Number(rows[0]?.["got"]) === 1) break;
+          if (left <= 1) throw new Error("The lock is taken");
+          if (pauseMs > 0) await sleep(pauseMs);
+        }
+        try {
+          return await buyWith(connection);
+        } finally {
+          await connection.query("DO RELEASE_LOCK('pen')");
+        }
+      } finally {
+        connection.release();
+      }
+    };
 
   const correct: Record<string, Act> = {
     "FOR UPDATE": () => inTransaction((connection) => buyWith(connection, "FOR UPDATE")),
@@ -451,6 +477,23 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
         if (done) return true;
       }
     },
+    "GET_LOCK without a wait, tried again": polled(0),
+    "GET_LOCK without a wait, tried again after a pause": polled(10),
+    "a lock table, with a pause": async () => {
+      for (let left = 5; !(await changed("INSERT IGNORE INTO mutex VALUES ('pen')")); left--) {
+        if (left <= 1) throw new Error("The lock is taken");
+        await sleep(10);
+      }
+      try {
+        return await buyWith(pool);
+      } finally {
+        await pool.query("DELETE FROM mutex WHERE name = 'pen'");
+      }
+    },
+    // What is read is locked there; nothing is judged at the end, as it is on PostgreSQL.
+    "SERIALIZABLE, tried again": retried(["ER_LOCK_DEADLOCK"], () =>
+      inTransaction((connection) => buyWith(connection), "SERIALIZABLE"),
+    ),
     "hf.transaction with a key": () =>
       hf().transaction({ lock: key("pen") }, ({ client }) => buyWith(client)),
     "a guard that counts, tried again after a deadlock": retried(["ER_LOCK_DEADLOCK"], () =>

@@ -19,13 +19,21 @@ afterAll(() => database?.drop());
 
 const path = (name: string) => fileURLToPath(new URL(name, import.meta.url));
 
-async function run(args: readonly string[]): Promise<{ output: string; code: number }> {
+/** `streams`: one of them says on both what is to be read here. */
+async function run(
+  args: readonly string[],
+  streams: "stdout" | "both" = "stdout",
+): Promise<{ output: string; code: number }> {
   const child = spawn(process.execPath, args, {
     env: { PATH: process.env["PATH"], DATABASE_URL: database.url, NO_COLOR: "1" },
-    stdio: ["ignore", "pipe", "inherit"],
+    stdio: ["ignore", "pipe", "pipe"],
   });
   let output = "";
   child.stdout.on("data", (chunk) => (output += String(chunk)));
+  child.stderr.on("data", (chunk) => {
+    if (streams === "both") output += String(chunk);
+    else process.stderr.write(chunk as Buffer);
+  });
   const [code] = (await once(child, "close")) as [number];
   return { output, code };
 }
@@ -59,4 +67,33 @@ test("Vitest, with its own 5 s: what takes longer ends by itself, and the next o
   expect(output).toMatch(/✓ .*> the next one/);
   expect(output).toMatch(/✓ the next one: \d+ runs, exhaustive/);
   expect(code).toBe(0);
+});
+
+test("Jest, with its own 5 s: a green one, one that fails with the schedule, one that ends by itself, and the next one", async () => {
+  const { output, code } = await run(
+    [
+      "--experimental-vm-modules",
+      path("../node_modules/jest/bin/jest.js"),
+      "--config",
+      path("./races/runners/jest.config.js"),
+      "--runInBand",
+      "--verbose",
+      "--no-cache",
+    ],
+    "both",
+  );
+  expect(output).toMatch(/✓ exact/);
+  expect(output).toMatch(/✕ naive \(/);
+  expect(output).toContain("Lost update on voucher");
+  expect(output).toContain("switch");
+  // The place in the caller's code, although stacks name the library's sources there.
+  expect(output).toMatch(/SELECT uses FROM voucher → 1 {2}◄ stale {2}limits\.jest\.js:\d+/);
+  expect(output).toMatch(/✓ naive, and the error is one of its class/);
+  expect(output).toMatch(/✓ more than can be tried/);
+  expect(output).toMatch(/✓ what goes wrong is told/);
+  expect(output).toMatch(/✓ the next one \(/);
+  // What was tried is said of green ones too.
+  expect(output).toMatch(/✓ exact and exact: \d+ runs, exhaustive/);
+  expect(output).toMatch(/1 failed, 5 passed/);
+  expect(code).toBe(1);
 });

@@ -9,6 +9,7 @@ export interface RaceOptions {
   readonly only?: readonly string[];
   readonly preemptions?: number;
   readonly maxMs?: number;
+  readonly minCoverage?: "exhaustive" | number;
   /** As they were typed: `read committed` comes in two pieces. */
   readonly isolation?: readonly string[];
   readonly replay?: string;
@@ -45,6 +46,7 @@ Examples:
   holdfast race quota.race.ts --isolation read-committed serializable
   holdfast race quota.race.ts --only quota --replay 'A2B4A2'
   holdfast race quota.race.ts --html report.html --max-ms 60000
+  holdfast race quota.race.ts --min-coverage exhaustive
   holdfast race quota.race.ts --write-test quota.test.ts
   holdfast race quota.race.ts --url postgres://app@localhost/shop_test --in-place
 
@@ -66,6 +68,11 @@ export function race(program: Command): void {
     .option("--yes", "do not ask")
     .option("--preemptions <n>", "at most so many switches", whole(0, 1000))
     .option("--max-ms <ms>", "time for each scenario (default: 10,000)", milliseconds(1))
+    .option(
+      "--min-coverage <n>",
+      "not ok unless all orders with so many switches were tried, or all of them: exhaustive",
+      coverage,
+    )
     .option("--isolation <level...>", "try all of it at each of these levels")
     .option("--replay <order>", "only the order that a report named", order)
     .option("--seed <n>", "of the orders that are tried at random", whole(0))
@@ -99,6 +106,13 @@ function levels(words: readonly string[]): Isolation[] {
   const level = "read uncommitted|read committed|repeatable read|serializable";
   if (!new RegExp(`^(?:(?:${level})(?: |$))+$`).test(text)) return [];
   return [...new Set(text.match(new RegExp(level, "g")) as Isolation[])];
+}
+
+function coverage(text: string): "exhaustive" | number {
+  if (text === "exhaustive") return text;
+  if (!/^\d{1,3}$/.test(text))
+    throw new InvalidArgumentError('It is a number of switches from 0 to 999, or "exhaustive".');
+  return Number(text);
 }
 
 function order(text: string): string {

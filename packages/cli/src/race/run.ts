@@ -240,9 +240,9 @@ const defaultMs = 10_000;
 
 /** What the command line says goes before what the scenario says. */
 function overrides(options: RunOptions): Partial<Scenario> {
-  const { preemptions, maxMs, isolation, replay, seed } = options;
+  const { preemptions, maxMs, minCoverage, isolation, replay, seed } = options;
   return Object.fromEntries(
-    Object.entries({ preemptions, maxMs, isolation, replay, seed }).filter(
+    Object.entries({ preemptions, maxMs, minCoverage, isolation, replay, seed }).filter(
       ([, value]) => value !== undefined,
     ),
   );

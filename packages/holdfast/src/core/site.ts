@@ -1,5 +1,5 @@
 /** The place in the caller's own code that a call came from. */
-import { dirname } from "node:path";
+import { basename, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { self } from "./self.ts";
 
@@ -12,6 +12,8 @@ export interface Site {
 
 /** Ours; in a bundle, where everything is one file, nothing can be told apart. */
 const own = self && /[\\/]core[\\/]self\.[jt]s$/.test(self) ? dirname(dirname(self)) : undefined;
+/** The sources that it was built from: stacks name these where source maps are on, as they are in Jest. */
+const source = own && basename(own) === "dist" ? join(dirname(own), "src") : undefined;
 /** Frames of a client library between the call and us. */
 const depth = 60;
 
@@ -42,7 +44,8 @@ class Captured implements Site {
 }
 
 function isTheirs(place: string): boolean {
-  return !(own && place.startsWith(own)) && !/[\\/]node_modules[\\/]/.test(place);
+  const ours = [own, source].some((folder) => folder && place.startsWith(folder));
+  return !ours && !/[\\/]node_modules[\\/]/.test(place);
 }
 
 function pathOf(url: string): string {

@@ -18,6 +18,10 @@ export interface Step {
   readonly waitedFor: Set<number>;
   /** A transaction by itself, which is kept open: its COMMIT is a step too. */
   opens: boolean;
+  /** It was sent inside of a transaction. */
+  inside: boolean;
+  /** The transaction that it was sent in is over with it, whatever its text. */
+  ends: boolean;
   /** It is that COMMIT, which nobody sent. */
   readonly implicit: boolean;
   /** It waits for sessions that are no actor's: since when. */
@@ -47,6 +51,8 @@ export function step(
     blocked: false,
     waitedFor: new Set(),
     opens: false,
+    inside: false,
+    ends: false,
     implicit,
     outside: undefined,
   };

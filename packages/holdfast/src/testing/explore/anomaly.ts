@@ -1,6 +1,6 @@
 /** What kind of race a schedule shows, by what its statements read and wrote. */
 import type { Isolation } from "../../core/database.ts";
-import { type Access, type Conflict, evidence, spans } from "./evidence.ts";
+import { type Access, type Conflict, evidence, spans, wasDeadlock } from "./evidence.ts";
 import { faultFix } from "./faults.ts";
 import type { Choice, Run } from "./schedule.ts";
 import { footprint } from "./statement.ts";
@@ -57,7 +57,7 @@ function judge(run: Run, isolation: Isolation | undefined): Diagnosis {
       fix: "It fails when one runs after the other: the functions, the reset or the invariant are wrong.",
       stale,
     };
-  if (run.deadlocks.length > 0 || choices.some(({ step }) => /deadlock/i.test(step.error ?? "")))
+  if (wasDeadlock(run))
     return {
       kind: "deadlock",
       fix: "Lock what is locked in one call, so that everybody takes it in the same order: hf.transaction({ lock: [a, b] }, …) or tx.rows(table, [ids]); and let the transaction be retried.",

@@ -48,6 +48,10 @@ export function spans(choices: readonly Choice[]): (Span | undefined)[] {
   });
 }
 
+/** Everybody waited for somebody else. Some servers notice it before it is one, and end one of them with the statement that would make it so. */
+export const wasDeadlock = ({ deadlocks, choices }: Run): boolean =>
+  deadlocks.length > 0 || choices.some(({ step }) => /deadlock/i.test(step.error ?? ""));
+
 /** A lock that somebody took, and gave back. */
 interface Guard {
   readonly actor: number;

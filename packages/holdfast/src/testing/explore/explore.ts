@@ -6,6 +6,7 @@ import { ours } from "../../core/beside.ts";
 import type { Connection, Database, Isolation } from "../../core/database.ts";
 import { withConnection } from "../../core/errand.ts";
 import { UnsupportedError, UsageError } from "../../core/errors.ts";
+import type { Leases } from "../../core/leases.ts";
 import type { Kept, Wire } from "../../core/wire.ts";
 import type { Stage } from "./actor.ts";
 import { diagnose } from "./anomaly.ts";
@@ -77,8 +78,11 @@ export interface Scenario extends ExploreOptions {
 
 /** For databases that are files: each actor in a thread of its own, which stands for a process. */
 export interface ThreadScenario extends Omit<ExploreOptions, "reset" | "isolation"> {
-  /** Not asked: the threads tell who waits. */
-  readonly db?: undefined;
+  /**
+   * Not asked who waits, which the threads tell. Only for the faults `expired lease` and `pause`: the same file, as an adapter gives
+   * it, so that leases can be made to run out.
+   */
+  readonly db?: Scenario["db"];
   /** Functions of your own modules, by name: `inThread(new URL("./shop.ts", import.meta.url), "pay", 7)`. */
   readonly actors: Readonly<Record<string, ThreadActor>>;
   /** Brings the data back to where every run starts; with the client, and so the library, that the actors have. */
@@ -148,9 +152,16 @@ async function inThreads(
   scenario: ThreadScenario,
   names: readonly string[],
 ): Promise<Exploration> {
-  const { reset, actors, prune } = scenario;
-  if (scenario.faults)
-    throw new UsageError("explore: `faults` are for actors of this process, and a server's database");
+  const { reset, actors, prune, faults = [], db } = scenario;
+  if (faults.includes("lost commit"))
+    throw new UsageError(
+      'explore: there is no "lost commit" for actors in threads of their own: COMMIT is a call there, which returns in the process that called it, or the process has ended ("crash")',
+    );
+  const leased = faults.find((each) => each === "expired lease" || each === "pause");
+  if (leased && !db)
+    throw new UsageError(
+      `explore: the fault "${leased}" lets leases run out, for which actors in threads of their own need \`db\`: the same file, as an adapter gives it`,
+    );
   if ((scenario as ExploreOptions).isolation !== undefined)
     throw new UsageError("explore: `isolation` cannot be chosen for actors in threads of their own");
   if (typeof (reset as unknown) !== "function")
@@ -158,6 +169,7 @@ async function inThreads(
   const threads = new Threads(
     names,
     names.map((each) => actors[each] as ThreadActor),
+    db && (() => expired(db as Database<unknown, Connection>)),
   );
   try {
     await ends(threads.ready(), "the import of the actors' modules", importMs);
@@ -170,6 +182,16 @@ async function inThreads(
   } finally {
     await threads.end();
   }
+}
+
+/** All leases, as if nobody had renewed them. */
+async function expire(leases: Leases<Connection>, connection: Connection): Promise<void> {
+  for (const lease of await leases.list(connection, {})) await leases.release(connection, lease, 0);
+}
+
+async function expired(database: Database<unknown, Connection>): Promise<void> {
+  const { leases } = database.engine;
+  if (leases) await ours(() => withConnection({ database }, (connection) => expire(leases, connection)));
 }
 
 async function onSockets(name: string, scenario: Scenario, names: readonly string[]): Promise<Exploration> {
@@ -186,10 +208,7 @@ async function onSockets(name: string, scenario: Scenario, names: readonly strin
       describe: (sessions) => errand((connection) => wire.describe(connection, sessions)),
       cancel: (sessions) => errand((connection) => wire.cancel(connection, sessions)),
       ...(leases && {
-        expire: () =>
-          errand(async (connection) => {
-            for (const lease of await leases.list(connection, {})) await leases.release(connection, lease, 0);
-          }),
+        expire: () => errand((connection) => expire(leases, connection)),
       }),
       marked: (mark) => errand(async (connection) => wire.autocommit.marked?.(connection, mark)),
     };

@@ -1,5 +1,5 @@
 /** What can befall an actor in the middle of what it does, as a part of a schedule. */
-import { spans } from "./evidence.ts";
+import type { Step } from "./actor.ts";
 import type { Run } from "./schedule.ts";
 import { footprint } from "./statement.ts";
 
@@ -62,15 +62,12 @@ export function faultFix({ kind }: Fault): string {
 /** Each of them, at each moment of each actor: from what it sent when it came first. */
 export function faultPlans(kinds: readonly FaultKind[], serial: Run, actors: number): PlannedFault[] {
   const plans: PlannedFault[] = [];
-  const transactions = spans(serial.choices);
   for (let actor = 0; actor < actors; actor++) {
-    const own = serial.choices.flatMap((choice, i) =>
-      choice.chosen === actor ? [{ ...choice, inside: transactions[i] !== undefined }] : [],
-    );
-    for (const [at, { step, inside }] of own.entries())
+    const own = serial.choices.filter(({ chosen }) => chosen === actor);
+    for (const [at, { step }] of own.entries())
       for (const kind of kinds) {
         if (kind === "twice" && at < own.length - 1) continue;
-        if (kind === "lost commit" && !lasts(step.text, inside)) continue;
+        if (kind === "lost commit" && !lasts(step)) continue;
         // At its end there is nothing left that could be stopped.
         if (kind === "pause" && at === own.length - 1) continue;
         plans.push({ order: own.slice(0, at + 1).map(() => actor), fault: { kind, actor, after: at } });
@@ -84,8 +81,10 @@ interface PlannedFault {
   readonly fault: Fault;
 }
 
-/** It makes lasting what was written: COMMIT, or a statement outside of any transaction that writes. */
-function lasts(text: string, inside: boolean): boolean {
+/** It makes lasting what was written: COMMIT, in whatever words, or a statement outside of any transaction that writes. */
+function lasts({ text, inside, ends, opens, error }: Step): boolean {
   const { kind } = footprint(text);
-  return kind === "commit" || (!inside && (kind === "insert" || kind === "write"));
+  if (error !== undefined || kind === "rollback") return false;
+  // Of one by itself that is kept open, its COMMIT is a step of its own.
+  return kind === "commit" || ends || (!inside && !opens && (kind === "insert" || kind === "write"));
 }

@@ -67,6 +67,8 @@ const napMs = 60;
 const makeWayMs = 250;
 /** Whoever waits for a lease looks for it at least as often. */
 const outlastMs = 1000;
+/** So often it asks for the same, of one that stands still and whose leases have run out, before that one goes on. */
+const insistence = 3;
 /** A lock of a session that is no actor's may be a matter of moments. */
 const outsideMs = 1000;
 
@@ -111,7 +113,7 @@ class Play {
   #befell = false;
   #calledAgain = false;
   #paused = false;
-  /** Since when its leases have run out. */
+  /** Since which choice its leases have run out. */
   #expired: number | undefined;
   /** What has to be over before anybody goes on. */
   #until: Promise<unknown> | undefined;
@@ -225,21 +227,24 @@ class Play {
   async #outlast(others: readonly Actor[]): Promise<void> {
     if (this.#expired === undefined) {
       await this.#stage.expire?.();
-      this.#expired = performance.now();
+      this.#expired = this.#choices.length;
+      return;
     }
-    if (others.some(({ done }) => !done) && (await this.#change(outlastMs))) return;
+    // Whoever waits for a lock of the one that stands still, or would be refused once more, waits for it to go on; others may
+    // sleep, and ask again.
+    const asking = others.some(({ done, blocked, held }) => !done && !blocked && held.length === 0);
+    if (asking && (await this.#change(outlastMs))) return;
     this.#paused = false;
   }
 
   async #next(): Promise<void> {
     let able = this.#cast.filter(({ next }) => next);
-    // Whoever still asks for what it has asks for ever.
-    if (this.#expired !== undefined && performance.now() - this.#expired > 2 * outlastMs)
-      this.#paused = false;
     if (this.#paused) {
       const others = this.#cast.filter(({ index }) => index !== this.#plan.fault?.actor);
-      able = others.filter(({ next }) => next);
-      if (able.length === 0) return this.#outlast(others);
+      const ready = others.filter(({ next }) => next);
+      if (ready.length === 0) return this.#outlast(others);
+      if (ready.every((actor) => this.#asksForEver(actor))) this.#paused = false;
+      else able = ready;
     }
     if (able.length === 0) return this.#deadlocked();
     const first = able.filter((actor) => !this.#triesAgain(actor));
@@ -247,6 +252,14 @@ class Play {
     if (first.length > 0) return this.#turn(first);
     if (this.#cast.some(({ asleep }) => asleep) && (await this.#change(makeWayMs))) return;
     return this.#turn(able);
+  }
+
+  /** What it asks for is not given although leases have run out: a transaction of the one that stands still keeps it. */
+  #asksForEver({ index, next }: Actor): boolean {
+    if (this.#expired === undefined) return false;
+    const since = this.#choices.slice(this.#expired);
+    const same = since.filter(({ chosen, step }) => chosen === index && step.text === next?.step.text);
+    return same.length >= insistence;
   }
 
   /**

@@ -1,5 +1,6 @@
 /** What was there in all runs together: whether anything was tested at all. */
 import { message } from "../../core/errors.ts";
+import { wasDeadlock } from "./evidence.ts";
 import type { Run } from "./schedule.ts";
 
 export class Seen {
@@ -18,10 +19,11 @@ export class Seen {
     this.#names = names;
   }
 
-  add({ choices, together, results, deadlocks }: Run): void {
+  add(run: Run): void {
+    const { choices, together, results } = run;
     for (const { chosen } of choices) this.#sent.add(chosen);
     for (const pair of together) for (const actor of pair.split(",")) this.#together.add(Number(actor));
-    if (deadlocks.length > 0) this.#deadlocks++;
+    if (wasDeadlock(run)) this.#deadlocks++;
     for (const [i, result] of results.entries())
       if (result.status === "fulfilled") this.#fulfilled = true;
       else if (!this.#threw.has(i)) this.#threw.set(i, result.reason);

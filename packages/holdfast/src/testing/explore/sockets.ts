@@ -21,7 +21,7 @@ import {
   stopListening,
 } from "./listen.ts";
 import { Requests } from "./requests.ts";
-import { type Alone, alone, nothing, together, writtenBy } from "./written.ts";
+import { type Alone, alone, hasOthersWithin, nothing, together, writtenBy } from "./written.ts";
 
 /** A server, and a connection to it for questions. */
 export interface Server {
@@ -366,6 +366,8 @@ export class Sockets implements Stage, Listener {
         send: async () => {
           line.sent = { step: held.step, actor };
           if (this.#wire.certifies && /\bserializable\b/i.test(held.step.text)) this.certified = true;
+          held.step.inside = line.reader.inside === true;
+          if (hasOthersWithin(held.step.text, this.#server)) this.unseen.add(held.step.text);
           await this.#prepare(line, actor);
           if (line.reader.inside === false) await this.#begin(line, held, kindOf());
           if (line.session !== undefined) this.#users.set(line.session, actor);
@@ -619,6 +621,7 @@ export class Sockets implements Stage, Listener {
     sent.step.rows.push(...answer.rows);
     sent.step.error ??= answer.error;
     sent.step.affected = answer.affected ?? sent.step.affected;
+    if (answer.ready) sent.step.ends = sent.step.inside && line.reader.inside === false;
     if (answer.ready && sent.step === this.#lost && !around) return this.#lose(line);
     // Before the client has sent the rest of its statement it has to hear what that depends on.
     if (around && !line.reader.open) {

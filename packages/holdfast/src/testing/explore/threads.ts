@@ -81,6 +81,10 @@ function options(): { execArgv?: string[] } {
   return extension === ".ts" && !process.execArgv.includes(condition) ? { execArgv: [condition] } : {};
 }
 
+/** Who has a lock, if none of the actors is in a transaction. */
+const elsewhere =
+  "a connection that is in no thread of an actor: in another process, or one of the test's own that has a transaction open";
+
 type End = (result: PromiseSettledResult<unknown>) => void;
 
 class Thread {
@@ -107,6 +111,8 @@ class Thread {
   readonly refused = new Map<string, number>();
   libraries: readonly string[] = [];
   clients: readonly string[] = [];
+  /** With what its last run ended. */
+  threw: Error | undefined;
   /** Why there is none any more. */
   gone: Error | undefined;
 
@@ -173,7 +179,11 @@ class Thread {
 }
 
 export class Threads implements Stage {
-  readonly #threads: readonly Thread[];
+  readonly #threads: Thread[];
+  readonly #names: readonly string[];
+  readonly #actors: readonly ThreadActor[];
+  /** Whoever is told when the answer to a step was heard. */
+  #waits: { readonly step: Step; readonly work: () => void } | undefined;
   #open = false;
   #runs = 0;
   /** Of those that wait for a lock. */
@@ -181,15 +191,28 @@ export class Threads implements Stage {
   readonly fair = true;
   changed: () => void = () => {};
 
-  constructor(names: readonly string[], actors: readonly ThreadActor[]) {
+  /** Absent: nobody knows where leases are. */
+  readonly #expire: (() => Promise<void>) | undefined;
+
+  constructor(
+    names: readonly string[],
+    actors: readonly ThreadActor[],
+    expire: (() => Promise<void>) | undefined,
+  ) {
+    this.#expire = expire;
     if (engines().length === 0)
       throw new UnsupportedError(
         "explore: inThread needs the files of holdfast/testing where they were installed, not in a bundle",
       );
-    this.#threads = actors.map((actor, i) => {
-      const thread: Thread = new Thread(names[i] ?? "", actor, (said) => this.#hears(thread, said));
-      return thread;
-    });
+    this.#names = names;
+    this.#actors = actors;
+    this.#threads = actors.map((_, i) => this.#thread(i));
+  }
+
+  #thread(index: number): Thread {
+    const actor = this.#actors[index] as ThreadActor;
+    const thread: Thread = new Thread(this.#names[index] ?? "", actor, (said) => this.#hears(thread, said));
+    return thread;
   }
 
   /** When the modules are loaded. */
@@ -199,11 +222,11 @@ export class Threads implements Stage {
 
   /** After every actor has run once: whether what it does can be held back. */
   #check(): void {
-    for (const { gone, name, libraries, clients } of this.#threads) {
+    for (const { gone, name, libraries, clients, threw } of this.#threads) {
       if (gone) throw gone;
       if (libraries.length === 0)
         throw new UsageError(
-          `explore: ${name} sends no statement that can be held back. Its client must be one of: ${clients.join(", ")}.`,
+          `explore: ${name} sends no statement that can be held back${threw ? `: it threw ${threw.message}` : ""}. Its client must be one of: ${clients.join(", ")}.`,
         );
     }
     const libraries = new Set(this.#threads.flatMap((thread) => thread.libraries));
@@ -215,6 +238,7 @@ export class Threads implements Stage {
 
   open(): void {
     if (this.#runs++ === 1) this.#check();
+    this.#waits = undefined;
     this.#open = true;
     for (const thread of this.#threads) {
       thread.actor = undefined;
@@ -246,10 +270,39 @@ export class Threads implements Stage {
     if (thread.gone) throw thread.gone;
     thread.actor = actor;
     thread.run((result) => {
+      if (actor.crashed) return;
       actor.result = result;
       actor.asleep = false;
       this.changed();
     });
+  }
+
+  answered(to: Step, work: () => void): void {
+    this.#waits = { step: to, work };
+  }
+
+  /**
+   * Not while somebody's transaction may be the file's only writer: nobody can take a lease either before it has ended, so that it
+   * comes to the same, and we would wait for one that stands still.
+   */
+  async expire(): Promise<void> {
+    if (!this.#threads.some(({ inside }) => inside)) await this.#expire?.();
+  }
+
+  /** Its thread ends, and its connections with it; the next one is another process, which imports its module anew. */
+  async crash(actor: Actor): Promise<void> {
+    actor.crashed = actor.over = true;
+    actor.result = { status: "rejected", reason: new Error("its process has ended") };
+    actor.held.length = 0;
+    actor.sent.clear();
+    const ended = this.#threads[actor.index] as Thread;
+    await ended.stop();
+    const next = this.#thread(actor.index);
+    this.#threads[actor.index] = next;
+    await next.ready.promise;
+    next.libraries = ended.libraries;
+    next.answered = ended.answered + 1;
+    next.hold(this.#open);
   }
 
   async caughtUp(): Promise<void> {
@@ -261,12 +314,16 @@ export class Threads implements Stage {
     for (const thread of this.#waiters())
       if (thread.sent && steps.includes(thread.sent)) await this.#again(thread);
     return new Map(
-      this.#waiters().flatMap(({ sent, actor }) =>
-        sent && actor && steps.includes(sent)
-          ? [[sent, { actors: this.#others(actor.index), outside: [] }] as const]
-          : [],
-      ),
+      this.#waiters().flatMap(({ sent, actor }) => {
+        if (!sent || !actor || !steps.includes(sent)) return [];
+        const actors = this.#others(actor.index);
+        return [[sent, { actors, outside: actors.length === 0 ? [elsewhere] : [] }] as const];
+      }),
     );
+  }
+
+  async describe(sessions: readonly string[]): Promise<readonly string[]> {
+    return sessions;
   }
 
   /** Nobody can go on: for one of them the wait is over. */
@@ -348,6 +405,7 @@ export class Threads implements Stage {
       ready: () => thread.refused.get(text) !== this.#seen(thread),
       send: () => {
         thread.sent = held;
+        held.inside = thread.inside;
         thread.tell(verdict.go);
       },
     });
@@ -372,15 +430,22 @@ export class Threads implements Stage {
       actor.sent.delete(sent);
       actor.asleep = false;
       if (locked) thread.refused.set(sent.text, this.#seen(thread));
+      sent.ends = sent.inside && !inside;
+      if (this.#waits?.step === sent) {
+        const { work } = this.#waits;
+        this.#waits = undefined;
+        work();
+      }
     }
     this.changed();
   }
 
   #ends(thread: Thread, { value, thrown, libraries }: Extract<Said, { kind: "done" }>): void {
     thread.libraries = libraries;
+    thread.threw = thrown && revived(thrown);
     thread.inside = false;
     // A transaction that it left open has ended.
     thread.answered++;
-    thread.end(thrown ? { status: "rejected", reason: revived(thrown) } : { status: "fulfilled", value });
+    thread.end(thread.threw ? { status: "rejected", reason: thread.threw } : { status: "fulfilled", value });
   }
 }

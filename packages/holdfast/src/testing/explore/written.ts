@@ -225,6 +225,21 @@ export function alone(text: string, { whole, writers, active }: Surroundings): A
   return { begins, fits, writes, unseen };
 }
 
+/**
+ * Statements are executed within it, by a function, a procedure or a trigger, of which each may see what others have done since
+ * the one before: nobody can be let in between these.
+ */
+export function hasOthersWithin(text: string, { writers, active }: Omit<Surroundings, "whole">): boolean {
+  return (cut(text) ?? []).some((tokens) => {
+    const { calls, tables } = new Reader(tokens);
+    return (
+      (tokens[0]?.kind === "word" && tokens[0].text === "call") ||
+      [...calls].some((call) => writers.has(call)) ||
+      [...tables].some((table) => active.has(table) || active.has(table.split(".").at(-1) ?? ""))
+    );
+  });
+}
+
 export function together(all: readonly Written[]): Written {
   const of = (set: "tables" | "calls" | "sequences") => new Set(all.flatMap((each) => [...each[set]]));
   return {
