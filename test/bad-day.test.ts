@@ -254,7 +254,7 @@ test("PostgreSQL behind PgBouncer", async ({ skip }) => {
   ]);
   expect(said(found, "queue-workers")).toEqual([
     expect.stringMatching(
-      /^2 jobs of queue reports wait, the oldest for 10 min, 1 job is with a worker that died, no worker is alive \(1 is dead\)$/,
+      /^2 jobs of queue reports wait, the oldest for 1\d min, 1 job is with a worker that died, no worker is alive \(1 is dead\)$/,
     ),
   ]);
   const listed = await command(["queue", "--json", "--url", direct]);
@@ -265,9 +265,9 @@ test("PostgreSQL behind PgBouncer", async ({ skip }) => {
     jobs: [{ worker: { alive: false } }],
   });
   expect(said(found, "schedules")).toEqual([
-    expect.stringMatching(/^a run of schedule cleanup was left by web-3:88 59 min ago/),
+    expect.stringMatching(/^a run of schedule cleanup was left by web-3:88 (?:59|6\d) min ago/),
     expect.stringMatching(
-      /^the last tick of schedule nightly was 60 min ago; before, they were \d+ s apart at the most$/,
+      /^the last tick of schedule nightly was 6\d min ago; before, they were \d+ s apart at the most$/,
     ),
   ]);
   expect(said(found, "stock-ledger")).toEqual(["stock of CAP at main: 99 on hand, and 10 by the movements"]);
