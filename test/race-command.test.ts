@@ -227,7 +227,11 @@ describe("what cannot be run ends with 2, and says why", () => {
     ["no scenario", ["test/races/command/none.ts"], "export const quota = ({ url }) => {"],
     ["several to replay", [quota, "--replay", "A2B2"], "--only which one (locked, naive)"],
     ["no number", [quota, "--preemptions", "few"], "whole number from 0"],
-    ["no coverage", [quota, "--min-coverage", "most"], '"exhaustive", or a number of switches, from 0 to 999'],
+    [
+      "no coverage",
+      [quota, "--min-coverage", "most"],
+      '"exhaustive", or a number of switches, from 0 to 999',
+    ],
     ["no order", [quota, "--replay", "2A"], "A2B4A2"],
     ["no level", [quota, "--isolation", "snapshot"], "read-committed"],
     ["no option", [quota, "--what"], "holdfast race --help"],
