@@ -6,6 +6,7 @@ import { OLD_HOME, oldBinaries } from "./old-postgres.ts";
 import { mariadbPackage, startMariadb } from "./mariadb.ts";
 import { debootstrapPackage, startMysql } from "./mysql.ts";
 import { pgbouncerPackage, startPgbouncer } from "./pgbouncer.ts";
+import { noPgpool, pgpoolPackage } from "./pgpool.ts";
 import { noPromtool, prometheusPackage } from "./promtool.ts";
 import type { StartedServer } from "./started-server.ts";
 
@@ -80,7 +81,14 @@ export default async function setup(project: TestProject): Promise<() => Promise
 
   const installed = wanted
     ? Promise.resolve()
-    : installMissing([pgbouncerPackage, mariadbPackage, oldPackage, debootstrapPackage, prometheusPackage]);
+    : installMissing([
+        pgbouncerPackage,
+        pgpoolPackage,
+        mariadbPackage,
+        oldPackage,
+        debootstrapPackage,
+        prometheusPackage,
+      ]);
   let postgres: EmbeddedPostgres | undefined;
   const startPostgres18 = async () => {
     postgres = await startPostgres({ settings: POSTGRES_SETTINGS });
@@ -111,8 +119,7 @@ export default async function setup(project: TestProject): Promise<() => Promise
   ]);
 
   await installed;
-  const missing = noPromtool();
-  if (missing !== undefined) failures.push(missing);
+  for (const missing of [noPromtool(), noPgpool()]) if (missing !== undefined) failures.push(missing);
 
   for (const failure of failures) console.log(failure);
   if (process.env["CI"] && failures.length > 0) {

@@ -4,6 +4,7 @@ import { ReplicaError, ServerTooOldError, UnsupportedError } from "../../core/er
 import { Silence, within } from "../../core/interrupt.ts";
 import { sql } from "../../core/sql.ts";
 import { rowStrengths, tableModes } from "../../core/tables.ts";
+import { lookBetween, seen } from "./between.ts";
 
 /** As a client may have it of a server that goes down in the middle: no error, and no row. */
 class NoAnswer extends Error {
@@ -21,6 +22,7 @@ const witnessMinimum = 150000;
 const question = sql.raw(`SELECT current_setting('server_version_num') AS number, version() AS version,
   pg_is_in_recovery() AS standby, pg_backend_pid() AS pid, current_setting('default_transaction_isolation') AS isolation,
   concat(current_setting('transaction_timeout', true), current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout')) AS timeouts,
+  ${seen},
   has_function_privilege(to_regprocedure('pg_control_system()')::oid, 'EXECUTE') AS cluster`);
 
 export async function probe(
@@ -47,6 +49,9 @@ export async function probe(
     );
   }
   if (isTrue(row?.standby)) throw new ReplicaError();
+  const pooler = traits.embedded
+    ? ""
+    : await lookBetween(connection, { peer: row?.peer, inside: !isTrue(row?.alone) });
   const empty = wish !== "lock row" && !(await advisoryLocksHold(connection));
   if (empty && wish === "transaction advisory")
     throw new UnsupportedError(
@@ -122,8 +127,10 @@ export async function probe(
       witness: number >= witnessMinimum,
       system: isTrue(row?.cluster) ? await systemOf(connection) : "",
       timeouts: !/^0*$/.test(String(row?.timeouts)),
-      // A pooler hands out ids of its own.
-      direct: connection.pid !== undefined && String(connection.pid) === String(row?.pid),
+      // Its name, where it tells.
+      ...(pooler !== "" && { pooler }),
+      // A pooler hands out ids of its own; pgpool-II that of a session that it lends again.
+      direct: pooler === "" && connection.pid !== undefined && String(connection.pid) === String(row?.pid),
     },
   };
 }
