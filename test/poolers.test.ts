@@ -1,8 +1,10 @@
 /** Poolers lend sessions out in their own ways: a lock of a session is refused behind each of them, every time. */
+import { subscribe, unsubscribe } from "node:diagnostics_channel";
 import { UnsupportedError, holdfast, key } from "holdfast";
 import { fromPg } from "holdfast/pg";
 import { Pool } from "pg";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { backendNamed } from "./backends.ts";
 import { type TestDatabase, createDatabase, serverUrl, unavailable } from "./harness/databases.ts";
 import { startPgbouncer } from "./harness/pgbouncer.ts";
 import type { StartedServer } from "./harness/started-server.ts";
@@ -65,5 +67,89 @@ describe.each<[string, string[], number?]>([
       }
     }
     expect(believed).toEqual([]);
+  });
+});
+
+describe("in statement mode", () => {
+  let database: TestDatabase;
+  let pooler: StartedServer;
+  let url: string;
+
+  beforeAll(async () => {
+    if (reason !== undefined) return;
+    database = await createDatabase("postgres");
+    const { port, password } = new URL(serverUrl("postgres"));
+    pooler = await startPgbouncer(
+      { port: Number(port), password: decodeURIComponent(password) },
+      "statement",
+    );
+    url = Object.assign(new URL(pooler.url), { pathname: `/${database.name}` }).href;
+  });
+
+  afterAll(async () => {
+    await pooler?.stop();
+    await database?.drop();
+  });
+
+  const why = /A pooler in statement mode [^]*transaction mode [^]*address that leads to the server/;
+
+  test.for([
+    "pg",
+    "Prisma",
+    "Prisma 6",
+    "Drizzle",
+    "Kysely",
+    "Kysely with its pool",
+    "Knex",
+    "TypeORM",
+    "MikroORM",
+    "Sequelize",
+  ])("%s: a transaction is refused at once, and told why", async (name, { skip }) => {
+    skip(reason !== undefined, reason);
+    const site = await backendNamed(name).open(url);
+    const hf = holdfast(site.database);
+    const retries: unknown[] = [];
+    const retried = (message: unknown) => void retries.push(message);
+    subscribe("holdfast:transaction:retry", retried);
+    try {
+      const refused = await hf.transaction({ lock: key("a") }, async () => "ran").catch((e: unknown) => e);
+      expect(refused).toBeInstanceOf(UnsupportedError);
+      expect((refused as Error).message).toMatch(why);
+      expect(retries).toEqual([]);
+    } finally {
+      unsubscribe("holdfast:transaction:retry", retried);
+      await hf.close();
+      await site.close();
+    }
+  });
+
+  test("postgres.js keeps the pooler's words to itself: what it is likely to be is told in the end", async ({
+    skip,
+  }) => {
+    skip(reason !== undefined, reason);
+    const site = await backendNamed("postgres.js").open(url);
+    const hf = holdfast(site.database);
+    try {
+      const lost = await hf.transaction({ lock: key("a") }, async () => "ran").catch((e: unknown) => e);
+      expect(lost).toMatchObject({ code: "HF_CONNECTION_LOST", message: expect.stringMatching(why) });
+    } finally {
+      await hf.close();
+      await site.close();
+    }
+  });
+
+  test("session locks are refused for the same reason", async ({ skip }) => {
+    skip(reason !== undefined, reason);
+    const pool = new Pool({ connectionString: url });
+    pool.on("error", () => {});
+    const hf = holdfast(fromPg(pool));
+    try {
+      const { sessionLocks } = await hf.capabilities();
+      expect(sessionLocks).toMatchObject({ supported: false, why: expect.stringMatching(why) });
+      await expect(hf.hold(key("a"))).rejects.toThrow(why);
+    } finally {
+      await hf.close();
+      await pool.end();
+    }
   });
 });

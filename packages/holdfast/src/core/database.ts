@@ -325,6 +325,8 @@ export interface Engine<C extends Connection = Connection> {
   /** A statement for `tx.query`; engines without SQL leave it out. */
   query?(connection: C, statement: Statement): Promise<Result>;
   classify(error: DriverError): Failure | undefined;
+  /** Why no other try would end otherwise, and what to do: something stands in between that cannot do what is needed. */
+  hopeless?(error: DriverError): string | undefined;
   /**
    * Of an error about a lock: whether it came after a wait, and not of a statement that was not to wait. Undefined: it
    * does not say.

@@ -2,7 +2,7 @@ import type { Beside } from "./beside.ts";
 import type { Capabilities } from "./capabilities.ts";
 import type { Connection, Database, Purpose } from "./database.ts";
 import { NoConnectionError } from "./errors.ts";
-import { classify } from "./failure.ts";
+import { classify, explained } from "./failure.ts";
 import { runInClient } from "./in-client.ts";
 import { Silence, graceMs, within } from "./interrupt.ts";
 import { pause, retryPolicy } from "./retry.ts";
@@ -48,7 +48,10 @@ export function withConnection<Native, C extends Connection, T>(
 ): Promise<T> {
   const { database, beside } = sender;
   const asking = sender.capabilities && !sender.known?.() ? sender.capabilities.bind(sender) : undefined;
-  const run = () => onConnection(database, { errand, asking }, ms, options);
+  const run = () =>
+    onConnection(database, { errand, asking }, ms, options).catch((error: unknown) => {
+      throw explained(database, error);
+    });
   return beside ? beside.ours(run) : run();
 }
 
