@@ -135,7 +135,9 @@ async function onConnection<Native, C extends Connection, T>(
         onSilence: () => (broken = true),
       });
     } finally {
-      await pinned.release(broken || connection.lost.aborted);
+      // A client that cannot throw a connection away gives it back when the server has answered, which may be never.
+      const released = Promise.resolve(pinned.release(broken || connection.lost.aborted));
+      await within(graceMs, released).catch(() => {});
     }
   }
   let value: { result: T } | undefined;

@@ -112,7 +112,7 @@ export function explained(source: Source, error: unknown): unknown {
 function hopelessOne({ engine, unwrap }: Source, error: object): string | undefined {
   try {
     const unwrapped = unwrap?.(error);
-    return (unwrapped && engine.hopeless?.(unwrapped)) ?? engine.hopeless?.(error as DriverError);
+    return (unwrapped && engine.hopeless?.(unwrapped)) ?? engine.hopeless?.(error);
   } catch {
     // A look at it throws: it is none of a server or a driver.
     return undefined;
