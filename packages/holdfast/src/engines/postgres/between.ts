@@ -30,8 +30,9 @@ interface Seen {
 export async function lookBetween(connection: SqlConnection, { peer, inside }: Seen): Promise<string> {
   if (connection.socket !== undefined && connection.socket === peer) return "";
   const version = inside ? await askedInside(connection) : await asked(connection, "SHOW pool_version");
-  if (version === undefined) return "";
-  const pgpool = version === untold ? "pgpool-II" : `pgpool-II ${version.split(" ")[0]}`;
+  // "4.3.5 (tamahomeboshi)".
+  if (version !== untold && !/^\d+\.\d/.test(version ?? "")) return "";
+  const pgpool = version === untold ? "pgpool-II" : `pgpool-II ${version?.split(" ")[0]}`;
   const found: string[] = [];
   for (const [name, wanted] of wantedSettings) {
     const value = await asked(connection, `PGPOOL SHOW ${name}`);
