@@ -14,12 +14,12 @@ const run = promisify(execFile);
 /** Debian has MySQL in unstable only: its packages are fetched by this, and unpacked where nothing else sees them. */
 const FETCHER = "/usr/sbin/debootstrap";
 const SUITE = "sid";
+const PACKAGES = ["mysql-server-core", "odyssey"];
 const MIRROR = "http://deb.debian.org/debian";
 
 export const debootstrapPackage: DebianPackage = {
   name: "debootstrap",
-  // A server by address, or one of this machine's own, needs no fetching.
-  installed: () => "HOLDFAST_MYSQL_URL" in process.env || existsSync(FETCHER),
+  installed: () => existsSync(FETCHER),
 };
 
 /** A server by address (HOLDFAST_MYSQL_URL), this machine's own mysqld, or Debian's in a folder of its own. */
@@ -125,25 +125,28 @@ async function fetchedProgram(): Promise<Program> {
  * A folder that stays from run to run. It is filled under a name of its own and renamed then, so that two runs that
  * begin at once cannot meet half of it; whoever comes second throws its own away.
  */
-async function fetched(): Promise<string> {
+export async function fetched(): Promise<string> {
   const owner = process.getuid?.() ?? 0;
-  const target = join(serverTempDir(), `holdfast-mysql-${SUITE}-${process.arch}-${owner}`);
+  const target = join(serverTempDir(), `holdfast-unstable-${SUITE}-${process.arch}-${owner}`);
   if (await isOurs(target, owner)) return target;
   if (process.platform !== "linux" || !existsSync(FETCHER))
     throw new Error(
-      `there is no mysqld of MySQL 8.4 or newer on this machine, and no ${FETCHER} to fetch one with; HOLDFAST_MYSQL_URL names a server`,
+      `there is no ${FETCHER} to fetch MySQL 8.4 (unless this machine has it, or HOLDFAST_MYSQL_URL names it) and Odyssey with`,
     );
-  console.log(`Fetching MySQL for the tests (about a minute and 400 MB), to be kept in ${target}`);
+  console.log(
+    `Fetching MySQL and Odyssey for the tests (about a minute and 400 MB), to be kept in ${target}`,
+  );
   const draft = await mkdtemp(`${target}-`);
   try {
     const packages = join(draft, "packages");
-    const args = ["--variant=minbase", "--include=mysql-server-core", "--download-only", SUITE, packages];
+    const args = ["--variant=minbase", `--include=${PACKAGES.join(",")}`, "--download-only", SUITE, packages];
     await run(FETCHER, [...args, await mirror()], { maxBuffer: 2 ** 26 });
     const archives = join(packages, "var/cache/apt/archives");
     const root = join(draft, "root");
-    // The server and libraries: the rest is what a whole system would need.
+    // The servers and libraries: the rest is what a whole system would need.
     for (const name of await readdir(archives))
-      if (/^(lib|mysql).*\.deb$/.test(name)) await run("dpkg-deb", ["-x", join(archives, name), root]);
+      if (/^(lib|mysql|odyssey).*\.deb$/.test(name))
+        await run("dpkg-deb", ["-x", join(archives, name), root]);
     // The server's user is another one, and reads it.
     await chmod(root, 0o755);
     await rename(root, target).catch(async (error: unknown) => {
@@ -151,7 +154,7 @@ async function fetched(): Promise<string> {
     });
     return target;
   } catch (error) {
-    throw new Error(`MySQL could not be fetched: ${lastLines(error)}`, { cause: error });
+    throw new Error(`MySQL and Odyssey could not be fetched: ${lastLines(error)}`, { cause: error });
   } finally {
     await rm(draft, { recursive: true, force: true });
   }

@@ -505,7 +505,9 @@ export class Holdfast<Native> {
     const { engine, traits } = this.#database;
     this.#asking = connection
       ? engine.probe(connection, traits, this.#strategy)
-      : withConnection(this.#home, (c) => engine.probe(c, traits, this.#strategy));
+      : withConnection({ database: this.#database, beside: this.#home.beside }, (c) =>
+          engine.probe(c, traits, this.#strategy),
+        );
     try {
       this.#known = await this.#asking;
       return this.#known;

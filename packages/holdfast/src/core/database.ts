@@ -52,12 +52,16 @@ export interface SqlConnection extends Connection {
   readonly session?: object;
   /** The server's id of the session, as the protocol told it to the client. */
   readonly pid?: number | undefined;
+  /** This end of the socket, as "address port": a server that is told the same has nobody in between. */
+  readonly socket?: string | undefined;
   /** As the database's: engines look into the errors of their own statements. */
   readonly unwrap?: ((error: unknown) => DriverError | undefined) | undefined;
   /** `theirs`: the caller's own, whose values are read as the client's options say; ours are read as the driver's defaults are. */
   query(statement: Statement, theirs?: boolean): Promise<Result>;
   /** The same, of a statement that comes again and again: its session may keep it. Absent where that cannot be had. */
   prepared?(statement: Statement): Promise<Result>;
+  /** One statement past a client that refuses columns whose type it does not know. Absent where it takes what comes. */
+  untyped?(text: string): Promise<Result>;
   /** Several statements in one message, hence one round trip; no values. Absent where the client cannot. */
   script?(text: string): Promise<readonly Result[]>;
   /** Whether a statement has failed in a way that may have ended the transaction. Absent: the client cannot tell. */
@@ -321,6 +325,8 @@ export interface Engine<C extends Connection = Connection> {
   /** A statement for `tx.query`; engines without SQL leave it out. */
   query?(connection: C, statement: Statement): Promise<Result>;
   classify(error: DriverError): Failure | undefined;
+  /** Why no other try would end otherwise, and what to do: something stands in between that cannot do what is needed. */
+  hopeless?(error: DriverError): string | undefined;
   /**
    * Of an error about a lock: whether it came after a wait, and not of a statement that was not to wait. Undefined: it
    * does not say.

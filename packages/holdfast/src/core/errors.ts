@@ -201,17 +201,20 @@ export class CommitUnknownError extends HoldfastError {
 export class OutcomeUnknownError extends HoldfastError {
   /** What the call is known by: with this id it is applied once, however often it is sent. */
   readonly id: string | undefined;
-  /** `named`: the id was the caller's own, so that repeating the call is safe as it is. */
-  constructor(what: string, id: string | undefined, named: boolean, cause: unknown) {
+  /**
+   * `named`: the id was the caller's own, so that repeating the call is safe as it is. `instead`: what follows, of a call that
+   * can be repeated without an id.
+   */
+  constructor(what: string, id: string | undefined, named: boolean, cause: unknown, instead?: string) {
     super(
       "HF_OUTCOME_UNKNOWN",
       `${what}: the call was sent, and its answer was lost (${message(cause)}): it was applied whole, or not at all. ` +
         (id === undefined
-          ? `Look for its effects before you repeat it.`
+          ? (instead ?? `Look for its effects before you repeat it.`)
           : named
             ? `Repeat it with the same id: it is applied once.`
             : `Repeat it with the id of this error, ${JSON.stringify(id)}: it is applied once. Without it, it may count twice.`),
-      { retryable: named, cause },
+      { retryable: named || instead !== undefined, cause },
     );
     this.id = id;
   }

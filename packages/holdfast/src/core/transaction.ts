@@ -17,7 +17,7 @@ import {
   UsageError,
   WrongConnectionError,
 } from "./errors.ts";
-import { chain, classify, waited } from "./failure.ts";
+import { chain, classify, explained, waited } from "./failure.ts";
 import { runInClient } from "./in-client.ts";
 import { graceMs, interruptible, within } from "./interrupt.ts";
 import type { LockRequest, Lockable } from "./key.ts";
@@ -581,7 +581,7 @@ class Attempt<Native, C extends Connection> {
       case "aborted":
         return new TransactionAbortedError(error);
       default:
-        return error;
+        return this.#thrown === error ? error : explained(this.#home.database, error);
     }
   }
 }

@@ -8,6 +8,7 @@ import {
 } from "../core/capabilities.ts";
 import type { Connection, Pinned, SessionLocks, Wait } from "../core/database.ts";
 import { LockLostError, NoConnectionError, UnsupportedError, message } from "../core/errors.ts";
+import { explained } from "../core/failure.ts";
 import { type Traces, emit, nextHold, traced } from "../core/events.ts";
 import { Silence, graceMs, interruptible, within } from "../core/interrupt.ts";
 import type { LockRequest } from "../core/key.ts";
@@ -126,9 +127,11 @@ export class Sessions<Native, C extends Connection> {
         return undefined;
       } catch (error) {
         if (error instanceof Silence) throw new NoConnectionError(poolMs);
-        if (!(error instanceof UnsupportedError)) throw error;
-        broken = false;
-        return unsupported(error.message);
+        const refused = explained(this.#home.database, error);
+        if (!(refused instanceof UnsupportedError)) throw error;
+        // What it has ended is not given back to others.
+        broken = refused !== error;
+        return unsupported(refused.message);
       } finally {
         await b.release(broken);
       }

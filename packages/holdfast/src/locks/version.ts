@@ -10,10 +10,9 @@ import {
   UsageError,
   shownKey,
 } from "../core/errors.ts";
-import { withConnection } from "../core/errand.ts";
+import { Ended, withConnection } from "../core/errand.ts";
 import { emit } from "../core/events.ts";
 import { classify } from "../core/failure.ts";
-import { interruptible } from "../core/interrupt.ts";
 import { made } from "../core/made.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { type RowKey, type TableName, tableName } from "../core/rows.ts";
@@ -55,6 +54,7 @@ const errandMs = 10_000;
 /** Where statements run: `alone`, each a transaction of its own, or inside of one. */
 type Place = Pick<Work<Connection>, "connection" | "capabilities"> & {
   readonly alone: boolean;
+  readonly signal?: AbortSignal | undefined;
   /** A write was sent. */
   wrote?: string;
 };
@@ -234,12 +234,15 @@ export class Versioned<R extends object, Native = unknown> {
         this.#home,
         async (connection) => {
           const capabilities = await this.#home.capabilities(connection);
-          const here: Place = (place = { connection, capabilities, alone: true });
-          return interruptible(connection, signal, () => run(here));
+          const here: Place = (place = { connection, capabilities, alone: true, signal });
+          return run(here);
         },
         this.#waitMs + errandMs,
+        // What is kept is told to be, also to who does not want it any more.
+        { signal },
       );
     } catch (error) {
+      if (signal?.aborted && (error instanceof Ended || !place?.wrote)) throw signal.reason;
       // Nobody answered for too long, or the client's own COMMIT was lost.
       if (!place?.wrote || error instanceof HoldfastError || classify(this.#home.database, error) !== "lost")
         throw error;
@@ -344,6 +347,7 @@ export class Versioned<R extends object, Native = unknown> {
         `versioned: ${this.#version} of ${shape.name} ${shownKey(id)} is NULL, which equals nothing: make the column NOT NULL DEFAULT 0`,
       );
     const what = `it wrote ${shape.name} ${shownKey(id)} by itself`;
+    work.signal?.throwIfAborted();
     work.wrote = what;
     const found = await this.#tables
       .write(work.connection, {

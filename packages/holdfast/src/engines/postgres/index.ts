@@ -1,7 +1,7 @@
 import type { Engine, SqlConnection } from "../../core/database.ts";
 import { sql } from "../../core/sql.ts";
 import { audits } from "./audit.ts";
-import { classify, violated, waited } from "./errors.ts";
+import { classify, hopeless, violated, waited } from "./errors.ts";
 import { begin, end, settle } from "./begin.ts";
 import { inspect } from "./inspect.ts";
 import { holders, lock } from "./locks.ts";
@@ -52,6 +52,7 @@ export const postgres: Engine<SqlConnection> = {
   inspect,
   query: (connection, statement) => connection.query(statement),
   classify,
+  hopeless,
   violated,
   waited,
   migrations,
