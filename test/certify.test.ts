@@ -4,7 +4,9 @@ import { mkdtemp, readFile, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { DatabaseSync } from "node:sqlite";
-import { Client } from "pg";
+import { type Holdfast, holdfast, key, sql } from "holdfast";
+import { fromPg } from "holdfast/pg";
+import { Client, Pool, type PoolClient } from "pg";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type Certificate, certify } from "../packages/cli/src/certify/certify.ts";
 import { htmlReport } from "../packages/cli/src/certify/html.ts";
@@ -142,6 +144,79 @@ describe("a proxy", () => {
     },
   );
 
+  describe("and an instance", () => {
+    const told = (name: string): void => {
+      const lie = lies.find((each) => each.name === name);
+      if (!lie) throw new Error(`There is no lie "${name}"`);
+      proxy.lie = lie;
+    };
+    async function through<T>(work: (hf: Holdfast<PoolClient>) => Promise<T>): Promise<T> {
+      const pool = new Pool({ connectionString: proxy.url, max: 3 });
+      pool.on("error", () => {});
+      const hf = holdfast(fromPg(pool));
+      try {
+        return await work(hf);
+      } finally {
+        await hf.close();
+        await pool.end();
+      }
+    }
+
+    test("that is told the truth believes in locks", async ({ skip }) => {
+      skip(noPostgres !== undefined, noPostgres);
+      proxy.lie = undefined;
+      const found = await through(async (hf) => {
+        const capabilities = await hf.capabilities();
+        await hf.transaction({ lock: key("a"), isolation: "serializable" }, (tx) => tx.query(sql`SELECT 1`));
+        return capabilities;
+      });
+      expect([found.transactionLocks, found.sessionLocks]).toEqual([
+        "transaction advisory",
+        "session advisory",
+      ]);
+    });
+
+    test.for([
+      ["advisory locks are of one node", /two sessions had the same advisory lock at once/],
+      ["READ COMMITTED is a snapshot", /did not see what another one had committed/],
+    ] as const)("by which %s refuses to lock, once it has looked", async ([name, why], { skip }) => {
+      skip(noPostgres !== undefined, noPostgres);
+      told(name);
+      await through(async (hf) => {
+        const { transactionLocks, joinedLocks, sessionLocks } = await hf.capabilities();
+        for (const support of [transactionLocks, joinedLocks, sessionLocks])
+          expect(support).toMatchObject({ supported: false, why: expect.stringMatching(why) });
+        const error = await hf.transaction({ lock: key("a") }, async () => {}).catch((e: unknown) => e);
+        expect(error).toMatchObject({ code: "HF_UNSUPPORTED", message: expect.stringMatching(why) });
+        await expect(hf.hold(key("a"))).rejects.toMatchObject({ code: "HF_UNSUPPORTED" });
+      });
+    });
+
+    test("by which every transaction is READ COMMITTED: another one is refused, and not run", async ({
+      skip,
+    }) => {
+      skip(noPostgres !== undefined, noPostgres);
+      told("every transaction is READ COMMITTED");
+      await through(async (hf) => {
+        for (const isolation of ["serializable", "repeatable read"] as const) {
+          let ran = false;
+          const run = hf.transaction({ isolation }, async () => void (ran = true));
+          const error = await run.catch((e: unknown) => e);
+          expect(error, isolation).toMatchObject({
+            code: "HF_ISOLATION",
+            message: expect.stringContaining(
+              `begun as ${isolation}, and the server says that it is read committed`,
+            ),
+          });
+          expect(ran).toBe(false);
+        }
+        // What was asked for is what is had here.
+        await hf.transaction({ lock: key("a") }, (tx) => tx.query(sql`SELECT 1`));
+        await hf.transaction({ readOnly: true }, (tx) => tx.query(sql`SELECT 1`));
+      });
+    });
+  });
+
   test("leaves nothing behind, whatever it does", async ({ skip }) => {
     skip(noPostgres !== undefined, noPostgres);
     expect(await leftIn(database.url)).toEqual([]);
@@ -270,7 +345,7 @@ describe("the command", () => {
     const of = (verdict: string) => told.filter((each) => each.verdict === verdict).map(({ id }) => id);
     expect(of("holds")).toEqual(["shared-locks", "session-stays", "session-lock", "clock", "notify"]);
     expect(of("unknown").length).toBe(everything.length - 5);
-    expect(told.find(({ id }) => id === "row-lock")?.seen).toContain("--read-only");
+    expect(told.find(({ id }) => id === "row-lock")?.seen).toBe("not tried: it needs a table");
   });
 
   test(

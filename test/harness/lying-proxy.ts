@@ -85,7 +85,7 @@ export const lies: readonly Lie[] = [
   {
     name: "advisory locks are of one node",
     like: "Citus, pgpool-II with several primaries",
-    caught: ["lock-excludes", "session-lock", "shared-locks"],
+    caught: ["lock-excludes", "history-counter"],
     rewrite: (text) => (text.includes(firstLook) ? text : otherwise(text).replaceAll("lying.", "node.")),
   },
   {
@@ -225,7 +225,7 @@ function unlocked(text: string): string {
 
 /** Functions of the same names that do nothing (`lying`), or take the lock of another key in each session (`node`). */
 function otherFunctions(): string {
-  const made: string[] = ["CREATE SCHEMA lying", "CREATE SCHEMA node"];
+  const made: string[] = ["CREATE SCHEMA IF NOT EXISTS lying", "CREATE SCHEMA IF NOT EXISTS node"];
   for (const args of ["bigint", "integer, integer"]) {
     const given = args === "bigint" ? "($1 # pg_backend_pid())" : "($1 # pg_backend_pid()), $2";
     for (const shared of ["", "_shared"]) {
@@ -235,20 +235,20 @@ function otherFunctions(): string {
           `pg_advisory_${scope}lock${shared}`,
         ];
         made.push(
-          `CREATE FUNCTION lying.${tryLock}(${args}) RETURNS boolean LANGUAGE sql AS 'SELECT true'`,
-          `CREATE FUNCTION lying.${lock}(${args}) RETURNS void LANGUAGE sql AS 'SELECT NULL'`,
-          `CREATE FUNCTION node.${tryLock}(${args}) RETURNS boolean LANGUAGE sql AS 'SELECT pg_catalog.${tryLock}(${given})'`,
-          `CREATE FUNCTION node.${lock}(${args}) RETURNS void LANGUAGE sql AS 'SELECT pg_catalog.${lock}(${given})'`,
+          `CREATE OR REPLACE FUNCTION lying.${tryLock}(${args}) RETURNS boolean LANGUAGE sql AS 'SELECT true'`,
+          `CREATE OR REPLACE FUNCTION lying.${lock}(${args}) RETURNS void LANGUAGE sql AS 'SELECT NULL'`,
+          `CREATE OR REPLACE FUNCTION node.${tryLock}(${args}) RETURNS boolean LANGUAGE sql AS 'SELECT pg_catalog.${tryLock}(${given})'`,
+          `CREATE OR REPLACE FUNCTION node.${lock}(${args}) RETURNS void LANGUAGE sql AS 'SELECT pg_catalog.${lock}(${given})'`,
         );
       }
       const unlock = `pg_advisory_unlock${shared}`;
       made.push(
-        `CREATE FUNCTION lying.${unlock}(${args}) RETURNS boolean LANGUAGE sql AS 'SELECT true'`,
-        `CREATE FUNCTION node.${unlock}(${args}) RETURNS boolean LANGUAGE sql AS 'SELECT pg_catalog.${unlock}(${given})'`,
+        `CREATE OR REPLACE FUNCTION lying.${unlock}(${args}) RETURNS boolean LANGUAGE sql AS 'SELECT true'`,
+        `CREATE OR REPLACE FUNCTION node.${unlock}(${args}) RETURNS boolean LANGUAGE sql AS 'SELECT pg_catalog.${unlock}(${given})'`,
       );
     }
   }
-  made.push(`CREATE FUNCTION lying.free(place text, ids integer[]) RETURNS SETOF integer LANGUAGE plpgsql AS $$
+  made.push(`CREATE OR REPLACE FUNCTION lying.free(place text, ids integer[]) RETURNS SETOF integer LANGUAGE plpgsql AS $$
     DECLARE found integer[];
     BEGIN
       BEGIN

@@ -41,55 +41,87 @@ export interface Certificate {
 const probeMs = 60_000;
 
 export async function certify(server: Server, options: CertifyOptions): Promise<Certificate> {
-  const { signal, say, readOnly = false } = options;
+  const { signal, say } = options;
   const chosen = probes.filter(({ id }) => options.only === undefined || options.only.includes(id));
   const version = await versionOf(server);
   const { capabilities, refused } = await unless(signal, believed(server));
   const name = `holdfast_certify_${randomBytes(6).toString("hex")}`;
   const byRows = capabilities?.transactionLocks === "lock row";
-  const writes = !readOnly && chosen.some((probe) => !probe.readsOnly);
+  const writes = !options.readOnly && chosen.some((probe) => !probe.readsOnly);
   await using site = new Site(server, say);
-  const kit = writes
-    ? await site.make(kitsOf(server.kind, name, byRows), signal)
-    : kitsOf(server.kind, name, byRows)[0];
+  const kits = kitsOf(server.kind, name, byRows);
+  const [made, readOnly] = writes ? await onGround(site, kits, refused, options) : [kits[0], true];
   const lines: Line[] = [];
   let numbers = 0;
   let keys = 0;
   for (const probe of chosen) {
     options.progress?.(probe.id, lines.length, chosen.length);
-    await using callers = new AsyncDisposableStack();
+    await using callers = new Callers(server, made);
     const ground: Ground = {
       server,
-      kit,
+      kit: made,
       next: () => ++numbers,
       key: () => ++keys,
       verdictOf: (id) => lines.find((line) => line.id === id)?.verdict,
-      async caller() {
-        const caller = callers.use(new Caller(await within(answerMs, server.session())));
-        if (kit.opening !== undefined) await caller.query(kit.opening);
-        return caller;
-      },
+      caller: () => callers.open(),
     };
     const seen = await unless(signal, tried(probe, ground, readOnly));
     const { id, title, tried: how, carries, features, advice } = probe;
-    lines.push({
-      id,
-      title,
-      tried: how,
-      carries,
-      features,
-      advice,
-      verdict: verdictOf(seen, probe, capabilities),
-      seen: seen.what,
-    });
+    const verdict = verdictOf(seen, probe, capabilities);
+    lines.push({ id, title, tried: how, carries, features, advice, verdict, seen: seen.what });
   }
   return { server: server.shown, kind: server.kind, version, capabilities, refused, lines };
+}
+
+/** What the probes need, and whether they must do without: a server that is refused anyway, such as a replica, may refuse too. */
+async function onGround(
+  site: Site,
+  kits: readonly [Kit, ...Kit[]],
+  refused: string | undefined,
+  { signal, say }: CertifyOptions,
+): Promise<[kit: Kit, readOnly: boolean]> {
+  try {
+    return [await site.make(kits, signal), false];
+  } catch (error) {
+    if (refused === undefined || !(error instanceof Failure)) throw error;
+    say(error.message);
+    return [kits[0], true];
+  }
+}
+
+/** The sessions of one probe, which end with it. */
+class Callers implements AsyncDisposable {
+  readonly #server: Server;
+  readonly #kit: Kit;
+  readonly #all: Caller[] = [];
+  #over = false;
+
+  constructor(server: Server, kit: Kit) {
+    this.#server = server;
+    this.#kit = kit;
+  }
+
+  async open(): Promise<Caller> {
+    const caller = new Caller(await within(answerMs, this.#server.session()));
+    this.#all.push(caller);
+    if (this.#over) {
+      caller.destroy();
+      throw new NoAnswer("it was stopped");
+    }
+    if (this.#kit.opening !== undefined) await caller.query(this.#kit.opening);
+    return caller;
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.#over = true;
+    await Promise.all(this.#all.map((caller) => caller[Symbol.asyncDispose]()));
+  }
 }
 
 async function tried(probe: Probe, ground: Ground, readOnly: boolean): Promise<Seen> {
   const missing = gap(probe, ground.kit);
   if (missing) return missing;
-  if (readOnly && !probe.readsOnly) return unknown("not tried: it needs a table (--read-only)");
+  if (readOnly && !probe.readsOnly) return unknown("not tried: it needs a table");
   try {
     return await within(probeMs, probe.run(ground));
   } catch (error) {
@@ -111,9 +143,13 @@ function mayNot(error: unknown): boolean {
 function verdictOf({ verdict }: Seen, { carries }: Probe, capabilities: Capabilities | undefined): Verdict {
   if (verdict === "yes") return "holds";
   if (verdict !== "no") return verdict;
-  const claimed = !capabilities || carries.some((name) => !isGap(capabilities[name]));
+  const claimed =
+    !capabilities || carries.some((name) => name === indispensable || !isGap(capabilities[name]));
   return claimed ? "fails" : "absent";
 }
+
+/** Where not even these are to be had there is no use in Holdfast, whether or not it knows. */
+const indispensable = "transactionLocks";
 
 const isGap = (value: unknown): boolean => typeof value === "object" && value !== null && "why" in value;
 

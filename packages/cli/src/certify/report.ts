@@ -77,8 +77,9 @@ export function titleOf({ kind, version, server }: Certificate): string {
 export function belief({ capabilities }: Certificate): string {
   if (!capabilities) return "Holdfast takes no locks here.";
   const { transactionLocks, sessionLocks } = capabilities;
-  const ofSessions = typeof sessionLocks === "string" ? `"${sessionLocks}"` : `none (${sessionLocks.why})`;
-  return `Holdfast's locks here: of transactions ${typeof transactionLocks === "string" ? `"${transactionLocks}"` : "none"}, of sessions ${ofSessions}.`;
+  const said = (support: typeof sessionLocks): string =>
+    typeof support === "string" ? `"${support}"` : `none (${support.why})`;
+  return `Holdfast's locks here: of transactions ${said(transactionLocks)}, of sessions ${said(sessionLocks)}.`;
 }
 
 export function summary({ lines }: Pick<Certificate, "lines">): string {
