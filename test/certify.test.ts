@@ -144,6 +144,24 @@ describe("a proxy", () => {
     },
   );
 
+  test("that says it is a standby, and takes no tables: it is refused, and what needs none is tried", async ({
+    skip,
+  }) => {
+    skip(noPostgres !== undefined, noPostgres);
+    proxy.lie = {
+      name: "a standby",
+      like: "",
+      caught: [],
+      rewrite: (text) =>
+        text.startsWith("CREATE TABLE") ? "CREATE TABLE" : text.replaceAll("pg_is_in_recovery()", "true"),
+    };
+    const found = await certified(proxy.url);
+    expect(found.refused).toMatch(/replica|standby/i);
+    expect(having(found, "holds"), shown(found)).toEqual(expect.arrayContaining(["session-lock", "clock"]));
+    expect(having(found, "unknown")).toContain("lock-excludes");
+    expect(exitCodeOf(found)).toBe(1);
+  });
+
   describe("and an instance", () => {
     const told = (name: string): void => {
       const lie = lies.find((each) => each.name === name);
@@ -368,6 +386,13 @@ describe("the command", () => {
         await admin.query(`GRANT CREATE ON DATABASE ${database.name} TO ${role}`);
         const own = await command(["certify", url.href, "--only", "committed", "procedures"]);
         expect([own.code, own.out.includes("2 probes: 2 hold")], own.err).toEqual([0, true]);
+        // What could not be tried is not well.
+        await admin.query("REVOKE USAGE ON LANGUAGE plpgsql FROM public");
+        const blind = await command(["certify", url.href, "--only", "committed", "procedures", "--json"]);
+        expect(blind.code, blind.err).toBe(2);
+        const told = JSON.parse(blind.out) as { probes: { verdict: string }[]; error: { exitCode: number } };
+        expect(told.probes.map(({ verdict }) => verdict)).toEqual(["holds", "unknown"]);
+        expect(told.error.exitCode).toBe(2);
         expect(await leftIn(database.url)).toEqual([]);
       } finally {
         await admin.query(`DROP OWNED BY ${role}; DROP ROLE ${role}`);

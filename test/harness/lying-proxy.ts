@@ -205,7 +205,7 @@ export const lies: readonly Lie[] = [
   },
   {
     name: "NOTIFY is swallowed",
-    like: "CockroachDB, poolers",
+    like: "poolers and proxies",
     caught: ["notify"],
     swallows: (type) => type === "A",
   },
