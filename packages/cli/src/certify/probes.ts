@@ -88,7 +88,7 @@ const lockExcludes: Probe = {
   carries: ["transactionLocks", "joinedLocks"],
   features: "hf.transaction({ lock }), hf.lock, hf.tryLock, hf.join, migrations",
   advice:
-    'Two callers can both be let in. On PostgreSQL try strategy: "lock row" and run this again; elsewhere use the server itself, or one of its nodes for all that writes.',
+    'Two callers can both be let in. Use the server itself, or one of its nodes for all that writes; where the strategy can be chosen, try "lock row", and run this again.',
   async run({ kit, caller, key }) {
     const [a, b, c] = [await caller(), await caller(), await caller()];
     const [mine, other] = [key(), key()];
@@ -138,7 +138,7 @@ const lockThenRead: Probe = {
     "B is in a READ COMMITTED transaction, and has read a row; A has the lock, changes the row, commits; B takes the lock, and reads again. The same with B's transaction opened after A's end",
   carries: ["transactionLocks", "joinedLocks"],
   features: "every check-then-write under a lock: the promise itself",
-  advice: `The check reads what was true before: the limit is passed. READ COMMITTED must give each statement a new view (YugabyteDB: yb_enable_read_committed_isolation), and reads of a transaction must go to the server that has the lock. ${elsewhere}`,
+  advice: `The check reads what was true before: the limit is passed. READ COMMITTED must give each statement a new view (some products have a setting for it: docs/certify.md), and reads of a transaction must go to the server that has the lock. ${elsewhere}`,
   async run({ kit, caller, key, next }) {
     const [a, b] = [await caller(), await caller()];
     const mine = key();
@@ -204,7 +204,7 @@ const readCommitted: Probe = {
   carries: ["transactionLocks"],
   features: "hf.transaction, whose isolation this is",
   advice:
-    "The level that was asked for is not the one that is had: what is read after a lock can be older than the lock (YugabyteDB: yb_enable_read_committed_isolation; CockroachDB: sql.txn.read_committed_isolation.enabled).",
+    "The level that was asked for is not the one that is had: what is read after a lock can be older than the lock (some products have a setting for it: docs/certify.md).",
   async run({ kit, caller, next }) {
     const [a, b] = [await caller(), await caller()];
     await kit.begin(a, "read committed");
@@ -554,8 +554,8 @@ const procedures: Probe = {
   title: "Routines can be made, and answer",
   tried: "makes one that adds 1, and calls it",
   carries: ["quotas", "queues"],
-  features: "quotas, stock, queues, schedules; on MySQL the round trips that a lock saves",
-  advice: "hf.migrate() will fail for these. Locks, versions and once need none on PostgreSQL.",
+  features: "quotas, stock, queues, schedules, and fewer round trips for locks that are rows",
+  advice: "hf.migrate() will fail for these. Locks, versions and once do without.",
   needs: ["routine"],
   async run({ kit, caller }) {
     const answer = await has(kit).routine(await caller());
@@ -570,7 +570,7 @@ const serverDeadline: Probe = {
   carries: ["serverDeadline"],
   features: "deadline: a frozen process does not keep the others out for good",
   advice:
-    "A frozen process keeps its locks until somebody ends it: set idle_in_transaction_session_timeout on the server.",
+    "A frozen process keeps its locks until somebody ends it: set a limit for idle transactions on the server.",
   needs: ["limited"],
   async run({ kit, caller, key }) {
     const [a, b] = [await caller(), await caller()];
