@@ -3,6 +3,7 @@ import { readFileSync } from "node:fs";
 import { Command } from "commander";
 import { audit } from "./commands/audit.ts";
 import { bench } from "./commands/bench.ts";
+import { certify } from "./commands/certify.ts";
 import { completion } from "./commands/completion.ts";
 import { demo } from "./commands/demo.ts";
 import { doctor } from "./commands/doctor.ts";
@@ -41,6 +42,7 @@ const program = new Command("holdfast")
 for (const register of [
   demo,
   doctor,
+  certify,
   race,
   order,
   locks,

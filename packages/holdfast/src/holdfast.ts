@@ -184,6 +184,10 @@ export class Holdfast<Native> {
       },
       look: (ask, connection) => this.#look(ask, connection),
       sessionSupport: () => this.#sessions.support(),
+      distrust: (gap) => {
+        if (this.#known)
+          this.#known = { ...this.#known, transactionLocks: gap, joinedLocks: gap, sharedLocks: gap };
+      },
     };
     this.#sessions = new Sessions(this.#home);
     this.#leases = new LeaseDesk(this.#home);
@@ -365,8 +369,9 @@ export class Holdfast<Native> {
 
   /** What this database, reached through this client, can promise. */
   async capabilities(): Promise<Capabilities> {
-    const probed = await this.#probe();
     const sessionLocks = await this.#sessions.support();
+    // After the experiment, which may have shown more.
+    const probed = await this.#probe();
     return {
       ...probed,
       sessionLocks,

@@ -301,6 +301,11 @@ export interface Engine<C extends Connection = Connection> {
   savepoint(connection: C, name: string, action: "set" | "release" | "rollback"): Promise<void>;
   /** Locks inside a transaction, until its end. */
   lock(connection: C, call: LockCall): Promise<Grant>;
+  /**
+   * Whether locks of transactions keep others out, and let what was committed be seen, whatever the server calls itself: an
+   * experiment with two connections. Throws `UnsupportedError` if not. Absent where it would need a table.
+   */
+  verifyLocks?(a: C, b: C): Promise<void>;
   /** Locks of a pinned session, until given back. */
   readonly session?: SessionLocks<C>;
   /** Rows and tables of the caller's; the capabilities say why where this is missing. */

@@ -1,4 +1,4 @@
-import { type Capabilities, type Strategy, type Support, require } from "./capabilities.ts";
+import { type Capabilities, type Strategy, type Support, type Unsupported, require } from "./capabilities.ts";
 import type { Connection, Database, Isolation, Reason, Result, Row, Wait } from "./database.ts";
 import { emit, traced } from "./events.ts";
 import {
@@ -137,6 +137,8 @@ export interface Home<Native, C extends Connection> {
   holders(locks: readonly LockRequest[], connection?: C): Promise<readonly Holder[]>;
   /** Asks who is in the way, if it can be found out quickly. */
   look(ask: (connection: C) => Promise<readonly Holder[]>, connection?: C): Promise<readonly Holder[]>;
+  /** An experiment has shown that locks of transactions are none: from now on they are refused. */
+  distrust(gap: Unsupported): void;
   /** Whether locks of a session hold: not only what the server says, but what an experiment has shown. */
   sessionSupport(): Promise<Support<Strategy>>;
   /** What goes on in the background until it is stopped, or the instance is closed. */

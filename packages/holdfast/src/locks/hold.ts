@@ -12,6 +12,7 @@ import { explained } from "../core/failure.ts";
 import { type Traces, emit, nextHold, traced } from "../core/events.ts";
 import { Silence, graceMs, interruptible, within } from "../core/interrupt.ts";
 import type { LockRequest } from "../core/key.ts";
+import * as protection from "../core/protections.ts";
 import { Queue, unlessAborted } from "../core/queue.ts";
 import { Refused, refusal } from "../core/refused.ts";
 import { type Home, checkSupport } from "../core/scope.ts";
@@ -122,6 +123,7 @@ export class Sessions<Native, C extends Connection> {
       const b = await this.#connect();
       try {
         // Some clients wait for the pool only with their first statement.
+        if (protection.locksVerified) await within(poolMs, this.#verifyLocks(a.connection, b.connection));
         await within(poolMs, session.verify(a.connection, b.connection));
         broken = false;
         return undefined;
@@ -137,6 +139,16 @@ export class Sessions<Native, C extends Connection> {
       }
     } finally {
       await a.release(broken);
+    }
+  }
+
+  /** Those of transactions too, since there are two connections at hand: locks of sessions are no better than they. */
+  async #verifyLocks(a: C, b: C): Promise<void> {
+    try {
+      await this.#home.database.engine.verifyLocks?.(a, b);
+    } catch (error) {
+      if (error instanceof UnsupportedError) this.#home.distrust(unsupported(error.message));
+      throw error;
     }
   }
 

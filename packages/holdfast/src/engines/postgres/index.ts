@@ -17,6 +17,7 @@ import { migrations } from "./schema.ts";
 import { session } from "./session.ts";
 import { stocks } from "./stock.ts";
 import { tables } from "./tables.ts";
+import { verifyLocks } from "./verify-locks.ts";
 import { wire } from "./wire.ts";
 
 export { render } from "./dialect.ts";
@@ -37,6 +38,7 @@ export const postgres: Engine<SqlConnection> = {
     for (const text of savepoints[action](name)) await connection.query(sql.raw(text));
   },
   lock,
+  verifyLocks,
   session,
   tables,
   leases,
