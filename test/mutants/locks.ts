@@ -339,4 +339,17 @@ export const lockTrials: readonly Trial[] = [
       if (heard !== "told") throw new Broken("10 s after its lease was lost the leader has not been told");
     },
   },
+  {
+    name: "a process that keeps locks in another way",
+    by: "chaos",
+    kills: ["strategyAgreed"],
+    async run(ground) {
+      const advisory = ground.instance();
+      const byRows = ground.instance({ strategy: "lock row" });
+      await advisory.lock(key("one"), async () => {
+        const other = byRows.tryLock(key("one"), async () => {});
+        await refused(other, "HF_STRATEGY", "a lock row of a key whose advisory lock is held");
+      });
+    },
+  },
 ];

@@ -116,6 +116,15 @@ type Work<T> = (
 
 const policy = retryPolicy(undefined);
 
+/** Of one of several databases: throws if it is not the one that it is taken for. `free`: it is in no transaction. */
+export async function known(
+  home: Home<unknown, Connection>,
+  connection: Connection,
+  free: boolean,
+): Promise<void> {
+  if (home.guard && !home.trusted()) await home.renewed(connection, free);
+}
+
 async function attempts<T>(home: Home<unknown, Connection>, sending: Sending, work: Work<T>): Promise<T> {
   const { until, signal, once = false } = sending;
   const started = performance.now();
@@ -126,7 +135,10 @@ async function attempts<T>(home: Home<unknown, Connection>, sending: Sending, wo
     try {
       return await withConnection(
         home,
-        (connection) => work(connection, { again: perhaps || attempt > 1, waitMs }),
+        async (connection) => {
+          await known(home, connection, home.database.connect !== undefined);
+          return work(connection, { again: perhaps || attempt > 1, waitMs });
+        },
         sending.ms ?? Math.max(errandMs, waitMs + graceMs),
         // Once it may have been applied, the question is no longer whether it is wanted, but what became of it.
         { signal: perhaps ? undefined : signal, sent: () => (sent = true), certain: true },
@@ -237,7 +249,10 @@ export async function send<T>(
   if (scope) {
     const started = performance.now();
     try {
-      return await scope.work(({ connection }) => work(connection, { again: true, waitMs }), signal);
+      return await scope.work(async ({ connection }) => {
+        await known(home, connection, false);
+        return work(connection, { again: true, waitMs });
+      }, signal);
     } catch (error) {
       if (classify(home.database, error) !== "lock-timeout" || error instanceof HoldfastError) throw error;
       throw waitedInVain(home, about, performance.now() - started, error, false);
