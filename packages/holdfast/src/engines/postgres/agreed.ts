@@ -55,6 +55,8 @@ export const agreements: Agreements<SqlConnection> = {
     } catch (error) {
       const { code } = (connection.unwrap?.(error) ?? error) as { code?: unknown };
       if (mayNot.has(String(code))) return false;
+      // Where the default is a snapshot that lasts: somebody else has written it since.
+      if (code === "40001") return true;
       throw error;
     }
   },
