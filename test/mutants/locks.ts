@@ -390,6 +390,19 @@ export const lockTrials: readonly Trial[] = [
       }
     },
   },
+  {
+    name: "a process that keeps locks in another way",
+    by: "chaos",
+    kills: ["strategyAgreed"],
+    async run(ground) {
+      const advisory = ground.instance();
+      const byRows = ground.instance({ strategy: "lock row" });
+      await advisory.lock(key("one"), async () => {
+        const other = byRows.tryLock(key("one"), async () => {});
+        await refused(other, "HF_STRATEGY", "a lock row of a key whose advisory lock is held");
+      });
+    },
+  },
 ];
 
 async function lying(ground: Ground, name: string): Promise<string> {

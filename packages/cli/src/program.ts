@@ -20,6 +20,7 @@ import { quota } from "./commands/quota.ts";
 import { race } from "./commands/race.ts";
 import { schedule } from "./commands/schedule.ts";
 import { stock } from "./commands/stock.ts";
+import { strategy } from "./commands/strategy.ts";
 import { top } from "./commands/top.ts";
 import { complain, exitCodes } from "./failure.ts";
 import { printJsonError } from "./json.ts";
@@ -54,6 +55,7 @@ for (const register of [
   keys,
   bench,
   migrate,
+  strategy,
   queue,
   schedule,
   quota,

@@ -1,6 +1,7 @@
 import { type Capabilities, type Strategy, isSupported, require, strategies } from "./core/capabilities.ts";
 import type { Connection, Database, Failure, Isolation, Wait } from "./core/database.ts";
 import { Beside, type BesideMode, besideModes } from "./core/beside.ts";
+import { Common, type Placement } from "./core/common.ts";
 import { emit } from "./core/events.ts";
 import { HoldfastError, type Holder, LockNotAvailableError, UsageError, keyNames } from "./core/errors.ts";
 import { classify, remember, waited } from "./core/failure.ts";
@@ -47,7 +48,8 @@ export interface HoldfastOptions {
   readonly names?: false | ((name: string) => string);
   /**
    * How locks of transactions are kept, where the server has a choice: "lock row" keeps them as rows of a table
-   * instead of advisory locks. All processes must agree. Default: what the server is found to hold.
+   * instead of advisory locks. It is written down in the database, where its tables are (`hf.migrate()`), and an instance
+   * that was told otherwise is refused (`StrategyError`). Default: what is written down; else what the server is found to hold.
    */
   readonly strategy?: Strategy;
   /**
@@ -65,6 +67,16 @@ export interface HoldfastOptions {
   readonly slow?: SlowOptions | false;
   /** A file to which the order of locks is added, for `holdfast order`. Default: what HOLDFAST_ORDER says. */
   readonly orderFile?: string;
+}
+
+/** What one of several databases is told of the others. */
+export interface ShardOf {
+  /** Refuses what belongs on another one. */
+  guard(locks: readonly LockRequest[]): void;
+  /** Whether the calling code is in a transaction of another one. */
+  elsewhere(): boolean;
+  /** Undefined: the list of all of them is not known. */
+  readonly placement: Placement | undefined;
 }
 
 export type MigrationState =
@@ -110,17 +122,12 @@ export class Holdfast<Native> {
   readonly #current = new Inside<Scope<Native, Connection>>();
   readonly #sessions: Sessions<Native, Connection>;
   readonly #leases: LeaseDesk<Native, Connection>;
-  readonly #strategy: Strategy | undefined;
+  readonly #common: Common;
   readonly #defaults: { wait: Wait; deadlineMs: number; isolation: Isolation; retry: RetryPolicy };
-  #known: Capabilities | undefined;
   #asking: Promise<Capabilities> | undefined;
 
-  /** `guard`: refuses locks that belong on another database; see `sharded`. */
-  constructor(
-    database: Database<Native, Connection>,
-    options: HoldfastOptions = {},
-    guard?: (locks: readonly LockRequest[]) => void,
-  ) {
+  /** `shard`: of which this is one; see `sharded`. */
+  constructor(database: Database<Native, Connection>, options: HoldfastOptions = {}, shard?: ShardOf) {
     checkRuntime();
     if (typeof database !== "object" || database === null || typeof database.engine?.begin !== "function") {
       throw new UsageError(
@@ -154,7 +161,7 @@ export class Holdfast<Native> {
         `wrongConnection must be one of ${besideModes.map((each) => `"${each}"`).join(", ")}`,
       );
     this.#database = database;
-    this.#strategy = options.strategy;
+    this.#common = new Common(database, options.strategy, shard?.placement);
     this.#defaults = {
       wait: options.wait === undefined ? 5000 : checkWait(options.wait),
       deadlineMs: options.deadline === undefined ? 60_000 : milliseconds(options.deadline, "deadline", 1),
@@ -171,22 +178,23 @@ export class Holdfast<Native> {
       watch: watch(watched, show),
       rows: new Rows(() => this.#home),
       started: new Started(),
-      ...(guard && { guard }),
+      ...(shard && { guard: shard.guard, elsewhere: shard.elsewhere }),
       names: (locks) => keyNames(locks, show),
       shown: (locks) => (names === false ? [] : keyNames(locks, show)),
-      capabilities: (connection) => this.#probe(connection),
-      known: () => this.#known,
+      capabilities: (connection, free) => this.#probe(connection, free),
+      known: () => this.#common.facts,
+      trusted: () => this.#common.trusted,
+      renewed: (connection, free) => this.#renew(connection, free),
       show,
       holders: async (locks, connection) => {
         const ask = database.engine.holders?.bind(database.engine);
-        const known = this.#known;
+        const known = this.#common.facts;
         return ask && known ? this.#look((c) => ask(c, locks, known), connection) : [];
       },
       look: (ask, connection) => this.#look(ask, connection),
       sessionSupport: () => this.#sessions.support(),
       distrust: (gap) => {
-        if (this.#known)
-          this.#known = { ...this.#known, transactionLocks: gap, joinedLocks: gap, sharedLocks: gap };
+        this.#common.distrust(gap);
       },
     };
     this.#sessions = new Sessions(this.#home);
@@ -265,7 +273,8 @@ export class Holdfast<Native> {
     if (this.#current.getStore()?.open) return work(1);
     return retried(work, options, (error) => {
       const failure = classify(this.#database, error);
-      const late = failure === "lock-timeout" && waited(this.#database, error, this.#known?.flavour) !== true;
+      const late =
+        failure === "lock-timeout" && waited(this.#database, error, this.#common.facts?.flavour) !== true;
       return late ? undefined : failure;
     });
   }
@@ -415,6 +424,8 @@ export class Holdfast<Native> {
         : { kind: "migration", id: each.id, name: each.name },
     );
     for (const each of migrated) emit("holdfast:migrated", () => each);
+    // What could not be written down before can be now.
+    this.#common.doubt();
     return migrated;
   }
 
@@ -496,9 +507,19 @@ export class Holdfast<Native> {
     };
   }
 
-  /** Asked once; whoever comes meanwhile waits for the answer, or asks again if the first one was cut off. */
-  async #probe(connection?: Connection): Promise<Capabilities> {
-    if (this.#known) return this.#known;
+  async #probe(connection?: Connection, free = false): Promise<Capabilities> {
+    return this.#common.facts ?? this.#ask(connection, free);
+  }
+
+  async #renew(connection?: Connection, free = false): Promise<Capabilities> {
+    const trusted = this.#common.trusted;
+    if (trusted) return trusted;
+    await this.#ask(connection, free);
+    return this.#common.agreed();
+  }
+
+  /** One asks; whoever comes meanwhile waits for the answer, or asks again if the first one was cut off. */
+  async #ask(connection: Connection | undefined, free: boolean): Promise<Capabilities> {
     const asking = this.#asking;
     if (asking) {
       try {
@@ -507,15 +528,13 @@ export class Holdfast<Native> {
         if (error instanceof HoldfastError) throw error;
       }
     }
-    const { engine, traits } = this.#database;
     this.#asking = connection
-      ? engine.probe(connection, traits, this.#strategy)
+      ? this.#common.ask(connection, free)
       : withConnection({ database: this.#database, beside: this.#home.beside }, (c) =>
-          engine.probe(c, traits, this.#strategy),
+          this.#common.ask(c, true),
         );
     try {
-      this.#known = await this.#asking;
-      return this.#known;
+      return await this.#asking;
     } finally {
       this.#asking = undefined;
     }

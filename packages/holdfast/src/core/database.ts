@@ -3,6 +3,7 @@
  * **database** is one client library that reaches it: how to get a connection, send, cancel. Shared code sees
  * only these types and asks `capabilities` what holds; it never asks which engine it is on.
  */
+import type { Agreements } from "./agreed.ts";
 import type { Audits } from "./audit.ts";
 import type { Capabilities, Strategy } from "./capabilities.ts";
 import type { Holder } from "./errors.ts";
@@ -318,6 +319,8 @@ export interface Engine<C extends Connection = Connection> {
   readonly stocks?: Stocks<C>;
   readonly schedules?: Schedules<C>;
   readonly audits?: Audits<C>;
+  /** Absent where there is nothing that processes could disagree on: one way to keep locks, and no shards with patterns. */
+  readonly agreements?: Agreements<C>;
   /** What became of a transaction whose connection died during COMMIT. */
   outcome?(connection: C, identity: string): Promise<Outcome>;
   holders?(

@@ -362,6 +362,24 @@ export class ShardError extends HoldfastError {
   }
 }
 
+/** The list of databases, or the way from a key to its shard, is not the one that is written down in the database. */
+export class ShardMapError extends HoldfastError {
+  constructor(detail: string) {
+    super(
+      "HF_SHARD_MAP",
+      `${detail} Processes that route differently grant the same thing twice: give all of them the same databases, in the same ` +
+        "order, and the same route. If keys were moved on purpose, and everybody stopped meanwhile: await shards.renumber().",
+    );
+  }
+}
+
+/** Locks are kept in another way here, or are about to be: whoever kept them in two ways would exclude nobody. */
+export class StrategyError extends HoldfastError {
+  constructor(detail: string, retryable = false) {
+    super("HF_STRATEGY", detail, { retryable });
+  }
+}
+
 /** A session lock whose connection died, or was found to be no longer ours. */
 export class LockLostError extends HoldfastError {
   constructor(keys: readonly string[], detail: string, cause?: unknown) {

@@ -84,3 +84,9 @@ export const tickOnce: boolean = true;
 
 /** A leader whose lease is lost goes on, beside the next one. */
 export const leaderStops: boolean = true;
+
+/** One process keeps locks as rows, another one as advisory locks, and both get the same one. */
+export const strategyAgreed: boolean = true;
+
+/** A process that takes a database for another shard looks in the wrong place, and what there is one of is given twice. */
+export const shardAgreed: boolean = true;

@@ -3,6 +3,8 @@ import type { Connection, Database, Isolation, Reason, Result, Row, Wait } from 
 import { emit, traced } from "./events.ts";
 import {
   NotInTransactionError,
+  ShardError,
+  StrategyError,
   TransactionAbortedError,
   UnsupportedError,
   UsageError,
@@ -129,9 +131,14 @@ export interface Home<Native, C extends Connection> {
   names(locks: readonly LockRequest[]): string[];
   /** As the server may show them: none if they are not to be seen there. */
   shown(locks: readonly LockRequest[]): string[];
-  capabilities(connection?: C): Promise<Capabilities>;
+  /** `free`: the connection is in no transaction. */
+  capabilities(connection?: C, free?: boolean): Promise<Capabilities>;
   /** The same, if it has been asked before. */
   known(): Capabilities | undefined;
+  /** The same, unless it is so long ago that locks may be kept in another way by now. */
+  trusted(): Capabilities | undefined;
+  /** Asks again, if it is. Throws if this instance keeps locks, or takes its database, otherwise than the others. */
+  renewed(connection?: C, free?: boolean): Promise<Capabilities>;
   /** As errors and events show the name of a row. */
   show(name: string): string;
   holders(locks: readonly LockRequest[], connection?: C): Promise<readonly Holder[]>;
@@ -145,6 +152,8 @@ export interface Home<Native, C extends Connection> {
   readonly started: Started;
   /** Throws if these locks do not belong on this database, where there are several. */
   guard?(locks: readonly LockRequest[]): void;
+  /** Whether the calling code is in a transaction of another of these. */
+  elsewhere?(): boolean;
 }
 
 export interface Place<Native, C extends Connection> {
@@ -397,11 +406,12 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     site: Site | undefined,
     signal?: AbortSignal,
   ): Promise<{ reason: Reason; usable: boolean; waitedMs: number; cause?: unknown } | undefined> {
-    return this.work(async ({ connection, capabilities, joined, signal: abort, section }) => {
+    return this.work(async ({ connection, joined, signal: abort, section }) => {
       // In a joined transaction the caller may roll back to savepoints of its own: what we took may be gone, so ask again.
       const missing = joined ? requests : requests.filter((request) => !this.has(request));
       if (missing.length === 0) return undefined;
       this.#home.guard?.(missing);
+      const capabilities = this.#home.trusted() ?? (await this.#home.renewed(connection));
       checkSupport(missing, capabilities, joined);
       const locked: Locked | undefined = section && { kind: "key", keys: missing };
       // Before the wait, which may be that of a deadlock. Who does not wait is in none.
@@ -429,6 +439,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
         emit("holdfast:lock:refused", () => ({ locks: names(), waitedMs, reason: grant.reason }));
         return { ...grant, waitedMs: Math.round(waitedMs) };
       }
+      if (this.#home.trusted() !== capabilities) await stillKept(this.#home, connection, capabilities);
       this.#hold(missing);
       if (locked) section?.took(locked, site);
       emit("holdfast:lock:granted", () => ({ locks: names(), waitedMs }));
@@ -546,6 +557,24 @@ export function checkSupport(
   }
 }
 
+/**
+ * After a lock was granted, perhaps after a long wait, or to a process that slept: throws if locks are kept in another way
+ * by now, for then it excludes nobody. Whoever changes that looks for locks of the old kind after everybody's trust is over:
+ * what was granted before is found by that, and what is granted after is found here.
+ */
+export async function stillKept<Native, C extends Connection>(
+  home: Home<Native, C>,
+  connection: C,
+  before: Capabilities,
+): Promise<void> {
+  const now = home.trusted() ?? (await home.renewed(connection));
+  if (now.transactionLocks !== before.transactionLocks)
+    throw new StrategyError(
+      `Locks of this database were changed from "${String(before.transactionLocks)}" to "${String(now.transactionLocks)}" while this one was waited for. Try again.`,
+      true,
+    );
+}
+
 const homes = new WeakMap<object, Home<unknown, Connection>>();
 
 /** For what takes an instance as an argument. */
@@ -553,8 +582,19 @@ export function remember<Native, C extends Connection>(instance: object, home: H
   homes.set(instance, home);
 }
 
+/** What has several homes. */
+const several = new WeakSet<object>();
+
+export function rememberSeveral(instance: object): void {
+  several.add(instance);
+}
+
 export function homeOf(instance: unknown, call: string): Home<unknown, Connection> {
   const home = typeof instance === "object" && instance !== null ? homes.get(instance) : undefined;
+  if (!home && several.has(instance as object))
+    throw new UsageError(
+      `${call}: it belongs in one database, and this is what sharded(…) returns. Pass the instance of one shard: shards.on(key).`,
+    );
   if (!home) throw new UsageError(`${call}: this is not what holdfast(…) returns`);
   return home;
 }
@@ -578,12 +618,23 @@ export function scopeFor(
 ): Scope<unknown, Connection> | undefined {
   const { tx, separate = false } = options;
   if (typeof separate !== "boolean") throw new UsageError(`${call}: separate must be true or false`);
-  if (tx === undefined) return separate ? undefined : home.current.getStore();
+  if (tx === undefined) {
+    if (separate) return undefined;
+    if (home.elsewhere?.()) throw astray(call);
+    return home.current.getStore();
+  }
   const scope = scopeOf(tx, call);
   if (separate) throw new UsageError(`${call}: either \`tx\` or \`separate\`, not both`);
+  if (scope.home !== home && scope.home.guard && home.guard) throw astray(call);
   if (scope.home !== home)
     throw new UsageError(`${call}: \`tx\` is a transaction of another instance of Holdfast`);
   return scope;
+}
+
+function astray(call: string): ShardError {
+  return new ShardError(
+    `${call}: it is inside a transaction of one shard, and what it is about belongs on another: it would be kept also if that is rolled back (if that is meant, say \`separate: true\`).`,
+  );
 }
 
 /** Runs what goes on in the background outside of whatever transactions it is begun in, which will be over by then. */

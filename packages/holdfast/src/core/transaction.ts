@@ -23,7 +23,7 @@ import { graceMs, interruptible, within } from "./interrupt.ts";
 import type { LockRequest, Lockable } from "./key.ts";
 import { Refused, refusal } from "./refused.ts";
 import { type RetryOptions, type RetryPolicy, pause } from "./retry.ts";
-import { type Home, Scope, type Transaction, checkSupport } from "./scope.ts";
+import { type Home, Scope, type Transaction, checkSupport, stillKept } from "./scope.ts";
 import { type Locked, type Section, sections } from "./section.ts";
 import type { Site } from "./site.ts";
 import { isOpaque } from "./thrown.ts";
@@ -352,15 +352,12 @@ class Attempt<Native, C extends Connection> {
     const { engine } = this.#home.database;
     const { locks, wait, isolation, readOnly } = this.#plan;
     const silent = () => (this.#abandoned = true);
+    const { trusted, known, renewed, guard, capabilities: facts } = this.#home;
+    const [found, ask] = locks.length > 0 || guard ? [trusted(), renewed] : [known(), facts];
     const capabilities =
-      this.#home.known() ??
-      (await interruptible(
-        connection,
-        this.#deadline.signal,
-        () => this.#home.capabilities(connection),
-        silent,
-      ));
-    this.#home.guard?.(locks);
+      found ??
+      (await interruptible(connection, this.#deadline.signal, () => ask(connection, !begun), silent));
+    guard?.(locks);
     checkSupport(locks, capabilities, false);
     if (!capabilities.isolation.includes(isolation)) {
       throw new UsageError(
@@ -425,6 +422,7 @@ class Attempt<Native, C extends Connection> {
       throw new Refused(grant.reason, Math.round(waitedMs), grant.cause);
     }
     if (locks.length > 0) {
+      if (trusted() !== capabilities) await stillKept(this.#home, connection, capabilities);
       this.#lockedAt = started + waitedMs;
       emit("holdfast:lock:granted", () => ({ locks: this.#home.names(locks), waitedMs }));
     }

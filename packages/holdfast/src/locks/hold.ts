@@ -1,4 +1,5 @@
 import {
+  type Capabilities,
   type Strategy,
   type Support,
   type Unsupported,
@@ -15,7 +16,7 @@ import type { LockRequest } from "../core/key.ts";
 import * as protection from "../core/protections.ts";
 import { Queue, unlessAborted } from "../core/queue.ts";
 import { Refused, refusal } from "../core/refused.ts";
-import { type Home, checkSupport } from "../core/scope.ts";
+import { type Home, checkSupport, stillKept } from "../core/scope.ts";
 
 /** A lock of a session: held until it is released, its connection dies, or the process ends. */
 export interface Held extends AsyncDisposable {
@@ -68,7 +69,8 @@ export class Sessions<Native, C extends Connection> {
   async hold(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<Held> {
     const started = performance.now();
     this.#home.guard?.(requests);
-    checkSupport(requests, await this.#home.capabilities(), false);
+    const before = this.#home.trusted() ?? (await this.#renewed());
+    checkSupport(requests, before, false);
     require(await this.#support(), "Session locks");
     const locks = this.#home.database.engine.session as SessionLocks<C>;
     const member = await traced(
@@ -80,6 +82,17 @@ export class Sessions<Native, C extends Connection> {
         return found;
       },
     );
+    const { connection } = member.pinned;
+    if (this.#home.trusted() !== before)
+      await member.queue
+        .run(() => stillKept(this.#home, connection, before))
+        .catch(async (error: unknown) => {
+          await member.queue
+            .run(() => answered(connection, locks.clear(connection, requests)))
+            .catch((e: unknown) => this.#lose(member, e));
+          this.#forget(member, requests);
+          throw error;
+        });
     const hold = nextHold();
     emit("holdfast:session:held", () => ({
       hold,
@@ -87,6 +100,14 @@ export class Sessions<Native, C extends Connection> {
       waitedMs: performance.now() - started,
     }));
     return this.#held(member, locks, requests, hold);
+  }
+
+  /** On a connection that is there: a pool may have no other one to ask on. */
+  async #renewed(): Promise<Capabilities> {
+    for (const { queue, pinned } of this.#members)
+      if (!pinned.connection.lost.aborted)
+        return queue.run(() => this.#home.renewed(pinned.connection, true));
+    return this.#home.renewed();
   }
 
   async support(): Promise<Support<Strategy>> {

@@ -1,5 +1,6 @@
 import type { Engine, SqlConnection } from "../../core/database.ts";
 import { sql } from "../../core/sql.ts";
+import { agreements } from "./agreed.ts";
 import { audits } from "./audit.ts";
 import { classify, hopeless, violated, waited } from "./errors.ts";
 import { begin, end, settle } from "./begin.ts";
@@ -49,6 +50,7 @@ export const postgres: Engine<SqlConnection> = {
   stocks,
   schedules,
   audits,
+  agreements,
   outcome,
   holders,
   inspect,
