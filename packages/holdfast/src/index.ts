@@ -85,6 +85,7 @@ export {
   RowsMissingError,
   SchemaMissingError,
   SerializationError,
+  ServerUnavailableError,
   ServerTooOldError,
   ShardError,
   StaleFenceError,
