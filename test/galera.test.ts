@@ -20,6 +20,7 @@ import { caught, clusterCases, everywhere, number } from "./harness/cluster-case
 import { unavailable } from "./harness/databases.ts";
 import { noGalera, startGalera } from "./harness/galera.ts";
 import type { StartedCluster } from "./harness/started-server.ts";
+import { eventually } from "./harness/wait.ts";
 
 let cluster: StartedCluster;
 
@@ -267,6 +268,27 @@ clusterCases(
         });
       }
       await everywhere(place.nodes, "SELECT n FROM counter WHERE id = 1", 5);
+    });
+
+    test("is migrated from all nodes at once", async () => {
+      const admin = await mysql.createConnection(cluster.urls[0] as string);
+      await admin.query("CREATE DATABASE fresh");
+      await admin.query("GRANT ALL PRIVILEGES ON fresh.* TO 'app'@'%'");
+      await admin.end();
+      const fresh = place.nodes.map(({ url }) =>
+        mysql.createPool({ uri: Object.assign(new URL(url), { pathname: "/fresh" }).href }),
+      );
+      try {
+        for (const pool of fresh) await eventually(() => pool.query("SELECT 1").then(() => true));
+        const all = fresh.map((pool) => holdfast(fromMysql2(pool)));
+        await Promise.all(all.map((hf) => hf.migrate()));
+        for (const hf of all) {
+          const states = async () => new Set((await hf.migrations()).map(({ state }) => state));
+          await eventually(async () => expect(await states()).toEqual(new Set(["applied"])));
+        }
+      } finally {
+        for (const pool of fresh) await pool.end();
+      }
     });
 
     test("the doctor names it", async () => {
