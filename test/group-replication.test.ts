@@ -8,7 +8,7 @@ import {
   once,
 } from "holdfast";
 import { fromMysql2 } from "holdfast/mysql2";
-import mysql, { type PoolConnection } from "mysql2/promise";
+import mysql, { type Pool, type PoolConnection } from "mysql2/promise";
 import { describe, expect, test } from "vitest";
 import { command } from "./harness/command.ts";
 import { type Node, caught, clusterCases, everywhere, number } from "./harness/cluster-cases.ts";
@@ -124,18 +124,30 @@ clusterCases(
         await hf.close();
       });
 
-      test("nor is a lock of a session given by it, to who has met the primary first", async () => {
-        const [primary, secondary] = nodes as [Node, Node];
+      test("nor is a lock of a session given by it, to who has met the primary first and may write everywhere", async () => {
+        const pools = group.urls.map((each) =>
+          mysql.createPool({ uri: Object.assign(new URL(each), { pathname: "/shop" }).href }),
+        );
+        const [primary, secondary] = pools as [Pool, Pool];
         let at = primary;
-        const balanced = { getConnection: () => at.pool.getConnection() };
-        const hf = holdfast(fromMysql2(balanced as typeof primary.pool), { hazards: "count" });
-        await (await hf.hold(key("job"))).release();
-        at = secondary;
-        await expect(hf.hold(key("job"))).rejects.toThrow(ReplicaError);
-        await expect(hf.transaction({ lock: key("job") }, async () => {})).rejects.toThrow(ReplicaError);
-        at = primary;
-        await (await hf.hold(key("job"))).release();
-        await hf.close();
+        const hf = holdfast(fromMysql2({ getConnection: () => at.getConnection() }), {
+          hazards: "count",
+        });
+        try {
+          await (await hf.hold(key("job"))).release();
+          // Else its row would have to be made, which is refused anyway.
+          const there = "SELECT count(*) FROM holdfast_lock WHERE name = 'job'";
+          await eventually(async () => expect(await number(second(), there)).toBe(1));
+          at = secondary;
+          await expect(hf.transaction({ lock: key("job") }, async () => {})).rejects.toThrow(ReplicaError);
+          await secondary.query("SET GLOBAL super_read_only = OFF");
+          await expect(hf.hold(key("job"))).rejects.toThrow(ReplicaError);
+          at = primary;
+          await (await hf.hold(key("job"))).release();
+        } finally {
+          await hf.close();
+          for (const pool of pools) await pool.end();
+        }
       });
     });
   },

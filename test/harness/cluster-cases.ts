@@ -192,18 +192,19 @@ export function clusterCases(
       for (let round = 0; round < 5; round++) {
         await pool.query("UPDATE counter SET n = 1");
         await everywhere(place.nodes, "SELECT sum(n) FROM counter", 2);
-        // One of them may leave, if the other one stays.
-        await Promise.all(
-          [first(), second()].map(({ hf }, i) =>
-            versioned<{ id: number; n: number }>(hf, "counter", { attempts: 100 }).updateAll(
-              [1, 2],
-              (rows) => {
-                const both = rows.every(({ n }) => n === 1);
-                return rows.map((_, at) => (both && at === i ? { n: 0 } : undefined));
-              },
-            ),
-          ),
-        );
+        // One of them may leave, if the other one stays. Both have read that it does before either writes.
+        const read = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+        const leave = (node: Node, i: number) =>
+          versioned<{ id: number; n: number }>(node.hf, "counter", { attempts: 100 }).updateAll(
+            [1, 2],
+            async (rows) => {
+              read[i]?.resolve();
+              await Promise.all(read.map(({ promise }) => promise));
+              const both = rows.every(({ n }) => n === 1);
+              return rows.map((_, at) => (both && at === i ? { n: 0 } : undefined));
+            },
+          );
+        await Promise.all([first(), second()].map(leave));
         await everywhere(place.nodes, "SELECT sum(n) FROM counter", 1);
       }
     });
