@@ -291,6 +291,15 @@ clusterCases(
       }
     });
 
+    test("the command runs nothing under a lock that would not be held", async () => {
+      for (const more of [[], ["--lease"]]) {
+        const args = ["exec", "--lock", "job", ...more, "--url", first().url, "--", "echo", "it ran"];
+        const { code, out, err } = await command(args);
+        expect([code === 0, out]).toEqual([false, ""]);
+        expect(err).toMatch(/exclude\s+at\s+COMMIT\s+only/);
+      }
+    });
+
     test("the doctor names it", async () => {
       const { out } = await command(["doctor", "--only", "galera", "--url", first().url]);
       expect(out).toMatch(/wsrep_on is ON \(cluster holdfast\)[^]*hf\.tryLock/);
