@@ -26,13 +26,9 @@ export const debootstrapPackage: DebianPackage = {
 export async function startMysql(): Promise<StartedServer> {
   const url = process.env["HOLDFAST_MYSQL_URL"];
   if (url) return { url, stop: async () => {} };
-  const program = (await localProgram()) ?? (await fetchedProgram());
+  const command = commandOf(await mysqlProgram());
   const password = randomBytes(18).toString("base64url");
   const urlOf = (port: number): string => `mysql://holdfast:${password}@127.0.0.1:${port}/mysql`;
-  const command = (args: string[]): Command => ({
-    file: program.file,
-    args: [...program.args, "--no-defaults", ...program.settings, ...args],
-  });
   const server = await startServer({
     name: "mysql",
     stopSignal: "TERM",
@@ -87,6 +83,21 @@ export async function startMysql(): Promise<StartedServer> {
 
 interface Program extends Command {
   settings: string[];
+  /** Where its plugins are, if that is known. */
+  plugins?: string;
+}
+
+/** This machine's own mysqld, or Debian's in a folder of its own. */
+export async function mysqlProgram(): Promise<Program> {
+  return (await localProgram()) ?? (await fetchedProgram());
+}
+
+/** How it is run, with these arguments and no settings of this machine's. */
+export function commandOf(program: Program): (args: string[]) => Command {
+  return (args) => ({
+    file: program.file,
+    args: [...program.args, "--no-defaults", ...program.settings, ...args],
+  });
 }
 
 /** On many systems `mysqld` is another name of MariaDB's. */
@@ -109,14 +120,16 @@ async function fetchedProgram(): Promise<Program> {
   const names = await readdir(lib);
   const loader = names.find((name) => name.startsWith("ld-linux")) ?? "";
   const libraries = names.filter((name) => name.endsWith("-linux-gnu")).map((name) => join(lib, name));
+  const plugins = join(lib, "mysql/plugin");
   return {
+    plugins,
     file: join(lib, loader),
     args: ["--library-path", [...libraries, join(lib, "mysql/private")].join(":"), join(usr, "sbin/mysqld")],
     settings: [
       `--basedir=${usr}`,
       `--lc-messages-dir=${join(usr, "share/mysql")}`,
       `--character-sets-dir=${join(usr, "share/mysql/charsets")}`,
-      `--plugin-dir=${join(lib, "mysql/plugin")}`,
+      `--plugin-dir=${plugins}`,
     ],
   };
 }

@@ -212,14 +212,21 @@ export class Holdfast<Native> {
   transaction<T>(options: TransactionOptions, body: Body<Native, T>): Promise<T>;
   async transaction<T>(first: TransactionOptions | Body<Native, T>, second?: Body<Native, T>): Promise<T> {
     const [options, body] = checkCall<TransactionOptions, Body<Native, T>>("hf.transaction", first, second);
+    return this.#open(options, body);
+  }
+
+  /** `alone`: the call, if it means that nobody else is at it while its body runs. */
+  #open<T>(options: TransactionOptions, body: Body<Native, T>, alone?: string): Promise<T> {
     const { beside, watch: watched } = this.#home;
     const plan = this.#plan(
       options,
-      beside.watches || watched?.wantsPlaces ? sites.here(this.transaction, siteFrames) : undefined,
+      beside.watches || watched?.wantsPlaces
+        ? sites.here(alone ? this.tryLock : this.transaction, siteFrames)
+        : undefined,
     );
     const outer = options.separate ? undefined : this.#current.getStore();
     if (outer) return outer.here().nest(options, body);
-    return runTransaction(this.#home, plan, body);
+    return runTransaction(this.#home, { ...plan, alone }, body);
   }
 
   /** `hf.transaction({ lock }, body)` for the common case. */
@@ -249,10 +256,12 @@ export class Holdfast<Native> {
     }
     let entered = false;
     try {
-      const value = await this.transaction({ ...options, lock: requests, wait: "nowait" }, (tx) => {
+      const nowait = { ...options, lock: requests, wait: "nowait" } as const;
+      const run: Body<Native, T> = (tx) => {
         entered = true;
         return body(tx);
-      });
+      };
+      const value = await this.#open(nowait, run, "hf.tryLock");
       return { acquired: true, value };
     } catch (error) {
       if (!entered && error instanceof LockNotAvailableError) return { acquired: false };
@@ -271,12 +280,13 @@ export class Holdfast<Native> {
     checkNames("hf.retry", options, new Set(["attempts", "baseMs", "maxMs", "on", "signal"]));
     checkSignal(options.signal);
     if (this.#current.getStore()?.open) return work(1);
-    return retried(work, options, (error) => {
+    const failureOf = (error: unknown) => {
       const failure = classify(this.#database, error);
       const late =
         failure === "lock-timeout" && waited(this.#database, error, this.#common.facts?.flavour) !== true;
       return late ? undefined : failure;
-    });
+    };
+    return retried(work, options, failureOf, () => this.#common.facts?.exclusion === "at commit");
   }
 
   /** Takes part in a transaction that you opened and will end: `await hf.join(tx).lock(key(…))`. */

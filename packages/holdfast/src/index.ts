@@ -87,6 +87,7 @@ export {
   RowsMissingError,
   SchemaMissingError,
   SerializationError,
+  ServerUnavailableError,
   ServerTooOldError,
   ShardError,
   ShardMapError,

@@ -164,6 +164,11 @@ export interface Database<Native = unknown, C extends Connection = Connection> {
   transaction?(options: ClientTransaction, body: (lent: Lent<Native, C>) => Promise<void>): Promise<unknown>;
   /** Writes what the client would keep back until COMMIT, as the last part of a body: it can fail, and be cancelled, as one. */
   flush?(native: Native): Promise<void>;
+  /**
+   * Drops what the client would write, or call, with COMMIT: the body has failed, its work is undone, and its locks alone are
+   * committed. Absent where there is nothing.
+   */
+  forget?(native: Native): void;
   /** The connection inside a transaction that the caller opened and will end. Throws on what cannot be one. */
   join(native: Native): C;
   /** Ends what the adapter itself has opened; the caller's client stays open. */
@@ -218,7 +223,8 @@ export type Failure =
   | "not-in-transaction"
   | "read-only"
   | "schema-missing"
-  | "lost";
+  | "lost"
+  | "unavailable";
 
 /** How long a lock may be waited for: milliseconds, or not at all. */
 export type Wait = number | "nowait";
@@ -307,6 +313,17 @@ export interface Engine<C extends Connection = Connection> {
    * experiment with two connections. Throws `UnsupportedError` if not. Absent where it would need a table.
    */
   verifyLocks?(a: C, b: C): Promise<void>;
+  /**
+   * Undoes what came after the savepoint, or after the beginning, except these locks, which were taken there. For engines
+   * that exclude at COMMIT only: what was decided under the locks is true if they can be committed. Throws if somebody else
+   * had them meanwhile.
+   */
+  keepLocks?(
+    connection: C,
+    locks: readonly LockRequest[],
+    names: readonly string[],
+    savepoint?: string,
+  ): Promise<void>;
   /** Locks of a pinned session, until given back. */
   readonly session?: SessionLocks<C>;
   /** Rows and tables of the caller's; the capabilities say why where this is missing. */

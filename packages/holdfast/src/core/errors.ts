@@ -137,10 +137,31 @@ export class SerializationError extends HoldfastError {
     super("HF_SERIALIZATION", detail, { retryable: true, cause });
   }
 
+  /** Where locks exclude at COMMIT only. */
+  static atCommit(attempts: number, cause: unknown): SerializationError {
+    return new SerializationError(
+      `Another node committed first${attempts === 1 ? "" : `, ${attempts} times in a row`}: locks exclude at COMMIT only on this cluster. Nothing was kept. ` +
+        `Allow more attempts (\`retry: { attempts }\`), or send those who want the same key to one node.`,
+      cause,
+    );
+  }
+
   static after(attempts: number, cause: unknown): SerializationError {
     return new SerializationError(
       `A concurrent transaction changed what this one had read${attempts === 1 ? "" : `, ${attempts} times in a row`}. Lock what you check before you read it, or allow more attempts (\`retry: { attempts }\`).`,
       cause,
+    );
+  }
+}
+
+/** A node of a cluster that takes no statements: it has lost the others, or has not caught up with them. */
+export class ServerUnavailableError extends HoldfastError {
+  constructor(attempts: number, cause: unknown) {
+    super(
+      "HF_UNAVAILABLE",
+      `The server takes no statements for now (attempt ${attempts}): ${message(cause)}. It is a node of a cluster that has lost the others, or ` +
+        `has not caught up with them. Nothing was kept. Connect to another node, or try again later.`,
+      { retryable: true, cause },
     );
   }
 }

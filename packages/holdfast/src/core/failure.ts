@@ -153,12 +153,12 @@ export function isUniqueViolation(error: unknown): boolean {
   return anyFailure(error) === "unique";
 }
 
+const passing = new Set<Failure>(["deadlock", "serialization", "lost", "unavailable", "lock-timeout"]);
+
 /** Whether running the whole transaction again may succeed. */
 export function isRetryable(error: unknown): boolean {
   if (isOpaque(error)) return false;
   if (error instanceof HoldfastError) return error.retryable;
   const failure = anyFailure(error);
-  return (
-    failure === "deadlock" || failure === "serialization" || failure === "lost" || failure === "lock-timeout"
-  );
+  return failure !== undefined && passing.has(failure);
 }

@@ -1,4 +1,11 @@
-import { type Capabilities, type Strategy, type Support, type Unsupported, require } from "./capabilities.ts";
+import {
+  type Capabilities,
+  type Strategy,
+  type Support,
+  type Unsupported,
+  require,
+  requireHeld,
+} from "./capabilities.ts";
 import type { Connection, Database, Isolation, Reason, Result, Row, Wait } from "./database.ts";
 import { emit, traced } from "./events.ts";
 import {
@@ -14,10 +21,11 @@ import type { Holder } from "./errors.ts";
 import { classify } from "./failure.ts";
 import { type Inside, apart } from "./inside.ts";
 import { interruptible } from "./interrupt.ts";
-import { type LockMode, type LockRequest, type Lockable, canonical, wanted } from "./key.ts";
+import { type LockRequest, type Lockable, canonical, wanted } from "./key.ts";
 import { checkCall, checkNames, checkSignal } from "./options.ts";
 import { Queue } from "./queue.ts";
 import { refusal } from "./refused.ts";
+import { undone } from "./retry.ts";
 import type {
   AllOptions,
   AllResults,
@@ -191,7 +199,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   readonly #first: readonly LockRequest[];
   // Made when they are first needed: a body that only uses its client needs neither.
   #lazyQueue: Queue | undefined;
-  #lazyHeld: Map<string, LockMode> | undefined;
+  #lazyHeld: Map<string, LockRequest> | undefined;
   #savepoints = 0;
   #closed: string | undefined;
   #proof: Proof<C> | undefined;
@@ -214,7 +222,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   }
 
   /** Taken in this scope; what an outer scope took is asked for there. */
-  get #held(): Map<string, LockMode> {
+  get #held(): Map<string, LockRequest> {
     if (this.#lazyHeld) return this.#lazyHeld;
     this.#lazyHeld = new Map();
     this.#hold(this.#first);
@@ -233,18 +241,23 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   }
 
   #hold(locks: readonly LockRequest[]): void {
-    for (const { key, mode } of locks)
-      if (this.#held.get(key.id) !== "exclusive") this.#held.set(key.id, mode);
+    for (const request of locks)
+      if (this.#held.get(request.key.id)?.mode !== "exclusive") this.#held.set(request.key.id, request);
   }
 
   has({ key, mode }: LockRequest): boolean {
-    const held = this.#held.get(key.id);
+    const held = this.#held.get(key.id)?.mode;
     if (held === "exclusive" || (held !== undefined && held === mode)) return true;
     return this.#parent?.has({ key, mode }) ?? false;
   }
 
   holds(lock: Lockable): boolean {
     return canonical(lock).every((request) => this.has(request));
+  }
+
+  /** Those that were taken here, or in savepoints that were released. */
+  get taken(): readonly LockRequest[] {
+    return this.#lazyHeld ? [...this.#lazyHeld.values()] : this.#first;
   }
 
   /** From now on the scope answers with an error: its transaction is over, or undone. */
@@ -323,7 +336,9 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     checkSignal(options.signal);
     const { wait: patience } = options;
     if (patience === "skip")
-      return (await this.here().#lock(requests, "nowait", site, options.signal)) === undefined;
+      return (
+        (await this.here().#lock(requests, "nowait", site, options.signal, 'wait: "skip"')) === undefined
+      );
     const wait = patience === undefined ? this.#home.wait : checkWait(patience);
     return this.here().#lockOrThrow(requests, wait, site, options.signal);
   }
@@ -384,7 +399,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   async tryLock(locks: Lockable | readonly Lockable[]): Promise<boolean> {
     const site = this.locking();
     const requests = canonical(locks);
-    return (await this.here().#lock(requests, "nowait", site)) === undefined;
+    return (await this.here().#lock(requests, "nowait", site, undefined, "tx.tryLock")) === undefined;
   }
 
   async #lockOrThrow(
@@ -400,11 +415,13 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     throw refusal(refused, { keys: this.#home.names(requests), holders });
   }
 
+  /** `asked`: the call, if its answer is whether somebody else has the lock. */
   async #lock(
     requests: readonly LockRequest[],
     wait: Wait,
     site: Site | undefined,
     signal?: AbortSignal,
+    asked?: string,
   ): Promise<{ reason: Reason; usable: boolean; waitedMs: number; cause?: unknown } | undefined> {
     return this.work(async ({ connection, joined, signal: abort, section }) => {
       // In a joined transaction the caller may roll back to savepoints of its own: what we took may be gone, so ask again.
@@ -413,6 +430,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
       this.#home.guard?.(missing);
       const capabilities = this.#home.trusted() ?? (await this.#home.renewed(connection));
       checkSupport(missing, capabilities, joined);
+      if (asked !== undefined) requireHeld(capabilities, asked);
       const locked: Locked | undefined = section && { kind: "key", keys: missing };
       // Before the wait, which may be that of a deadlock. Who does not wait is in none.
       if (locked && wait !== "nowait") section?.asks(locked, site);
@@ -511,16 +529,29 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
         signal.throwIfAborted();
         await engine.savepoint(connection, name, "release");
         inner.close("its savepoint was released");
-        for (const [id, mode] of inner.#held)
-          if (this.#held.get(id) !== "exclusive") this.#held.set(id, mode);
+        this.#hold(inner.taken);
         return value;
       } catch (error) {
         inner.close("its savepoint was rolled back");
         // If this fails too the whole transaction is beyond saving, and its end will say so.
-        if (!connection.lost.aborted) await engine.savepoint(connection, name, "rollback").catch(() => {});
+        if (connection.lost.aborted) throw error;
+        if (inner.taken.length > 0 && this.#home.known()?.exclusion === "at commit")
+          await this.#keep(inner.taken, name, error);
+        else await engine.savepoint(connection, name, "rollback").catch(() => {});
         throw error;
       }
     }, options.signal);
+  }
+
+  /** What the savepoint's body threw may rest on what it read: that is true only if its locks are committed with the rest. */
+  async #keep(locks: readonly LockRequest[], savepoint: string, thrown: unknown): Promise<void> {
+    const { database, shown } = this.#home;
+    const { engine } = database;
+    // The transaction is over, and only the whole of it can be run again.
+    const failure = classify(database, thrown);
+    if (failure !== undefined && undone.includes(failure)) return;
+    await engine.keepLocks?.(this.#place.connection, locks, shown(locks), savepoint);
+    this.#hold(locks);
   }
 
   #depth(): number {

@@ -85,6 +85,7 @@ export async function probe(
     transactionLocks: strategy,
     joinedLocks: strategy,
     sessionLocks: noSession ?? "session advisory",
+    exclusion: "held",
     sharedLocks: byRows ? unsupported("lock rows are taken exclusively; use a shared lease") : true,
     rowLocks: rowStrengths,
     tableLocks: tableModes,
