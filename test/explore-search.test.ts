@@ -105,7 +105,10 @@ describe("random functions, with and without leaving anything out", () => {
           found.add(JSON.stringify([ends, rows.map(({ n }) => n)]));
         },
       });
-      expect(report.coverage, `HOLDFAST_SEED=${seed}`).toBe("exhaustive");
+      // Within a trigger nobody can be let in, so that it is never said of one that writes to the fourth.
+      const within = report.levels.flatMap(({ unseen }) => unseen);
+      for (const text of within) expect(text).toContain("UPDATE t3");
+      if (within.length === 0) expect(report.coverage, `HOLDFAST_SEED=${seed}`).toBe("exhaustive");
       return { found: [...found].toSorted(), runs: report.runs };
     };
     const all = await outcomes(false);
