@@ -111,7 +111,9 @@ function levels(words: readonly string[]): Isolation[] {
 function coverage(text: string): "exhaustive" | number {
   if (text === "exhaustive") return text;
   if (!/^\d{1,3}$/.test(text))
-    throw new InvalidArgumentError('It must be a word, "exhaustive", or a number of switches, from 0 to 999.');
+    throw new InvalidArgumentError(
+      'It must be a word, "exhaustive", or a number of switches, from 0 to 999.',
+    );
   return Number(text);
 }
 
