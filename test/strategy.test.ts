@@ -280,7 +280,7 @@ describe("a change", () => {
       await eventually(
         async () => {
           const { rowCount } = await there.pool.query(
-            "SELECT FROM pg_stat_activity WHERE application_name LIKE 'holdfast strategy%' AND query LIKE '%pg_locks%'",
+            "SELECT FROM pg_stat_activity WHERE application_name LIKE 'holdfast strategy%' AND query LIKE 'SELECT DISTINCT%pg_catalog.pg_locks%'",
           );
           expect(rowCount).toBeGreaterThan(0);
         },

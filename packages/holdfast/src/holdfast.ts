@@ -212,11 +212,11 @@ export class Holdfast<Native> {
   transaction<T>(options: TransactionOptions, body: Body<Native, T>): Promise<T>;
   async transaction<T>(first: TransactionOptions | Body<Native, T>, second?: Body<Native, T>): Promise<T> {
     const [options, body] = checkCall<TransactionOptions, Body<Native, T>>("hf.transaction", first, second);
-    return this.#open(options, body);
+    return this.open(options, body);
   }
 
-  /** `alone`: the call, if it means that nobody else is at it while its body runs. */
-  #open<T>(options: TransactionOptions, body: Body<Native, T>, alone?: string): Promise<T> {
+  /** Every transaction, however it was asked for. `alone`: the call, if it means that nobody else is at it while its body runs. */
+  protected async open<T>(options: TransactionOptions, body: Body<Native, T>, alone?: string): Promise<T> {
     const { beside, watch: watched } = this.#home;
     const plan = this.#plan(
       options,
@@ -261,7 +261,7 @@ export class Holdfast<Native> {
         entered = true;
         return body(tx);
       };
-      const value = await this.#open(nowait, run, "hf.tryLock");
+      const value = await this.open(nowait, run, "hf.tryLock");
       return { acquired: true, value };
     } catch (error) {
       if (!entered && error instanceof LockNotAvailableError) return { acquired: false };

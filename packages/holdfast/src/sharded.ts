@@ -27,22 +27,18 @@ class Shard<Native> extends Holdfast<Native> {
     this.#inside = inside;
   }
 
-  override transaction<T>(body: Body<Native, T>): Promise<T>;
-  override transaction<T>(options: TransactionOptions, body: Body<Native, T>): Promise<T>;
-  override async transaction<T>(
-    first: TransactionOptions | Body<Native, T>,
-    second?: Body<Native, T>,
+  protected override async open<T>(
+    options: TransactionOptions,
+    body: Body<Native, T>,
+    alone?: string,
   ): Promise<T> {
     const outer = this.#inside.getStore();
-    const separate = typeof first === "object" && first !== null && first.separate === true;
-    if (outer !== undefined && outer !== this && !separate)
+    if (outer !== undefined && outer !== this && options.separate !== true)
       throw new ShardError(
         "A transaction of one shard was opened inside a transaction of another: the second could be committed and the first not " +
           "(if that is meant, say `separate: true`).",
       );
-    return this.#inside.run(this, () =>
-      super.transaction(first as TransactionOptions, second as Body<Native, T>),
-    );
+    return this.#inside.run(this, () => super.open(options, body, alone));
   }
 
   override outside<T>(work: () => T): T {
