@@ -494,6 +494,7 @@ describe("PostgreSQL", () => {
           { severity: "hint", couldNotLook: true, what: expect.stringMatching(what), fix },
         ]);
     expect(poor.found).toEqual([
+      "strategy",
       "advisory-locks",
       "replica",
       "rights",

@@ -6,7 +6,7 @@ import { Pool } from "pg";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { type EmbeddedPostgres, startPostgres } from "../packages/cli/src/embedded.ts";
 import { type Proxy, startProxy } from "./harness/proxy.ts";
-import { type Standby, startStandby } from "./harness/standby.ts";
+import { type Standby, primarySettings, startStandby } from "./harness/standby.ts";
 import { eventually } from "./harness/wait.ts";
 
 const opened: (() => Promise<unknown>)[] = [];
@@ -28,9 +28,7 @@ const on = (connectionString: string): { hf: Holdfast<unknown>; pool: Pool } => 
 };
 
 beforeAll(async () => {
-  primary = await startPostgres({
-    settings: { fsync: "off", max_prepared_transactions: "10", max_wal_senders: "20" },
-  });
+  primary = await startPostgres({ settings: primarySettings });
   opened.unshift(() => primary.stop());
   const { hf } = on(primary.url());
   await hf.migrate();

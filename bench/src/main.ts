@@ -26,6 +26,10 @@ const suites: Readonly<Record<string, Suite>> = {
     about: "one unit of a quota, next to the textbook and to rate-limiter-flexible on PostgreSQL and Redis",
     load: () => import("./suites/quota.ts"),
   },
+  shards: {
+    about: "one unit of a quota over two PostgreSQL servers, next to one: processor time of the busiest",
+    load: () => import("./suites/shards.ts"),
+  },
   stock: {
     about: "orders on one hot SKU and over 1,000, next to the textbook and to a conditional UPDATE",
     load: () => import("./suites/stock.ts"),

@@ -14,25 +14,21 @@ const run = promisify(execFile);
 /** Debian has MySQL in unstable only: its packages are fetched by this, and unpacked where nothing else sees them. */
 const FETCHER = "/usr/sbin/debootstrap";
 const SUITE = "sid";
+const PACKAGES = ["mysql-server-core", "odyssey"];
 const MIRROR = "http://deb.debian.org/debian";
 
 export const debootstrapPackage: DebianPackage = {
   name: "debootstrap",
-  // A server by address, or one of this machine's own, needs no fetching.
-  installed: () => "HOLDFAST_MYSQL_URL" in process.env || existsSync(FETCHER),
+  installed: () => existsSync(FETCHER),
 };
 
 /** A server by address (HOLDFAST_MYSQL_URL), this machine's own mysqld, or Debian's in a folder of its own. */
 export async function startMysql(): Promise<StartedServer> {
   const url = process.env["HOLDFAST_MYSQL_URL"];
   if (url) return { url, stop: async () => {} };
-  const program = (await localProgram()) ?? (await fetchedProgram());
+  const command = commandOf(await mysqlProgram());
   const password = randomBytes(18).toString("base64url");
   const urlOf = (port: number): string => `mysql://holdfast:${password}@127.0.0.1:${port}/mysql`;
-  const command = (args: string[]): Command => ({
-    file: program.file,
-    args: [...program.args, "--no-defaults", ...program.settings, ...args],
-  });
   const server = await startServer({
     name: "mysql",
     stopSignal: "TERM",
@@ -87,6 +83,21 @@ export async function startMysql(): Promise<StartedServer> {
 
 interface Program extends Command {
   settings: string[];
+  /** Where its plugins are, if that is known. */
+  plugins?: string;
+}
+
+/** This machine's own mysqld, or Debian's in a folder of its own. */
+export async function mysqlProgram(): Promise<Program> {
+  return (await localProgram()) ?? (await fetchedProgram());
+}
+
+/** How it is run, with these arguments and no settings of this machine's. */
+export function commandOf(program: Program): (args: string[]) => Command {
+  return (args) => ({
+    file: program.file,
+    args: [...program.args, "--no-defaults", ...program.settings, ...args],
+  });
 }
 
 /** On many systems `mysqld` is another name of MariaDB's. */
@@ -109,14 +120,16 @@ async function fetchedProgram(): Promise<Program> {
   const names = await readdir(lib);
   const loader = names.find((name) => name.startsWith("ld-linux")) ?? "";
   const libraries = names.filter((name) => name.endsWith("-linux-gnu")).map((name) => join(lib, name));
+  const plugins = join(lib, "mysql/plugin");
   return {
+    plugins,
     file: join(lib, loader),
     args: ["--library-path", [...libraries, join(lib, "mysql/private")].join(":"), join(usr, "sbin/mysqld")],
     settings: [
       `--basedir=${usr}`,
       `--lc-messages-dir=${join(usr, "share/mysql")}`,
       `--character-sets-dir=${join(usr, "share/mysql/charsets")}`,
-      `--plugin-dir=${join(lib, "mysql/plugin")}`,
+      `--plugin-dir=${plugins}`,
     ],
   };
 }
@@ -125,25 +138,28 @@ async function fetchedProgram(): Promise<Program> {
  * A folder that stays from run to run. It is filled under a name of its own and renamed then, so that two runs that
  * begin at once cannot meet half of it; whoever comes second throws its own away.
  */
-async function fetched(): Promise<string> {
+export async function fetched(): Promise<string> {
   const owner = process.getuid?.() ?? 0;
-  const target = join(serverTempDir(), `holdfast-mysql-${SUITE}-${process.arch}-${owner}`);
+  const target = join(serverTempDir(), `holdfast-unstable-${SUITE}-${process.arch}-${owner}`);
   if (await isOurs(target, owner)) return target;
   if (process.platform !== "linux" || !existsSync(FETCHER))
     throw new Error(
-      `there is no mysqld of MySQL 8.4 or newer on this machine, and no ${FETCHER} to fetch one with; HOLDFAST_MYSQL_URL names a server`,
+      `there is no ${FETCHER} to fetch MySQL 8.4 (unless this machine has it, or HOLDFAST_MYSQL_URL names it) and Odyssey with`,
     );
-  console.log(`Fetching MySQL for the tests (about a minute and 400 MB), to be kept in ${target}`);
+  console.log(
+    `Fetching MySQL and Odyssey for the tests (about a minute and 400 MB), to be kept in ${target}`,
+  );
   const draft = await mkdtemp(`${target}-`);
   try {
     const packages = join(draft, "packages");
-    const args = ["--variant=minbase", "--include=mysql-server-core", "--download-only", SUITE, packages];
+    const args = ["--variant=minbase", `--include=${PACKAGES.join(",")}`, "--download-only", SUITE, packages];
     await run(FETCHER, [...args, await mirror()], { maxBuffer: 2 ** 26 });
     const archives = join(packages, "var/cache/apt/archives");
     const root = join(draft, "root");
-    // The server and libraries: the rest is what a whole system would need.
+    // The servers and libraries: the rest is what a whole system would need.
     for (const name of await readdir(archives))
-      if (/^(lib|mysql).*\.deb$/.test(name)) await run("dpkg-deb", ["-x", join(archives, name), root]);
+      if (/^(lib|mysql|odyssey).*\.deb$/.test(name))
+        await run("dpkg-deb", ["-x", join(archives, name), root]);
     // The server's user is another one, and reads it.
     await chmod(root, 0o755);
     await rename(root, target).catch(async (error: unknown) => {
@@ -151,7 +167,7 @@ async function fetched(): Promise<string> {
     });
     return target;
   } catch (error) {
-    throw new Error(`MySQL could not be fetched: ${lastLines(error)}`, { cause: error });
+    throw new Error(`MySQL and Odyssey could not be fetched: ${lastLines(error)}`, { cause: error });
   } finally {
     await rm(draft, { recursive: true, force: true });
   }

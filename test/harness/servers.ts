@@ -7,6 +7,7 @@ import { mariadbPackage, startMariadb } from "./mariadb.ts";
 import { debootstrapPackage, startMysql } from "./mysql.ts";
 import { noPatroni, patroniPackages } from "./patroni.ts";
 import { pgbouncerPackage, startPgbouncer } from "./pgbouncer.ts";
+import { noPgpool, pgpoolPackage } from "./pgpool.ts";
 import { noPromtool, prometheusPackage } from "./promtool.ts";
 import type { StartedServer } from "./started-server.ts";
 
@@ -83,6 +84,7 @@ export default async function setup(project: TestProject): Promise<() => Promise
     ? Promise.resolve()
     : installMissing([
         pgbouncerPackage,
+        pgpoolPackage,
         mariadbPackage,
         oldPackage,
         debootstrapPackage,
@@ -119,7 +121,8 @@ export default async function setup(project: TestProject): Promise<() => Promise
   ]);
 
   await installed;
-  for (const missing of [noPromtool(), noPatroni()]) if (missing !== undefined) failures.push(missing);
+  for (const missing of [noPromtool(), noPatroni(), noPgpool()])
+    if (missing !== undefined) failures.push(missing);
 
   for (const failure of failures) console.log(failure);
   if (process.env["CI"] && failures.length > 0) {

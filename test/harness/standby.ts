@@ -6,6 +6,16 @@ import { embeddedBinaries } from "../../packages/cli/src/postgres-binaries.ts";
 import { startServer } from "../../packages/cli/src/server-process.ts";
 import { eventually } from "./wait.ts";
 
+/** What a server needs to have one. */
+export const primarySettings = {
+  fsync: "off",
+  max_connections: "400",
+  max_prepared_transactions: "10",
+  max_wal_senders: "20",
+  // For one that is not listening for a while.
+  wal_keep_size: "256MB",
+};
+
 export interface Standby {
   readonly port: number;
   url(database?: string): string;
@@ -39,10 +49,7 @@ export async function startStandby(
     listen_addresses: "127.0.0.1",
     unix_socket_directories: "",
     // Not below the primary's.
-    max_connections: "400",
-    max_prepared_transactions: "10",
-    max_wal_senders: "20",
-    fsync: "off",
+    ...primarySettings,
     primary_conninfo: `host=127.0.0.1 port=${primary.port} user=postgres password=${primary.password} application_name=standby`,
     ...options.settings,
   };

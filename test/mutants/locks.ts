@@ -3,9 +3,10 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { type Lease, StaleFenceError, fenced, key, leader, once, versioned } from "holdfast";
 import { fromPg } from "holdfast/pg";
 import { explore, models, recorder } from "holdfast/testing";
+import { lies, startLyingProxy } from "../harness/lying-proxy.ts";
 import { isCommit } from "../harness/proxy.ts";
 import { eventually } from "../harness/wait.ts";
-import { Broken, explained, promised, refused, succeeds } from "./ground.ts";
+import { Broken, type Ground, explained, promised, refused, succeeds } from "./ground.ts";
 import type { Trial } from "./trials.ts";
 
 const waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'";
@@ -360,4 +361,54 @@ export const lockTrials: readonly Trial[] = [
       if (heard !== "told") throw new Broken("10 s after its lease was lost the leader has not been told");
     },
   },
+  {
+    name: "a proxy that gives another isolation",
+    by: "chaos",
+    kills: ["isolationVerified"],
+    async run(ground) {
+      const hf = ground.instance({}, await lying(ground, "every transaction is READ COMMITTED"));
+      await refused(
+        hf.transaction({ isolation: "serializable" }, async () => {}),
+        "HF_ISOLATION",
+        "a SERIALIZABLE transaction, which is READ COMMITTED",
+      );
+    },
+  },
+  {
+    name: "locks of one node, and a snapshot by another name",
+    by: "chaos",
+    kills: ["locksVerified"],
+    async run(ground) {
+      for (const lie of ["advisory locks are of one node", "READ COMMITTED is a snapshot"]) {
+        const hf = ground.instance({}, await lying(ground, lie));
+        await hf.capabilities();
+        await refused(
+          hf.transaction({ lock: key("a") }, async () => {}),
+          "HF_UNSUPPORTED",
+          `${lie}, and a lock was wanted`,
+        );
+      }
+    },
+  },
+  {
+    name: "a process that keeps locks in another way",
+    by: "chaos",
+    kills: ["strategyAgreed"],
+    async run(ground) {
+      const advisory = ground.instance();
+      const byRows = ground.instance({ strategy: "lock row" });
+      await advisory.lock(key("one"), async () => {
+        const other = byRows.tryLock(key("one"), async () => {});
+        await refused(other, "HF_STRATEGY", "a lock row of a key whose advisory lock is held");
+      });
+    },
+  },
 ];
+
+async function lying(ground: Ground, name: string): Promise<string> {
+  const proxy = await startLyingProxy(ground.url);
+  ground.later(() => proxy.close());
+  proxy.lie = lies.find((lie) => lie.name === name);
+  if (!proxy.lie) throw new Error(`There is no lie "${name}"`);
+  return proxy.url;
+}

@@ -1,5 +1,7 @@
 /** Trials of quotas, stock, queues and schedules. */
 import { setTimeout as sleep } from "node:timers/promises";
+import { sharded } from "holdfast";
+import { fromPg } from "holdfast/pg";
 import { JobLostError, queue } from "holdfast/queue";
 import { quota } from "holdfast/quota";
 import { schedule } from "holdfast/schedule";
@@ -254,6 +256,22 @@ export const patternTrials: readonly Trial[] = [
       promised(errors.length === 0, `deciding upon a tick failed: ${String(errors[0])}`);
       const twice = ticks.filter((tick, i) => ticks.indexOf(tick) !== i);
       promised(twice.length === 0, `${twice.length} ticks of ${ticks.length} were run twice`);
+    },
+  },
+  {
+    name: "a process that has a longer list of shards",
+    by: "chaos",
+    kills: ["shardAgreed"],
+    async run(ground) {
+      const [one, two] = [ground.pool, ground.pool].map((pool) => fromPg(pool));
+      const uses = (databases: readonly ReturnType<typeof fromPg<typeof ground.pool>>[]) =>
+        quota(
+          sharded(databases, () => 0),
+          { name: "uses", limit: 9 },
+        );
+      if (!one || !two) throw new Error("there are two");
+      await uses([one]).consume("ada");
+      await refused(uses([one, two]).consume("ada"), "HF_SHARD_MAP", "a use, on shard 0 of 2 instead of 1");
     },
   },
 ];

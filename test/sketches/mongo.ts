@@ -79,6 +79,7 @@ const mongoEngine = {
       transactionLocks: "lock row",
       joinedLocks: "lock row",
       sessionLocks: unsupported("the server keeps nothing for a session that is in no transaction"),
+      exclusion: "held",
       sharedLocks: unsupported("a document is written by one transaction at a time"),
       rowLocks: unsupported("not sketched"),
       tableLocks: unsupported("not sketched"),

@@ -93,6 +93,7 @@ const mssqlEngine = {
       transactionLocks: "transaction advisory",
       joinedLocks: "transaction advisory",
       sessionLocks: unsupported("the pool gives no connection of one's own outside of a transaction"),
+      exclusion: "held",
       sharedLocks: true,
       rowLocks: unsupported("not sketched"),
       tableLocks: unsupported("not sketched"),

@@ -12,7 +12,10 @@ import type { SqlitePatient } from "../../packages/cli/src/doctor/sqlite/patient
 async function found<P>(checks: readonly Check<P>[], patient: Partial<P>): Promise<string[]> {
   const ids: string[] = [];
   for (const { id, run } of checks)
-    if (["version", "look-alike", "galera"].includes(id) && (await run(patient as P)).length > 0)
+    if (
+      ["version", "look-alike", "galera", "group-replication"].includes(id) &&
+      (await run(patient as P)).length > 0
+    )
       ids.push(id);
   return ids;
 }
@@ -53,6 +56,9 @@ describe.each([
       expect(await at(version, full), full).toContain("look-alike");
     expect(await at(version, version, [["wsrep_on", "ON"]])).toEqual(["galera"]);
     expect(await at(version, version, [["wsrep_on", "OFF"]])).toEqual([]);
+    const single = "group_replication_single_primary_mode";
+    expect(await at(version, version, [[single, "OFF"]])).toEqual(["group-replication"]);
+    expect(await at(version, version, [[single, "ON"]])).toEqual([]);
   });
 });
 

@@ -19,7 +19,7 @@ function server(version: string, variables: Record<string, string> = {}, row: Ro
     lost: new AbortController().signal,
     async query(statement) {
       const { text } = render(statement);
-      if (text.startsWith("SHOW VARIABLES"))
+      if (text.startsWith("SHOW GLOBAL VARIABLES"))
         return {
           rows: Object.entries(variables).map(([name, value]) => ({ Variable_name: name, Value: value })),
           affected: 0,
@@ -40,6 +40,7 @@ test("a server alone has locks of every kind", async () => {
   ] as const)
     expect(await probe(server(version, { wsrep_on: "OFF" }))).toMatchObject({
       flavour,
+      exclusion: "held",
       transactionLocks: "lock row",
       joinedLocks: "lock row",
       sessionLocks: "session advisory",
@@ -52,10 +53,45 @@ test("a server alone has locks of every kind", async () => {
 
 test("on a Galera cluster only what survives a COMMIT on another node is given", async () => {
   const found = await probe(server("10.11.19-MariaDB", { wsrep_on: "ON" }));
-  expect(found.transactionLocks).toBe("lock row");
+  expect(found).toMatchObject({ transactionLocks: "lock row", exclusion: "at commit" });
+  expect(found.isolation).not.toContain("serializable");
   expect(isSupported(found.versions) && isSupported(found.once)).toBe(true);
   for (const support of [found.sessionLocks, found.rowLocks, found.leases])
     expect(support).toMatchObject({ supported: false, why: expect.stringContaining("Galera") as string });
+});
+
+test("a group with several primaries has versions only, and one with a single primary everything", async () => {
+  const single = "group_replication_single_primary_mode";
+  for (const value of ["ON", "1"])
+    expect(await probe(server("9.4.0", { [single]: value }))).toMatchObject({
+      exclusion: "held",
+      transactionLocks: "lock row",
+      sessionLocks: "session advisory",
+      leases: true,
+    });
+  const found = await probe(server("9.4.0", { [single]: "OFF" }));
+  expect(found).toMatchObject({ exclusion: "at commit", versions: true });
+  const { transactionLocks, joinedLocks, sessionLocks, rowLocks, leases, once } = found;
+  for (const support of [transactionLocks, joinedLocks, sessionLocks, rowLocks, leases, once])
+    expect(support).toMatchObject({
+      supported: false,
+      why: expect.stringContaining("several primaries") as string,
+    });
+});
+
+test("what the nodes of clusters say of conflicts, and of themselves", () => {
+  const classify = (errno: number, message: string) => mysql.classify({ errno, message } as never);
+  const deadlock = "Got error 149 - 'Lock deadlock; Retry transaction' during COMMIT";
+  expect(classify(1180, deadlock)).toBe("serialization");
+  expect(classify(1180, "Got error 28 - 'No space left on device' during COMMIT")).toBeUndefined();
+  expect(classify(1181, "Got error 153 - 'No savepoint with that name' during ROLLBACK")).toBe(
+    "serialization",
+  );
+  expect(classify(3101, "Plugin instructed the server to rollback the current transaction.")).toBe(
+    "serialization",
+  );
+  expect(classify(1047, "WSREP has not yet prepared node for application use")).toBe("unavailable");
+  expect(classify(1047, "Unknown command")).toBeUndefined();
 });
 
 test("on Vitess sessions have no locks", async () => {

@@ -8,14 +8,18 @@ fc.configureGlobal({ seed: inject("seed") });
 afterEach(() => vi.restoreAllMocks());
 
 describe("the policy", () => {
-  const usual = ["deadlock", "lost", "serialization"];
+  const usual = ["deadlock", "lost", "serialization", "unavailable"];
 
   test("has bounds unless told otherwise", () => {
     const { on, ...rest } = retryPolicy(undefined);
-    expect(rest).toEqual({ attempts: 5, baseMs: 20, maxMs: 1000 });
+    expect(rest).toEqual({ attempts: 5, attemptsAtCommit: 50, baseMs: 20, maxMs: 1000 });
     expect([...on].toSorted()).toEqual(usual);
     expect(retryPolicy({})).toEqual(retryPolicy(undefined));
-    expect(retryPolicy({ attempts: 2 })).toEqual({ ...retryPolicy(undefined), attempts: 2 });
+    expect(retryPolicy({ attempts: 2 })).toEqual({
+      ...retryPolicy(undefined),
+      attempts: 2,
+      attemptsAtCommit: 2,
+    });
   });
 
   test("false runs the body once", () => {

@@ -3,6 +3,7 @@ import { readFileSync } from "node:fs";
 import { Command } from "commander";
 import { audit } from "./commands/audit.ts";
 import { bench } from "./commands/bench.ts";
+import { certify } from "./commands/certify.ts";
 import { completion } from "./commands/completion.ts";
 import { demo } from "./commands/demo.ts";
 import { doctor } from "./commands/doctor.ts";
@@ -19,6 +20,7 @@ import { quota } from "./commands/quota.ts";
 import { race } from "./commands/race.ts";
 import { schedule } from "./commands/schedule.ts";
 import { stock } from "./commands/stock.ts";
+import { strategy } from "./commands/strategy.ts";
 import { top } from "./commands/top.ts";
 import { complain, exitCodes } from "./failure.ts";
 import { printJsonError } from "./json.ts";
@@ -41,6 +43,7 @@ const program = new Command("holdfast")
 for (const register of [
   demo,
   doctor,
+  certify,
   race,
   order,
   locks,
@@ -52,6 +55,7 @@ for (const register of [
   keys,
   bench,
   migrate,
+  strategy,
   queue,
   schedule,
   quota,

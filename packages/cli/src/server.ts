@@ -15,6 +15,8 @@ export type Row = Record<string, unknown>;
 /** One session of the server's, kept. */
 export interface Session extends AsyncDisposable {
   query(text: string, values?: readonly unknown[]): Promise<Row[]>;
+  /** Ends it at once, whatever it does. */
+  destroy(): void;
 }
 
 export interface Server extends AsyncDisposable {
@@ -134,6 +136,16 @@ async function open(url: string, kind: Kind, options: ConnectOptions): Promise<S
 
 const connectMs = 10_000;
 
+/** What pg has no public way to: `end` waits for what is under way. */
+interface Innards {
+  readonly connection: { readonly stream: { destroy(): void } };
+}
+
+/** Of several statements in one message, the last one's. */
+function rowsOf(result: { readonly rows: Row[] } | readonly { readonly rows: Row[] }[]): Row[] {
+  return (Array.isArray(result) ? result.at(-1) : (result as { readonly rows: Row[] }))?.rows ?? [];
+}
+
 async function openPostgres(
   url: string,
   { application = "holdfast", holdfast: settings, most = 4 }: ConnectOptions,
@@ -159,13 +171,14 @@ async function openPostgres(
     shown: withoutSecrets(url),
     url,
     hf,
-    query: async (text, values = []) => (await pool.query<Row>(text, [...values])).rows,
+    query: async (text, values = []) => rowsOf(await pool.query<Row>(text, [...values])),
     async session() {
       const client = new Client(config);
       client.on("error", () => {});
       await client.connect();
       return {
-        query: async (text, values = []) => (await client.query<Row>(text, [...values])).rows,
+        query: async (text, values = []) => rowsOf(await client.query<Row>(text, [...values])),
+        destroy: () => (client as unknown as Innards).connection.stream.destroy(),
         [Symbol.asyncDispose]: () => client.end(),
       };
     },
@@ -206,6 +219,7 @@ async function openMysql(url: string, { holdfast: settings, most = 4 }: ConnectO
       connection.on("error", () => {});
       return {
         query: async (text, values = []) => (await connection.query(text, [...values]))[0] as Row[],
+        destroy: () => connection.destroy(),
         [Symbol.asyncDispose]: () => connection.end(),
       };
     },
@@ -253,7 +267,9 @@ async function openSqlite(url: string, { holdfast: settings }: ConnectOptions): 
     session() {
       const own = handle();
       return Promise.resolve({
-        query: (text: string, values: readonly unknown[] = []) => Promise.resolve(all(own, text, values)),
+        // A statement that fails is a promise that does, as with the others.
+        query: async (text: string, values: readonly unknown[] = []) => all(own, text, values),
+        destroy: () => own.close(),
         [Symbol.asyncDispose]() {
           own.close();
           return Promise.resolve();

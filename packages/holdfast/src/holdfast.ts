@@ -1,6 +1,7 @@
 import { type Capabilities, type Strategy, isSupported, require, strategies } from "./core/capabilities.ts";
 import type { Connection, Database, Failure, Isolation, Wait } from "./core/database.ts";
 import { Beside, type BesideMode, besideModes } from "./core/beside.ts";
+import { Common, type Placement } from "./core/common.ts";
 import { emit } from "./core/events.ts";
 import { HoldfastError, type Holder, LockNotAvailableError, UsageError, keyNames } from "./core/errors.ts";
 import { classify, remember, waited } from "./core/failure.ts";
@@ -47,7 +48,8 @@ export interface HoldfastOptions {
   readonly names?: false | ((name: string) => string);
   /**
    * How locks of transactions are kept, where the server has a choice: "lock row" keeps them as rows of a table
-   * instead of advisory locks. All processes must agree. Default: what the server is found to hold.
+   * instead of advisory locks. It is written down in the database, where its tables are (`hf.migrate()`), and an instance
+   * that was told otherwise is refused (`StrategyError`). Default: what is written down; else what the server is found to hold.
    */
   readonly strategy?: Strategy;
   /**
@@ -65,6 +67,16 @@ export interface HoldfastOptions {
   readonly slow?: SlowOptions | false;
   /** A file to which the order of locks is added, for `holdfast order`. Default: what HOLDFAST_ORDER says. */
   readonly orderFile?: string;
+}
+
+/** What one of several databases is told of the others. */
+export interface ShardOf {
+  /** Refuses what belongs on another one. */
+  guard(locks: readonly LockRequest[]): void;
+  /** Whether the calling code is in a transaction of another one. */
+  elsewhere(): boolean;
+  /** Undefined: the list of all of them is not known. */
+  readonly placement: Placement | undefined;
 }
 
 export type MigrationState =
@@ -110,17 +122,12 @@ export class Holdfast<Native> {
   readonly #current = new Inside<Scope<Native, Connection>>();
   readonly #sessions: Sessions<Native, Connection>;
   readonly #leases: LeaseDesk<Native, Connection>;
-  readonly #strategy: Strategy | undefined;
+  readonly #common: Common;
   readonly #defaults: { wait: Wait; deadlineMs: number; isolation: Isolation; retry: RetryPolicy };
-  #known: Capabilities | undefined;
   #asking: Promise<Capabilities> | undefined;
 
-  /** `guard`: refuses locks that belong on another database; see `sharded`. */
-  constructor(
-    database: Database<Native, Connection>,
-    options: HoldfastOptions = {},
-    guard?: (locks: readonly LockRequest[]) => void,
-  ) {
+  /** `shard`: of which this is one; see `sharded`. */
+  constructor(database: Database<Native, Connection>, options: HoldfastOptions = {}, shard?: ShardOf) {
     checkRuntime();
     if (typeof database !== "object" || database === null || typeof database.engine?.begin !== "function") {
       throw new UsageError(
@@ -154,7 +161,7 @@ export class Holdfast<Native> {
         `wrongConnection must be one of ${besideModes.map((each) => `"${each}"`).join(", ")}`,
       );
     this.#database = database;
-    this.#strategy = options.strategy;
+    this.#common = new Common(database, options.strategy, shard?.placement);
     this.#defaults = {
       wait: options.wait === undefined ? 5000 : checkWait(options.wait),
       deadlineMs: options.deadline === undefined ? 60_000 : milliseconds(options.deadline, "deadline", 1),
@@ -171,19 +178,24 @@ export class Holdfast<Native> {
       watch: watch(watched, show),
       rows: new Rows(() => this.#home),
       started: new Started(),
-      ...(guard && { guard }),
+      ...(shard && { guard: shard.guard, elsewhere: shard.elsewhere }),
       names: (locks) => keyNames(locks, show),
       shown: (locks) => (names === false ? [] : keyNames(locks, show)),
-      capabilities: (connection) => this.#probe(connection),
-      known: () => this.#known,
+      capabilities: (connection, free) => this.#probe(connection, free),
+      known: () => this.#common.facts,
+      trusted: () => this.#common.trusted,
+      renewed: (connection, free) => this.#renew(connection, free),
       show,
       holders: async (locks, connection) => {
         const ask = database.engine.holders?.bind(database.engine);
-        const known = this.#known;
+        const known = this.#common.facts;
         return ask && known ? this.#look((c) => ask(c, locks, known), connection) : [];
       },
       look: (ask, connection) => this.#look(ask, connection),
       sessionSupport: () => this.#sessions.support(),
+      distrust: (gap) => {
+        this.#common.distrust(gap);
+      },
     };
     this.#sessions = new Sessions(this.#home);
     this.#leases = new LeaseDesk(this.#home);
@@ -200,14 +212,21 @@ export class Holdfast<Native> {
   transaction<T>(options: TransactionOptions, body: Body<Native, T>): Promise<T>;
   async transaction<T>(first: TransactionOptions | Body<Native, T>, second?: Body<Native, T>): Promise<T> {
     const [options, body] = checkCall<TransactionOptions, Body<Native, T>>("hf.transaction", first, second);
+    return this.open(options, body);
+  }
+
+  /** Every transaction, however it was asked for. `alone`: the call, if it means that nobody else is at it while its body runs. */
+  protected async open<T>(options: TransactionOptions, body: Body<Native, T>, alone?: string): Promise<T> {
     const { beside, watch: watched } = this.#home;
     const plan = this.#plan(
       options,
-      beside.watches || watched?.wantsPlaces ? sites.here(this.transaction, siteFrames) : undefined,
+      beside.watches || watched?.wantsPlaces
+        ? sites.here(alone ? this.tryLock : this.transaction, siteFrames)
+        : undefined,
     );
     const outer = options.separate ? undefined : this.#current.getStore();
     if (outer) return outer.here().nest(options, body);
-    return runTransaction(this.#home, plan, body);
+    return runTransaction(this.#home, { ...plan, alone }, body);
   }
 
   /** `hf.transaction({ lock }, body)` for the common case. */
@@ -237,10 +256,12 @@ export class Holdfast<Native> {
     }
     let entered = false;
     try {
-      const value = await this.transaction({ ...options, lock: requests, wait: "nowait" }, (tx) => {
+      const nowait = { ...options, lock: requests, wait: "nowait" } as const;
+      const run: Body<Native, T> = (tx) => {
         entered = true;
         return body(tx);
-      });
+      };
+      const value = await this.open(nowait, run, "hf.tryLock");
       return { acquired: true, value };
     } catch (error) {
       if (!entered && error instanceof LockNotAvailableError) return { acquired: false };
@@ -259,11 +280,13 @@ export class Holdfast<Native> {
     checkNames("hf.retry", options, new Set(["attempts", "baseMs", "maxMs", "on", "signal"]));
     checkSignal(options.signal);
     if (this.#current.getStore()?.open) return work(1);
-    return retried(work, options, (error) => {
+    const failureOf = (error: unknown) => {
       const failure = classify(this.#database, error);
-      const late = failure === "lock-timeout" && waited(this.#database, error, this.#known?.flavour) !== true;
+      const late =
+        failure === "lock-timeout" && waited(this.#database, error, this.#common.facts?.flavour) !== true;
       return late ? undefined : failure;
-    });
+    };
+    return retried(work, options, failureOf, () => this.#common.facts?.exclusion === "at commit");
   }
 
   /** Takes part in a transaction that you opened and will end: `await hf.join(tx).lock(key(…))`. */
@@ -365,8 +388,9 @@ export class Holdfast<Native> {
 
   /** What this database, reached through this client, can promise. */
   async capabilities(): Promise<Capabilities> {
-    const probed = await this.#probe();
     const sessionLocks = await this.#sessions.support();
+    // After the experiment, which may have shown more.
+    const probed = await this.#probe();
     return {
       ...probed,
       sessionLocks,
@@ -410,6 +434,8 @@ export class Holdfast<Native> {
         : { kind: "migration", id: each.id, name: each.name },
     );
     for (const each of migrated) emit("holdfast:migrated", () => each);
+    // What could not be written down before can be now.
+    this.#common.doubt();
     return migrated;
   }
 
@@ -491,9 +517,19 @@ export class Holdfast<Native> {
     };
   }
 
-  /** Asked once; whoever comes meanwhile waits for the answer, or asks again if the first one was cut off. */
-  async #probe(connection?: Connection): Promise<Capabilities> {
-    if (this.#known) return this.#known;
+  async #probe(connection?: Connection, free = false): Promise<Capabilities> {
+    return this.#common.facts ?? this.#ask(connection, free);
+  }
+
+  async #renew(connection?: Connection, free = false): Promise<Capabilities> {
+    const trusted = this.#common.trusted;
+    if (trusted) return trusted;
+    await this.#ask(connection, free);
+    return this.#common.agreed();
+  }
+
+  /** One asks; whoever comes meanwhile waits for the answer, or asks again if the first one was cut off. */
+  async #ask(connection: Connection | undefined, free: boolean): Promise<Capabilities> {
     const asking = this.#asking;
     if (asking) {
       try {
@@ -502,13 +538,13 @@ export class Holdfast<Native> {
         if (error instanceof HoldfastError) throw error;
       }
     }
-    const { engine, traits } = this.#database;
     this.#asking = connection
-      ? engine.probe(connection, traits, this.#strategy)
-      : withConnection(this.#home, (c) => engine.probe(c, traits, this.#strategy));
+      ? this.#common.ask(connection, free)
+      : withConnection({ database: this.#database, beside: this.#home.beside }, (c) =>
+          this.#common.ask(c, true),
+        );
     try {
-      this.#known = await this.#asking;
-      return this.#known;
+      return await this.#asking;
     } finally {
       this.#asking = undefined;
     }

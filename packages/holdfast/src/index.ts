@@ -61,6 +61,8 @@ export { versioned } from "./locks/version.ts";
 export type { Versioned, VersionedOptions } from "./locks/version.ts";
 export { once } from "./locks/once.ts";
 export type { OnceOptions, OnceResult } from "./locks/once.ts";
+export { changeStrategy, strategyOf } from "./locks/strategy.ts";
+export type { AgreedStrategy, ChangeStrategyOptions, ChangedStrategy } from "./locks/strategy.ts";
 export { sharded } from "./sharded.ts";
 export type { Sharded } from "./sharded.ts";
 export { failureOf, isLockTimeout, isRetryable, isUniqueViolation } from "./core/failure.ts";
@@ -85,10 +87,13 @@ export {
   RowsMissingError,
   SchemaMissingError,
   SerializationError,
+  ServerUnavailableError,
   ServerTooOldError,
   ShardError,
+  ShardMapError,
   StaleFenceError,
   StaleVersionError,
+  StrategyError,
   TransactionAbortedError,
   UnsupportedError,
   UsageError,

@@ -4,8 +4,10 @@ import { Inside } from "./core/inside.ts";
 import { type Key, type LockRequest, type Lockable, canonical } from "./core/key.ts";
 import { asWritten } from "./core/replay.ts";
 import type { Transaction } from "./core/scope.ts";
+import { ShardMap } from "./core/shard-map.ts";
+import { rememberShards } from "./core/shards.ts";
 import type { TransactionOptions } from "./core/transaction.ts";
-import { Holdfast, type HoldfastOptions, type TryLockResult } from "./holdfast.ts";
+import { Holdfast, type HoldfastOptions, type ShardOf, type TryLockResult } from "./holdfast.ts";
 import type { Held } from "./locks/hold.ts";
 import type { Lease, LeaseOptions } from "./locks/lease.ts";
 import type { Semaphore, SemaphoreOptions } from "./locks/semaphore.ts";
@@ -20,32 +22,23 @@ type InShard<Native> = Inside<Shard<Native>>;
 class Shard<Native> extends Holdfast<Native> {
   readonly #inside: InShard<Native>;
 
-  constructor(
-    database: Database<Native>,
-    options: HoldfastOptions,
-    guard: (locks: readonly LockRequest[]) => void,
-    inside: InShard<Native>,
-  ) {
-    super(database, options, guard);
+  constructor(database: Database<Native>, options: HoldfastOptions, shard: ShardOf, inside: InShard<Native>) {
+    super(database, options, shard);
     this.#inside = inside;
   }
 
-  override transaction<T>(body: Body<Native, T>): Promise<T>;
-  override transaction<T>(options: TransactionOptions, body: Body<Native, T>): Promise<T>;
-  override async transaction<T>(
-    first: TransactionOptions | Body<Native, T>,
-    second?: Body<Native, T>,
+  protected override async open<T>(
+    options: TransactionOptions,
+    body: Body<Native, T>,
+    alone?: string,
   ): Promise<T> {
     const outer = this.#inside.getStore();
-    const separate = typeof first === "object" && first !== null && first.separate === true;
-    if (outer !== undefined && outer !== this && !separate)
+    if (outer !== undefined && outer !== this && options.separate !== true)
       throw new ShardError(
         "A transaction of one shard was opened inside a transaction of another: the second could be committed and the first not " +
           "(if that is meant, say `separate: true`).",
       );
-    return this.#inside.run(this, () =>
-      super.transaction(first as TransactionOptions, second as Body<Native, T>),
-    );
+    return this.#inside.run(this, () => super.open(options, body, alone));
   }
 
   override outside<T>(work: () => T): T {
@@ -53,20 +46,52 @@ class Shard<Native> extends Holdfast<Native> {
   }
 }
 
-/** Several databases, each the home of some keys. Made by `sharded(key => database)`. */
+/** Several databases, each the home of some keys. Made by `sharded(databases, key => number)`. */
 export class Sharded<Native> {
   readonly #route: (key: Key) => Database<Native>;
+  /** Undefined: who made it did not say which ones there are. */
+  readonly #databases: readonly Database<Native>[] | undefined;
+  readonly #map: ShardMap | undefined;
   readonly #options: HoldfastOptions;
   readonly #show: (name: string) => string;
   readonly #shards = new Map<Database<Native>, Shard<Native>>();
   readonly #inside: InShard<Native> = new Inside();
 
-  constructor(route: (key: Key) => Database<Native>, options: HoldfastOptions = {}) {
-    if (typeof route !== "function")
-      throw new UsageError("sharded(route): route must be a function, key => database");
+  constructor(
+    route: (key: Key) => Database<Native>,
+    options: HoldfastOptions = {},
+    databases?: readonly Database<Native>[],
+  ) {
     this.#route = route;
     this.#options = options;
+    this.#databases = databases;
+    this.#map = databases && new ShardMap(databases, (lock) => databases.indexOf(route(lock)));
     this.#show = typeof options?.names === "function" ? options.names : (name) => name;
+    rememberShards(this, {
+      at: (lock) => this.on(lock),
+      all: () => this.all(),
+      name: (instance) => `shard ${this.all().indexOf(instance as Holdfast<Native>)}`,
+      show: this.#show,
+    });
+  }
+
+  /** The instances of all shards, in the order of the list that `sharded(databases, …)` was given. */
+  all(): readonly Holdfast<Native>[] {
+    if (!this.#databases)
+      throw new UsageError(
+        "sharded(key => database) does not say which databases there are. For patterns, and for what is asked of all of them, write " +
+          "sharded(databases, key => number): the list, and the place in it that a key belongs to.",
+      );
+    return this.#databases.map((database) => this.#shard(database));
+  }
+
+  /**
+   * Writes down anew which shard each database is, of how many, and how keys are routed, after keys were moved on purpose. Let
+   * nobody write meanwhile: who goes by the old list finds out within half a minute.
+   */
+  async renumber(): Promise<void> {
+    this.all();
+    await this.#map?.renumber();
   }
 
   /**
@@ -172,7 +197,13 @@ export class Sharded<Native> {
             `Of another shard than the one that this call runs on: ${this.#names(astray)}.`,
           );
       };
-      shard = new Shard(database, this.#options, guard, this.#inside);
+      const number = this.#databases?.indexOf(database);
+      const elsewhere = () => {
+        const outer = this.#inside.getStore();
+        return outer !== undefined && outer !== shard;
+      };
+      const placement = number === undefined ? undefined : this.#map?.placement(number);
+      shard = new Shard(database, this.#options, { guard, elsewhere, placement }, this.#inside);
       this.#shards.set(database, shard);
     }
     return shard;
@@ -180,12 +211,48 @@ export class Sharded<Native> {
 }
 
 /**
- * Keys spread over several databases: `sharded((key) => databases[hash(key.parts[1]) % databases.length])`. A call that
- * would need two of them throws `ShardError`.
+ * Keys spread over several databases: `sharded(databases, (key) => hash(key.parts[1]) % databases.length)`. A call that would
+ * need two of them throws `ShardError`. Each database keeps which one it is, of how many: another list, or another way from
+ * keys to it, is refused (`ShardMapError`).
  */
+export function sharded<Native, C extends Connection>(
+  databases: readonly Database<Native, C>[],
+  route: (key: Key) => number,
+  options?: HoldfastOptions,
+): Sharded<Native>;
+/** The same for locks alone, where the databases are not known beforehand: nothing is written down about them. */
 export function sharded<Native, C extends Connection>(
   route: (key: Key) => Database<Native, C>,
   options?: HoldfastOptions,
+): Sharded<Native>;
+export function sharded<Native>(
+  first: readonly Database<Native>[] | ((key: Key) => Database<Native>),
+  second?: ((key: Key) => number) | HoldfastOptions,
+  third?: HoldfastOptions,
 ): Sharded<Native> {
-  return new Sharded(route, options);
+  if (typeof first === "function") return new Sharded(first, second as HoldfastOptions | undefined);
+  if (!Array.isArray(first) || first.length === 0)
+    throw new UsageError(
+      "sharded(databases, route): a list of databases, and a function, key => number; or sharded(route): key => database",
+    );
+  if (typeof second !== "function")
+    throw new UsageError("sharded(databases, route): route must be a function, key => number");
+  if (
+    !first.every((each: unknown) => typeof (each as Partial<Database> | null)?.engine?.begin === "function")
+  )
+    throw new UsageError(
+      "sharded(databases, route): each must be what an adapter returns, e.g. fromPg(pool)",
+    );
+  if (new Set(first).size < first.length)
+    throw new UsageError("sharded(databases, route): a database is there twice");
+  const databases = [...(first as readonly Database<Native>[])];
+  const route = (lock: Key): Database<Native> => {
+    const number: unknown = second(lock);
+    const found = Number.isSafeInteger(number) ? databases[number as number] : undefined;
+    if (found) return found;
+    throw new UsageError(
+      `sharded: the route of ${lock.name} is ${String(number)}: it must be a whole number from 0 to ${databases.length - 1}, and not a promise of it.`,
+    );
+  };
+  return new Sharded(route, third, databases);
 }

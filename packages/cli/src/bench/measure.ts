@@ -105,7 +105,7 @@ export function medians(name: string, rounds: readonly Round[]): Measured {
 }
 
 /** Callers that each start the next operation when the last has ended. */
-async function closedLoop(
+export async function closedLoop(
   call: Contestant["call"],
   callers: number,
   ms: number,

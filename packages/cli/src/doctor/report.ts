@@ -136,7 +136,8 @@ function clean(text: string, keepLines = false): string {
   return keepLines ? text.split("\n").map(shown).join("\n") : shown(text);
 }
 
-function wrapped(text: string, width: number, indent: string, bullet = ""): string[] {
+/** Lines no wider than this; a bullet stands before the first. */
+export function wrapped(text: string, width: number, indent: string, bullet = ""): string[] {
   const lines: string[] = [];
   const room = Math.max(20, width - indent.length - bullet.length);
   let line = "";

@@ -20,7 +20,11 @@ export async function wishOf(
 ): Promise<Wish> {
   const { lease, ttl = 30_000 } = options;
   const shared = options.shared === true;
-  const { sessionLocks, sharedLocks, granularity } = await hf.capabilities();
+  const { sessionLocks, sharedLocks, granularity, exclusion } = await hf.capabilities();
+  if (exclusion !== "held")
+    throw new Failure(
+      "No lock can be held while a command runs: this is a cluster with several writers, where locks exclude at COMMIT only. On two nodes the command would run twice at the same time.",
+    );
   const leased = lease && { ttl, shared };
   const why = typeof sessionLocks === "object" ? shown(sessionLocks.why) : undefined;
   if (why !== undefined && granularity === "database") {

@@ -61,6 +61,7 @@ export type ManagerOf<Client extends MikroOrmLike> = Client["em"];
 interface Manager {
   fork(options?: { disableContextResolution: boolean }): Manager;
   flush(): Promise<void>;
+  clear(): void;
   getDriver(): object;
   getPlatform(): Platform;
   getConnection(type: "write"): OrmConnection;
@@ -392,6 +393,7 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
       }
     },
     flush: (native) => (native as unknown as Manager).flush(),
+    forget: (native) => (native as unknown as Manager).clear(),
     // Without a way to cancel: which of the pool's connections it is may not have been seen.
     join(native) {
       const trx = contextOf(native, root);

@@ -4,6 +4,7 @@ import { NotInTransactionError, UnsupportedError, UsageError, message } from "..
 import { observeMethod } from "../core/observe.ts";
 import type { Lockable } from "../core/key.ts";
 import { type LockOptions, scopeOf } from "../core/scope.ts";
+import { sql } from "../core/sql.ts";
 import type { TransactionOptions } from "../core/transaction.ts";
 import {
   type Delegate,
@@ -44,11 +45,13 @@ const levels: Readonly<Record<Isolation, string>> = {
   serializable: "Serializable",
 };
 
-/** `doubtful`: whether a statement of the transaction has failed, as far as that is watched. */
-function connectionOf(tx: PrismaTransaction, doubtful?: () => boolean): SqlConnection {
+/** `doubtful`: whether a statement of the transaction has failed, as far as that is watched. `below`: the driver's own connection, if it is seen. */
+function connectionOf(tx: PrismaTransaction, doubtful?: () => boolean, below?: SqlConnection): SqlConnection {
   const lost = new AbortController();
   return {
     lost: lost.signal,
+    socket: below?.socket,
+    ...(below && { untyped: (text) => below.query(sql.raw(text)) }),
     unwrap,
     ...(doubtful && { doubtful }),
     async query(statement) {
@@ -269,7 +272,7 @@ function onPostgres(client: PrismaClientLike): Parts {
       const lending = new Lending(taken);
       let thrown: unknown;
       const run = async (tx: PrismaTransaction) => {
-        const connection = connectionOf(tx, () => state.failed);
+        const connection = connectionOf(tx, () => state.failed, lending.connection);
         const seal = () => lending.seal();
         return body({ connection, native: tx, seal }).catch((error: unknown) => {
           thrown = error;

@@ -353,6 +353,7 @@ export function fromSequelize<Client extends SequelizeLike>(
         await restored?.catch(() => {});
       }
     },
+    forget: (native) => void (native as SequelizeTransaction)._afterCommitHooks?.splice(0),
     join(native) {
       const t = native as (SequelizeTransaction & Partial<SequelizeLike>) | null;
       if (typeof t !== "object" || t === null)

@@ -118,6 +118,15 @@ type Work<T> = (
 
 const policy = retryPolicy(undefined);
 
+/** Of one of several databases: throws if it is not the one that it is taken for. `free`: it is in no transaction. */
+export async function known(
+  home: Home<unknown, Connection>,
+  connection: Connection,
+  free: boolean,
+): Promise<void> {
+  if (home.guard && !home.trusted()) await home.renewed(connection, free);
+}
+
 async function attempts<T>(home: Home<unknown, Connection>, sending: Sending, work: Work<T>): Promise<T> {
   const { until, signal, once = false } = sending;
   const started = performance.now();
@@ -128,7 +137,10 @@ async function attempts<T>(home: Home<unknown, Connection>, sending: Sending, wo
     try {
       return await withConnection(
         home,
-        (connection) => work(connection, { again: perhaps || attempt > 1, waitMs }),
+        async (connection) => {
+          await known(home, connection, home.database.connect !== undefined);
+          return work(connection, { again: perhaps || attempt > 1, waitMs });
+        },
         sending.ms ?? Math.max(errandMs, waitMs + graceMs),
         // Once it may have been applied, the question is no longer whether it is wanted, but what became of it.
         { signal: perhaps ? undefined : signal, sent: () => (sent = true), certain: true },
@@ -239,7 +251,10 @@ export async function send<T>(
   if (scope) {
     const started = performance.now();
     try {
-      const answer = await scope.work(({ connection }) => work(connection, { again: true, waitMs }), signal);
+      const answer = await scope.work(async ({ connection }) => {
+        await known(home, connection, false);
+        return work(connection, { again: true, waitMs });
+      }, signal);
       if (about.keeps ?? about.locks)
         for (const name of about.names)
           scope.section?.took({ kind: "call", name: home.show(name) }, undefined);

@@ -24,6 +24,15 @@ export function require<T>(support: Support<T>, what: string): T {
   throw new UnsupportedError(`${what}: ${support.why}`);
 }
 
+/** For what means nothing but that nobody else is at it right now. */
+export function requireHeld({ exclusion }: Pick<Capabilities, "exclusion">, what: string): void {
+  if (exclusion === "held") return;
+  throw new UnsupportedError(
+    `${what}: this is a cluster with several writers, where locks exclude at COMMIT only: on two nodes both bodies would run at the same time. ` +
+      `Use hf.transaction({ lock: key(…) }, …), of which all but one are undone and run again, or once(…), and connect to one node for what must not run twice.`,
+  );
+}
+
 /** How a lock is kept. */
 export const strategies = [
   "transaction advisory",
@@ -47,6 +56,11 @@ export interface Capabilities {
   /** Locks that outlive transactions, on a pinned connection. */
   readonly sessionLocks: Support<Strategy>;
   readonly sharedLocks: Support;
+  /**
+   * `held`: while one has a lock, nobody else has it. `at commit`: on another node somebody may, and all but one of them
+   * fail at COMMIT, to be run again: what is written is exact, but bodies run at the same time.
+   */
+  readonly exclusion: "held" | "at commit";
   /** `key`: locks of different keys do not wait for each other. `database`: they do. */
   readonly granularity: "key" | "database";
   /** Strengths of row locks (`tx.rows`). */
@@ -106,6 +120,8 @@ export const capabilityMeanings: Readonly<Record<keyof Capabilities, string>> = 
   joinedLocks: "how a lock in your own transaction is kept",
   sessionLocks: "how a lock of `hf.hold` is kept",
   sharedLocks: "whether `shared(key)` works for locks of transactions and sessions",
+  exclusion:
+    "`held`: one body at a time; `at commit`: on several nodes bodies run at once, and all but one run again",
   rowLocks: "strengths of row locks (`tx.rows`)",
   tableLocks: "modes of table locks (`tx.table`)",
   leases: "leases, semaphores and reader-writer leases",

@@ -3,6 +3,7 @@
  * **database** is one client library that reaches it: how to get a connection, send, cancel. Shared code sees
  * only these types and asks `capabilities` what holds; it never asks which engine it is on.
  */
+import type { Agreements } from "./agreed.ts";
 import type { Audits } from "./audit.ts";
 import type { Capabilities, Strategy } from "./capabilities.ts";
 import type { Holder } from "./errors.ts";
@@ -52,12 +53,16 @@ export interface SqlConnection extends Connection {
   readonly session?: object;
   /** The server's id of the session, as the protocol told it to the client. */
   readonly pid?: number | undefined;
+  /** This end of the socket, as "address port": a server that is told the same has nobody in between. */
+  readonly socket?: string | undefined;
   /** As the database's: engines look into the errors of their own statements. */
   readonly unwrap?: ((error: unknown) => DriverError | undefined) | undefined;
   /** `theirs`: the caller's own, whose values are read as the client's options say; ours are read as the driver's defaults are. */
   query(statement: Statement, theirs?: boolean): Promise<Result>;
   /** The same, of a statement that comes again and again: its session may keep it. Absent where that cannot be had. */
   prepared?(statement: Statement): Promise<Result>;
+  /** One statement past a client that refuses columns whose type it does not know. Absent where it takes what comes. */
+  untyped?(text: string): Promise<Result>;
   /** Several statements in one message, hence one round trip; no values. Absent where the client cannot. */
   script?(text: string): Promise<readonly Result[]>;
   /** Whether a statement has failed in a way that may have ended the transaction. Absent: the client cannot tell. */
@@ -159,6 +164,11 @@ export interface Database<Native = unknown, C extends Connection = Connection> {
   transaction?(options: ClientTransaction, body: (lent: Lent<Native, C>) => Promise<void>): Promise<unknown>;
   /** Writes what the client would keep back until COMMIT, as the last part of a body: it can fail, and be cancelled, as one. */
   flush?(native: Native): Promise<void>;
+  /**
+   * Drops what the client would write, or call, with COMMIT: the body has failed, its work is undone, and its locks alone are
+   * committed. Absent where there is nothing.
+   */
+  forget?(native: Native): void;
   /** The connection inside a transaction that the caller opened and will end. Throws on what cannot be one. */
   join(native: Native): C;
   /** Ends what the adapter itself has opened; the caller's client stays open. */
@@ -213,7 +223,8 @@ export type Failure =
   | "not-in-transaction"
   | "read-only"
   | "schema-missing"
-  | "lost";
+  | "lost"
+  | "unavailable";
 
 /** How long a lock may be waited for: milliseconds, or not at all. */
 export type Wait = number | "nowait";
@@ -297,6 +308,22 @@ export interface Engine<C extends Connection = Connection> {
   savepoint(connection: C, name: string, action: "set" | "release" | "rollback"): Promise<void>;
   /** Locks inside a transaction, until its end. */
   lock(connection: C, call: LockCall): Promise<Grant>;
+  /**
+   * Whether locks of transactions keep others out, and let what was committed be seen, whatever the server calls itself: an
+   * experiment with two connections. Throws `UnsupportedError` if not. Absent where it would need a table.
+   */
+  verifyLocks?(a: C, b: C): Promise<void>;
+  /**
+   * Undoes what came after the savepoint, or after the beginning, except these locks, which were taken there. For engines
+   * that exclude at COMMIT only: what was decided under the locks is true if they can be committed. Throws if somebody else
+   * had them meanwhile.
+   */
+  keepLocks?(
+    connection: C,
+    locks: readonly LockRequest[],
+    names: readonly string[],
+    savepoint?: string,
+  ): Promise<void>;
   /** Locks of a pinned session, until given back. */
   readonly session?: SessionLocks<C>;
   /** Rows and tables of the caller's; the capabilities say why where this is missing. */
@@ -309,6 +336,8 @@ export interface Engine<C extends Connection = Connection> {
   readonly stocks?: Stocks<C>;
   readonly schedules?: Schedules<C>;
   readonly audits?: Audits<C>;
+  /** Absent where there is nothing that processes could disagree on: one way to keep locks, and no shards with patterns. */
+  readonly agreements?: Agreements<C>;
   /** What became of a transaction whose connection died during COMMIT. */
   outcome?(connection: C, identity: string): Promise<Outcome>;
   holders?(
@@ -321,6 +350,8 @@ export interface Engine<C extends Connection = Connection> {
   /** A statement for `tx.query`; engines without SQL leave it out. */
   query?(connection: C, statement: Statement): Promise<Result>;
   classify(error: DriverError): Failure | undefined;
+  /** Why no other try would end otherwise, and what to do: something stands in between that cannot do what is needed. */
+  hopeless?(error: DriverError): string | undefined;
   /**
    * Of an error about a lock: whether it came after a wait, and not of a statement that was not to wait. Undefined: it
    * does not say.

@@ -1,7 +1,8 @@
 import type { Beside } from "./beside.ts";
+import type { Capabilities } from "./capabilities.ts";
 import type { Connection, Database, Purpose } from "./database.ts";
 import { NoConnectionError } from "./errors.ts";
-import { classify } from "./failure.ts";
+import { classify, explained } from "./failure.ts";
 import { runInClient } from "./in-client.ts";
 import { Silence, graceMs, within } from "./interrupt.ts";
 import { pause, retryPolicy } from "./retry.ts";
@@ -29,14 +30,28 @@ export class Ended extends Error {
   }
 }
 
+/** Who sends it. */
+interface Sender<Native, C extends Connection> {
+  readonly database: Database<Native, C>;
+  readonly beside?: Beside;
+  /** An instance asks once what is at the other end, before anything else: it may have to be refused. */
+  known?(): Capabilities | undefined;
+  capabilities?(connection: NoInfer<C>): Promise<Capabilities>;
+}
+
 /** A short errand on any connection, inside no transaction of ours. */
 export function withConnection<Native, C extends Connection, T>(
-  { database, beside }: { readonly database: Database<Native, C>; readonly beside?: Beside },
+  sender: Sender<Native, C>,
   errand: (connection: C) => Promise<T>,
   ms = errandMs,
   options: ErrandOptions = {},
 ): Promise<T> {
-  const run = () => onConnection(database, errand, ms, options);
+  const { database, beside } = sender;
+  const asking = sender.capabilities && !sender.known?.() ? sender.capabilities.bind(sender) : undefined;
+  const run = () =>
+    onConnection(database, { errand, asking }, ms, options).catch((error: unknown) => {
+      throw explained(database, error);
+    });
   return beside ? beside.ours(run) : run();
 }
 
@@ -72,9 +87,14 @@ export function passes(database: Database<unknown, Connection>, error: unknown):
   return failure !== undefined && retryPolicy(undefined).on.has(failure);
 }
 
+interface Errand<C extends Connection, T> {
+  readonly errand: (connection: C) => Promise<T>;
+  readonly asking: ((connection: C) => Promise<unknown>) | undefined;
+}
+
 async function onConnection<Native, C extends Connection, T>(
   database: Database<Native, C>,
-  errand: (connection: C) => Promise<T>,
+  { errand, asking }: Errand<C, T>,
   ms: number,
   { signal: caller, sent, certain = false }: ErrandOptions,
 ): Promise<T> {
@@ -103,16 +123,21 @@ async function onConnection<Native, C extends Connection, T>(
       .finally(got);
     const { connection } = pinned;
     let broken = false;
-    try {
+    const send = () => {
       sent?.();
-      return await answered(database, connection, errand(connection), {
+      return errand(connection);
+    };
+    try {
+      return await answered(database, connection, asking ? asking(connection).then(send) : send(), {
         ms,
         signal: caller,
         certain,
         onSilence: () => (broken = true),
       });
     } finally {
-      await pinned.release(broken || connection.lost.aborted);
+      // A client that cannot throw a connection away gives it back when the server has answered, which may be never.
+      const released = Promise.resolve(pinned.release(broken || connection.lost.aborted));
+      await within(graceMs, released).catch(() => {});
     }
   }
   let value: { result: T } | undefined;
@@ -133,7 +158,8 @@ async function onConnection<Native, C extends Connection, T>(
       got();
       // What throws here is rolled back by the client.
       const terms = { ms, signal: caller, certain, rolledBack: true, onSilence: () => {} };
-      value = { result: await answered(database, connection, errand(connection), terms) };
+      const running = asking ? asking(connection).then(() => errand(connection)) : errand(connection);
+      value = { result: await answered(database, connection, running, terms) };
       sent?.();
     },
   )

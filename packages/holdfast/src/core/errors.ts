@@ -137,10 +137,31 @@ export class SerializationError extends HoldfastError {
     super("HF_SERIALIZATION", detail, { retryable: true, cause });
   }
 
+  /** Where locks exclude at COMMIT only. */
+  static atCommit(attempts: number, cause: unknown): SerializationError {
+    return new SerializationError(
+      `Another node committed first${attempts === 1 ? "" : `, ${attempts} times in a row`}: locks exclude at COMMIT only on this cluster. Nothing was kept. ` +
+        `Allow more attempts (\`retry: { attempts }\`), or send those who want the same key to one node.`,
+      cause,
+    );
+  }
+
   static after(attempts: number, cause: unknown): SerializationError {
     return new SerializationError(
       `A concurrent transaction changed what this one had read${attempts === 1 ? "" : `, ${attempts} times in a row`}. Lock what you check before you read it, or allow more attempts (\`retry: { attempts }\`).`,
       cause,
+    );
+  }
+}
+
+/** A node of a cluster that takes no statements: it has lost the others, or has not caught up with them. */
+export class ServerUnavailableError extends HoldfastError {
+  constructor(attempts: number, cause: unknown) {
+    super(
+      "HF_UNAVAILABLE",
+      `The server takes no statements for now (attempt ${attempts}): ${message(cause)}. It is a node of a cluster that has lost the others, or ` +
+        `has not caught up with them. Nothing was kept. Connect to another node, or try again later.`,
+      { retryable: true, cause },
     );
   }
 }
@@ -201,17 +222,20 @@ export class CommitUnknownError extends HoldfastError {
 export class OutcomeUnknownError extends HoldfastError {
   /** What the call is known by: with this id it is applied once, however often it is sent. */
   readonly id: string | undefined;
-  /** `named`: the id was the caller's own, so that repeating the call is safe as it is. */
-  constructor(what: string, id: string | undefined, named: boolean, cause: unknown) {
+  /**
+   * `named`: the id was the caller's own, so that repeating the call is safe as it is. `instead`: what follows, of a call that
+   * can be repeated without an id.
+   */
+  constructor(what: string, id: string | undefined, named: boolean, cause: unknown, instead?: string) {
     super(
       "HF_OUTCOME_UNKNOWN",
       `${what}: the call was sent, and its answer was lost (${message(cause)}): it was applied whole, or not at all. ` +
         (id === undefined
-          ? `Look for its effects before you repeat it.`
+          ? (instead ?? `Look for its effects before you repeat it.`)
           : named
             ? `Repeat it with the same id: it is applied once.`
             : `Repeat it with the id of this error, ${JSON.stringify(id)}: it is applied once. Without it, it may count twice.`),
-      { retryable: named, cause },
+      { retryable: named || instead !== undefined, cause },
     );
     this.id = id;
   }
@@ -356,6 +380,24 @@ export class ShardError extends HoldfastError {
       "HF_SHARDS",
       `${detail} A transaction lives on one shard: choose keys that are routed together, or do one after the other.`,
     );
+  }
+}
+
+/** The list of databases, or the way from a key to its shard, is not the one that is written down in the database. */
+export class ShardMapError extends HoldfastError {
+  constructor(detail: string) {
+    super(
+      "HF_SHARD_MAP",
+      `${detail} Processes that route differently grant the same thing twice: give all of them the same databases, in the same ` +
+        "order, and the same route. If keys were moved on purpose, and everybody stopped meanwhile: await shards.renumber().",
+    );
+  }
+}
+
+/** Locks are kept in another way here, or are about to be: whoever kept them in two ways would exclude nobody. */
+export class StrategyError extends HoldfastError {
+  constructor(detail: string, retryable = false) {
+    super("HF_STRATEGY", detail, { retryable });
   }
 }
 

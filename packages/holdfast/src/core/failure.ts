@@ -1,5 +1,5 @@
 import type { DriverError, Failure, Violated } from "./database.ts";
-import { HoldfastError, LockNotAvailableError, LockTimeoutError } from "./errors.ts";
+import { HoldfastError, LockNotAvailableError, LockTimeoutError, UnsupportedError } from "./errors.ts";
 import { isOpaque, read } from "./thrown.ts";
 
 /** Codes that Node's sockets give when a peer is gone; true of every client that lets them through. */
@@ -16,6 +16,7 @@ const socketCodes = new Set([
 interface Source {
   readonly engine: {
     classify(error: DriverError): Failure | undefined;
+    hopeless?(error: DriverError): string | undefined;
     violated?(error: object): Violated;
   };
   readonly unwrap?: ((error: unknown) => DriverError | undefined) | undefined;
@@ -97,6 +98,27 @@ function look(source: Source, error: object, sockets: boolean): FailureInfo | un
   return undefined;
 }
 
+/** The same error, or, if nothing that is tried again could end otherwise, one that says why. */
+export function explained(source: Source, error: unknown): unknown {
+  if (isOpaque(error)) return error;
+  for (const each of chain(error)) {
+    if (each instanceof HoldfastError) return error;
+    const why = hopelessOne(source, each);
+    if (why !== undefined) return new UnsupportedError(why, error);
+  }
+  return error;
+}
+
+function hopelessOne({ engine, unwrap }: Source, error: object): string | undefined {
+  try {
+    const unwrapped = unwrap?.(error);
+    return (unwrapped && engine.hopeless?.(unwrapped)) ?? engine.hopeless?.(error);
+  } catch {
+    // A look at it throws: it is none of a server or a driver.
+    return undefined;
+  }
+}
+
 export function remember(source: Source): void {
   // One entry per kind of client, not per instance, is enough and cannot leak.
   for (const known of sources) if (known.engine === source.engine && known.unwrap === source.unwrap) return;
@@ -131,12 +153,12 @@ export function isUniqueViolation(error: unknown): boolean {
   return anyFailure(error) === "unique";
 }
 
+const passing = new Set<Failure>(["deadlock", "serialization", "lost", "unavailable", "lock-timeout"]);
+
 /** Whether running the whole transaction again may succeed. */
 export function isRetryable(error: unknown): boolean {
   if (isOpaque(error)) return false;
   if (error instanceof HoldfastError) return error.retryable;
   const failure = anyFailure(error);
-  return (
-    failure === "deadlock" || failure === "serialization" || failure === "lost" || failure === "lock-timeout"
-  );
+  return failure !== undefined && passing.has(failure);
 }

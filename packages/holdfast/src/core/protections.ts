@@ -25,6 +25,12 @@ export const commitLookedUp: boolean = true;
 /** The body has swallowed an error, the server answers COMMIT with ROLLBACK, and the call returns as if all was kept. */
 export const abortedCommitSeen: boolean = true;
 
+/** A transaction has another isolation than was asked for, by what stands between, and checks what does not hold. */
+export const isolationVerified: boolean = true;
+
+/** Locks keep nobody out, or what is read under them is older than they are, and whoever looks is told all is well. */
+export const locksVerified: boolean = true;
+
 /** Whoever has lost a lease, and does not know it yet, writes over what its successor has written. */
 export const fenceChecked: boolean = true;
 
@@ -78,3 +84,9 @@ export const tickOnce: boolean = true;
 
 /** A leader whose lease is lost goes on, beside the next one. */
 export const leaderStops: boolean = true;
+
+/** One process keeps locks as rows, another one as advisory locks, and both get the same one. */
+export const strategyAgreed: boolean = true;
+
+/** A process that takes a database for another shard looks in the wrong place, and what there is one of is given twice. */
+export const shardAgreed: boolean = true;

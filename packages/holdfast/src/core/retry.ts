@@ -5,7 +5,10 @@ import type { Failure } from "./database.ts";
 import * as protection from "./protections.ts";
 
 export interface RetryOptions {
-  /** How often the transaction runs at the most, the first run included. Default 5. */
+  /**
+   * How often the transaction runs at the most, the first run included. Default 5; 50 after a conflict where locks exclude
+   * at COMMIT only (`capabilities().exclusion`).
+   */
   readonly attempts?: number;
   /** Bound of the first random pause; doubles from attempt to attempt. Default 20 ms. */
   readonly baseMs?: number;
@@ -21,10 +24,15 @@ export interface RetryOptions {
 const retryNames = new Set(["attempts", "baseMs", "maxMs", "on"]);
 
 /** Of these the server has undone everything. */
-const undone: readonly Failure[] = ["deadlock", "serialization"];
+export const undone: readonly Failure[] = ["deadlock", "serialization"];
+
+/** Where locks exclude at COMMIT only: to be undone is there what to wait is elsewhere. The deadline comes first, as a rule. */
+const attemptsAtCommit = 50;
 
 export interface RetryPolicy {
   readonly attempts: number;
+  /** The same for a conflict with another node, where locks exclude at COMMIT only. */
+  readonly attemptsAtCommit: number;
   readonly baseMs: number;
   readonly maxMs: number;
   readonly on: ReadonlySet<Failure>;
@@ -33,12 +41,8 @@ export interface RetryPolicy {
 export function retryPolicy(options: RetryOptions | false | undefined, fallback?: RetryPolicy): RetryPolicy {
   if (options === undefined && fallback) return fallback;
   if (options !== undefined && options !== false) checkNames("retry", options, retryNames);
-  const {
-    attempts = 5,
-    baseMs = 20,
-    maxMs = 1000,
-    on = [],
-  } = options === false ? { attempts: 1 } : (options ?? {});
+  const given = options === false ? { attempts: 1 } : (options ?? {});
+  const { attempts = 5, baseMs = 20, maxMs = 1000, on = [] } = given;
   if (!Number.isSafeInteger(attempts) || attempts < 1) {
     throw new UsageError(`retry.attempts must be a whole number from 1, not ${String(attempts)}`);
   }
@@ -48,9 +52,10 @@ export function retryPolicy(options: RetryOptions | false | undefined, fallback?
   }
   return {
     attempts,
+    attemptsAtCommit: given.attempts ?? attemptsAtCommit,
     baseMs: milliseconds(baseMs, "retry.baseMs"),
     maxMs: milliseconds(maxMs, "retry.maxMs"),
-    on: new Set<Failure>([...(protection.failuresRetried ? undone : []), "lost", ...on]),
+    on: new Set<Failure>([...(protection.failuresRetried ? undone : []), "lost", "unavailable", ...on]),
   };
 }
 
@@ -68,11 +73,12 @@ export interface OwnRetryOptions extends Omit<RetryOptions, "on"> {
   readonly signal?: AbortSignal | undefined;
 }
 
-/** `failureOf`: what an error means, if it may be retried at all. */
+/** `failureOf`: what an error means, if it may be retried at all. `atCommit`: whether locks exclude at COMMIT only. */
 export async function retried<T>(
   work: (attempt: number) => Promise<T>,
   { on = [], signal, ...options }: OwnRetryOptions,
   failureOf: (error: unknown) => Failure | undefined,
+  atCommit: () => boolean,
 ): Promise<T> {
   const policy = retryPolicy(options);
   for (const extra of on)
@@ -85,7 +91,8 @@ export async function retried<T>(
       return await work(attempt);
     } catch (error) {
       const failure = failureOf(error);
-      if (attempt >= policy.attempts || failure === undefined || !kinds.has(failure)) throw error;
+      const most = atCommit() ? policy.attemptsAtCommit : policy.attempts;
+      if (attempt >= most || failure === undefined || !kinds.has(failure)) throw error;
       await sleep(pause(policy, attempt), signal);
     }
   }

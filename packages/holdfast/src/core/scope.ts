@@ -1,8 +1,17 @@
-import { type Capabilities, type Strategy, type Support, require } from "./capabilities.ts";
+import {
+  type Capabilities,
+  type Strategy,
+  type Support,
+  type Unsupported,
+  require,
+  requireHeld,
+} from "./capabilities.ts";
 import type { Connection, Database, Isolation, Reason, Result, Row, Wait } from "./database.ts";
 import { emit, traced } from "./events.ts";
 import {
   NotInTransactionError,
+  ShardError,
+  StrategyError,
   TransactionAbortedError,
   UnsupportedError,
   UsageError,
@@ -12,10 +21,11 @@ import type { Holder } from "./errors.ts";
 import { classify } from "./failure.ts";
 import { type Inside, apart } from "./inside.ts";
 import { interruptible } from "./interrupt.ts";
-import { type LockMode, type LockRequest, type Lockable, canonical, wanted } from "./key.ts";
+import { type LockRequest, type Lockable, canonical, wanted } from "./key.ts";
 import { checkCall, checkNames, checkSignal } from "./options.ts";
 import { Queue } from "./queue.ts";
 import { refusal } from "./refused.ts";
+import { undone } from "./retry.ts";
 import type {
   AllOptions,
   AllResults,
@@ -129,20 +139,29 @@ export interface Home<Native, C extends Connection> {
   names(locks: readonly LockRequest[]): string[];
   /** As the server may show them: none if they are not to be seen there. */
   shown(locks: readonly LockRequest[]): string[];
-  capabilities(connection?: C): Promise<Capabilities>;
+  /** `free`: the connection is in no transaction. */
+  capabilities(connection?: C, free?: boolean): Promise<Capabilities>;
   /** The same, if it has been asked before. */
   known(): Capabilities | undefined;
+  /** The same, unless it is so long ago that locks may be kept in another way by now. */
+  trusted(): Capabilities | undefined;
+  /** Asks again, if it is. Throws if this instance keeps locks, or takes its database, otherwise than the others. */
+  renewed(connection?: C, free?: boolean): Promise<Capabilities>;
   /** As errors and events show the name of a row. */
   show(name: string): string;
   holders(locks: readonly LockRequest[], connection?: C): Promise<readonly Holder[]>;
   /** Asks who is in the way, if it can be found out quickly. */
   look(ask: (connection: C) => Promise<readonly Holder[]>, connection?: C): Promise<readonly Holder[]>;
+  /** An experiment has shown that locks of transactions are none: from now on they are refused. */
+  distrust(gap: Unsupported): void;
   /** Whether locks of a session hold: not only what the server says, but what an experiment has shown. */
   sessionSupport(): Promise<Support<Strategy>>;
   /** What goes on in the background until it is stopped, or the instance is closed. */
   readonly started: Started;
   /** Throws if these locks do not belong on this database, where there are several. */
   guard?(locks: readonly LockRequest[]): void;
+  /** Whether the calling code is in a transaction of another of these. */
+  elsewhere?(): boolean;
 }
 
 export interface Place<Native, C extends Connection> {
@@ -180,7 +199,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   readonly #first: readonly LockRequest[];
   // Made when they are first needed: a body that only uses its client needs neither.
   #lazyQueue: Queue | undefined;
-  #lazyHeld: Map<string, LockMode> | undefined;
+  #lazyHeld: Map<string, LockRequest> | undefined;
   #savepoints = 0;
   #closed: string | undefined;
   #proof: Proof<C> | undefined;
@@ -203,7 +222,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   }
 
   /** Taken in this scope; what an outer scope took is asked for there. */
-  get #held(): Map<string, LockMode> {
+  get #held(): Map<string, LockRequest> {
     if (this.#lazyHeld) return this.#lazyHeld;
     this.#lazyHeld = new Map();
     this.#hold(this.#first);
@@ -222,18 +241,23 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   }
 
   #hold(locks: readonly LockRequest[]): void {
-    for (const { key, mode } of locks)
-      if (this.#held.get(key.id) !== "exclusive") this.#held.set(key.id, mode);
+    for (const request of locks)
+      if (this.#held.get(request.key.id)?.mode !== "exclusive") this.#held.set(request.key.id, request);
   }
 
   has({ key, mode }: LockRequest): boolean {
-    const held = this.#held.get(key.id);
+    const held = this.#held.get(key.id)?.mode;
     if (held === "exclusive" || (held !== undefined && held === mode)) return true;
     return this.#parent?.has({ key, mode }) ?? false;
   }
 
   holds(lock: Lockable): boolean {
     return canonical(lock).every((request) => this.has(request));
+  }
+
+  /** Those that were taken here, or in savepoints that were released. */
+  get taken(): readonly LockRequest[] {
+    return this.#lazyHeld ? [...this.#lazyHeld.values()] : this.#first;
   }
 
   /** From now on the scope answers with an error: its transaction is over, or undone. */
@@ -312,7 +336,9 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     checkSignal(options.signal);
     const { wait: patience } = options;
     if (patience === "skip")
-      return (await this.here().#lock(requests, "nowait", site, options.signal)) === undefined;
+      return (
+        (await this.here().#lock(requests, "nowait", site, options.signal, 'wait: "skip"')) === undefined
+      );
     const wait = patience === undefined ? this.#home.wait : checkWait(patience);
     return this.here().#lockOrThrow(requests, wait, site, options.signal);
   }
@@ -373,7 +399,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   async tryLock(locks: Lockable | readonly Lockable[]): Promise<boolean> {
     const site = this.locking();
     const requests = canonical(locks);
-    return (await this.here().#lock(requests, "nowait", site)) === undefined;
+    return (await this.here().#lock(requests, "nowait", site, undefined, "tx.tryLock")) === undefined;
   }
 
   async #lockOrThrow(
@@ -389,18 +415,22 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     throw refusal(refused, { keys: this.#home.names(requests), holders });
   }
 
+  /** `asked`: the call, if its answer is whether somebody else has the lock. */
   async #lock(
     requests: readonly LockRequest[],
     wait: Wait,
     site: Site | undefined,
     signal?: AbortSignal,
+    asked?: string,
   ): Promise<{ reason: Reason; usable: boolean; waitedMs: number; cause?: unknown } | undefined> {
-    return this.work(async ({ connection, capabilities, joined, signal: abort, section }) => {
+    return this.work(async ({ connection, joined, signal: abort, section }) => {
       // In a joined transaction the caller may roll back to savepoints of its own: what we took may be gone, so ask again.
       const missing = joined ? requests : requests.filter((request) => !this.has(request));
       if (missing.length === 0) return undefined;
       this.#home.guard?.(missing);
+      const capabilities = this.#home.trusted() ?? (await this.#home.renewed(connection));
       checkSupport(missing, capabilities, joined);
+      if (asked !== undefined) requireHeld(capabilities, asked);
       const locked: Locked | undefined = section && { kind: "key", keys: missing };
       // Before the wait, which may be that of a deadlock. Who does not wait is in none.
       if (locked && wait !== "nowait") section?.asks(locked, site);
@@ -427,6 +457,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
         emit("holdfast:lock:refused", () => ({ locks: names(), waitedMs, reason: grant.reason }));
         return { ...grant, waitedMs: Math.round(waitedMs) };
       }
+      if (this.#home.trusted() !== capabilities) await stillKept(this.#home, connection, capabilities);
       this.#hold(missing);
       if (locked) section?.took(locked, site);
       emit("holdfast:lock:granted", () => ({ locks: names(), waitedMs }));
@@ -498,16 +529,29 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
         signal.throwIfAborted();
         await engine.savepoint(connection, name, "release");
         inner.close("its savepoint was released");
-        for (const [id, mode] of inner.#held)
-          if (this.#held.get(id) !== "exclusive") this.#held.set(id, mode);
+        this.#hold(inner.taken);
         return value;
       } catch (error) {
         inner.close("its savepoint was rolled back");
         // If this fails too the whole transaction is beyond saving, and its end will say so.
-        if (!connection.lost.aborted) await engine.savepoint(connection, name, "rollback").catch(() => {});
+        if (connection.lost.aborted) throw error;
+        if (inner.taken.length > 0 && this.#home.known()?.exclusion === "at commit")
+          await this.#keep(inner.taken, name, error);
+        else await engine.savepoint(connection, name, "rollback").catch(() => {});
         throw error;
       }
     }, options.signal);
+  }
+
+  /** What the savepoint's body threw may rest on what it read: that is true only if its locks are committed with the rest. */
+  async #keep(locks: readonly LockRequest[], savepoint: string, thrown: unknown): Promise<void> {
+    const { database, shown } = this.#home;
+    const { engine } = database;
+    // The transaction is over, and only the whole of it can be run again.
+    const failure = classify(database, thrown);
+    if (failure !== undefined && undone.includes(failure)) return;
+    await engine.keepLocks?.(this.#place.connection, locks, shown(locks), savepoint);
+    this.#hold(locks);
   }
 
   #depth(): number {
@@ -544,6 +588,24 @@ export function checkSupport(
   }
 }
 
+/**
+ * After a lock was granted, perhaps after a long wait, or to a process that slept: throws if locks are kept in another way
+ * by now, for then it excludes nobody. Whoever changes that looks for locks of the old kind after everybody's trust is over:
+ * what was granted before is found by that, and what is granted after is found here.
+ */
+export async function stillKept<Native, C extends Connection>(
+  home: Home<Native, C>,
+  connection: C,
+  before: Capabilities,
+): Promise<void> {
+  const now = home.trusted() ?? (await home.renewed(connection));
+  if (now.transactionLocks !== before.transactionLocks)
+    throw new StrategyError(
+      `Locks of this database were changed from "${String(before.transactionLocks)}" to "${String(now.transactionLocks)}" while this one was waited for. Try again.`,
+      true,
+    );
+}
+
 const homes = new WeakMap<object, Home<unknown, Connection>>();
 
 /** For what takes an instance as an argument. */
@@ -551,8 +613,19 @@ export function remember<Native, C extends Connection>(instance: object, home: H
   homes.set(instance, home);
 }
 
+/** What has several homes. */
+const several = new WeakSet<object>();
+
+export function rememberSeveral(instance: object): void {
+  several.add(instance);
+}
+
 export function homeOf(instance: unknown, call: string): Home<unknown, Connection> {
   const home = typeof instance === "object" && instance !== null ? homes.get(instance) : undefined;
+  if (!home && several.has(instance as object))
+    throw new UsageError(
+      `${call}: it belongs in one database, and this is what sharded(…) returns. Pass the instance of one shard: shards.on(key).`,
+    );
   if (!home) throw new UsageError(`${call}: this is not what holdfast(…) returns`);
   return home;
 }
@@ -576,12 +649,23 @@ export function scopeFor(
 ): Scope<unknown, Connection> | undefined {
   const { tx, separate = false } = options;
   if (typeof separate !== "boolean") throw new UsageError(`${call}: separate must be true or false`);
-  if (tx === undefined) return separate ? undefined : home.current.getStore();
+  if (tx === undefined) {
+    if (separate) return undefined;
+    if (home.elsewhere?.()) throw astray(call);
+    return home.current.getStore();
+  }
   const scope = scopeOf(tx, call);
   if (separate) throw new UsageError(`${call}: either \`tx\` or \`separate\`, not both`);
+  if (scope.home !== home && scope.home.guard && home.guard) throw astray(call);
   if (scope.home !== home)
     throw new UsageError(`${call}: \`tx\` is a transaction of another instance of Holdfast`);
   return scope;
+}
+
+function astray(call: string): ShardError {
+  return new ShardError(
+    `${call}: it is inside a transaction of one shard, and what it is about belongs on another: it would be kept also if that is rolled back (if that is meant, say \`separate: true\`).`,
+  );
 }
 
 /** Runs what goes on in the background outside of whatever transactions it is begun in, which will be over by then. */

@@ -1,4 +1,4 @@
-import { require } from "./capabilities.ts";
+import { require, requireHeld } from "./capabilities.ts";
 import { Deadline } from "./deadline.ts";
 import { withConnection } from "./errand.ts";
 import type { Begun, Connection, Isolation, Open, Pinned, Wait } from "./database.ts";
@@ -13,17 +13,18 @@ import {
   LockTimeoutError,
   PoolExhaustedError,
   SerializationError,
+  ServerUnavailableError,
   TransactionAbortedError,
   UsageError,
   WrongConnectionError,
 } from "./errors.ts";
-import { chain, classify, waited } from "./failure.ts";
+import { chain, classify, explained, waited } from "./failure.ts";
 import { runInClient } from "./in-client.ts";
 import { graceMs, interruptible, within } from "./interrupt.ts";
 import type { LockRequest, Lockable } from "./key.ts";
 import { Refused, refusal } from "./refused.ts";
-import { type RetryOptions, type RetryPolicy, pause } from "./retry.ts";
-import { type Home, Scope, type Transaction, checkSupport } from "./scope.ts";
+import { type RetryOptions, type RetryPolicy, pause, undone } from "./retry.ts";
+import { type Home, Scope, type Transaction, checkSupport, stillKept } from "./scope.ts";
 import { type Locked, type Section, sections } from "./section.ts";
 import type { Site } from "./site.ts";
 import { isOpaque } from "./thrown.ts";
@@ -61,6 +62,8 @@ export interface Plan {
   readonly deadlineMs: number;
   readonly signal: AbortSignal | undefined;
   readonly retry: RetryPolicy;
+  /** The call, if it means that nobody else is at it while its body runs. */
+  readonly alone?: string | undefined;
   /** Where it was called. */
   readonly site: Site | undefined;
 }
@@ -72,6 +75,9 @@ const serverGraceMs = 250;
 /** Where there is no other connection to go on with, also the grace of a body that does not end by itself. */
 const singleGraceMs = bodyGraceMs + 1000;
 const resolveMs = 15_000;
+
+/** How a body ended that is to be committed: `thrown`, its work is undone, and only its locks are. */
+type Ended<T> = { readonly value: T } | { readonly thrown: unknown };
 
 type Body<Native, T> = (tx: Transaction<Native>) => Promise<T>;
 
@@ -110,11 +116,13 @@ async function runAttempts<Native, C extends Connection, T>(
         );
       } catch (error) {
         const failure = run.failure(error);
+        const { retry } = plan;
+        const conflict = failure && undone.includes(failure) && isAtCommit(home);
         const giveUp =
           deadline.signal.aborted ||
-          attempt >= plan.retry.attempts ||
+          attempt >= (conflict ? retry.attemptsAtCommit : retry.attempts) ||
           !failure ||
-          !plan.retry.on.has(failure);
+          !retry.on.has(failure);
         if (giveUp) throw (await run.present(error)).error;
         const delayMs = pause(plan.retry, attempt);
         emit("holdfast:transaction:retry", () => ({
@@ -130,6 +138,11 @@ async function runAttempts<Native, C extends Connection, T>(
   } finally {
     deadline.clear();
   }
+}
+
+/** Whether two can have a lock at the same time, on different nodes, until one of them commits. */
+function isAtCommit(home: { known(): { readonly exclusion: string } | undefined }): boolean {
+  return home.known()?.exclusion === "at commit";
 }
 
 function misuse(error: unknown): HoldfastError | undefined {
@@ -247,10 +260,10 @@ class Attempt<Native, C extends Connection> {
     const { connection } = pinned;
     let reusable = false;
     let unanswered: { error: unknown } | undefined;
-    let value: T;
+    let outcome: Ended<T>;
     try {
       try {
-        value = await this.#perform(connection, () => pinned.native, false, body);
+        outcome = await this.#performed(pinned, () => pinned.native, false, body);
       } catch (error) {
         await this.#seal(pinned);
         reusable = await this.#undo(connection);
@@ -279,12 +292,60 @@ class Attempt<Native, C extends Connection> {
       await within(graceMs, Promise.resolve(pinned.release(!reusable))).catch(() => {});
     }
     // Only now: a pool may have no other connection to ask on.
-    if (unanswered) await this.#resolve(unanswered.error);
-    return value;
+    return this.#answer(outcome, unanswered);
   }
 
-  async #seal(pinned: Pinned<Native, C>): Promise<void> {
-    const sealing = pinned.seal?.();
+  async #answer<T>(outcome: Ended<T>, unanswered: { readonly error: unknown } | undefined): Promise<T> {
+    if ("value" in outcome) {
+      if (unanswered) await this.#resolve(unanswered.error);
+      return outcome.value;
+    }
+    // There was nothing to keep, but whether the body was right to throw is not known.
+    throw unanswered ? new ConnectionLostError(this.#attempt, unanswered.error) : outcome.thrown;
+  }
+
+  /**
+   * Where locks exclude at COMMIT only, another node may have committed what the body has not seen. If it returns, COMMIT tells.
+   * If it throws, what it threw may be wrong for the same reason: then its work is undone, and its locks alone are committed,
+   * which fails if others had them.
+   */
+  async #performed<T>(
+    lent: Pick<Pinned<Native, C>, "connection" | "seal">,
+    native: () => Native,
+    begun: boolean,
+    body: Body<Native, T>,
+  ): Promise<Ended<T>> {
+    const { connection } = lent;
+    try {
+      return { value: await this.#perform(connection, native, begun, body) };
+    } catch (error) {
+      const { database, shown } = this.#home;
+      const locks = this.#scope?.taken ?? [];
+      const failure = this.failure(error);
+      const rightAnyway =
+        locks.length === 0 ||
+        !isAtCommit(this.#home) ||
+        this.#abandoned ||
+        connection.lost.aborted ||
+        this.#deadline.signal.aborted ||
+        (failure !== undefined && this.#plan.retry.on.has(failure));
+      if (rightAnyway) throw error;
+      // What the body has left behind must not come after its work is undone.
+      await this.#seal(lent);
+      if (this.#abandoned) throw error;
+      database.forget?.(native());
+      await interruptible(
+        connection,
+        this.#deadline.signal,
+        async () => database.engine.keepLocks?.(connection, locks, shown(locks)),
+        () => (this.#abandoned = true),
+      );
+      return { thrown: error };
+    }
+  }
+
+  async #seal(lent: Pick<Pinned<Native, C>, "seal">): Promise<void> {
+    const sealing = lent.seal?.();
     // What is not answered now keeps the connection from everybody.
     if (sealing) await within(graceMs, sealing).catch(() => (this.#abandoned = true));
   }
@@ -310,7 +371,7 @@ class Attempt<Native, C extends Connection> {
     const { locks, wait, isolation, readOnly } = this.#plan;
     // With one connection for everybody, the question would wait for whoever has it, and for longer than the lock may.
     const known = database.traits.single ? this.#home.known() : await this.#home.capabilities();
-    let value: { result: T } | undefined;
+    let outcome: Ended<T> | undefined;
     const options = {
       use: "transaction" as const,
       locks,
@@ -323,45 +384,44 @@ class Attempt<Native, C extends Connection> {
     const time = { signal: this.#deadline.signal, leftMs: () => this.#deadline.leftMs };
     try {
       await this.#home.beside.taking((granted) =>
-        runInClient(database, options, time, async ({ connection, native, begun = true }) => {
+        runInClient(database, options, time, async (lent) => {
           granted();
+          const { connection, native, begun = true } = lent;
           const flushing: Body<Native, T> = async (tx) => {
             const value = await body(tx);
             await database.flush?.(native);
             return value;
           };
           const whole = database.flush ? flushing : body;
-          const result = await this.#perform(connection, () => native, begun, whole);
+          const ended = await this.#performed(lent, () => native, begun, whole);
           await within(
             this.#deadline.leftMs + graceMs,
             database.engine.settle?.(connection, this.#begun ?? {}) ?? Promise.resolve(),
           );
-          value = { result };
+          outcome = ended;
           this.#done = true;
         }),
       );
     } catch (error) {
       const failure = this.#done ? this.failure(error) : undefined;
       if (failure !== "lost" && failure !== "deadline") throw error;
-      await this.#resolve(error);
+      return this.#answer(outcome as unknown as Ended<T>, { error });
     }
-    return (value as { result: T }).result;
+    return this.#answer(outcome as unknown as Ended<T>, undefined);
   }
 
   async #perform<T>(connection: C, native: () => Native, begun: boolean, body: Body<Native, T>): Promise<T> {
     const { engine } = this.#home.database;
     const { locks, wait, isolation, readOnly } = this.#plan;
     const silent = () => (this.#abandoned = true);
+    const { trusted, known, renewed, guard, capabilities: facts } = this.#home;
+    const [found, ask] = locks.length > 0 || guard ? [trusted(), renewed] : [known(), facts];
     const capabilities =
-      this.#home.known() ??
-      (await interruptible(
-        connection,
-        this.#deadline.signal,
-        () => this.#home.capabilities(connection),
-        silent,
-      ));
-    this.#home.guard?.(locks);
+      found ??
+      (await interruptible(connection, this.#deadline.signal, () => ask(connection, !begun), silent));
+    guard?.(locks);
     checkSupport(locks, capabilities, false);
+    if (this.#plan.alone !== undefined) requireHeld(capabilities, this.#plan.alone);
     if (!capabilities.isolation.includes(isolation)) {
       throw new UsageError(
         `Isolation "${isolation}" is not one of this server's: ${capabilities.isolation.join(", ")}`,
@@ -425,6 +485,7 @@ class Attempt<Native, C extends Connection> {
       throw new Refused(grant.reason, Math.round(waitedMs), grant.cause);
     }
     if (locks.length > 0) {
+      if (trusted() !== capabilities) await stillKept(this.#home, connection, capabilities);
       this.#lockedAt = started + waitedMs;
       emit("holdfast:lock:granted", () => ({ locks: this.#home.names(locks), waitedMs }));
     }
@@ -571,9 +632,15 @@ class Attempt<Native, C extends Connection> {
     if (guard) return guard;
     switch (this.failure(error)) {
       case "deadlock":
-        return new DeadlockError(this.#attempt, error);
+        return isAtCommit(this.#home)
+          ? SerializationError.atCommit(this.#attempt, error)
+          : new DeadlockError(this.#attempt, error);
       case "serialization":
-        return SerializationError.after(this.#attempt, error);
+        return isAtCommit(this.#home)
+          ? SerializationError.atCommit(this.#attempt, error)
+          : SerializationError.after(this.#attempt, error);
+      case "unavailable":
+        return new ServerUnavailableError(this.#attempt, error);
       case "lost":
         return new ConnectionLostError(this.#attempt, error);
       case "deadline":
@@ -581,7 +648,7 @@ class Attempt<Native, C extends Connection> {
       case "aborted":
         return new TransactionAbortedError(error);
       default:
-        return error;
+        return this.#thrown === error ? error : explained(this.#home.database, error);
     }
   }
 }

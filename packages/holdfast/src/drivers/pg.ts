@@ -47,7 +47,7 @@ interface Wire {
   cancel(processID: number, secretKey: number): void;
   once(event: string, listener: () => void): void;
   on(event: string, listener: (message?: { status?: string }) => void): void;
-  stream?: { destroy(): void };
+  stream?: { destroy(): void; localAddress?: string; localPort?: number };
 }
 
 const connections = new WeakMap<PgClient, SqlConnection>();
@@ -66,6 +66,9 @@ export function pgConnection(given: PgClient, options?: object): SqlConnection {
     session: client,
     get pid() {
       return (client as Innards).processID ?? undefined;
+    },
+    get socket() {
+      return socketOf(client);
     },
     ...(status && { doubtful: () => status() === "E", settled: (then) => status.idle(then) }),
     lost: lost.signal,
@@ -141,6 +144,15 @@ function transactionStatus(
 
 function result({ rows, rowCount, command }: PgResult): Result {
   return { rows, affected: rowCount ?? 0, command };
+}
+
+/** Of a socket of the system's own there is none. An address of IPv4 may come in the clothes of one of IPv6. */
+function socketOf(client: PgClient): string | undefined {
+  const { stream } = ((client as Innards).connection ?? {}) as Partial<Wire>;
+  const { localAddress, localPort } = stream ?? {};
+  return localAddress === undefined || localPort === undefined
+    ? undefined
+    : `${localAddress.replace(/^::ffff:/, "")} ${localPort}`;
 }
 
 function canCancel(client: PgClient): boolean {

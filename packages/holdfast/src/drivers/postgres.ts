@@ -1,10 +1,10 @@
 /** Sessions of the package `postgres` (postgres.js), for its own adapter and for those of ORMs on it. */
 import type { DriverError, Pinned, Purpose, Result, Room, SqlConnection } from "../core/database.ts";
-import { ConnectionLostError, UnsupportedError, UsageError } from "../core/errors.ts";
+import { ConnectionLostError, UnsupportedError, UsageError, message } from "../core/errors.ts";
 import { graceMs, within } from "../core/interrupt.ts";
 import { sectionHere } from "../core/section.ts";
 import { over } from "../core/view.ts";
-import { render } from "../engines/postgres/index.ts";
+import { postgres, render } from "../engines/postgres/index.ts";
 
 type PostgresResult = Record<string, unknown>[] & { count?: number | null; command?: string };
 
@@ -131,11 +131,15 @@ export class PostgresPin {
     const query = this.#backend ? this.#next(padded, values, simple) : this.#first(padded, values, simple);
     this.#running = query;
     this.canceller ??= query.canceller;
+    const begins = text.startsWith("BEGIN");
     try {
-      return await query;
+      const results = await query;
+      if (begins) closedAtBegin.delete(this.#sql);
+      return results;
     } catch (error) {
       if (isLost(error)) this.#lost.abort(error);
-      throw isStale(error, padded) ? new Stale(error) : error;
+      if (isStale(error, padded)) throw postgres.hopeless?.(error as DriverError) ? error : new Stale(error);
+      throw begins && isClosed(error) ? this.#atBegin(error) : error;
     } finally {
       this.#running = undefined;
       this.#state ??= copyOf(query);
@@ -144,6 +148,13 @@ export class PostgresPin {
       // the next in line has it before we are told.
       if (this.#backend && this.#backend.reserved !== this.#mine) this.#over = true;
     }
+  }
+
+  /** What a pooler in statement mode says before it ends the session of whoever begins, postgres.js 3.4 keeps to itself. */
+  #atBegin(error: unknown): unknown {
+    const times = (closedAtBegin.get(this.#sql) ?? 0) + 1;
+    closedAtBegin.set(this.#sql, times);
+    return times < suspiciousAtBegin ? error : new ClosedAtBegin(times, error);
   }
 
   #first(text: string, values: unknown[], simple: boolean): Query {
@@ -328,6 +339,25 @@ class Stale extends Error {
 function isStale(error: unknown, text: string): boolean {
   const { query } = (error ?? {}) as { query?: unknown };
   return typeof query === "string" && query !== text;
+}
+
+/** Of pools: how often in a row it was BEGIN that was answered by the end of the connection. */
+const closedAtBegin = new WeakMap<PostgresPool, number>();
+const suspiciousAtBegin = 3;
+
+class ClosedAtBegin extends Error {
+  readonly code = "CONNECTION_CLOSED";
+  constructor(times: number, cause: unknown) {
+    super(
+      `${message(cause)}: ${times} in a row were closed at BEGIN. A pooler in statement mode does that, and has no transactions: ` +
+        "use its transaction mode (pool_mode = transaction of PgBouncer), or an address that leads to the server itself",
+      { cause },
+    );
+  }
+}
+
+function isClosed(error: unknown): boolean {
+  return (error as { code?: unknown } | null)?.code === "CONNECTION_CLOSED";
 }
 
 const lostCodes = new Set(["CONNECTION_CLOSED", "CONNECTION_DESTROYED", "CONNECT_TIMEOUT"]);

@@ -1,5 +1,6 @@
 /** The connection below a transaction of Prisma's, which gives it to nobody: seen where its adapter begins one. */
 import { AsyncLocalStorage } from "node:async_hooks";
+import type { SqlConnection } from "../core/database.ts";
 import { type View, view } from "../core/view.ts";
 import {
   type PgClient,
@@ -42,6 +43,11 @@ export class Lending {
     this.#seen = view(client, pgView);
     this.#taken(() => endPg(client));
     return this.#seen.proxy;
+  }
+
+  /** The driver's own, where it is seen. */
+  get connection(): SqlConnection | undefined {
+    return this.#client && pgConnection(this.#client);
   }
 
   /** Prisma 6 does not give back one that has died, and the pool would be smaller by it for good. */

@@ -1,4 +1,5 @@
 import {
+  type Capabilities,
   type Strategy,
   type Support,
   type Unsupported,
@@ -8,12 +9,14 @@ import {
 } from "../core/capabilities.ts";
 import type { Connection, Pinned, SessionLocks, Wait } from "../core/database.ts";
 import { LockLostError, NoConnectionError, UnsupportedError, message } from "../core/errors.ts";
+import { explained } from "../core/failure.ts";
 import { type Traces, emit, nextHold, traced } from "../core/events.ts";
 import { Silence, graceMs, interruptible, within } from "../core/interrupt.ts";
 import type { LockRequest } from "../core/key.ts";
+import * as protection from "../core/protections.ts";
 import { Queue, unlessAborted } from "../core/queue.ts";
 import { Refused, refusal } from "../core/refused.ts";
-import { type Home, checkSupport } from "../core/scope.ts";
+import { type Home, checkSupport, stillKept } from "../core/scope.ts";
 
 /** A lock of a session: held until it is released, its connection dies, or the process ends. */
 export interface Held extends AsyncDisposable {
@@ -66,7 +69,8 @@ export class Sessions<Native, C extends Connection> {
   async hold(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<Held> {
     const started = performance.now();
     this.#home.guard?.(requests);
-    checkSupport(requests, await this.#home.capabilities(), false);
+    const before = this.#home.trusted() ?? (await this.#renewed());
+    checkSupport(requests, before, false);
     require(await this.#support(), "Session locks");
     const locks = this.#home.database.engine.session as SessionLocks<C>;
     const member = await traced(
@@ -78,6 +82,17 @@ export class Sessions<Native, C extends Connection> {
         return found;
       },
     );
+    const { connection } = member.pinned;
+    if (this.#home.trusted() !== before)
+      await member.queue
+        .run(() => stillKept(this.#home, connection, before))
+        .catch(async (error: unknown) => {
+          await member.queue
+            .run(() => answered(connection, locks.clear(connection, requests)))
+            .catch((e: unknown) => this.#lose(member, e));
+          this.#forget(member, requests);
+          throw error;
+        });
     const hold = nextHold();
     emit("holdfast:session:held", () => ({
       hold,
@@ -85,6 +100,14 @@ export class Sessions<Native, C extends Connection> {
       waitedMs: performance.now() - started,
     }));
     return this.#held(member, locks, requests, hold);
+  }
+
+  /** On a connection that is there: a pool may have no other one to ask on. */
+  async #renewed(): Promise<Capabilities> {
+    for (const { queue, pinned } of this.#members)
+      if (!pinned.connection.lost.aborted)
+        return queue.run(() => this.#home.renewed(pinned.connection, true));
+    return this.#home.renewed();
   }
 
   async support(): Promise<Support<Strategy>> {
@@ -121,19 +144,32 @@ export class Sessions<Native, C extends Connection> {
       const b = await this.#connect();
       try {
         // Some clients wait for the pool only with their first statement.
+        if (protection.locksVerified) await within(poolMs, this.#verifyLocks(a.connection, b.connection));
         await within(poolMs, session.verify(a.connection, b.connection));
         broken = false;
         return undefined;
       } catch (error) {
         if (error instanceof Silence) throw new NoConnectionError(poolMs);
-        if (!(error instanceof UnsupportedError)) throw error;
-        broken = false;
-        return unsupported(error.message);
+        const refused = explained(this.#home.database, error);
+        if (!(refused instanceof UnsupportedError)) throw error;
+        // What it has ended is not given back to others.
+        broken = refused !== error;
+        return unsupported(refused.message);
       } finally {
         await b.release(broken);
       }
     } finally {
       await a.release(broken);
+    }
+  }
+
+  /** Those of transactions too, since there are two connections at hand: locks of sessions are no better than they. */
+  async #verifyLocks(a: C, b: C): Promise<void> {
+    try {
+      await this.#home.database.engine.verifyLocks?.(a, b);
+    } catch (error) {
+      if (error instanceof UnsupportedError) this.#home.distrust(unsupported(error.message));
+      throw error;
     }
   }
 

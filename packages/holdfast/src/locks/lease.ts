@@ -12,6 +12,7 @@ import {
   LeaseLostError,
   LockNotAvailableError,
   LockTimeoutError,
+  OutcomeUnknownError,
   SerializationError,
   StaleFenceError,
   UnsupportedError,
@@ -398,6 +399,13 @@ function shown({ name, holder, fence, mode, waiting, since, until, over }: KeptL
   return { name, holder, fence, mode, waiting, since, until, over };
 }
 
+interface Asking {
+  readonly wantedUntil?: number;
+  readonly stop?: AbortSignal;
+  /** Of what writes: what it is, and what follows if its answer is lost and it may have been done. */
+  readonly lost?: readonly [what: string, instead: string];
+}
+
 /** Gives out the leases of one instance, and keeps them. */
 export class LeaseDesk<Native, C extends Connection> {
   readonly #home: Home<Native, C>;
@@ -530,7 +538,7 @@ export class LeaseDesk<Native, C extends Connection> {
         stop.throwIfAborted();
         ear.rung = false;
         traces = true;
-        const answer = this.#take(claim, endsAt, stop);
+        const answer = this.#take(claim, this.#name(wish), endsAt, stop);
         taking = answer;
         const { result, sentAt, error } = await unlessAborted(answer, stop, () => {});
         busy = error;
@@ -588,6 +596,7 @@ export class LeaseDesk<Native, C extends Connection> {
 
   async #take(
     claim: Claim,
+    name: string,
     endsAt: number,
     stop: AbortSignal,
   ): Promise<{ result: ClaimResult; sentAt: number; error?: FileBusyError }> {
@@ -598,7 +607,14 @@ export class LeaseDesk<Native, C extends Connection> {
         return this.#store().take(connection, claim);
       };
       // A server that is restarted may be back before the wait is over.
-      const result = await this.#ask(endsAt + graceMs, errand, endsAt, stop);
+      const result = await this.#ask(endsAt + graceMs, errand, {
+        wantedUntil: endsAt,
+        stop,
+        lost: [
+          `The lease ${name}`,
+          `If it was granted, it is given back as soon as the server answers, or runs out by itself after ${claim.ttlMs} ms.`,
+        ],
+      });
       return { result, sentAt };
     } catch (error) {
       // Others are looking at it, and have not come to an end, or were faster again and again.
@@ -639,10 +655,14 @@ export class LeaseDesk<Native, C extends Connection> {
     const giveUpAt = performance.now() + graceMs;
     let tries = 0;
     const ours = await this.#track(
-      this.#ask(giveUpAt, (connection) => {
-        tries++;
-        return this.#store().release(connection, { resource, token }, atLeastMs);
-      }),
+      this.#ask(
+        giveUpAt,
+        (connection) => {
+          tries++;
+          return this.#store().release(connection, { resource, token }, atLeastMs);
+        },
+        { lost: ["The end of a lease", "If it was not given back, it runs out by itself."] },
+      ),
     );
     // Those of this process need not wait for the server to tell them.
     this.#bell.ring(resource);
@@ -676,13 +696,17 @@ export class LeaseDesk<Native, C extends Connection> {
     await this.#ready();
     let sent: KeptLease | undefined;
     return this.#track(
-      this.#ask(performance.now() + graceMs, async (connection) => {
-        const [found] = await this.#store().list(connection, { fence, over: true });
-        // Somebody else may have been faster; or we were, and the answer was lost.
-        if (!found) return sent && shown(sent);
-        sent = found;
-        return (await this.#store().release(connection, found, 0)) ? shown(found) : undefined;
-      }),
+      this.#ask(
+        performance.now() + graceMs,
+        async (connection) => {
+          const [found] = await this.#store().list(connection, { fence, over: true });
+          // Somebody else may have been faster; or we were, and the answer was lost.
+          if (!found) return sent && shown(sent);
+          sent = found;
+          return (await this.#store().release(connection, found, 0)) ? shown(found) : undefined;
+        },
+        { lost: [`The end of the lease with fence ${fence}`, "Ask for it again."] },
+      ),
     );
   }
 
@@ -701,18 +725,19 @@ export class LeaseDesk<Native, C extends Connection> {
   async #ask<T>(
     giveUpAt: number,
     errand: (connection: C) => Promise<T>,
-    wantedUntil = 0,
-    stop?: AbortSignal,
+    { wantedUntil = 0, stop, lost }: Asking = {},
   ): Promise<T> {
+    let sent = false;
     for (let attempt = 1; ; attempt++) {
       try {
         const ms = Math.ceil(Math.min(10_000, Math.max(1000, giveUpAt - performance.now())));
-        return await withConnection(this.#home, errand, ms);
+        return await withConnection(this.#home, errand, ms, { sent: () => (sent = true) });
       } catch (error) {
         const delayMs = pause(policy, attempt);
         const next = performance.now() + delayMs;
         const enough = next > giveUpAt || (attempt >= policy.attempts && next > wantedUntil);
-        if (!this.#retryable(error) || enough || stop?.aborted) throw this.#present(error, attempt);
+        if (!this.#retryable(error) || enough || stop?.aborted)
+          throw this.#present(error, attempt, sent ? lost : undefined);
         await sleep(delayMs);
       }
     }
@@ -723,11 +748,13 @@ export class LeaseDesk<Native, C extends Connection> {
     return failure !== undefined && policy.on.has(failure);
   }
 
-  #present(error: unknown, attempt: number): unknown {
+  #present(error: unknown, attempt: number, lost: Asking["lost"]): unknown {
     if (error instanceof HoldfastError) return error;
     switch (classify(this.#home.database, error)) {
       case "lost":
-        return new ConnectionLostError(attempt, error);
+        return lost
+          ? new OutcomeUnknownError(lost[0], undefined, false, error, lost[1])
+          : new ConnectionLostError(attempt, error);
       case "serialization":
         return SerializationError.after(attempt, error);
       case "deadlock":

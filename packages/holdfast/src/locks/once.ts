@@ -8,6 +8,7 @@ import { checkNames, checkSignal } from "../core/options.ts";
 import { type Kept, fingerprint, idKey, idLock, idText, json } from "../core/replay.ts";
 import type { RetryOptions } from "../core/retry.ts";
 import { type Transaction, homeOf, scopeFor, scopeOf } from "../core/scope.ts";
+import { instanceFor } from "../core/shards.ts";
 import type { Transactor } from "../core/transaction.ts";
 import * as protection from "../core/protections.ts";
 
@@ -78,13 +79,14 @@ export function once<Native, T>(
   options: OnceOptions<Native> & { wait: "skip" },
 ): Promise<OnceResult<T> | { readonly status: "in progress" }>;
 export async function once<Native, T>(
-  hf: Transactor<Native>,
+  where: Transactor<Native>,
   id: string | readonly KeyPart[],
   body: (tx: Transaction<Native>) => Promise<T>,
   options: OnceOptions<Native> = {},
 ): Promise<OnceResult<T> | { readonly status: "in progress" }> {
-  const home = homeOf(hf, "once");
   const parts = partsOf(id);
+  const hf = instanceFor(where, () => idKey(parts));
+  const home = homeOf(hf, "once");
   const lock = idLock(parts);
   const [label = ""] = home.names([{ key: idKey(parts), mode: "exclusive" }]);
   const { keepMs, print } = check(options);

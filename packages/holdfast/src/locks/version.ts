@@ -6,16 +6,17 @@ import {
   HoldfastError,
   LockTimeoutError,
   RowsMissingError,
+  SerializationError,
   StaleVersionError,
   UsageError,
   shownKey,
 } from "../core/errors.ts";
-import { withConnection } from "../core/errand.ts";
+import { Ended, withConnection } from "../core/errand.ts";
 import { emit } from "../core/events.ts";
 import { classify } from "../core/failure.ts";
-import { interruptible } from "../core/interrupt.ts";
 import { made } from "../core/made.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
+import { undone } from "../core/retry.ts";
 import { type RowKey, type TableName, tableName } from "../core/rows.ts";
 import { type Home, type Transaction, type Work, homeOf, scopeFor, scopeOf } from "../core/scope.ts";
 import type { Identifier } from "../core/sql.ts";
@@ -55,6 +56,7 @@ const errandMs = 10_000;
 /** Where statements run: `alone`, each a transaction of its own, or inside of one. */
 type Place = Pick<Work<Connection>, "connection" | "capabilities"> & {
   readonly alone: boolean;
+  readonly signal?: AbortSignal | undefined;
   /** A write was sent. */
   wrote?: string;
 };
@@ -150,7 +152,8 @@ export class Versioned<R extends object, Native = unknown> {
           const written: R[] = [];
           for (const [i, id] of ids.entries()) {
             const row = rows[i] as Row;
-            const next = isNothing(changes[i]) ? row : await this.#write(work, id, row, changes[i] as object);
+            const change = this.#toWrite(work, changes[i]);
+            const next = change === undefined ? row : await this.#write(work, id, row, change);
             written.push((next ?? (await this.#stale(work, id, row, attempt))) as R);
           }
           return written;
@@ -185,13 +188,23 @@ export class Versioned<R extends object, Native = unknown> {
         if (!this.#same(row, now))
           await scope.work((w) => this.#stale({ ...w, alone: false }, id, row, attempt));
         const changes = await write(now as R, found, tx);
-        if (isNothing(changes)) return now as R;
         return scope.work(async (within) => {
           const w = { ...within, alone: false };
-          return ((await this.#write(w, id, row, changes)) ?? (await this.#stale(w, id, row, attempt))) as R;
+          const change = this.#toWrite(w, changes);
+          if (change === undefined) return now as R;
+          return ((await this.#write(w, id, row, change)) ?? (await this.#stale(w, id, row, attempt))) as R;
         });
       });
     });
+  }
+
+  /**
+   * What is decided by several rows rests on those too that stay as they are. Where they cannot be locked, and only what was
+   * written is compared at COMMIT, their versions count up all the same.
+   */
+  #toWrite({ capabilities }: Place, changes: unknown): object | undefined {
+    if (!isNothing(changes)) return changes;
+    return capabilities.exclusion === "at commit" ? {} : undefined;
   }
 
   get #name(): string {
@@ -212,12 +225,23 @@ export class Versioned<R extends object, Native = unknown> {
       try {
         return await attempt(i);
       } catch (error) {
-        if (isOpaque(error) || !(error instanceof StaleVersionError)) throw error;
+        if (isOpaque(error)) throw error;
+        // Undone for the sake of others, which is what a version that has changed means.
+        const conflict = !(error instanceof StaleVersionError) && this.#conflicts(error, options);
+        if (!(error instanceof StaleVersionError) && !conflict) throw error;
         emit("holdfast:version:stale", () => ({ table: this.#name, attempt: i }));
-        if (i >= most || error.found === undefined) throw error;
+        if (i >= most && conflict) throw SerializationError.after(i, error);
+        if (i >= most || (error instanceof StaleVersionError && error.found === undefined)) throw error;
         await sleep(Math.random() * Math.min(longestPauseMs, firstPauseMs * 2 ** i), options.signal);
       }
     }
+  }
+
+  /** Whether the server has undone a write that was a transaction of its own. Others are run again as a whole. */
+  #conflicts(error: unknown, options: UpdateOptions<Native>): boolean {
+    const failure = error instanceof HoldfastError ? undefined : classify(this.#home.database, error);
+    if (failure === undefined || !undone.includes(failure)) return false;
+    return scopeFor(this.#home, options, "versioned") === undefined;
   }
 
   /** In the transaction that was given, or that the calling code is in; else by itself, on any connection. */
@@ -234,12 +258,15 @@ export class Versioned<R extends object, Native = unknown> {
         this.#home,
         async (connection) => {
           const capabilities = await this.#home.capabilities(connection);
-          const here: Place = (place = { connection, capabilities, alone: true });
-          return interruptible(connection, signal, () => run(here));
+          const here: Place = (place = { connection, capabilities, alone: true, signal });
+          return run(here);
         },
         this.#waitMs + errandMs,
+        // What is kept is told to be, also to who does not want it any more.
+        { signal },
       );
     } catch (error) {
+      if (signal?.aborted && (error instanceof Ended || !place?.wrote)) throw signal.reason;
       // Nobody answered for too long, or the client's own COMMIT was lost.
       if (!place?.wrote || error instanceof HoldfastError || classify(this.#home.database, error) !== "lost")
         throw error;
@@ -344,6 +371,7 @@ export class Versioned<R extends object, Native = unknown> {
         `versioned: ${this.#version} of ${shape.name} ${shownKey(id)} is NULL, which equals nothing: make the column NOT NULL DEFAULT 0`,
       );
     const what = `it wrote ${shape.name} ${shownKey(id)} by itself`;
+    work.signal?.throwIfAborted();
     work.wrote = what;
     const found = await this.#tables
       .write(work.connection, {

@@ -5,6 +5,7 @@ import {
   type CallOptions,
   type Place,
   type Together,
+  known,
   placeOf,
   send,
   sendTogether,
@@ -82,7 +83,12 @@ export class Desk {
 
   /** Of workers: by itself, and not again if it may have been done. */
   async ask<T>(work: (connection: Connection) => Promise<T>): Promise<T> {
-    return again(this.home.database, () => withConnection(this.home, work), undone);
+    const free = this.home.database.connect !== undefined;
+    const errand = async (connection: Connection) => {
+      await known(this.home, connection, free);
+      return work(connection);
+    };
+    return again(this.home.database, () => withConnection(this.home, errand), undone);
   }
 
   /** Of callers: in their transaction, if they are in one. What it does may be done again. */

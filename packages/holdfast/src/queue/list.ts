@@ -1,7 +1,9 @@
 import { placeOf, send } from "../core/calls.ts";
 import { checkTexts } from "../core/input.ts";
+import { merged } from "../core/merged.ts";
 import { checkNames } from "../core/options.ts";
-import type { QueueInfo } from "../core/queues.ts";
+import type { QueueCounts, QueueInfo } from "../core/queues.ts";
+import { instancesOf } from "../core/shards.ts";
 import { deskOf } from "./desk.ts";
 
 /** All queues of this database, or those of these names that are there, by name. Nothing is made by asking. */
@@ -12,7 +14,30 @@ export async function queues(
   checkNames("queues", options, new Set(["names"]));
   const { names } = options;
   checkTexts("queues", "names", names);
-  const desk = deskOf(hf);
-  const place = placeOf(desk.home, {}, "queues");
-  return send(desk.home, place, { names: ["queues"] }, (connection) => desk.store.list(connection, names));
+  const found = await Promise.all(
+    instancesOf(hf, "queues").all.map((instance) => {
+      const { home, store } = deskOf(instance);
+      const place = placeOf(home, {}, "queues");
+      return send(home, place, { names: ["queues"] }, (connection) => store.list(connection, names));
+    }),
+  );
+  return merged(
+    found,
+    ({ name }) => name,
+    (a, b) => ({ name: a.name, ...sumOfCounts(a, b) }),
+  );
+}
+
+export function sumOfCounts(a: QueueCounts, b: QueueCounts): QueueCounts {
+  const oldest = [a.oldest, b.oldest].filter((each) => each !== undefined);
+  return {
+    waiting: a.waiting + b.waiting,
+    delayed: a.delayed + b.delayed,
+    running: a.running + b.running,
+    failed: a.failed + b.failed,
+    workers: a.workers + b.workers,
+    // Somewhere jobs wait that nobody takes.
+    paused: a.paused || b.paused,
+    oldest: oldest.length === 0 ? undefined : Math.max(...oldest),
+  };
 }

@@ -9,8 +9,10 @@ import { type Older, olderThan } from "../core/older.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import type { FailedJob, JobView, NewJob, QueueCounts, QueueSettings, Step } from "../core/queues.ts";
 import { type Transaction, detached } from "../core/scope.ts";
+import { type Address, type Instances, instancesOf } from "../core/shards.ts";
 import { milliseconds, sleep } from "../core/wait.ts";
 import { type Desk, deskOf } from "./desk.ts";
+import { sumOfCounts } from "./list.ts";
 import { PayloadError } from "./errors.ts";
 import type { Job } from "./job.ts";
 import { type TransactionalJob, TransactionalWorker } from "./transactional.ts";
@@ -111,22 +113,26 @@ const workOptions = new Set([
   "transactional",
 ]);
 
-/** A queue of jobs in the database of this instance. Define it once, in a module that both sides import. */
+/**
+ * A queue of jobs in the database of this instance. Define it once, in a module that both sides import. With
+ * `sharded(databases, …)` it is in each of them: a job is on the shard of `key(name, group)`, of `key(name, key)` if it has a key,
+ * which must be the same one, or else of `key(name)`.
+ */
 export function queue<Input, Output = Input>(
   hf: object,
   name: string,
   options: QueueOptions<Input, Output> = {},
 ): Queue<Input, Output> {
-  return new Queue(deskOf(hf), name, options);
+  return new Queue(instancesOf(hf, "queue"), name, options);
 }
 
 export class Queue<Input, Output = Input> {
   readonly name: string;
-  readonly #desk: Desk;
+  readonly #instances: Instances;
   readonly #options: QueueOptions<Input, Output>;
   readonly #settings: QueueSettings;
 
-  constructor(desk: Desk, name: string, options: QueueOptions<Input, Output>) {
+  constructor(instances: Instances, name: string, options: QueueOptions<Input, Output>) {
     checkText("queue", "the name", name, { most: 200 });
     checkNames("queue", options, queueOptions);
     const { retries = 10, groups = {}, concurrency } = options;
@@ -144,8 +150,12 @@ export class Queue<Input, Output = Input> {
         throw new UsageError(`queue: ${what} must be a whole number from 1`);
     if (serial && groups.concurrency !== undefined && groups.concurrency !== 1)
       throw new UsageError("queue: groups that are serial run one at a time: leave groups.concurrency out");
+    if (instances.sharded && concurrency !== undefined)
+      throw new UsageError(
+        "queue: concurrency is counted in one database, and this queue is in several: leave it out, and limit groups (groups.concurrency)",
+      );
     this.name = name;
-    this.#desk = desk;
+    this.#instances = instances;
     this.#options = options;
     this.#settings = {
       attempts: retries + 1,
@@ -160,8 +170,25 @@ export class Queue<Input, Output = Input> {
 
   async enqueue(payload: Input, options: EnqueueOptions = {}): Promise<Enqueued> {
     checkNames("enqueue", options, enqueueOptions);
-    const [added] = await this.#desk.add(this.name, [await this.#job(payload, options)], options);
+    const jobs = [await this.#job(payload, options)];
+    const [added] = await this.#at("enqueue", jobs).add(this.name, jobs, options);
     return added as Enqueued;
+  }
+
+  /** Where these jobs belong, all of them. */
+  #at(call: string, jobs: readonly NewJob[]): Desk {
+    const { name } = this;
+    const { sharded, all } = this.#instances;
+    const addresses = jobs.flatMap(({ key, group }): Address[] => {
+      const named = [group, key].filter((each) => each !== undefined);
+      // What is in no group and has no key is counted nowhere: on an instance of one shard it is where it was put.
+      return named.length === 0 && sharded ? [[name]] : named.map((each) => [name, each] as const);
+    });
+    return deskOf(addresses.length === 0 ? all[0] : this.#instances.together(call, addresses));
+  }
+
+  get #desks(): readonly Desk[] {
+    return this.#instances.all.map(deskOf);
   }
 
   /** Several at once: each a payload, or with options of its own. All of them are added, or none. */
@@ -180,7 +207,7 @@ export class Queue<Input, Output = Input> {
       throw new UsageError(
         `enqueueMany: the payloads for queue ${JSON.stringify(this.name)} are ${characters} characters of JSON together, and ${largestTogether} are the most: enqueue them in several calls`,
       );
-    return made.length === 0 ? [] : this.#desk.add(this.name, made, options);
+    return made.length === 0 ? [] : this.#at("enqueueMany", made).add(this.name, made, options);
   }
 
   async #job(payload: Input, options: Omit<EnqueueOptions, keyof CallOptions>): Promise<NewJob> {
@@ -255,7 +282,7 @@ export class Queue<Input, Output = Input> {
   ): Worker {
     checkNames("work", options, workOptions);
     // Throws here, and not later, where nobody listens, if the engine has none.
-    void this.#desk.store;
+    for (const { store } of this.#desks) void store;
     const { concurrency = 10, signal, pollMs = 1000, ttlMs = 30_000, transactional } = options;
     const { batch = transactional ? 25 : 500 } = options;
     checkSignal(signal);
@@ -283,11 +310,16 @@ export class Queue<Input, Output = Input> {
       again: checked(name, this.#options.backoff, trouble),
       trouble,
     };
-    return new Starting(this.#desk, name, this.#settings, settings.trouble, signal, (number, stop) =>
-      transactional
-        ? new TransactionalWorker(this.#desk, { ...settings, number }, handler as never, stop)
-        : new QueueWorker(this.#desk, { ...settings, number, handler: handler as never }, stop),
+    const started = this.#desks.map(
+      (desk) =>
+        new Starting(desk, name, this.#settings, settings.trouble, signal, (number, stop) =>
+          transactional
+            ? new TransactionalWorker(desk, { ...settings, number }, handler as never, stop)
+            : new QueueWorker(desk, { ...settings, number, handler: handler as never }, stop),
+        ),
     );
+    const [only, ...more] = started as [Starting, ...Starting[]];
+    return more.length === 0 ? only : new Crew(started);
   }
 
   /** What the schema makes of it: a promise only if it answers later, since most answer at once. */
@@ -307,29 +339,47 @@ export class Queue<Input, Output = Input> {
 
   /** Nothing more is claimed, by any worker; what runs goes on. */
   async pause(): Promise<void> {
-    await this.#call((connection, number) => this.#desk.store.pause(connection, number, true));
+    for (const desk of this.#desks)
+      await this.#call(desk, (connection, number) => desk.store.pause(connection, number, true));
   }
 
   async resume(): Promise<void> {
-    await this.#call((connection, number) => this.#desk.store.pause(connection, number, false));
-    await this.#wake();
+    for (const desk of this.#desks) {
+      await this.#call(desk, (connection, number) => desk.store.pause(connection, number, false));
+      await this.#wake(desk);
+    }
   }
 
   /** In the transaction of the same instance whose body calls, if there is one. */
-  #call<T>(work: (connection: Connection, number: number) => Promise<T>): Promise<T> {
-    return this.#desk.call({}, this.name, work);
+  #call<T>(desk: Desk, work: (connection: Connection, number: number) => Promise<T>): Promise<T> {
+    return desk.call({}, this.name, work);
   }
 
-  async #wake(): Promise<void> {
-    this.#desk.bell.ring(this.name);
-    await this.#call(async (connection) => this.#desk.store.ring?.(connection, this.name));
+  /** Ids are those of one database: of several, the same one may be in each. */
+  #one(call: string): Desk {
+    return deskOf(
+      this.#instances.only(
+        `${call}: ids of jobs are those of one database, and this queue is in several. Ask the queue of that shard: queue(shards.on(key), name)`,
+      ),
+    );
   }
 
+  async #wake(desk: Desk): Promise<void> {
+    desk.bell.ring(this.name);
+    await this.#call(desk, async (connection) => desk.store.ring?.(connection, this.name));
+  }
+
+  /** Of all shards together, if there are several. */
   async counts(): Promise<QueueCounts> {
-    return this.#call((connection, number) => this.#desk.store.counts(connection, number));
+    const all = await Promise.all(
+      this.#desks.map((desk) =>
+        this.#call(desk, (connection, number) => desk.store.counts(connection, number)),
+      ),
+    );
+    return all.reduce(sumOfCounts);
   }
 
-  /** Jobs that have failed for good, by their ids. */
+  /** Jobs that have failed for good, by their ids. Of one database. */
   async failed(
     options: { readonly after?: number; readonly limit?: number } = {},
   ): Promise<readonly FailedJob[]> {
@@ -337,13 +387,15 @@ export class Queue<Input, Output = Input> {
     const { after, limit = 100 } = options;
     if (after !== undefined) checkWhole("failed", "after", after);
     checkRows("failed", "limit", limit, 100_000);
-    return this.#call((connection, number) => this.#desk.store.failed(connection, number, after, limit));
+    const desk = this.#one("failed");
+    return this.#call(desk, (connection, number) => desk.store.failed(connection, number, after, limit));
   }
 
   /** Where a job is, and how it stands; undefined if it has ended. Looks into what runs, so it is for people to ask. */
   async inspect(id: number): Promise<JobView | undefined> {
     checkWhole("inspect", "id", id);
-    return this.#call((connection, number) => this.#desk.store.find(connection, number, id));
+    const desk = this.#one("inspect");
+    return this.#call(desk, (connection, number) => desk.store.find(connection, number, id));
   }
 
   /**
@@ -352,27 +404,35 @@ export class Queue<Input, Output = Input> {
    */
   async retry(ids?: number | readonly number[], options: StepOptions = {}): Promise<number> {
     checkNames("retry", options, stepOptions);
-    const { store } = this.#desk;
-    const count =
-      ids === undefined
-        ? await this.#steps(options, (connection, number, from) => store.revive(connection, number, from))
-        : await this.#chunks(idsOf("retry", ids), options, async (connection, number, some) => {
-            const step = await store.revive(connection, number, { ids: some });
-            return step.count;
-          });
-    if (count > 0) await this.#wake();
-    return count;
+    const progress = progressOf(options);
+    for (const desk of ids === undefined ? this.#desks : [this.#one("retry")]) {
+      const { store } = desk;
+      const count =
+        ids === undefined
+          ? await this.#steps(desk, progress, (connection, number, from) =>
+              store.revive(connection, number, from),
+            )
+          : await this.#chunks(desk, idsOf("retry", ids), progress, async (connection, number, some) => {
+              const step = await store.revive(connection, number, { ids: some });
+              return step.count;
+            });
+      if (count > 0) await this.#wake(desk);
+    }
+    return progress.done;
   }
 
   /** Failed jobs, and those that wait: gone. What runs goes on. In steps, each of which is kept. Resolves to how many. */
   async discard(ids: number | readonly number[], options: StepOptions = {}): Promise<number> {
     checkNames("discard", options, stepOptions);
-    const { store } = this.#desk;
-    const count = await this.#chunks(idsOf("discard", ids), options, (connection, number, some) =>
-      store.discard(connection, number, some),
+    const desk = this.#one("discard");
+    const count = await this.#chunks(
+      desk,
+      idsOf("discard", ids),
+      progressOf(options),
+      (connection, number, some) => desk.store.discard(connection, number, some),
     );
     // A group may have waited for one of them.
-    if (count > 0 && this.#settings.ordered) await this.#wake();
+    if (count > 0 && this.#settings.ordered) await this.#wake(desk);
     return count;
   }
 
@@ -381,37 +441,43 @@ export class Queue<Input, Output = Input> {
     checkNames("prune", options, new Set(["before", "olderThanMs", ...stepOptions]));
     const { signal, onProgress, ...which } = options;
     const older = olderThan("prune", which);
-    return this.#steps({ signal, onProgress }, (connection, number, from) =>
-      this.#desk.store.prune(connection, number, older, from),
-    );
+    const progress = progressOf({ signal, onProgress });
+    for (const desk of this.#desks)
+      await this.#steps(desk, progress, (connection, number, from) =>
+        desk.store.prune(connection, number, older, from),
+      );
+    return progress.done;
   }
 
   /** By their ids, from the first to the last. */
   async #steps(
-    options: StepOptions,
+    desk: Desk,
+    progress: Progress,
     one: (connection: Connection, number: number, from: From) => Promise<Step & Partial<From>>,
   ): Promise<number> {
-    const progress = progressOf(options);
+    const before = progress.done;
     for (let from: From | undefined = { after: 0, upTo: undefined, most: perStep }; from;) {
       const now: From = from;
-      const step: Step & Partial<From> = await this.#call((connection, number) =>
+      const step: Step & Partial<From> = await this.#call(desk, (connection, number) =>
         one(connection, number, now),
       );
       progress.add(step.count);
       from = step.last === undefined ? undefined : { after: step.last, upTo: step.upTo, most: perStep };
     }
-    return progress.done;
+    return progress.done - before;
   }
 
   async #chunks(
+    desk: Desk,
     ids: readonly number[],
-    options: StepOptions,
+    progress: Progress,
     step: (connection: Connection, number: number, some: readonly number[]) => Promise<number>,
   ): Promise<number> {
-    const progress = progressOf(options);
     for (let from = 0; from < ids.length; from += perStep)
       progress.add(
-        await this.#call((connection, number) => step(connection, number, ids.slice(from, from + perStep))),
+        await this.#call(desk, (connection, number) =>
+          step(connection, number, ids.slice(from, from + perStep)),
+        ),
       );
     return progress.done;
   }
@@ -437,10 +503,12 @@ export interface StepOptions {
 
 const stepOptions: ReadonlySet<string> = new Set(["signal", "onProgress"]);
 
-function progressOf({ signal, onProgress }: StepOptions): {
+interface Progress {
   readonly done: number;
   add(count: number): void;
-} {
+}
+
+function progressOf({ signal, onProgress }: StepOptions): Progress {
   checkSignal(signal);
   if (onProgress !== undefined && typeof onProgress !== "function")
     throw new UsageError("onProgress must be a function");
@@ -505,6 +573,25 @@ class Starting implements Worker {
       if (!(error instanceof Silence)) throw error;
     });
     await begun?.stop({ patienceMs });
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.stop();
+  }
+}
+
+/** The workers of one queue that is in several databases. */
+class Crew implements Worker {
+  readonly done: Promise<void>;
+  readonly #workers: readonly Worker[];
+
+  constructor(workers: readonly Worker[]) {
+    this.#workers = workers;
+    this.done = Promise.all(workers.map(({ done }) => done)).then(() => undefined);
+  }
+
+  async stop(options?: { readonly patienceMs?: number }): Promise<void> {
+    await Promise.all(this.#workers.map((worker) => worker.stop(options)));
   }
 
   [Symbol.asyncDispose](): Promise<void> {

@@ -1,6 +1,9 @@
 import { checkRows, checkText, optionalText } from "../core/input.ts";
+import type { Connection } from "../core/database.ts";
+import { merged } from "../core/merged.ts";
 import { checkNames } from "../core/options.ts";
-import type { QuotaInfo, StoredBucket } from "../core/quotas.ts";
+import type { QuotaInfo, Quotas, StoredBucket } from "../core/quotas.ts";
+import { instancesOf } from "../core/shards.ts";
 import { deskOf } from "./desk.ts";
 import { type Subject, textOf } from "./quota.ts";
 
@@ -12,11 +15,27 @@ export interface SubjectInfo extends Omit<StoredBucket, "since"> {
 
 /** All quotas that have a subject, by name. */
 export async function quotas(hf: object): Promise<readonly QuotaInfo[]> {
-  const desk = deskOf(hf);
-  const { found } = await desk.alone(undefined, async (connection) => ({
-    found: await desk.store.names(connection),
-  }));
-  return found;
+  const found = await eachOf(hf, (connection, store) => store.names(connection));
+  return merged(
+    found,
+    ({ name }) => name,
+    (a, b) => ({ ...a, subjects: a.subjects + b.subjects }),
+  );
+}
+
+async function eachOf<T>(
+  hf: object,
+  ask: (connection: Connection, store: Quotas<Connection>) => Promise<readonly T[]>,
+): Promise<readonly T[][]> {
+  return Promise.all(
+    instancesOf(hf, "quota").all.map(async (instance) => {
+      const desk = deskOf(instance);
+      const { found } = await desk.alone(undefined, async (connection) => ({
+        found: await ask(connection, desk.store),
+      }));
+      return [...found];
+    }),
+  );
 }
 
 /** Subjects of a quota, by their text: a page after this one, or these, as far as they are there. */
@@ -31,11 +50,10 @@ export async function subjects(
   optionalText("subjects", "after", after);
   checkRows("subjects", "limit", limit, 10_000);
   const which = { after, most: limit, of: of?.map(textOf) };
-  const desk = deskOf(hf);
-  const { found } = await desk.alone(undefined, async (connection) => ({
-    found: await desk.store.stored(connection, quota, which),
-  }));
-  return found.map(({ since, ...rest }) => ({
+  const pages = await eachOf(hf, (connection, store) => store.stored(connection, quota, which));
+  const found = merged(pages, ({ subject }) => subject);
+  // Those that were asked for by name are all of them.
+  return (of ? found : found.slice(0, limit)).map(({ since, ...rest }) => ({
     ...rest,
     since: since === undefined ? undefined : new Date(since),
   }));

@@ -20,6 +20,7 @@ import {
 import { made } from "../core/made.ts";
 import { type Older, olderThan } from "../core/older.ts";
 import { checkNames } from "../core/options.ts";
+import { type Instances, instancesOf } from "../core/shards.ts";
 import type { Transaction } from "../core/scope.ts";
 import type { Transactor } from "../core/transaction.ts";
 import { type Trust, checkTrust } from "../core/trust.ts";
@@ -204,8 +205,9 @@ const holdOptions = new Set([...entryNames, "holdFor"]);
 const grantOptions = new Set([...entryNames, "expiresAt", "priority"]);
 const unnamedOptions = new Set(entryNames.filter((each) => each !== "id"));
 
+/** `hf`: an instance, or `sharded(databases, …)`: a subject's calls go to the shard of `key(name, subject)`. */
 export function quota<Native>(hf: Transactor<Native>, options: QuotaOptions): Quota {
-  return new Quota(deskOf(hf), options);
+  return new Quota(instancesOf(hf, "quota"), options);
 }
 
 /** Several limits at once: all of them or none. */
@@ -213,13 +215,13 @@ quota.all = (quotas: readonly Quota[]): QuotaSet => new QuotaSet(quotas);
 
 export class Quota {
   readonly name: string;
-  readonly #desk: Desk;
+  readonly #instances: Instances;
   readonly #options: QuotaOptions;
   readonly #span: Span | undefined;
   readonly #zone: string;
   #definition: { readonly definition: Definition; readonly until: number; readonly from: number } | undefined;
 
-  constructor(desk: Desk, options: QuotaOptions) {
+  constructor(instances: Instances, options: QuotaOptions) {
     checkNames("quota", options, names);
     const { name, limit, per, window = "fixed", parts, timeZone = "UTC", over = "reject" } = options;
     checkText("quota", "name", name, { most: 200 });
@@ -248,7 +250,7 @@ export class Quota {
       throw new UsageError(`quota ${name}: over must be "reject", "record" or a whole number of units`);
     checkZone(timeZone);
     this.name = name;
-    this.#desk = desk;
+    this.#instances = instances;
     this.#options = options;
     this.#span = per === undefined ? undefined : spanOf(per);
     this.#zone = timeZone;
@@ -264,7 +266,7 @@ export class Quota {
   async tryConsume(subject: Subject, amount = 1, options: EntryOptions = {}): Promise<Granted | Denied> {
     checkNames("consume", options, entryOptions);
     const part = await this.part(subject, amount, options, undefined);
-    const [verdict] = await this.#desk.consume([part], options);
+    const [verdict] = await this.#at(part.subject).consume([part], options);
     return this.answer(part, verdict as Verdict);
   }
 
@@ -274,7 +276,7 @@ export class Quota {
     const { holdFor = 900_000 } = options;
     checkSpan("hold", "holdFor", holdFor);
     const part = await this.part(subject, amount, options, holdFor);
-    const [verdict] = await this.#desk.consume([part], options);
+    const [verdict] = await this.#at(part.subject).consume([part], options);
     const answer = granted(this.answer(part, verdict as Verdict));
     return {
       ...answer,
@@ -351,8 +353,9 @@ export class Quota {
   async grants(subject: Subject, options: ReadOptions = {}): Promise<readonly Grant[]> {
     checkNames("grants", options, new Set(readNames));
     const bucket = { quota: this.name, subject: textOf(subject) };
-    const { grants } = await this.#desk.alone(options, async (connection) => ({
-      grants: await this.#desk.store.grants(connection, bucket),
+    const desk = this.#at(bucket.subject);
+    const { grants } = await desk.alone(options, async (connection) => ({
+      grants: await desk.store.grants(connection, bucket),
     }));
     return grants.map(({ id, amount, spent, priority, until, over, at }) => ({
       id,
@@ -403,8 +406,9 @@ export class Quota {
   async peek(subject: Subject, options: ReadOptions = {}): Promise<QuotaStanding> {
     checkNames("peek", options, new Set(readNames));
     const bucket = { quota: this.name, subject: textOf(subject), limit: await this.#limitOf(subject) };
-    const found = await this.#desk.alone(options, (connection, now) =>
-      this.#desk.store.peek(connection, this.definition(now), bucket),
+    const desk = this.#at(bucket.subject);
+    const found = await desk.alone(options, (connection, now) =>
+      desk.store.peek(connection, this.definition(now), bucket),
     );
     return this.#standing(found);
   }
@@ -442,9 +446,10 @@ export class Quota {
       );
     const bucket = { quota: this.name, subject: textOf(subject), limit: await this.#limitOf(subject) };
     const repair = options.repair ? { id: randomUUID(), trust } : undefined;
-    const { findings, entries, repaired } = await this.#desk.alone(
+    const desk = this.#at(bucket.subject);
+    const { findings, entries, repaired } = await desk.alone(
       undefined,
-      (connection, now) => this.#desk.store.reconcile(connection, this.definition(now), bucket, repair),
+      (connection, now) => desk.store.reconcile(connection, this.definition(now), bucket, repair),
       { names: [`quota ${this.name}:${bucket.subject}`], id: repair?.id, ms: patienceMs },
     );
     return { ok: findings.length === 0, entries, findings, repaired };
@@ -460,20 +465,29 @@ export class Quota {
     const { signal } = options;
     const older = olderThan("prune", options);
     const ageMs = Math.max(older.ageMs, this.#counted());
-    let { before } = older;
     let entries = 0;
     const broken: string[] = [];
-    for (let from: string | undefined; ;) {
-      signal?.throwIfAborted();
-      const what = { before, ageMs, from, most: 2000 };
-      const done = await this.#desk.alone(undefined, (connection) =>
-        this.#desk.store.rollUp(connection, this.name, what),
-      );
-      entries += done.gone;
-      broken.push(...done.broken);
-      if (done.next === undefined) return { entries, broken };
-      ({ before, next: from } = done);
+    for (const instance of this.#instances.all) {
+      const desk = deskOf(instance);
+      let { before } = older;
+      let from: string | undefined;
+      do {
+        signal?.throwIfAborted();
+        const what = { before, ageMs, from, most: 2000 };
+        const done = await desk.alone(undefined, (connection) =>
+          desk.store.rollUp(connection, this.name, what),
+        );
+        entries += done.gone;
+        broken.push(...done.broken);
+        ({ before, next: from } = done);
+      } while (from !== undefined);
     }
+    return { entries, broken };
+  }
+
+  /** Where a subject is. */
+  #at(subject: string): Desk {
+    return deskOf(this.#instances.at(this.name, subject));
   }
 
   /** @internal */
@@ -555,8 +569,8 @@ export class Quota {
   }
 
   /** @internal */
-  get desk(): Desk {
-    return this.#desk;
+  get instances(): Instances {
+    return this.#instances;
   }
 
   /** @internal Milliseconds; of months and years on average. */
@@ -571,8 +585,9 @@ export class Quota {
     options: ReadOptions,
   ): Promise<readonly Entry[]> {
     const bucket = { quota: this.name, subject: textOf(subject) };
-    const { entries } = await this.#desk.alone(options, async (connection) => ({
-      entries: await this.#desk.store.entries(connection, bucket, before, most),
+    const desk = this.#at(bucket.subject);
+    const { entries } = await desk.alone(options, async (connection) => ({
+      entries: await desk.store.entries(connection, bucket, before, most),
     }));
     return entries;
   }
@@ -586,14 +601,11 @@ export class Quota {
     const text = textOf(subject);
     const bucket = { quota: this.name, subject: text, limit: await this.#limitOf(subject) };
     const details = detailsOf(options);
-    const done = await this.#desk.alone(
+    const desk = this.#at(text);
+    const done = await desk.alone(
       options,
       (connection, now, waitMs) =>
-        this.#desk.store.amend(
-          connection,
-          { ...what, definition: this.definition(now), bucket, details },
-          waitMs,
-        ),
+        desk.store.amend(connection, { ...what, definition: this.definition(now), bucket, details }, waitMs),
       {
         names: [`quota ${this.name}:${text}`],
         id: what.id,
@@ -717,7 +729,7 @@ export class QuotaSet {
     if (!Array.isArray(quotas) || quotas.length === 0 || !quotas.every((each) => each instanceof Quota))
       throw new UsageError("quota.all([…]): a list of quotas");
     const [first] = quotas;
-    if (quotas.some(({ desk }) => desk !== first?.desk))
+    if (quotas.some(({ instances }) => instances !== first?.instances))
       throw new UsageError("quota.all([…]): all of them on the same instance of Holdfast");
     this.#quotas = quotas;
   }
@@ -761,8 +773,12 @@ export class QuotaSet {
     if (new Set(parts.map(({ quota: { name }, subject }) => `${name}\0${subject}`)).size < parts.length)
       throw new UsageError("quota.all: two of these are the same quota of the same subject");
     const named = parts.map((part) => ({ ...part, named: options.id !== undefined }));
-    const [{ desk }] = this.#quotas as [Quota];
-    const verdicts = await desk.consume(named, options);
+    const [{ instances }] = this.#quotas as [Quota];
+    const place = instances.together(
+      "quota.all",
+      named.map(({ quota: { name }, subject }) => [name, subject]),
+    );
+    const verdicts = await deskOf(place).consume(named, options);
     const answers = this.#quotas.map((one, i) => one.answer(named[i] as Part, verdicts[i] as Verdict));
     const refused = verdicts.findIndex(({ kind, retry }) => kind === "refused" && retry !== undefined);
     const denied = answers[refused];

@@ -1,8 +1,19 @@
+import { merged } from "../core/merged.ts";
+import { instancesOf } from "../core/shards.ts";
 import type { BookInfo } from "../core/stocks.ts";
 import { deskOf } from "./desk.ts";
 
 /** All stocks that have a level, by name. */
 export async function stocks(hf: object): Promise<readonly BookInfo[]> {
-  const desk = deskOf(hf, { name: "stock", table: undefined });
-  return desk.alone(undefined, (connection, store) => store.books(connection));
+  const found = await Promise.all(
+    instancesOf(hf, "stock").all.map((instance) => {
+      const desk = deskOf(instance, { name: "stock", table: undefined });
+      return desk.alone(undefined, (connection, store) => store.books(connection));
+    }),
+  );
+  return merged(
+    found,
+    ({ name }) => name,
+    (a, b) => ({ ...a, levels: a.levels + b.levels }),
+  );
 }

@@ -14,10 +14,13 @@ import {
   longestName,
   optionalText,
 } from "../core/input.ts";
+import { merged } from "../core/merged.ts";
 import { checkNames } from "../core/options.ts";
 import type { Transaction } from "../core/scope.ts";
+import { type Instances, instancesOf } from "../core/shards.ts";
 import type {
   About,
+  Book,
   Facts,
   MovementFilter,
   Order,
@@ -29,7 +32,7 @@ import type {
 import type { Transactor } from "../core/transaction.ts";
 import { type Trust, checkTrust } from "../core/trust.ts";
 import { type Desk, deskOf, longMs } from "./desk.ts";
-import { type Finding, type Shortage, explain, shortage, splitOrder, sumLines } from "./domain.ts";
+import { type Finding, type Shortage, explain, shortage, splitOrder, spotName, sumLines } from "./domain.ts";
 import { InsufficientStockError, StockConflictError, StockError, UnknownSkuError } from "./errors.ts";
 
 /** Words of the caller's own: `stock<{ source: "POS" | "AMAZON"; reference: "order" | "count" }>(hf)`. */
@@ -105,6 +108,11 @@ export interface MovementOptions<W extends StockWords = StockWords> extends Call
   readonly note?: string;
 }
 
+/** Of a stock on several databases: any SKU of what it is about, which says where that is. */
+interface Where {
+  readonly sku?: string;
+}
+
 interface AtLocation {
   readonly location?: string;
 }
@@ -124,7 +132,7 @@ export interface TransferOptions<W extends StockWords = StockWords> extends Move
   readonly to: string;
 }
 
-export interface ReturnOptions<W extends StockWords = StockWords> extends MovementOptions<W> {
+export interface ReturnOptions<W extends StockWords = StockWords> extends MovementOptions<W>, Where {
   /** Which of them, above 0. Default: all that has not come back yet. */
   readonly lines?: readonly Line[];
 }
@@ -246,8 +254,8 @@ const movementNames = new Set([...aboutNames, "externalId"]);
 const atNames = new Set([...movementNames, "location"]);
 const reserveNames = new Set([...aboutNames, "id", "ttl"]);
 const transferNames = new Set([...movementNames, "from", "to"]);
-const returnNames = new Set([...movementNames, "lines"]);
-const commitNames = new Set(aboutNames);
+const returnNames = new Set([...movementNames, "lines", "sku"]);
+const commitNames = new Set([...aboutNames, "sku"]);
 const historyNames = new Set([
   "sku",
   "location",
@@ -261,6 +269,7 @@ const historyNames = new Set([
 ]);
 const channelNames = new Set(["sku", "location", "from", "to", ...readNames]);
 
+/** `hf`: an instance, or `sharded(databases, …)`: what is about a SKU goes to the shard of `key(name, sku)`. */
 // `any`: who names words of their own need not name their client's transaction too.
 export function stock<W extends StockWords = StockWords, Native = any>(
   hf: Transactor<Native>,
@@ -271,7 +280,9 @@ export function stock<W extends StockWords = StockWords, Native = any>(
 
 export class Stock<W extends StockWords = StockWords> {
   readonly name: string;
-  readonly #desk: Desk;
+  readonly #instances: Instances;
+  readonly #desks = new Map<object, Desk>();
+  readonly #book: Book;
   readonly #location: string;
 
   constructor(hf: unknown, options: StockOptions = {}) {
@@ -281,7 +292,34 @@ export class Stock<W extends StockWords = StockWords> {
     checkText("location", location);
     this.name = name;
     this.#location = location;
-    this.#desk = deskOf(hf, { name, table: levels && ownTable(levels, location) });
+    this.#book = { name, table: levels && ownTable(levels, location) };
+    this.#instances = instancesOf(hf, "stock");
+  }
+
+  #desk(instance: object): Desk {
+    let desk = this.#desks.get(instance);
+    if (!desk) this.#desks.set(instance, (desk = deskOf(instance, this.#book)));
+    return desk;
+  }
+
+  /** Where a SKU is. */
+  #at(sku: string): Desk {
+    return this.#desk(this.#instances.at(this.name, sku));
+  }
+
+  /** Where all of them are. */
+  #together(call: string, lines: readonly Spot[]): Desk {
+    const addresses = lines.map(({ sku }) => [this.name, sku] as const);
+    return this.#desk(this.#instances.together(call, addresses));
+  }
+
+  get #everywhere(): readonly Desk[] {
+    return this.#instances.all.map((instance) => this.#desk(instance));
+  }
+
+  /** Of one SKU if it is named, else of all shards. */
+  #those(sku: string | undefined): readonly Desk[] {
+    return sku === undefined ? this.#everywhere : [this.#at(sku)];
   }
 
   /** Takes and adds, all lines or none, in one round trip; or throws `InsufficientStockError`. */
@@ -336,21 +374,26 @@ export class Stock<W extends StockWords = StockWords> {
       about: aboutOf(options, "ORDER"),
       ttlMs: ttl,
     };
-    const verdict = await this.#desk.order({ ...order, given, named: options.id !== undefined }, options);
+    const desk = this.#together("reserve", order.lines);
+    const verdict = await desk.order({ ...order, given, named: options.id !== undefined }, options);
     this.#refuse(order, verdict);
+    const [{ sku }] = order.lines as [OrderLine];
     return {
       id: given,
       until: new Date(verdict.until ?? Number.NaN),
       state: verdict.state as "open" | "committed",
       replayed: verdict.outcome === "before",
       lines: order.lines,
-      commit: (more) => this.commit(given, more),
-      release: (more) => this.release(given, more),
+      commit: (more) => this.commit(given, { sku, ...more }),
+      release: (more) => this.release(given, { sku, ...more }),
     };
   }
 
   /** Takes what was reserved, also in another process than the one that did. */
-  async commit(reservation: string, options: Omit<MovementOptions<W>, "externalId"> = {}): Promise<Applied> {
+  async commit(
+    reservation: string,
+    options: Omit<MovementOptions<W>, "externalId"> & Where = {},
+  ): Promise<Applied> {
     checkNames("commit", options, commitNames);
     const of = checkId("commit", "reservation", reservation);
     const verdict = await this.#follow(
@@ -364,8 +407,8 @@ export class Stock<W extends StockWords = StockWords> {
     return applied(`commit:${reservation}`, verdict);
   }
 
-  async release(reservation: string, options: CallOptions = {}): Promise<void> {
-    checkNames("release", options, new Set(callNames));
+  async release(reservation: string, options: CallOptions & Where = {}): Promise<void> {
+    checkNames("release", options, new Set([...callNames, "sku"]));
     const of = checkId("release", "reservation", reservation);
     await this.#follow("release", `release:${of}`, of, aboutOf({}, ""), undefined, options);
   }
@@ -418,11 +461,12 @@ export class Stock<W extends StockWords = StockWords> {
     checkNames("setMinimum", options, new Set(["location", ...readNames]));
     const spot = this.#spot(sku, options);
     whole(min);
-    if (this.#desk.book.table?.minLevel !== undefined)
+    const { table } = this.#book;
+    if (table?.minLevel !== undefined)
       throw new UsageError(
-        `setMinimum: the minimum is kept in your column ${this.#desk.book.table.minLevel}: change it there`,
+        `setMinimum: the minimum is kept in your column ${table.minLevel}: change it there`,
       );
-    const { outcome, lines } = await this.#desk.alone(
+    const { outcome, lines } = await this.#at(spot.sku).alone(
       options,
       (connection, store, book, waitMs) => store.minimum(connection, book, spot, min, waitMs),
       undefined,
@@ -467,7 +511,13 @@ export class Stock<W extends StockWords = StockWords> {
       referenceType: reference?.type,
       referenceId: reference?.id,
     };
-    const found = await this.#desk.alone(options, (connection, store, book) =>
+    const desks = this.#those(options.sku);
+    if (desks.length > 1)
+      throw new UsageError(
+        "history: on several databases pages are of one SKU each: name it, or ask each shard, stock(shards.all()[i])",
+      );
+    const [desk] = desks as [Desk];
+    const found = await desk.alone(options, (connection, store, book) =>
       store.history(connection, book, filter, after, limit),
     );
     return {
@@ -499,7 +549,7 @@ export class Stock<W extends StockWords = StockWords> {
     const spot = this.#spot(sku, options);
     const at = timeOf("time", time);
     return (
-      (await this.#desk.alone(options, (connection, store, book) =>
+      (await this.#at(spot.sku).alone(options, (connection, store, book) =>
         store.levelAt(connection, book, spot, at),
       )) ?? 0
     );
@@ -510,12 +560,23 @@ export class Stock<W extends StockWords = StockWords> {
     options: { readonly sku?: string; readonly location?: string } & Span & ReadOptions = {},
   ): Promise<ChannelSum<W>[]> {
     checkNames("byChannel", options, channelNames);
-    const found = await this.#desk.alone(
-      options,
-      (connection, store, book) => store.channels(connection, book, filterOf(options)),
-      longMs,
+    const filter = filterOf(options);
+    const found = await Promise.all(
+      this.#those(options.sku).map((desk) =>
+        desk.alone(options, (connection, store, book) => store.channels(connection, book, filter), longMs),
+      ),
     );
-    return found.map(({ source, movements, increased, decreased }) => ({
+    const sums = merged(
+      found,
+      ({ source }) => source,
+      (a, b) => ({
+        source: a.source,
+        movements: a.movements + b.movements,
+        increased: a.increased + b.increased,
+        decreased: a.decreased + b.decreased,
+      }),
+    );
+    return sums.map(({ source, movements, increased, decreased }) => ({
       source: source as SourceOf<W>,
       movements,
       increased,
@@ -531,16 +592,10 @@ export class Stock<W extends StockWords = StockWords> {
     const trust = checkTrust("reconcile", options.trust);
     for (const [name, value] of Object.entries({ sku, location, by, note: options.note }))
       optionalText("reconcile", name, value);
-    const page = 500;
     const findings: Finding[] = [];
     let [levels, movements] = [0, 0];
-    for (let after: Facts | undefined; ;) {
-      const facts = await this.#desk.alone(
-        undefined,
-        (connection, store, book) => store.facts(connection, book, { sku, location, after, most: page }),
-        longMs,
-      );
-      for (const each of facts) {
+    for (const desk of this.#those(sku))
+      for await (const each of factsOf(desk, sku, location)) {
         const wrong = explain(each);
         levels++;
         movements += each.movements;
@@ -548,15 +603,12 @@ export class Stock<W extends StockWords = StockWords> {
         if (!repair || wrong.length === 0) continue;
         const note = options.note ?? wrong.map(({ text }) => text).join("; ");
         const how = { id: ownId(), trust, about: { ...aboutOf({}, "MANUAL"), by, note } };
-        await this.#desk.alone(
+        await desk.alone(
           undefined,
           (connection, store, book) => store.repair(connection, book, each, how),
           longMs,
         );
       }
-      after = facts.at(-1);
-      if (facts.length < page) break;
-    }
     return {
       ok: findings.length === 0,
       levels,
@@ -568,14 +620,20 @@ export class Stock<W extends StockWords = StockWords> {
 
   /** Takes over what is in your own table (`levels`): a movement of what is there now, each. Resolves to how many. */
   async adopt(): Promise<number> {
-    if (!this.#desk.book.table) throw new UsageError("adopt: there is no table of yours, see `levels`");
-    return this.#desk.alone(undefined, (connection, store, book) => store.adopt(connection, book), longMs);
+    if (!this.#book.table) throw new UsageError("adopt: there is no table of yours, see `levels`");
+    const counts = await Promise.all(
+      this.#everywhere.map((desk) =>
+        desk.alone(undefined, (connection, store, book) => store.adopt(connection, book), longMs),
+      ),
+    );
+    return counts.reduce((a, b) => a + b, 0);
   }
 
   /** SQL, for a migration of yours: a trigger that refuses changes of your column that are not movements. */
   guardSql(): readonly string[] {
-    if (!this.#desk.book.table) throw new UsageError("guardSql: there is no table of yours, see `levels`");
-    return this.#desk.store.guard(this.#desk.book);
+    if (!this.#book.table) throw new UsageError("guardSql: there is no table of yours, see `levels`");
+    const [desk] = this.#everywhere as readonly [Desk];
+    return desk.store.guard(this.#book);
   }
 
   async #move(
@@ -587,7 +645,7 @@ export class Stock<W extends StockWords = StockWords> {
     const id = idOf("externalId", given, options.externalId);
     const order: Order = { kind, id, lines, about: aboutOf(options, "MANUAL"), ttlMs: undefined };
     const named = options.externalId !== undefined;
-    const verdict = await this.#desk.order({ ...order, given, named }, options);
+    const verdict = await this.#together(kind, lines).order({ ...order, given, named }, options);
     this.#refuse(order, verdict);
     return applied(given, verdict);
   }
@@ -598,11 +656,11 @@ export class Stock<W extends StockWords = StockWords> {
     of: string,
     about: About,
     lines: readonly OrderLine[] | undefined,
-    options: CallOptions & { readonly externalId?: string },
+    options: CallOptions & Where & { readonly externalId?: string },
     given = id,
   ): Promise<Verdict> {
     options.signal?.throwIfAborted();
-    const verdict = await this.#desk.alone(
+    const verdict = await this.#whereabouts(kind, lines, options).alone(
       options,
       (connection, store, book, waitMs) =>
         store.follow(connection, book, { kind, id, of, about, lines }, waitMs),
@@ -640,6 +698,18 @@ export class Stock<W extends StockWords = StockWords> {
     return verdict;
   }
 
+  /** An id does not say where it is: the SKU of a line does. */
+  #whereabouts(kind: string, lines: readonly OrderLine[] | undefined, { sku }: Where): Desk {
+    if (sku !== undefined) checkText("sku", sku);
+    const known = [...(sku === undefined ? [] : [{ sku, location: this.#location }]), ...(lines ?? [])];
+    if (known.length > 0) return this.#together(kind, known);
+    return this.#desk(
+      this.#instances.only(
+        `${kind}: of several databases, where is it? Name any SKU of it: stock.${kind}(id, { sku })`,
+      ),
+    );
+  }
+
   #refuse(
     order: { kind: string; id: string; of?: string; lines: readonly OrderLine[] },
     { outcome, lines, state }: Verdict,
@@ -675,10 +745,31 @@ export class Stock<W extends StockWords = StockWords> {
       after: undefined,
     },
   ): Promise<CurrentLevel[]> {
-    const found = await this.#desk.alone(options, (connection, store, book) =>
-      store.levels(connection, book, { skus, location, ...page }),
+    const found = await Promise.all(
+      this.#spread(skus).map(({ desk, of }) =>
+        desk.alone(options, (connection, store, book) =>
+          store.levels(connection, book, { skus: of, location, ...page }),
+        ),
+      ),
     );
-    return found.map((level) => ({ ...level, available: level.onHand - level.reserved - level.min }));
+    const levels = merged(found, spotName);
+    return (page.most === undefined ? levels : levels.slice(0, page.most)).map((level) => ({
+      ...level,
+      available: level.onHand - level.reserved - level.min,
+    }));
+  }
+
+  /** Who is to be asked for which of these SKUs; undefined: for all that it has. */
+  #spread(skus: readonly string[] | undefined): { desk: Desk; of: readonly string[] | undefined }[] {
+    if (!skus) return this.#everywhere.map((desk) => ({ desk, of: undefined }));
+    const found = new Map<Desk, string[]>(this.#instances.sharded ? [] : [[this.#everywhere[0] as Desk, []]]);
+    for (const sku of skus) {
+      const desk = this.#at(sku);
+      const of = found.get(desk);
+      if (of) of.push(sku);
+      else found.set(desk, [sku]);
+    }
+    return [...found].map(([desk, of]) => ({ desk, of }));
   }
 
   #spot(sku: string, { location = this.#location }: AtLocation) {
@@ -695,6 +786,24 @@ export class Stock<W extends StockWords = StockWords> {
     );
     for (const { quantity } of summed) whole(quantity);
     return summed;
+  }
+}
+
+async function* factsOf(
+  desk: Desk,
+  sku: string | undefined,
+  location: string | undefined,
+): AsyncGenerator<Facts> {
+  const most = 500;
+  for (let after: Facts | undefined; ;) {
+    const facts = await desk.alone(
+      undefined,
+      (connection, store, book) => store.facts(connection, book, { sku, location, after, most }),
+      longMs,
+    );
+    yield* facts;
+    after = facts.at(-1);
+    if (facts.length < most) return;
   }
 }
 

@@ -56,8 +56,25 @@ const galera: MysqlCheck = {
       {
         severity: "warning",
         what: `wsrep_on is ON (cluster ${settings.get("wsrep_cluster_name") ?? "of no name"})`,
-        why: "GET_LOCK and row locks hold on one node only. Of two writers on different nodes one fails at COMMIT (1213) and has to run again.",
-        fix: "Send all writes to one node (ProxySQL: one writer; MaxScale: readwritesplit), or use hf.transaction({ lock }), which is run again by itself.",
+        why: "GET_LOCK and row locks hold on one node only. Of two writers on different nodes one fails at COMMIT (1213) and has to run again. Holdfast refuses hf.hold, hf.tryLock, row locks, leases and SERIALIZABLE here, also if all writes go to one node.",
+        fix: "hf.transaction({ lock: key(…) }, …)   // exact: who commits second is run again by itself; so are versions and once\nSend those who want the same key to one node (ProxySQL: one writer; MaxScale: readwritesplit), so that they wait for each other.",
+      },
+    ];
+  },
+};
+
+const group: MysqlCheck = {
+  id: "group-replication",
+  title: "the server is a member of a group (Group Replication) with several primaries",
+  async run(patient) {
+    const settings = await patient.settings();
+    if (!/^(?:OFF|0)$/.test(settings.get("group_replication_single_primary_mode") ?? "")) return [];
+    return [
+      {
+        severity: "error",
+        what: `group_replication_single_primary_mode is OFF (group ${settings.get("group_replication_group_name") || "of no name"})`,
+        why: "Locks hold on one member only. A transaction that the server undoes for another member's sake can go on without a word, and its second half is committed. Holdfast refuses every lock here; versions are exact.",
+        fix: "SELECT group_replication_switch_to_single_primary_mode();",
       },
     ];
   },
@@ -217,6 +234,7 @@ export const connectionChecks: readonly MysqlCheck[] = [
   version,
   lookAlike,
   galera,
+  group,
   advisoryLocks,
   replica,
   pooler,

@@ -139,6 +139,47 @@ const pooler: PostgresCheck = {
   },
 };
 
+/** What makes it answer from elsewhere than from the primary, as in docs/engines/postgres.md. */
+const pgpoolSettings: Readonly<Record<string, RegExp>> = {
+  load_balance_mode: /^off$/,
+  memory_cache_enabled: /^off$/,
+  backend_clustering_mode: /^(?:streaming_replication|raw)$/,
+};
+
+const pgpool: PostgresCheck = {
+  id: "pgpool",
+  title: "pgpool-II answers from a standby, or from a cache",
+  async run(patient) {
+    await using session = await patient.session();
+    const asked = async (text: string): Promise<string | undefined> => {
+      try {
+        return String(Object.values((await session.query(text))[0] ?? {})[0]);
+      } catch (error) {
+        // A server has no such setting, and an older pgpool-II not all of them.
+        const { code } = error as { code?: unknown };
+        if (code === "42704" || code === "42601" || code === "XX000") return undefined;
+        throw error;
+      }
+    };
+    const found = await asked("SHOW pool_version");
+    if (found === undefined) return [];
+    const wrong: string[] = [];
+    for (const [setting, right] of Object.entries(pgpoolSettings)) {
+      const value = await asked(`PGPOOL SHOW ${setting}`);
+      if (value === undefined || !right.test(value)) wrong.push(`${setting} = ${value ?? "(not told)"}`);
+    }
+    if (wrong.length === 0) return [];
+    return [
+      {
+        severity: "error",
+        what: `pgpool-II ${found.split(" ")[0]} stands between, and may answer from elsewhere than from the primary: ${wrong.join(", ")}`,
+        why: "What is read under a lock can be what was true before, also inside of a transaction: several callers get the last one. Holdfast refuses it (HF_UNSUPPORTED).",
+        fix: "Connect to the primary itself, or in pgpool.conf, with a restart:\nload_balance_mode = off\nmemory_cache_enabled = off\nbackend_clustering_mode = 'streaming_replication'",
+      },
+    ];
+  },
+};
+
 /** Generous: the message of a healthy server takes as long as one round trip. */
 const notifyMs = 5000;
 
@@ -213,6 +254,7 @@ export const connectionChecks: readonly PostgresCheck[] = [
   advisoryLocks,
   replica,
   pooler,
+  pgpool,
   notify,
   clock,
   rights,

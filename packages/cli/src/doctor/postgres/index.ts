@@ -2,6 +2,7 @@ import type { Check } from "../check.ts";
 import { deadLeases } from "../leases.ts";
 import { ownChecks } from "../own.ts";
 import { activityChecks } from "./activity.ts";
+import { agreedCheck } from "./agreed.ts";
 import { connectionChecks } from "./connection.ts";
 import { loadChecks } from "./load.ts";
 import { postgresOwn } from "./own.ts";
@@ -19,6 +20,7 @@ export const postgresChecks: readonly Check<PostgresPatient>[] = [
   ...activityChecks,
   ...patternChecks,
   leases,
+  agreedCheck,
   ...connectionChecks,
   ...settingChecks,
   ...loadChecks,

@@ -136,28 +136,33 @@ const lentMs = 1000;
 
 /**
  * Whether two sessions are kept apart. A pooler in transaction mode lends the server's session out per transaction:
- * while B is inside of one, A's next statement runs elsewhere, or waits for one. An idle pooler shows nothing
- * otherwise, and on a busy one a single try can miss it, hence the repetition.
+ * while B is inside of one, A's next statement runs elsewhere, or waits for one; and what one has used, the other may get
+ * next. An idle pooler shows little, and on a busy one a single try can miss it, hence the repetition, in an order that is
+ * left to chance: one that lends in turn would give each its old one.
  */
 async function lends(server: Server): Promise<Pooling> {
   await using a = await server.session();
   await using b = await server.session();
-  for (let round = 0; round < 5; round++) {
-    const before = await pidOf(a);
+  const [first, second] = [await pidOf(a), await pidOf(b)];
+  let lent = first === second;
+  const ask = async (session: Session): Promise<void> => {
+    lent ||= (await pidOf(session)) !== (session === a ? first : second);
+  };
+  for (let round = 0; round < 5 && !lent; round++) {
+    for (let i = 0; i < 3; i++) await ask(Math.random() < 0.5 ? a : b);
     await b.query("BEGIN READ ONLY");
-    let inside: string;
-    let asked: Promise<string>;
+    let asked: Promise<void>;
     try {
-      inside = await pidOf(b);
-      asked = pidOf(a);
+      await ask(b);
+      asked = ask(a).then(() => ask(a));
       // It may have to wait for B's end, where the pooler has no other session to lend.
-      await within(lentMs, asked).catch(() => {});
+      await within(lentMs, asked).catch(() => (lent = true));
     } finally {
       await b.query("ROLLBACK");
     }
-    if ((await asked) !== before || inside === before) return "transaction";
+    await asked;
   }
-  return "none";
+  return lent ? "transaction" : "none";
 }
 
 function hindrance(error: unknown, me: Me): Finding | undefined {

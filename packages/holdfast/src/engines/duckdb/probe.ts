@@ -28,6 +28,7 @@ export async function probe(
     transactionLocks: "lock row",
     joinedLocks: "lock row",
     sessionLocks: unsupported("locks here end with their transaction; use a lease for longer ones"),
+    exclusion: "held",
     sharedLocks: unsupported("a lock is a change of its row, and two changes of one row exclude each other"),
     granularity: "key",
     rowLocks: noRows,

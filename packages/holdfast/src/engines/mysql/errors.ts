@@ -9,7 +9,7 @@ const failures: Readonly<Record<number, Failure>> = {
   3058: "deadlock",
   // MariaDB, innodb_snapshot_isolation: the row changed since the snapshot.
   1020: "serialization",
-  // Group replication: another member was first.
+  // Group Replication: another member was first.
   3101: "serialization",
   1205: "lock-timeout",
   // NOWAIT (MySQL; MariaDB says 1205).
@@ -53,10 +53,31 @@ const names: Readonly<Record<string, Failure>> = {
   ER_SERVER_SHUTDOWN: "lost",
 };
 
+/** Numbers that mean this only with these words, whatever language the rest is in. */
+const worded: readonly {
+  readonly errnos: readonly number[];
+  readonly words: RegExp;
+  readonly failure: Failure;
+}[] = [
+  // "Got error 149 … during COMMIT" (a deadlock), "Got error 153 … during ROLLBACK" (no savepoint with that name), "… from
+  // storage engine": Group Replication has undone the transaction, to apply what another member had committed.
+  { errnos: [1180, 1181, 1030], words: /\b(?:149|153)\b/, failure: "serialization" },
+  // "WSREP has not yet prepared node for application use": Galera. Elsewhere it is an unknown command.
+  { errnos: [1047], words: /\bWSREP\b/, failure: "unavailable" },
+];
+
 export function classify(error: DriverError): Failure | undefined {
-  const { errno, code } = error as DriverError & { errno?: unknown };
+  const { errno, code, message } = error as DriverError & { errno?: unknown };
   if (typeof errno === "number" && failures[errno]) return failures[errno];
+  for (const { errnos, words, failure } of worded)
+    if (errnos.includes(errno as number) && words.test(String(message))) return failure;
   return typeof code === "string" && Object.hasOwn(names, code) ? names[code] : undefined;
+}
+
+/** Whether a server is read only, and not a transaction. */
+export function isReplica(error: object): boolean {
+  const { errno } = error as { errno?: unknown };
+  return errno === 1290 || errno === 1836;
 }
 
 /** In words only: "… for key 'product.name'", MariaDB without the table; "… CONSTRAINT `name` FOREIGN KEY …". */

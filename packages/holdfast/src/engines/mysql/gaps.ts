@@ -1,4 +1,4 @@
-import { unsupported } from "../../core/capabilities.ts";
+import { type Unsupported, unsupported } from "../../core/capabilities.ts";
 
 /** What this family deliberately does not give, and why. */
 export const noTableLocks = unsupported(
@@ -25,13 +25,42 @@ export const noForeignKeys = unsupported(
   "key.hashtext and key.hashtextextended are hashes of PostgreSQL; use key(…)",
 );
 
-export const galera = {
+/** Several servers that take writes, and compare what was written at COMMIT: of two that wrote to a row all but one fail. */
+export interface ClusterGaps {
+  /** Locks of transactions, where not even these are to be had. */
+  readonly locks?: Unsupported;
+  readonly session: Unsupported;
+  readonly rows: Unsupported;
+  readonly leases: Unsupported;
+}
+
+export const galera: ClusterGaps = {
   session: unsupported("this is a cluster (Galera), where GET_LOCK is a lock of one node"),
   rows: unsupported(
     "this is a cluster (Galera), where a row lock is one of the node that it was taken on. Lock a key (a lock row is written to, so that all but one fail at COMMIT and run again), or use versions",
   ),
   leases: unsupported(
-    "this is a cluster (Galera), where a lease could be taken over on another node while a fenced transaction is open",
+    "this is a cluster (Galera), where each node has a clock of its own, and a lease could be taken over on another node while a fenced transaction is open",
+  ),
+};
+
+const several = "this is a group with several primaries (Group Replication)";
+const connect =
+  "Let the group have one primary (group_replication_switch_to_single_primary_mode), or use versions";
+
+/**
+ * MySQL 9.7: to apply what another member has committed, the server undoes a transaction that is in its way; but the next
+ * SELECT count(*) or SAVEPOINT of that transaction begins another one without a word, and COMMIT keeps what came after, here,
+ * and all of it on the other members. Those who are to insert a row twice leave the group.
+ */
+export const group: ClusterGaps = {
+  locks: unsupported(
+    `${several}, whose server may commit the second half of a transaction that it has undone for another member. ${connect}`,
+  ),
+  session: unsupported(`${several}, where GET_LOCK is a lock of one member. ${connect}`),
+  rows: unsupported(`${several}, where a row lock is one of the member that it was taken on. ${connect}`),
+  leases: unsupported(
+    `${several}, where each member has a clock of its own, and a lease could be taken over on another one while a fenced transaction is open. ${connect}`,
   ),
 };
 

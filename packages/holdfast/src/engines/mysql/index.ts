@@ -8,7 +8,7 @@ import { probe } from "./probe.ts";
 import { replay } from "./replay.ts";
 import { migrations } from "./schema.ts";
 import { tables } from "./tables.ts";
-import { begin, end, settle } from "./transactions.ts";
+import { begin, end, keepLocks, settle } from "./transactions.ts";
 import { wire } from "./wire.ts";
 
 export { render } from "./dialect.ts";
@@ -29,6 +29,7 @@ export const mysql: Engine<SqlConnection> = {
     await connection.query(sql.raw(savepoints[action](name)));
   },
   lock,
+  keepLocks,
   session,
   tables,
   leases,

@@ -13,6 +13,7 @@ import {
   DeadlockError,
   type Holder,
   NotInTransactionError,
+  ReplicaError,
   SchemaMissingError,
   SerializationError,
   UnsupportedError,
@@ -20,15 +21,20 @@ import {
 import type { LockRequest } from "../../core/key.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
+import { isReplica } from "./errors.ts";
 import { type Note, asHolders } from "./sessions.ts";
-import { bounded, briefly, failureOf, isIdle, patiently } from "./waits.ts";
+import { bounded, briefly, failureOf, isIdle, isMissing, patiently } from "./waits.ts";
 
 const granted: Grant = { granted: true };
 
 export function explain(connection: SqlConnection, error: unknown): unknown {
   const failure = failureOf(connection, error);
   if (failure === "schema-missing") return new SchemaMissingError("The table holdfast_lock", error);
-  return failure === "read-only" ? new UnsupportedError(readOnlyLock, error) : error;
+  if (failure !== "read-only") return error;
+  // Another one than was asked first, behind the same address, or one that has been a primary until now.
+  return isReplica(connection.unwrap?.(error) ?? (error as object))
+    ? new ReplicaError(error)
+    : new UnsupportedError(readOnlyLock, error);
 }
 
 export const readOnlyLock =
@@ -168,6 +174,49 @@ async function waitForSession(
   }
 }
 
+/**
+ * A row that was updated stays locked when that is undone, one that was inserted does not: somebody may have come between.
+ * Whoever had the lock has counted its turn, so ours is written again only if it is still the next one.
+ */
+export async function keepLocks(
+  connection: SqlConnection,
+  locks: readonly LockRequest[],
+  names: readonly string[],
+  savepoint: string,
+): Promise<void> {
+  const ids = sql.join(locks.map(({ key }) => key.id));
+  const { rows } = await connection.query(
+    sql`SELECT id AS id, turn AS turn FROM holdfast_lock WHERE id IN (${ids})`,
+  );
+  const turns = new Map(rows.map(({ id, turn }) => [String(id), Number(turn)]));
+  try {
+    await connection.query(sql.raw(`ROLLBACK TO SAVEPOINT ${savepoint}`));
+  } catch (error) {
+    // The server has ended the transaction, with an error that the body has swallowed.
+    throw isMissing(connection, error) ? conflict(error) : error;
+  }
+  for (const [i, { key }] of locks.entries()) {
+    const turn = turns.get(key.id);
+    if (turn === undefined) throw conflict();
+    const again = sql`UPDATE holdfast_lock SET ${counted} WHERE id = ${key.id} AND turn = ${turn - 1}`;
+    if ((await connection.query(again)).affected > 0) continue;
+    if (turn !== 1) throw conflict();
+    const insert = sql`INSERT INTO holdfast_lock SET id = ${key.id}, name = ${names[i] ?? ""}, ${counted}`;
+    try {
+      const waited = await patiently(connection, remakeMs, () => connection.query(insert));
+      if (waited.over) throw conflict(waited.cause);
+    } catch (error) {
+      throw failureOf(connection, error) === "unique" ? conflict(error) : error;
+    }
+  }
+}
+
+/** For whoever waited for the row that we had made, and has it now. */
+const remakeMs = 5000;
+
+const conflict = (cause?: unknown) =>
+  new SerializationError("Another transaction took the lock before this one could be committed.", cause);
+
 export const session: SessionLocks<SqlConnection> = {
   async take(connection, { locks, wait, names }) {
     const patience = patienceOf(wait);
@@ -249,9 +298,13 @@ async function mark(
     try {
       return await briefly(connection, async () => {
         if (await lockRow(connection, request, name, patience, "read committed")) return false;
+        // Nothing is written here, hence a replica would not refuse.
         const [row] = (
-          await connection.query(sql`SELECT GET_LOCK(${heldName(request.key.id)}, 0) AS granted`)
+          await connection.query(
+            sql`SELECT @@read_only AS readonly, IF(@@read_only, 0, GET_LOCK(${heldName(request.key.id)}, 0)) AS granted`,
+          )
         ).rows;
+        if (String(row?.readonly) !== "0") throw new ReplicaError();
         if (String(row?.granted) !== "1")
           throw new UnsupportedError("GET_LOCK was not granted although nobody can hold it");
         return true;

@@ -3,7 +3,9 @@ import type { ClientTraits, Isolation, SqlConnection } from "../../core/database
 import { ReplicaError, ServerTooOldError, UnsupportedError, UsageError } from "../../core/errors.ts";
 import { sql } from "../../core/sql.ts";
 import {
+  type ClusterGaps,
   galera,
+  group,
   noForeignKeys,
   noOutcome,
   noServerDeadline,
@@ -14,11 +16,28 @@ import {
 } from "./gaps.ts";
 
 const isolation: readonly Isolation[] = ["read committed", "repeatable read", "serializable"];
+/** What was only read is compared with nothing at COMMIT: of 20 pairs on two nodes, 10 did what no order of them could have. */
+const clusterIsolation = isolation.filter((level) => level !== "serializable");
 
-/** Settings that not every member of the family has are asked for by name: `@@name` would be an error. */
+/**
+ * Settings that not every member of the family has are asked for by name: `@@name` would be an error. Everybody may see
+ * them, which is not so of the tables that tell of a cluster. Of the server, as a session may have its own.
+ */
 const settings = sql.raw(
-  "SHOW VARIABLES WHERE Variable_name IN ('wsrep_on', 'version_comment', 'innodb_rollback_on_timeout', 'innodb_read_only', 'performance_schema')",
+  "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_single_primary_mode', 'version_comment', 'innodb_rollback_on_timeout', 'innodb_read_only', 'performance_schema')",
 );
+
+/**
+ * That is how the server is set up, not how many nodes there are now: another one can join at any time, and a group can
+ * begin. Only a group can have several primaries, and only with this setting off; without the plugin it is not there.
+ */
+function clusterOf(found: ReadonlyMap<string, string>): ClusterGaps | undefined {
+  if (isOn(found.get("wsrep_on"))) return galera;
+  const single = found.get("group_replication_single_primary_mode");
+  return single === undefined || isOn(single) ? undefined : group;
+}
+
+const isOn = (value: string | undefined) => value === "ON" || value === "1";
 
 export async function probe(
   connection: SqlConnection,
@@ -53,38 +72,40 @@ export async function probe(
       String(each["Value"]),
     ]),
   );
-  const on = (name: string) => found.get(name) === "ON" || found.get(name) === "1";
+  const on = (name: string) => isOn(found.get(name));
   if (Number(row.readonly) === 1 || on("innodb_read_only")) throw new ReplicaError();
-  const cluster = on("wsrep_on");
+  const cluster = clusterOf(found);
+  const levels = cluster ? clusterIsolation : isolation;
   const isVitess = /vitess/i.test(`${version} ${found.get("version_comment") ?? ""}`);
-  const sessionLocks = cluster ? galera.session : isVitess ? vitess : ("session advisory" as const);
+  const sessionLocks = cluster ? cluster.session : isVitess ? vitess : ("session advisory" as const);
   return {
     engine: "mysql",
     flavour: maria ? "mariadb" : "mysql",
     version,
     client: traits.client,
-    transactionLocks: "lock row",
-    joinedLocks: "lock row",
+    transactionLocks: cluster?.locks ?? "lock row",
+    joinedLocks: cluster?.locks ?? "lock row",
     sessionLocks,
+    exclusion: cluster ? "at commit" : "held",
     sharedLocks: noSharedLocks,
-    rowLocks: cluster ? galera.rows : ["update", "share"],
+    rowLocks: cluster ? cluster.rows : ["update", "share"],
     tableLocks: noTableLocks,
-    leases: cluster ? galera.leases : true,
+    leases: cluster ? cluster.leases : true,
     wake: noWake,
     versions: true,
-    once: true,
+    once: cluster?.locks ?? true,
     quotas: unsupported("they are kept on PostgreSQL only, for now; take a lock and add up your own rows"),
     stock: unsupported("it is kept on PostgreSQL only, for now"),
     queues: unsupported("they are kept on PostgreSQL only, for now"),
     schedules: unsupported(
-      "they are kept on PostgreSQL only, for now; hf.tryLock runs a job in one instance at a time",
+      `they are kept on PostgreSQL only, for now${cluster ? "" : "; hf.tryLock runs a job in one instance at a time"}`,
     ),
     audit: unsupported("it is kept on PostgreSQL only, for now"),
     savepoints: true,
     granularity: "key",
-    lockIsolation: isolation,
+    lockIsolation: levels,
     lockFirstIsolation: [],
-    isolation,
+    isolation: levels,
     defaultIsolation: "repeatable read",
     cancel:
       traits.cancel ||

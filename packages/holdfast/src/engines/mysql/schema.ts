@@ -7,6 +7,7 @@ import { leaseProcedures, leaseTables } from "./leases.ts";
 import { replayTable } from "./replay.ts";
 import { routinesOf } from "./routines.ts";
 import { transactionProcedures } from "./transactions.ts";
+import { failureOf } from "./waits.ts";
 
 const migrationTable = sql`CREATE TABLE IF NOT EXISTS holdfast_migration (
   id int NOT NULL PRIMARY KEY,
@@ -58,6 +59,17 @@ async function read(connection: SqlConnection): Promise<Pick<Migration, "id" | "
   return rows.map((row) => ({ id: Number(row.id), name: String(row.name) }));
 }
 
+/** The lock is one of this node: on a cluster somebody may be at the same on another one, and all but one are undone. */
+async function agreed<T>(connection: SqlConnection, run: () => Promise<T>): Promise<T> {
+  for (let attempt = 1; ; attempt++) {
+    try {
+      return await run();
+    } catch (error) {
+      if (attempt === 10 || failureOf(connection, error) !== "deadlock") throw error;
+    }
+  }
+}
+
 function unlessThere(error: unknown): void {
   if ((error as { errno?: unknown }).errno !== there) throw error;
 }
@@ -85,8 +97,8 @@ export const migrations: Migrations<SqlConnection> = {
       const applied = new Set((await read(connection)).map(({ id }) => id));
       const missing = all.filter(({ id }) => !applied.has(id));
       for (const migration of missing) {
-        for (const statement of migration.statements) await connection.query(statement).catch(unlessThere);
-        await connection.query(migrations.record(migration));
+        for (const statement of [...migration.statements, migrations.record(migration)])
+          await agreed(connection, () => connection.query(statement)).catch(unlessThere);
       }
       return [...missing, ...(await makeStale(connection, routines))];
     } finally {

@@ -10,7 +10,7 @@ import {
 } from "../../core/errors.ts";
 import type { LockRequest } from "../../core/key.ts";
 import { sql } from "../../core/sql.ts";
-import { counted, explain, heldName, readOnlyLock, takeRows } from "./locks.ts";
+import { counted, explain, heldName, keepLocks as keepRows, readOnlyLock, takeRows } from "./locks.ts";
 import { type Procedure, procedure } from "./routines.ts";
 import { failureOf, isMissing } from "./waits.ts";
 
@@ -98,6 +98,16 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Gran
   // The lock comes before any read, so no snapshot can be older than it, whatever the isolation level.
   const rest = { ...open, joined: false, locks: locks.slice(taken), names: names.slice(taken) };
   return { ...(await takeRows(connection, rest, isolation)), begun: call ? called : stated };
+}
+
+/** Our own savepoint comes before the locks. */
+export function keepLocks(
+  connection: SqlConnection,
+  locks: readonly LockRequest[],
+  names: readonly string[],
+  savepoint = begun,
+): Promise<void> {
+  return keepRows(connection, locks, names, savepoint);
 }
 
 /** Resolves to whether the lock was there, and free. */

@@ -58,9 +58,13 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Gran
     };
   }
   if (readOnly ? isTrue(row?.standby) && open.locks.length > 0 : row?.xid === null) throw new ReplicaError();
-  if (begun && row?.isolation !== isolation) {
+  // Without a row the server has gone away, which is told elsewhere.
+  if (protection.isolationVerified && (begun || row) && row?.isolation !== isolation) {
     throw new UsageError(
-      `The client opened the transaction as ${String(row?.isolation)}, not as ${isolation}`,
+      begun
+        ? `The client opened the transaction as ${String(row?.isolation)}, not as ${isolation}`
+        : `The transaction was begun as ${isolation}, and the server says that it is ${String(row?.isolation)}: what stands between ` +
+            `has changed that, or the server does not have this level. \`holdfast certify\` tells which it has`,
       "HF_ISOLATION",
     );
   }
@@ -79,7 +83,7 @@ function opening(open: Open, locks: readonly LockRequest[]): string {
   const columns = [
     ...labelled(names, "current_setting('application_name')"),
     ...deadline(open),
-    ...(begun ? [isolationNow] : []),
+    isolationNow,
     ...(begun && readOnly ? [setLocal("transaction_read_only", "'on'")] : []),
     ...taking(locks, wait, begun),
     readOnly ? standby : xidOn(open.capabilities),

@@ -26,13 +26,24 @@ const failures: Readonly<Record<string, Failure>> = {
   "57P03": "lost",
 };
 
-export function classify({ code }: DriverError): Failure | undefined {
-  if (typeof code !== "string") return undefined;
+export function classify(error: DriverError): Failure | undefined {
+  const { code } = error;
+  if (typeof code !== "string" || hopeless(error) !== undefined) return undefined;
   // Class 08: connection exceptions.
   return (
     (Object.hasOwn(failures, code) ? failures[code] : undefined) ??
     (/^08[0-9A-Z]{3}$/.test(code) ? "lost" : undefined)
   );
+}
+
+/** In these words, and by the code of a protocol violation, PgBouncer ends the session of whoever sends BEGIN. */
+const statementMode = /transaction blocks not allowed in statement pooling mode/;
+
+export function hopeless({ message = "" }: DriverError): string | undefined {
+  return statementMode.test(message)
+    ? "A pooler in statement mode stands between this client and the server, and it has no transactions. Use its transaction " +
+        "mode (pool_mode = transaction of PgBouncer), or an address that leads to the server itself"
+    : undefined;
 }
 
 /** pg and PGlite name these fields one way, postgres.js the other. */

@@ -1,7 +1,8 @@
 import type { Engine, SqlConnection } from "../../core/database.ts";
 import { sql } from "../../core/sql.ts";
+import { agreements } from "./agreed.ts";
 import { audits } from "./audit.ts";
-import { classify, violated, waited } from "./errors.ts";
+import { classify, hopeless, violated, waited } from "./errors.ts";
 import { begin, end, settle } from "./begin.ts";
 import { inspect } from "./inspect.ts";
 import { holders, lock } from "./locks.ts";
@@ -17,6 +18,7 @@ import { migrations } from "./schema.ts";
 import { session } from "./session.ts";
 import { stocks } from "./stock.ts";
 import { tables } from "./tables.ts";
+import { verifyLocks } from "./verify-locks.ts";
 import { wire } from "./wire.ts";
 
 export { render } from "./dialect.ts";
@@ -37,6 +39,7 @@ export const postgres: Engine<SqlConnection> = {
     for (const text of savepoints[action](name)) await connection.query(sql.raw(text));
   },
   lock,
+  verifyLocks,
   session,
   tables,
   leases,
@@ -47,11 +50,13 @@ export const postgres: Engine<SqlConnection> = {
   stocks,
   schedules,
   audits,
+  agreements,
   outcome,
   holders,
   inspect,
   query: (connection, statement) => connection.query(statement),
   classify,
+  hopeless,
   violated,
   waited,
   migrations,

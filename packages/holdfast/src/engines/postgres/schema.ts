@@ -3,6 +3,7 @@ import { key } from "../../core/key.ts";
 import { type Remade, makeStale } from "../../core/routine.ts";
 import { sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
+import { agreedTable } from "./agreed.ts";
 import { auditTable } from "./audit.ts";
 import { render } from "./dialect.ts";
 import { waiting } from "./keys.ts";
@@ -56,6 +57,7 @@ const all: readonly Migration[] = [
   { id: 10, name: "history", statements: [...quotaHistory, ...stockHistory] },
   { id: 11, name: "routines", statements: routineTable },
   { id: 12, name: "queue indexes", statements: queueIndexes },
+  { id: 13, name: "agreed", statements: agreedTable },
 ];
 
 const routines = routinesOf([

@@ -38,6 +38,7 @@ export async function probe(
     transactionLocks: "database write lock",
     joinedLocks: "database write lock",
     sessionLocks: unsupported("a lock that outlives its transaction would keep every writer of the file out"),
+    exclusion: "held",
     sharedLocks: unsupported(
       "a transaction that takes a lock is the file's only writer, and writers do not share",
     ),

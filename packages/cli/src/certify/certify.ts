@@ -1,0 +1,252 @@
+/** Runs the probes one after the other, on a table of their own, which is gone afterwards. */
+import { randomBytes } from "node:crypto";
+import { setTimeout as sleep } from "node:timers/promises";
+import { type Capabilities, HoldfastError, failureOf } from "holdfast";
+import { describe } from "../describe.ts";
+import { NoAnswer, within } from "../doctor/bounded.ts";
+import { Failure } from "../failure.ts";
+import type { Kind, Server } from "../server.ts";
+import { unless } from "../unless.ts";
+import { Caller, answerMs } from "./caller.ts";
+import { type Kit, longMs } from "./kit.ts";
+import { mysqlKit } from "./mysql.ts";
+import { postgresKit } from "./postgres.ts";
+import { type Ground, type Line, type Probe, type Seen, type Verdict, unknown } from "./probe.ts";
+import { gap, probes } from "./probes.ts";
+import { sqliteKit } from "./sqlite.ts";
+
+export interface CertifyOptions {
+  readonly only?: readonly string[] | undefined;
+  /** Nothing is made and written: probes that need a table are left out. */
+  readonly readOnly?: boolean | undefined;
+  readonly signal: AbortSignal;
+  /** Told what is made, before it is. */
+  readonly say: (note: string) => void;
+  /** Told before each probe. */
+  readonly progress?: (id: string, done: number, all: number) => void;
+}
+
+export interface Certificate {
+  readonly server: string;
+  readonly kind: Kind;
+  readonly version: string;
+  /** What Holdfast believes; undefined: it refuses the server. */
+  readonly capabilities: Capabilities | undefined;
+  /** Why. */
+  readonly refused: string | undefined;
+  readonly lines: readonly Line[];
+}
+
+/** Of a whole probe: each step of it has a limit of its own. */
+const probeMs = 60_000;
+
+export async function certify(server: Server, options: CertifyOptions): Promise<Certificate> {
+  const { signal, say } = options;
+  const chosen = probes.filter(({ id }) => options.only === undefined || options.only.includes(id));
+  const version = await versionOf(server);
+  const { capabilities, refused } = await unless(signal, believed(server));
+  const name = `holdfast_certify_${randomBytes(6).toString("hex")}`;
+  const byRows = capabilities?.transactionLocks === "lock row";
+  const writes = !options.readOnly && chosen.some((probe) => !probe.readsOnly);
+  await using site = new Site(server, say);
+  const kits = kitsOf(server.kind, name, byRows);
+  const [made, readOnly] = writes ? await onGround(site, kits, refused, options) : [kits[0], true];
+  const lines: Line[] = [];
+  let numbers = 0;
+  let keys = 0;
+  for (const probe of chosen) {
+    options.progress?.(probe.id, lines.length, chosen.length);
+    await using callers = new Callers(server, made);
+    const ground: Ground = {
+      server,
+      kit: made,
+      next: () => ++numbers,
+      key: () => ++keys,
+      verdictOf: (id) => lines.find((line) => line.id === id)?.verdict,
+      caller: () => callers.open(),
+    };
+    const seen = await unless(signal, tried(probe, ground, readOnly));
+    const { id, title, tried: how, carries, features, advice } = probe;
+    const verdict = verdictOf(seen, probe, capabilities);
+    lines.push({ id, title, tried: how, carries, features, advice, verdict, seen: seen.what });
+  }
+  return { server: server.shown, kind: server.kind, version, capabilities, refused, lines };
+}
+
+/** What the probes need, and whether they must do without: a server that is refused anyway, such as a replica, may refuse too. */
+async function onGround(
+  site: Site,
+  kits: readonly [Kit, ...Kit[]],
+  refused: string | undefined,
+  { signal, say }: CertifyOptions,
+): Promise<[kit: Kit, readOnly: boolean]> {
+  try {
+    return [await site.make(kits, signal), false];
+  } catch (error) {
+    if (refused === undefined || !(error instanceof Failure)) throw error;
+    say(error.message);
+    return [kits[0], true];
+  }
+}
+
+/** The sessions of one probe, which end with it. */
+class Callers implements AsyncDisposable {
+  readonly #server: Server;
+  readonly #kit: Kit;
+  readonly #all: Caller[] = [];
+  #over = false;
+
+  constructor(server: Server, kit: Kit) {
+    this.#server = server;
+    this.#kit = kit;
+  }
+
+  async open(): Promise<Caller> {
+    const caller = new Caller(await within(answerMs, this.#server.session()));
+    this.#all.push(caller);
+    if (this.#over) {
+      caller.destroy();
+      throw new NoAnswer("it was stopped");
+    }
+    if (this.#kit.opening !== undefined) await caller.query(this.#kit.opening);
+    return caller;
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.#over = true;
+    await Promise.all(this.#all.map((caller) => caller[Symbol.asyncDispose]()));
+  }
+}
+
+async function tried(probe: Probe, ground: Ground, readOnly: boolean): Promise<Seen> {
+  const missing = gap(probe, ground.kit);
+  if (missing) return missing;
+  if (readOnly && !probe.readsOnly) return unknown("not tried: it needs a table");
+  try {
+    return await within(probeMs, probe.run(ground));
+  } catch (error) {
+    const kind = failureOf(error)?.kind;
+    if (error instanceof NoAnswer || kind === "lost") return unknown(describe(error));
+    // What the server says no to by itself is not there; what it says of rights is not known.
+    return mayNot(error)
+      ? unknown(`this user may not: ${describe(error)}`)
+      : { verdict: "no", what: `the server refused: ${describe(error)}` };
+  }
+}
+
+/** Insufficient privilege, access denied. */
+function mayNot(error: unknown): boolean {
+  const { code, errno } = error as { readonly code?: unknown; readonly errno?: unknown };
+  return code === "42501" || [1044, 1142, 1227, 1370].includes(Number(errno));
+}
+
+function verdictOf({ verdict }: Seen, { carries }: Probe, capabilities: Capabilities | undefined): Verdict {
+  if (verdict === "yes") return "holds";
+  if (verdict !== "no") return verdict;
+  const claimed =
+    !capabilities || carries.some((name) => name === indispensable || !isGap(capabilities[name]));
+  return claimed ? "fails" : "absent";
+}
+
+/** Where not even these are to be had there is no use in Holdfast, whether or not it knows. */
+const indispensable = "transactionLocks";
+
+const isGap = (value: unknown): boolean => typeof value === "object" && value !== null && "why" in value;
+
+async function believed(server: Server): Promise<{ capabilities?: Capabilities; refused?: string }> {
+  try {
+    return { capabilities: await within(answerMs * 2, server.hf.capabilities()) };
+  } catch (error) {
+    // What it does not take, it says why. That is a finding; whatever else went wrong is not.
+    if (error instanceof HoldfastError) return { refused: error.message };
+    // Something that answers its first question with an error is none of those that it knows.
+    if (error instanceof NoAnswer || failureOf(error)?.kind === "lost")
+      throw new Failure(`${server.shown}: ${describe(error)}.`, { cause: error });
+    return { refused: `it could not be asked what it is: ${describe(error)}` };
+  }
+}
+
+async function versionOf(server: Server): Promise<string> {
+  const text =
+    server.kind === "sqlite" ? "SELECT sqlite_version() AS version" : "SELECT version() AS version";
+  const [row] = await within(answerMs, server.query(text));
+  return String(row?.["version"]);
+}
+
+/** Several, where a user may have the rights for one of them. */
+function kitsOf(kind: Kind, name: string, byRows: boolean): [Kit, ...Kit[]] {
+  if (kind === "postgres") return [postgresKit(name, byRows), postgresKit(name, byRows, true)];
+  return [kind === "sqlite" ? sqliteKit(name) : mysqlKit(name)];
+}
+
+/** What is made on somebody's server, and goes again, whatever happens. */
+class Site implements AsyncDisposable {
+  readonly #server: Server;
+  readonly #say: (note: string) => void;
+  #kit: Kit | undefined;
+  /** The second Ctrl-C ends the process at once. */
+  readonly #onExit = (): void => this.#left("it was stopped before that");
+
+  constructor(server: Server, say: (note: string) => void) {
+    this.#server = server;
+    this.#say = say;
+  }
+
+  async make(kits: readonly [Kit, ...Kit[]], signal: AbortSignal): Promise<Kit> {
+    for (const [i, kit] of kits.entries()) {
+      this.#say(`Makes ${kit.made} on ${this.#server.shown}, and removes it afterwards.`);
+      this.#kit = kit;
+      process.once("exit", this.#onExit);
+      try {
+        for (const statement of kit.make) {
+          signal.throwIfAborted();
+          await within(answerMs, this.#server.query(statement));
+        }
+        return kit;
+      } catch (error) {
+        if (signal.aborted || error instanceof NoAnswer) throw error;
+        await this[Symbol.asyncDispose]();
+        if (i === kits.length - 1 || !refusesTables(error))
+          throw new Failure(
+            `${this.#server.shown}: ${kit.made} could not be made: ${describe(error)}. It needs the right to make a table; --read-only tries what needs none.`,
+            { cause: error },
+          );
+      }
+    }
+    throw new Failure("There is nothing to be made.");
+  }
+
+  #left(why: string): void {
+    this.#say(
+      `Could not remove ${this.#kit?.made} from ${this.#server.shown}: ${why}. By hand: ${this.#kit?.remove.join("; ")}`,
+    );
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    const kit = this.#kit;
+    if (!kit) return;
+    for (const since = performance.now(); ;) {
+      try {
+        // One session for all of it: what it sets is its own.
+        await using session = await within(answerMs, this.#server.session());
+        for (const statement of kit.remove) await within(answerMs, session.query(statement));
+        break;
+      } catch (error) {
+        // A session that was ended may have it for another moment.
+        if (performance.now() - since < 2 * longMs) await sleep(250);
+        else {
+          this.#left(describe(error));
+          break;
+        }
+      }
+    }
+    process.off("exit", this.#onExit);
+    this.#kit = undefined;
+  }
+}
+
+/** Not in this schema; no schema to make it in. */
+function refusesTables(error: unknown): boolean {
+  const { code } = error as { readonly code?: unknown };
+  return code === "42501" || code === "3F000";
+}
