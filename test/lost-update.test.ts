@@ -81,7 +81,15 @@ const kindsOf = ({ server }: Backend) =>
 describe("4 processes × 4 callers add one to a counter", () => {
   test.for(chosen)("$name", { timeout: 300_000 }, async (backend, { skip }) => {
     skip(missing(backend) !== undefined, missing(backend));
-    const outcomes = await run(backend, kindsOf(backend));
+    // Whoever locks rows and whoever locks keys exclude each other in no database, so each has one of its own.
+    const some: readonly Kind[] = kindsOf(backend);
+    const outcomes = {
+      ...(await run(
+        backend,
+        some.filter((kind) => kind !== "lock row"),
+      )),
+      ...(some.includes("lock row") && (await run(backend, ["lock row"]))),
+    };
     for (const [kind, { done, n, errors }] of Object.entries(outcomes)) {
       const hint = `${kind}, HOLDFAST_SEED=${inject("seed")}`;
       expect(errors, hint).toEqual([]);

@@ -95,9 +95,9 @@ describe.for(["pg", "postgres.js", "Prisma", "Kysely"])("%s", (name) => {
   });
 
   // Others cannot end a wait.
-  const cancels = name === "pg" || name === "postgres.js";
+  if (name !== "pg" && name !== "postgres.js") return;
 
-  test.runIf(cancels)("what is aborted is rejected only if it was not kept", async () => {
+  test("what is aborted is rejected only if it was not kept", async () => {
     const told = await abortedMeanwhile((signal) =>
       versioned<{ balance: number }>(hf, "account").update(1, ({ balance }) => ({ balance: balance + 1 }), {
         signal,

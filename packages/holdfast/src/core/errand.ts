@@ -36,7 +36,7 @@ interface Sender<Native, C extends Connection> {
   readonly beside?: Beside;
   /** An instance asks once what is at the other end, before anything else: it may have to be refused. */
   known?(): Capabilities | undefined;
-  capabilities?(connection: NoInfer<C>): Promise<Capabilities>;
+  capabilities?(connection: NoInfer<C>, free: boolean): Promise<Capabilities>;
 }
 
 /** A short errand on any connection, inside no transaction of ours. */
@@ -47,7 +47,10 @@ export function withConnection<Native, C extends Connection, T>(
   options: ErrandOptions = {},
 ): Promise<T> {
   const { database, beside } = sender;
-  const asking = sender.capabilities && !sender.known?.() ? sender.capabilities.bind(sender) : undefined;
+  // A client that hands out no connection runs it in a transaction of its own.
+  const free = database.connect !== undefined;
+  const ask = sender.known?.() ? undefined : sender.capabilities?.bind(sender);
+  const asking = ask && ((connection: C) => ask(connection, free));
   const run = () =>
     onConnection(database, { errand, asking }, ms, options).catch((error: unknown) => {
       throw explained(database, error);

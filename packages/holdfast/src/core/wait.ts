@@ -27,10 +27,11 @@ export function checkWait(value: unknown, what = "wait", others: readonly string
   return milliseconds(value, what);
 }
 
-export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
+export function sleep(ms: number, signal?: AbortSignal, keepsAlive = true): Promise<void> {
   return new Promise((resolve, reject) => {
     if (signal?.aborted) return reject(signal.reason as Error);
     const timer = setTimeout(done, ms);
+    if (!keepsAlive) timer.unref();
     signal?.addEventListener("abort", aborted, { once: true });
     function done() {
       signal?.removeEventListener("abort", aborted);

@@ -567,7 +567,7 @@ export class LeaseDesk<Native, C extends Connection> {
       leaveLine?.();
       this.#bell.forget(claim.resource, ear);
       // Not before the claim that is under way has been answered, or it would come after.
-      if (traces) withdrawn = this.#after(taking, () => this.#release(claim, 0));
+      if (traces) withdrawn = this.#track(this.#withdraw(claim, taking).catch(() => {}));
     }
     const waitedMs = Math.round(performance.now() - started);
     const reason = busy ? "file" : waitMs > 0 ? "timeout" : "busy";
@@ -794,14 +794,23 @@ export class LeaseDesk<Native, C extends Connection> {
     return this.#home.names([requestOf(wish)])[0] as string;
   }
 
-  #after(before: Promise<unknown> | undefined, then: () => Promise<unknown>): Promise<unknown> {
-    // Whatever is left behind runs out by itself.
-    return this.#track(
-      Promise.resolve(before)
-        .catch(() => {})
-        .then(then)
-        .catch(() => {}),
-    );
+  /**
+   * Takes back a claim that nobody waits for any more. One whose answer was lost may still be under way on the server, where
+   * nothing of it can be seen yet: it is looked for until it is found, or has run out by itself.
+   */
+  async #withdraw(claim: Claim, taking: Promise<unknown> | undefined): Promise<void> {
+    const endsAt = performance.now() + claim.ttlMs;
+    const unheard = (error: unknown) => error instanceof OutcomeUnknownError;
+    let lost = false;
+    await taking?.catch((error: unknown) => (lost = unheard(error)));
+    for (let delayMs = 250; ; delayMs = Math.min(30_000, 2 * delayMs)) {
+      const found = await this.#release(claim, 0).catch((error: unknown) => {
+        if (lost && unheard(error)) return undefined;
+        throw error;
+      });
+      if (!lost || found === "ours" || performance.now() + delayMs > endsAt) return;
+      await sleep(delayMs, this.#closing.signal, false);
+    }
   }
 
   #track<T>(work: Promise<T>): Promise<T> {
