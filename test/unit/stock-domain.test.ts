@@ -1,6 +1,6 @@
 /** The rules of stock, without a database; random orders against the plainest way to say the same. */
 import { describe, expect, inject, test } from "vitest";
-import type { Facts, OrderLine } from "../../packages/holdfast/src/core/stocks.ts";
+import type { Facts, OrderLine } from "../../packages/holdfast/src/stock/store.ts";
 import {
   type Level,
   compareSpots,

@@ -14,7 +14,7 @@ import type { Replay } from "./replay.ts";
 import type { Remade, Routine, RoutineState } from "./routine.ts";
 import type { Schedules } from "./schedules.ts";
 import type { Statement } from "./sql.ts";
-import type { Stocks } from "./stocks.ts";
+import type { StockStore } from "../stock/store.ts";
 import type { RowStrength, Tables } from "./tables.ts";
 import type { QueueJobs } from "./queue-jobs.ts";
 import type { Queues } from "./queues.ts";
@@ -333,7 +333,7 @@ export interface Engine<C extends Connection = Connection> {
   readonly quotas?: Quotas<C>;
   readonly queues?: Queues<C>;
   readonly queueJobs?: QueueJobs<C>;
-  readonly stocks?: Stocks<C>;
+  readonly stocks?: StockStore<C>;
   readonly schedules?: Schedules<C>;
   readonly audits?: Audits<C>;
   /** Absent where there is nothing that processes could disagree on: one way to keep locks, and no shards with patterns. */

@@ -12,8 +12,9 @@ import { Coalescer, Failed, type Terms, Undone } from "../core/coalesce.ts";
 import type { Connection } from "../core/database.ts";
 import { UnsupportedError } from "../core/errors.ts";
 import { type Home, detached, homeOf } from "../core/scope.ts";
-import type { Book, Order, Stocks, Verdict } from "../core/stocks.ts";
+import type { How, Soon } from "../core/store.ts";
 import { sameLines, spotName } from "./domain.ts";
+import type { Book, Order, StockStore, Verdict } from "./store.ts";
 
 export interface Call extends Order {
   /** The id, as the caller knows it. */
@@ -51,7 +52,7 @@ export class Desk {
   readonly #coalescer: Coalescer<Call, Verdict>;
   readonly #sending: Together<Call, Verdict> = {
     about: (call) => this.#aboutOf(call),
-    decide: (connection, calls, { again, waitMs }) => this.#decide(connection, calls, again, waitMs),
+    decide: (connection, calls, { again, ...how }) => this.#decide(connection, calls, again, how),
   };
   #known = new Set<string>();
 
@@ -68,7 +69,7 @@ export class Desk {
     });
   }
 
-  get store(): Stocks<Connection> {
+  get store(): StockStore<Connection> {
     const { engine } = this.home.database;
     if (!engine.stocks) throw new UnsupportedError(`stock: ${engine.name} does not have stock yet`);
     return engine.stocks;
@@ -79,8 +80,8 @@ export class Desk {
     if (!place.scope)
       // A batch is of many callers, who are in different transactions, or in none.
       return detached(this.home, () => this.#coalescer.add(call, place.signal, place.waitMs));
-    const [verdict] = await send(this.home, place, this.#aboutOf(call), (connection, { again, waitMs }) =>
-      this.#decide(connection, [call], again, waitMs),
+    const [verdict] = await send(this.home, place, this.#aboutOf(call), (connection, { again, ...how }) =>
+      this.#decide(connection, [call], again, how),
     );
     return verdict as Verdict;
   }
@@ -88,13 +89,13 @@ export class Desk {
   /** A statement of its own, in the caller's transaction or outside of any. */
   async alone<T>(
     options: CallOptions | undefined,
-    work: (connection: Connection, store: Stocks<Connection>, book: Book, waitMs: number) => Promise<T>,
+    work: (connection: Connection, store: StockStore<Connection>, book: Book, how: How) => Soon<T>,
     ms?: number,
     about: About = { names: [`stock ${this.book.name}`] },
   ): Promise<T> {
     const place = placeOf(this.home, options ?? {}, "stock");
-    return send(this.home, place, { ...about, ...(ms !== undefined && { ms }) }, (connection, { waitMs }) =>
-      work(connection, this.store, this.book, waitMs),
+    return send(this.home, place, { ...about, ...(ms !== undefined && { ms }) }, async (connection, how) =>
+      work(connection, this.store, this.book, how),
     );
   }
 
@@ -158,14 +159,14 @@ export class Desk {
     connection: Connection,
     calls: readonly Call[],
     careful: boolean,
-    waitMs: number,
+    how: How,
   ): Promise<readonly Verdict[]> {
     const names = new Set(calls.flatMap(({ lines }) => lines.map(spotName)));
     const look = careful || calls.some(({ named }) => named);
     let make = careful;
     for (const name of names) make ||= !this.#known.has(name);
     for (;;) {
-      const verdicts = await this.store.decide(connection, this.book, calls, { make, look, waitMs });
+      const verdicts = await this.store.decide(connection, this.book, calls, { make, look, ...how });
       if (verdicts) {
         for (const { outcome, lines } of verdicts)
           if (outcome === "done" || outcome === "before") this.#remember(lines.map(spotName));

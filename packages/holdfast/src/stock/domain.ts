@@ -1,5 +1,5 @@
 /** What is true of stock wherever it is kept: pure, without a database. */
-import type { Facts, OrderLine, Spot } from "../core/stocks.ts";
+import type { Facts, OrderLine, Spot } from "./store.ts";
 
 export interface Level extends Spot {
   readonly onHand: number;

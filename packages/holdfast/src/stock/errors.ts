@@ -1,5 +1,5 @@
 import { HoldfastError } from "../core/errors.ts";
-import type { Spot } from "../core/stocks.ts";
+import type { Spot } from "./store.ts";
 import type { Shortage } from "./domain.ts";
 
 /** Of at least one line there is not enough. Nothing was taken. */

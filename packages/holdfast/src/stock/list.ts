@@ -1,6 +1,6 @@
 import { merged } from "../core/merged.ts";
 import { instancesOf } from "../core/shards.ts";
-import type { BookInfo } from "../core/stocks.ts";
+import type { BookInfo } from "./store.ts";
 import { deskOf } from "./desk.ts";
 
 /** All stocks that have a level, by name. */
@@ -8,7 +8,7 @@ export async function stocks(hf: object): Promise<readonly BookInfo[]> {
   const found = await Promise.all(
     instancesOf(hf, "stock").all.map((instance) => {
       const desk = deskOf(instance, { name: "stock", table: undefined });
-      return desk.alone(undefined, (connection, store) => store.books(connection));
+      return desk.alone(undefined, (connection, store, _, how) => store.lists.books(connection, how));
     }),
   );
   return merged(

@@ -1,8 +1,8 @@
 /** Stock that changes by movements only: `stock(hf).apply([{ sku: "CAP", quantity: -2 }], { source: "ORDER" })`. */
 import { randomBytes } from "node:crypto";
 import { callNames } from "../core/calls.ts";
-import type { Wait } from "../core/database.ts";
-import { UsageError } from "../core/errors.ts";
+import type { Connection, Wait } from "../core/database.ts";
+import { UnsupportedError, UsageError } from "../core/errors.ts";
 import {
   checkId,
   checkMoment,
@@ -27,8 +27,10 @@ import type {
   OrderLine,
   OwnTable,
   Spot,
+  StockOwnTables,
+  StockStore,
   Verdict,
-} from "../core/stocks.ts";
+} from "./store.ts";
 import type { Transactor } from "../core/transaction.ts";
 import { type Trust, checkTrust } from "../core/trust.ts";
 import { type Desk, deskOf, longMs } from "./desk.ts";
@@ -468,7 +470,7 @@ export class Stock<W extends StockWords = StockWords> {
       );
     const { outcome, lines } = await this.#at(spot.sku).alone(
       options,
-      (connection, store, book, waitMs) => store.minimum(connection, book, spot, min, waitMs),
+      (connection, store, book, how) => store.minimum(connection, book, spot, min, how),
       undefined,
       { names: [`stock ${this.name}:${spot.sku}:${spot.location}`], locks: true },
     );
@@ -517,8 +519,8 @@ export class Stock<W extends StockWords = StockWords> {
         "history: on several databases pages are of one SKU each: name it, or ask each shard, stock(shards.all()[i])",
       );
     const [desk] = desks as [Desk];
-    const found = await desk.alone(options, (connection, store, book) =>
-      store.history(connection, book, filter, after, limit),
+    const found = await desk.alone(options, (connection, store, book, how) =>
+      store.lists.history(connection, book, filter, { after, most: limit }, how),
     );
     return {
       movements: found.map((each) => ({
@@ -549,8 +551,8 @@ export class Stock<W extends StockWords = StockWords> {
     const spot = this.#spot(sku, options);
     const at = timeOf("time", time);
     return (
-      (await this.#at(spot.sku).alone(options, (connection, store, book) =>
-        store.levelAt(connection, book, spot, at),
+      (await this.#at(spot.sku).alone(options, (connection, store, book, how) =>
+        store.lists.levelAt(connection, book, spot, at, how),
       )) ?? 0
     );
   }
@@ -563,7 +565,11 @@ export class Stock<W extends StockWords = StockWords> {
     const filter = filterOf(options);
     const found = await Promise.all(
       this.#those(options.sku).map((desk) =>
-        desk.alone(options, (connection, store, book) => store.channels(connection, book, filter), longMs),
+        desk.alone(
+          options,
+          (connection, store, book, how) => store.lists.channels(connection, book, filter, how),
+          longMs,
+        ),
       ),
     );
     const sums = merged(
@@ -602,10 +608,10 @@ export class Stock<W extends StockWords = StockWords> {
         findings.push(...wrong);
         if (!repair || wrong.length === 0) continue;
         const note = options.note ?? wrong.map(({ text }) => text).join("; ");
-        const how = { id: ownId(), trust, about: { ...aboutOf({}, "MANUAL"), by, note } };
+        const mending = { id: ownId(), trust, about: { ...aboutOf({}, "MANUAL"), by, note } };
         await desk.alone(
           undefined,
-          (connection, store, book) => store.repair(connection, book, each, how),
+          (connection, store, book, how) => store.upkeep.repair(connection, book, each, mending, how),
           longMs,
         );
       }
@@ -623,7 +629,11 @@ export class Stock<W extends StockWords = StockWords> {
     if (!this.#book.table) throw new UsageError("adopt: there is no table of yours, see `levels`");
     const counts = await Promise.all(
       this.#everywhere.map((desk) =>
-        desk.alone(undefined, (connection, store, book) => store.adopt(connection, book), longMs),
+        desk.alone(
+          undefined,
+          (connection, store, book, how) => ownTables(store).adopt(connection, book, how),
+          longMs,
+        ),
       ),
     );
     return counts.reduce((a, b) => a + b, 0);
@@ -633,7 +643,7 @@ export class Stock<W extends StockWords = StockWords> {
   guardSql(): readonly string[] {
     if (!this.#book.table) throw new UsageError("guardSql: there is no table of yours, see `levels`");
     const [desk] = this.#everywhere as readonly [Desk];
-    return desk.store.guard(this.#book);
+    return ownTables(desk.store).guard(this.#book);
   }
 
   async #move(
@@ -662,8 +672,7 @@ export class Stock<W extends StockWords = StockWords> {
     options.signal?.throwIfAborted();
     const verdict = await this.#whereabouts(kind, lines, options).alone(
       options,
-      (connection, store, book, waitMs) =>
-        store.follow(connection, book, { kind, id, of, about, lines }, waitMs),
+      (connection, store, book, how) => store.follow(connection, book, { kind, id, of, about, lines }, how),
       undefined,
       {
         names: [`stock ${this.name}: ${kind} of ${of}`],
@@ -747,8 +756,8 @@ export class Stock<W extends StockWords = StockWords> {
   ): Promise<CurrentLevel[]> {
     const found = await Promise.all(
       this.#spread(skus).map(({ desk, of }) =>
-        desk.alone(options, (connection, store, book) =>
-          store.levels(connection, book, { skus: of, location, ...page }),
+        desk.alone(options, (connection, store, book, how) =>
+          store.lists.levels(connection, book, { skus: of, location, ...page }, how),
         ),
       ),
     );
@@ -798,7 +807,8 @@ async function* factsOf(
   for (let after: Facts | undefined; ;) {
     const facts = await desk.alone(
       undefined,
-      (connection, store, book) => store.facts(connection, book, { sku, location, after, most }),
+      (connection, store, book, how) =>
+        store.upkeep.facts(connection, book, { sku, location, after, most }, how),
       longMs,
     );
     yield* facts;
@@ -894,6 +904,12 @@ let made = 0;
 function ownId(): string {
   ours ??= randomBytes(9).toString("base64url");
   return `${Date.now().toString(36)}-${ours}-${(++made).toString(36)}`;
+}
+
+function ownTables(store: StockStore<Connection>): StockOwnTables<Connection> {
+  if (!store.ownTables)
+    throw new UnsupportedError("stock: this engine keeps what is on hand itself: leave `levels` out");
+  return store.ownTables;
 }
 
 function ownTable(levels: OwnLevels, only: string): OwnTable {

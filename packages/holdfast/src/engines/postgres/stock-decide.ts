@@ -311,7 +311,7 @@ BEGIN
         IF FOUND THEN
           INSERT INTO holdfast.stock_reserved (level, reservation, quantity, until)
             SELECT u.l, oof[o], u.q, moment + ottl[o] * interval '1 millisecond' FROM unnest(levels, quantities) u (l, q);
-          untils[o] := at + ottl[o];
+          untils[o] := extract(epoch FROM moment + ottl[o] * interval '1 millisecond') * 1000;
           states[o] := 'open';
         ELSE
           -- Somebody made another one of that id just now.

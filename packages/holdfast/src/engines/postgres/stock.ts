@@ -11,10 +11,13 @@ import type {
   OrderLine,
   Outcome,
   Sequel,
+  StockLists,
   StockMovement,
-  Stocks,
+  StockOwnTables,
+  StockStore,
+  StockUpkeep,
   Verdict,
-} from "../../core/stocks.ts";
+} from "../../stock/store.ts";
 import { dialect } from "./dialect.ts";
 import { violated } from "./errors.ts";
 import { failureOf } from "./locks.ts";
@@ -76,90 +79,7 @@ const patient = ({ name }: Book, waitMs: number) => patiently(waitMs, sql`${name
 const text = (value: unknown) => (typeof value === "string" ? value : undefined);
 const moment = (ms: number) => sql`to_timestamp(${String(ms)}::text::float8 / 1000)`;
 
-export const stocks: Stocks<SqlConnection> = {
-  async decide(connection, book, orders, { make, look, waitMs }) {
-    const [first] = orders;
-    const [line] = first?.lines ?? [];
-    const plain = !book.table && orders.every(({ kind }) => kind === "apply" || kind === "transfer");
-    if (plain && orders.length === 1 && first?.lines.length === 1 && line)
-      return [await moveOne(connection, book, first, line, look, waitMs)];
-    if (plain && orders.length === 1 && first)
-      return moveSome(connection, book, first, { make, look, waitMs });
-    const { levels, steps } = laid(orders);
-    const about = (name: keyof Order["about"]) =>
-      sql`${list(orders.map((order) => order.about[name]))}::text::text[]`;
-    const level = (name: keyof Lane) => list(levels.map((each) => each[name]));
-    const step = (name: keyof Step) => list(steps.map((each) => each[name]));
-    const [row] = await askOften(
-      connection,
-      sql`SELECT missing, at, verdicts::text, ats::text, untils::text, array_to_string(states, ',', '-') AS states, moved::text,
-  balances::text, versions::text, rooms::text${impatient(waitMs)} FROM holdfast.stock_apply(${sql.raw(String(plain))},
-  ${level("sum")}::text::bigint[], ${level("count")}::text::int[], ${level("lowest")}::text::bigint[],
-  ${step("sum")}::text::bigint[], ${step("count")}::text::int[],
-  ${patient(book, waitMs)}, ${place(book)}, ${sql.raw(String(make))}, ${sql.raw(String(look))},
-  ${level("sku")}::text::text[], ${level("location")}::text::text[], ${level("into")}::text::boolean[],
-  ${list(orders.map(({ kind }) => kind))}::text::text[], ${list(orders.map(({ id }) => id))}::text::text[],
-  ${about("source")}, ${about("referenceType")}, ${about("referenceId")}, ${about("by")}, ${about("note")},
-  ${list(orders.map(({ kind, id }) => (kind === "reserve" ? id : undefined)))}::text::text[],
-  ${list(orders.map(({ ttlMs }) => ttlMs))}::text::bigint[], ${list(orders.map(({ lines }) => lines.length))}::text::int[],
-  ${step("place")}::text::int[], ${step("order")}::text::int[], ${step("line")}::text::int[], ${step("quantity")}::text::bigint[])`,
-    );
-    if (row?.["missing"] === true || row?.["missing"] === "t") return undefined;
-    return verdicts(orders, row ?? {});
-  },
-
-  async follow(connection, book, { kind, id, of, about, lines }: Sequel, waitMs): Promise<Verdict> {
-    const [row = {}] = await askOften(
-      connection,
-      sql`SELECT at, verdict, entered, until, state, array_to_json(skus)::text AS skus, array_to_json(locations)::text AS locations,
-  moved::text, balances::text, versions::text, rooms::text${impatient(waitMs)}
-  FROM holdfast.stock_follow(${patient(book, waitMs)}, ${place(book)}, ${kind}::text, ${id}::text, ${about.source || null}::text,
-  ${about.referenceType ?? null}::text, ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text,
-  ${of}::text, ${lines ? list(lines.map(({ sku }) => sku)) : null}::text::text[],
-  ${lines ? list(lines.map(({ location }) => location)) : null}::text::text[],
-  ${lines ? list(lines.map(({ quantity }) => quantity)) : null}::text::bigint[])`,
-    );
-    const skus = JSON.parse(text(row["skus"]) ?? "[]") as string[];
-    const locations = JSON.parse(text(row["locations"]) ?? "[]") as string[];
-    const column = columns(row);
-    return {
-      outcome: outcomes[Number(row["verdict"])] as Outcome,
-      at: Number(row["entered"]),
-      until: row["until"] === null ? undefined : Number(row["until"]),
-      state: text(row["state"]),
-      lines: skus.map((sku, i) => lineVerdict({ sku, location: locations[i] ?? "" }, column, i, 0)),
-    };
-  },
-
-  async minimum(connection, book, { sku, location }, min, waitMs) {
-    if (book.table)
-      await ask(
-        connection,
-        sql`SELECT holdfast.stock_adopt(${book.name}::text, ${place(book)},
-  ${list([sku])}::text::text[], ${list([location])}::text::text[])`,
-      );
-    const [row = {}] = await ask(
-      connection,
-      sql`SELECT f.*${impatient(waitMs)} FROM holdfast.stock_minimum(${patient(book, waitMs)}, ${sku}::text, ${location}::text, ${String(min)}::text::bigint) f`,
-    );
-    return {
-      outcome: outcomes[Number(row["verdict"])] as Outcome,
-      at: Number.NaN,
-      until: undefined,
-      state: undefined,
-      lines: [
-        {
-          sku,
-          location,
-          quantity: 0,
-          onHand: Number(row["balance"]),
-          version: Number(row["version"]),
-          room: Number(row["room"]),
-        },
-      ],
-    };
-  },
-
+const lists: StockLists<SqlConnection> = {
   async levels(connection, book, { skus, location, after, most }) {
     const these = sql`${skus ? list(skus) : null}::text::text[]`;
     const there = sql`${location ?? null}::text`;
@@ -207,7 +127,7 @@ export const stocks: Stocks<SqlConnection> = {
     }));
   },
 
-  async history(connection, book, filter, after, most) {
+  async history(connection, book, filter, { after, most }) {
     const [micros, level, version] = (after ?? "").split(".");
     const at = sql`('epoch'::timestamptz + ${micros}::text::bigint * interval '1 microsecond')`;
     // The first condition is for the index, which does not have them in this order.
@@ -276,7 +196,9 @@ export const stocks: Stocks<SqlConnection> = {
       decreased: Number(row["decreased"]),
     }));
   },
+};
 
+const upkeep: StockUpkeep<SqlConnection> = {
   async facts(connection, book, { sku, location, after, most }) {
     const rows = await ask(
       connection,
@@ -339,7 +261,9 @@ export const stocks: Stocks<SqlConnection> = {
   ${source}::text, ${by ?? null}::text, ${note ?? null}::text, ${trust}::text)`,
     );
   },
+};
 
+const ownTables: StockOwnTables<SqlConnection> = {
   async adopt(connection, book) {
     const page = 1000;
     for (let opened = 0; ;) {
@@ -362,6 +286,95 @@ export const stocks: Stocks<SqlConnection> = {
       `CREATE TRIGGER holdfast_stock_guard BEFORE UPDATE OF ${column} ON ${name} FOR EACH ROW WHEN (OLD.${column} IS DISTINCT FROM NEW.${column}) EXECUTE FUNCTION holdfast.stock_guard();`,
     ];
   },
+};
+
+export const stocks: StockStore<SqlConnection> = {
+  async decide(connection, book, orders, { make, look, waitMs }) {
+    const [first] = orders;
+    const [line] = first?.lines ?? [];
+    const plain = !book.table && orders.every(({ kind }) => kind === "apply" || kind === "transfer");
+    if (plain && orders.length === 1 && first?.lines.length === 1 && line)
+      return [await moveOne(connection, book, first, line, look, waitMs)];
+    if (plain && orders.length === 1 && first)
+      return moveSome(connection, book, first, { make, look, waitMs });
+    const { levels, steps } = laid(orders);
+    const about = (name: keyof Order["about"]) =>
+      sql`${list(orders.map((order) => order.about[name]))}::text::text[]`;
+    const level = (name: keyof Lane) => list(levels.map((each) => each[name]));
+    const step = (name: keyof Step) => list(steps.map((each) => each[name]));
+    const [row] = await askOften(
+      connection,
+      sql`SELECT missing, at, verdicts::text, ats::text, untils::text, array_to_string(states, ',', '-') AS states, moved::text,
+  balances::text, versions::text, rooms::text${impatient(waitMs)} FROM holdfast.stock_apply(${sql.raw(String(plain))},
+  ${level("sum")}::text::bigint[], ${level("count")}::text::int[], ${level("lowest")}::text::bigint[],
+  ${step("sum")}::text::bigint[], ${step("count")}::text::int[],
+  ${patient(book, waitMs)}, ${place(book)}, ${sql.raw(String(make))}, ${sql.raw(String(look))},
+  ${level("sku")}::text::text[], ${level("location")}::text::text[], ${level("into")}::text::boolean[],
+  ${list(orders.map(({ kind }) => kind))}::text::text[], ${list(orders.map(({ id }) => id))}::text::text[],
+  ${about("source")}, ${about("referenceType")}, ${about("referenceId")}, ${about("by")}, ${about("note")},
+  ${list(orders.map(({ kind, id }) => (kind === "reserve" ? id : undefined)))}::text::text[],
+  ${list(orders.map(({ ttlMs }) => ttlMs))}::text::bigint[], ${list(orders.map(({ lines }) => lines.length))}::text::int[],
+  ${step("place")}::text::int[], ${step("order")}::text::int[], ${step("line")}::text::int[], ${step("quantity")}::text::bigint[])`,
+    );
+    if (row?.["missing"] === true || row?.["missing"] === "t") return undefined;
+    return verdicts(orders, row ?? {});
+  },
+
+  async follow(connection, book, { kind, id, of, about, lines }: Sequel, { waitMs }): Promise<Verdict> {
+    const [row = {}] = await askOften(
+      connection,
+      sql`SELECT at, verdict, entered, until, state, array_to_json(skus)::text AS skus, array_to_json(locations)::text AS locations,
+  moved::text, balances::text, versions::text, rooms::text${impatient(waitMs)}
+  FROM holdfast.stock_follow(${patient(book, waitMs)}, ${place(book)}, ${kind}::text, ${id}::text, ${about.source || null}::text,
+  ${about.referenceType ?? null}::text, ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text,
+  ${of}::text, ${lines ? list(lines.map(({ sku }) => sku)) : null}::text::text[],
+  ${lines ? list(lines.map(({ location }) => location)) : null}::text::text[],
+  ${lines ? list(lines.map(({ quantity }) => quantity)) : null}::text::bigint[])`,
+    );
+    const skus = JSON.parse(text(row["skus"]) ?? "[]") as string[];
+    const locations = JSON.parse(text(row["locations"]) ?? "[]") as string[];
+    const column = columns(row);
+    return {
+      outcome: outcomes[Number(row["verdict"])] as Outcome,
+      at: Number(row["entered"]),
+      until: row["until"] === null ? undefined : Number(row["until"]),
+      state: text(row["state"]),
+      lines: skus.map((sku, i) => lineVerdict({ sku, location: locations[i] ?? "" }, column, i, 0)),
+    };
+  },
+
+  async minimum(connection, book, { sku, location }, min, { waitMs }) {
+    if (book.table)
+      await ask(
+        connection,
+        sql`SELECT holdfast.stock_adopt(${book.name}::text, ${place(book)},
+  ${list([sku])}::text::text[], ${list([location])}::text::text[])`,
+      );
+    const [row = {}] = await ask(
+      connection,
+      sql`SELECT f.*${impatient(waitMs)} FROM holdfast.stock_minimum(${patient(book, waitMs)}, ${sku}::text, ${location}::text, ${String(min)}::text::bigint) f`,
+    );
+    return {
+      outcome: outcomes[Number(row["verdict"])] as Outcome,
+      at: Number.NaN,
+      until: undefined,
+      state: undefined,
+      lines: [
+        {
+          sku,
+          location,
+          quantity: 0,
+          onHand: Number(row["balance"]),
+          version: Number(row["version"]),
+          room: Number(row["room"]),
+        },
+      ],
+    };
+  },
+
+  lists,
+  upkeep,
+  ownTables,
 };
 
 interface Lane {
@@ -452,7 +465,8 @@ function verdicts(orders: readonly Order[], row: Record<string, unknown>): Verdi
       outcome: outcomes[kinds[o] ?? 1] as Outcome,
       at: ats[o] ?? at,
       until: untils[o],
-      state: states[o] === "-" ? undefined : states[o],
+      // The short way says nothing here either.
+      state: states[o] === "-" ? undefined : states[o] || undefined,
       lines: lines.map((line, i) => lineVerdict(line, column, start + i, line.quantity)),
     };
   });

@@ -1,6 +1,7 @@
-/** What an engine keeps of stock: the contract behind `stock`. */
-import type { Connection } from "./database.ts";
-import type { Trust } from "./trust.ts";
+/** What an engine keeps of stock: the contract behind `stock`. What is decided is said in `decide.ts`. */
+import type { Connection } from "../core/database.ts";
+import type { How, Soon } from "../core/store.ts";
+import type { Trust } from "../core/trust.ts";
 
 export interface Spot {
   readonly sku: string;
@@ -158,67 +159,87 @@ export interface BookInfo {
   readonly elsewhere: boolean;
 }
 
-export interface Stocks<C extends Connection> {
+export interface MovementPage {
+  /** The last one of the page before, by its `cursor`. */
+  readonly after: string | undefined;
+  readonly most: number;
+}
+
+export interface LevelPage {
+  readonly skus: readonly string[] | undefined;
+  readonly location: string | undefined;
+  /** The last one of the page before; and how many, if not all. */
+  readonly after: Spot | undefined;
+  readonly most: number | undefined;
+}
+
+export interface FactsPage {
+  readonly sku: string | undefined;
+  readonly location: string | undefined;
+  /** The last one of the page before. */
+  readonly after: Spot | undefined;
+  readonly most: number;
+}
+
+export interface Repair {
+  readonly id: string;
+  readonly trust: Trust;
+  readonly about: About;
+}
+
+/** The work itself. */
+export interface StockStore<C extends Connection> {
   /**
-   * Decides in the order in which they came, each all or nothing. `make`: spots that something is put into may not be
-   * there yet. `look`: ids may have been used before. `waitMs`: for transactions of others. Undefined: spots are missing that would have to be made.
+   * Decides in the order in which they came, each all or nothing; an id comes once in a batch. `make`: spots that something
+   * is put into may not be there yet. `look`: ids may have been used before. Undefined: spots are missing that would have to
+   * be made.
    */
   decide(
     connection: C,
     book: Book,
     orders: readonly Order[],
-    options: { readonly make: boolean; readonly look: boolean; readonly waitMs: number },
-  ): Promise<readonly Verdict[] | undefined>;
-  follow(connection: C, book: Book, sequel: Sequel, waitMs: number): Promise<Verdict>;
+    how: How & { readonly make: boolean; readonly look: boolean },
+  ): Soon<readonly Verdict[] | undefined>;
+  follow(connection: C, book: Book, sequel: Sequel, how: How): Soon<Verdict>;
   /** Never below this. "short": what is there is below it already. */
-  minimum(connection: C, book: Book, spot: Spot, min: number, waitMs: number): Promise<Verdict>;
-  levels(
-    connection: C,
-    book: Book,
-    which: {
-      readonly skus: readonly string[] | undefined;
-      readonly location: string | undefined;
-      /** The last one of the page before; and how many, if not all. */
-      readonly after: Spot | undefined;
-      readonly most: number | undefined;
-    },
-  ): Promise<readonly StockLevel[]>;
+  minimum(connection: C, book: Book, spot: Spot, min: number, how: How): Soon<Verdict>;
+  readonly lists: StockLists<C>;
+  readonly upkeep: StockUpkeep<C>;
+  /** On-hand quantities in a table of the caller's. Absent: this engine keeps them itself, always. */
+  readonly ownTables?: StockOwnTables<C>;
+}
+
+/** What only looks. */
+export interface StockLists<C extends Connection> {
+  levels(connection: C, book: Book, which: LevelPage, how: How): Soon<readonly StockLevel[]>;
   /** Of those that have a level. */
-  books(connection: C): Promise<readonly BookInfo[]>;
-  /** Newest first, after this place. */
+  books(connection: C, how: How): Soon<readonly BookInfo[]>;
+  /** Newest first. */
   history(
     connection: C,
     book: Book,
     filter: MovementFilter,
-    after: string | undefined,
-    most: number,
-  ): Promise<readonly StockMovement[]>;
+    page: MovementPage,
+    how: How,
+  ): Soon<readonly StockMovement[]>;
   /** What was on hand at that moment; undefined: there was nothing yet. */
-  levelAt(connection: C, book: Book, spot: Spot, at: number): Promise<number | undefined>;
-  channels(connection: C, book: Book, filter: MovementFilter): Promise<readonly Channel[]>;
-  facts(
-    connection: C,
-    book: Book,
-    which: {
-      readonly sku: string | undefined;
-      readonly location: string | undefined;
-      /** The last one of the page before. */
-      readonly after: Spot | undefined;
-      readonly most: number;
-    },
-  ): Promise<readonly Facts[]>;
+  levelAt(connection: C, book: Book, spot: Spot, at: number, how: How): Soon<number | undefined>;
+  channels(connection: C, book: Book, filter: MovementFilter, how: How): Soon<readonly Channel[]>;
+}
+
+/** Whether it adds up, and what to do if not. */
+export interface StockUpkeep<C extends Connection> {
+  facts(connection: C, book: Book, which: FactsPage, how: How): Soon<readonly Facts[]>;
   /**
    * Makes what is on hand what the movements come to, or leaves it, as `trust` says; writes a movement of what they lack;
    * and reserves what is open. The same id again changes nothing.
    */
-  repair(
-    connection: C,
-    book: Book,
-    spot: Spot,
-    how: { readonly id: string; readonly trust: Trust; readonly about: About },
-  ): Promise<void>;
+  repair(connection: C, book: Book, spot: Spot, repair: Repair, how: How): Soon<void>;
+}
+
+export interface StockOwnTables<C extends Connection> {
   /** Takes over what is in the caller's table and not in ours yet; how many spots. */
-  adopt(connection: C, book: Book): Promise<number>;
+  adopt(connection: C, book: Book, how: How): Soon<number>;
   /** SQL of a trigger that refuses changes of the caller's table that are not ours. */
   guard(book: Book): readonly string[];
 }

@@ -1,0 +1,478 @@
+/**
+ * The decision about stock against the functions on the server: the same calls, on the same rows, have the same answers and
+ * leave the same rows, column by column. States are random, and worse than calls alone could make them.
+ */
+import { holdfast } from "holdfast";
+import { fromPg } from "holdfast/pg";
+import { Pool, type PoolClient } from "pg";
+import { describe, expect, inject, test } from "vitest";
+import type { Database, SqlConnection } from "../../packages/holdfast/src/core/database.ts";
+import {
+  type Decision,
+  type StockCall,
+  type StockView,
+  type StockWrites,
+  decide,
+  decideMinimum,
+} from "../../packages/holdfast/src/stock/decide.ts";
+import { decideRepair, emptyLedger, extend, factsOf } from "../../packages/holdfast/src/stock/ledger.ts";
+import type {
+  LevelRow,
+  MovementRow,
+  ReservationRow,
+  ReservedRow,
+} from "../../packages/holdfast/src/stock/rows.ts";
+import { ofReservation, ofSale } from "../../packages/holdfast/src/stock/sequel.ts";
+import type {
+  About,
+  Book,
+  Order,
+  OrderLine,
+  Sequel,
+  StockStore,
+  Verdict,
+} from "../../packages/holdfast/src/stock/store.ts";
+import { compareSpots, sumLines } from "../../packages/holdfast/src/stock/domain.ts";
+import { createDatabase } from "../harness/databases.ts";
+import { random } from "../harness/random.ts";
+
+const seeds = process.env["HOLDFAST_LONG"] === "1" ? 100 : 3;
+const steps = 150;
+const book: Book = { name: "book", table: undefined };
+const how = { waitMs: 5000, free: true };
+
+interface State {
+  readonly levels: readonly LevelRow[];
+  readonly movements: readonly MovementRow[];
+  readonly reservations: readonly ReservationRow[];
+  readonly reserved: readonly ReservedRow[];
+}
+
+/** Everything, in one order. */
+async function stateOf(client: PoolClient): Promise<State> {
+  const micros = (column: string) => `(extract(epoch FROM ${column}) * 1000000)::bigint::float8 AS ${column}`;
+  const read = async <Row>(text: string): Promise<Row[]> => {
+    const { rows } = await client.query(text);
+    // As the decision has it.
+    return rows.map((row: object) =>
+      Object.fromEntries(Object.entries(row).map(([name, value]) => [name, (value as unknown) ?? undefined])),
+    ) as Row[];
+  };
+  return {
+    levels:
+      await read(`SELECT id::int, book, sku, location, on_hand::float8, reserved::float8, min_level::float8, version::int, elsewhere
+      FROM holdfast.stock_level ORDER BY id`),
+    movements:
+      await read(`SELECT level::int, version::int, quantity::float8, balance::float8, ${micros("at")}, line, parts, kind, source,
+      external_id, reference_type, reference_id, user_id, note, origin FROM holdfast.stock_movement t ORDER BY t.level, t.version`),
+    reservations:
+      await read(`SELECT book, id, state, ${micros("until")}, ${micros("made_at")}, levels::int[], quantities::int[], source,
+      reference_type, reference_id, user_id, note FROM holdfast.stock_reservation t ORDER BY t.id`),
+    reserved:
+      await read(`SELECT level::int, reservation, quantity::float8, ${micros("until")} FROM holdfast.stock_reserved t
+      ORDER BY t.level, t.reservation`),
+  };
+}
+
+function written(state: State, writes: StockWrites): State {
+  const changed = <Row>(rows: readonly Row[], changes: readonly { before: Row; after: Row }[]) =>
+    rows.map((row) => changes.find(({ before }) => before === row)?.after ?? row);
+  const by =
+    <Row>(...names: (keyof Row)[]) =>
+    (a: Row, b: Row) => {
+      for (const name of names) if (a[name] !== b[name]) return a[name] < b[name] ? -1 : 1;
+      return 0;
+    };
+  const { movements, reservations, reserved } = writes;
+  return {
+    levels: changed(state.levels, writes.levels),
+    movements: [...state.movements, ...movements].toSorted(by<MovementRow>("level", "version")),
+    reservations: [...changed(state.reservations, reservations.update), ...reservations.insert].toSorted(
+      by<ReservationRow>("id"),
+    ),
+    reserved: [
+      ...state.reserved.filter((row) => !reserved.delete.includes(row)),
+      ...reserved.insert,
+    ].toSorted(by<ReservedRow>("level", "reservation")),
+  };
+}
+
+/** Reads what it asks for out of rows. `after`: levels that the server made, for those that it wants made. */
+function decided<T>(
+  state: State,
+  after: State,
+  at: number,
+  calls: readonly StockCall[],
+  ask: (view: StockView) => Decision<T>,
+): { readonly answer: T; readonly state: State } {
+  const ids = new Set(calls.flatMap(({ id, of }) => [id, of]));
+  const mine = (level: number) => of.levels.some(({ id }) => id === level);
+  let of = state;
+  const cleared = new Set<number>();
+  for (let round = 0; round < 5; round++) {
+    const returned = new Map<string, { origin: string; level: number; quantity: number }>();
+    for (const { origin, level, quantity } of of.movements)
+      if (origin !== undefined) {
+        const name = `${origin} ${level}`;
+        returned.set(name, { origin, level, quantity: (returned.get(name)?.quantity ?? 0) + quantity });
+      }
+    const decision = ask({
+      book: book.name,
+      at,
+      levels: of.levels,
+      movements: of.movements.filter((row) => ids.has(row.external_id) && mine(row.level)),
+      returned: [...returned.values()],
+      reservations: of.reservations.filter(({ id }) => ids.has(id)),
+      reserved: of.reserved.filter(
+        ({ reservation, level, until }) => ids.has(reservation) || (cleared.has(level) && until <= at),
+      ),
+      cleared,
+    });
+    if (!("need" in decision)) return { answer: decision.verdicts, state: written(of, decision.writes) };
+    for (const level of decision.need.cleared) cleared.add(level);
+    const fresh = after.levels
+      .filter(({ sku, location }) =>
+        decision.need.levels.some((spot) => spot.sku === sku && spot.location === location),
+      )
+      .map((row) => ({ ...row, on_hand: 0, reserved: 0, min_level: 0, version: 0 }));
+    of = { ...of, levels: [...of.levels, ...fresh].toSorted((a, b) => a.id - b.id) };
+  }
+  throw new Error("it always needs something more");
+}
+
+/** What both must say. What is on hand is told where something was done; what there is, where it was refused. */
+function said({ outcome, at, until, state, lines }: Verdict): unknown {
+  const did = outcome === "done" || outcome === "before";
+  return {
+    outcome,
+    until,
+    state,
+    ...(did && { at }),
+    lines: lines.map(({ sku, location, quantity, onHand, version, room }) =>
+      did ? { sku, location, quantity, onHand, version } : { sku, location, quantity, room },
+    ),
+  };
+}
+
+const skus = ["A", "B", "C"];
+const locations = ["main", "north"];
+
+class Player {
+  readonly next: () => number;
+  readonly #fresh = { n: 0 };
+
+  constructor(seed: number) {
+    this.next = random(seed);
+  }
+
+  below(n: number): number {
+    return Math.floor(this.next() * n);
+  }
+
+  one<T>(list: readonly T[]): T {
+    return list[this.below(list.length)] as T;
+  }
+
+  about(): About {
+    const reference =
+      this.next() < 0.3 ? { referenceType: "order", referenceId: this.one(["1", "2"]) } : undefined;
+    return {
+      source: this.next() < 0.7 ? "ORDER" : "MANUAL",
+      referenceType: reference?.referenceType,
+      referenceId: reference?.referenceId,
+      by: this.next() < 0.5 ? "ada" : undefined,
+      note: undefined,
+    };
+  }
+
+  lines(quantity: () => number): OrderLine[] {
+    const lines = Array.from({ length: 1 + this.below(3) }, () => ({
+      sku: this.one(skus),
+      location: this.one(locations),
+      quantity: quantity(),
+    }));
+    return sumLines(lines)
+      .filter((line) => line.quantity !== 0)
+      .toSorted(compareSpots);
+  }
+
+  id(kind: string): string {
+    return this.next() < 0.5 ? `${kind} ${this.below(6)}` : `${kind} fresh ${++this.#fresh.n}`;
+  }
+
+  order(): Order {
+    const kind = this.one(["apply", "apply", "apply", "adjust", "transfer", "reserve", "reserve"] as const);
+    const about = this.about();
+    if (kind === "reserve")
+      return {
+        kind,
+        id: this.id("r"),
+        about,
+        ttlMs: 1 + this.below(3_600_000),
+        lines: this.#some(() => 1 + this.below(4)),
+      };
+    const id = this.id("m");
+    if (kind === "adjust") {
+      const lines = [{ sku: this.one(skus), location: this.one(locations), quantity: this.below(12) }];
+      return { kind, id, about, ttlMs: undefined, lines };
+    }
+    if (kind === "transfer") {
+      const [sku, quantity, back] = [this.one(skus), 1 + this.below(4), this.next() < 0.5 ? -1 : 1];
+      const lines = locations.map((location, i) => ({
+        sku,
+        location,
+        quantity: i === 0 ? back * quantity : -back * quantity,
+      }));
+      return { kind, id, about, ttlMs: undefined, lines };
+    }
+    return { kind, id, about, ttlMs: undefined, lines: this.#some(() => this.below(12) - 7) };
+  }
+
+  #some(quantity: () => number): OrderLine[] {
+    for (;;) {
+      const lines = this.lines(quantity);
+      if (lines.length > 0) return lines;
+    }
+  }
+
+  /** Ids come once in a batch. */
+  orders(): Order[] {
+    const orders = Array.from({ length: this.next() < 0.5 ? 1 : 1 + this.below(4) }, () => this.order());
+    return orders.filter(({ id }, i) => orders.findIndex((other) => other.id === id) === i);
+  }
+
+  sequel({ movements, reservations }: State): Sequel {
+    const kind = this.one(["commit", "release", "return", "return"] as const);
+    if (kind !== "return") {
+      const of = this.next() < 0.9 ? (this.one(reservations)?.id ?? "r 0") : "nowhere";
+      const about = this.next() < 0.5 ? { ...this.about(), source: "" } : this.about();
+      return { kind, id: `${kind}:${of}`, of, about, lines: undefined };
+    }
+    const sales = movements.filter(({ quantity }) => quantity < 0);
+    const of = this.next() < 0.9 ? (this.one(sales)?.external_id ?? "m 0") : "nowhere";
+    const whole = this.next() < 0.4;
+    return {
+      kind,
+      id: whole ? `return:${of}` : this.id("b"),
+      of,
+      about: { ...this.about(), source: "RETURN" },
+      lines: whole ? undefined : this.#some(() => 1 + this.below(3)),
+    };
+  }
+}
+
+const expired = "clock_timestamp() - interval '1 hour'";
+
+/** What calls alone do not do: time goes by, clocks differ, people write where they should not. */
+async function disturb(client: PoolClient, player: Player, state: State): Promise<void> {
+  const row = player.one(state.reservations);
+  if (!row) return;
+  switch (player.below(3)) {
+    case 0:
+      await client.query(`UPDATE holdfast.stock_reserved SET until = ${expired} WHERE reservation = $1`, [
+        row.id,
+      ]);
+      await client.query(`UPDATE holdfast.stock_reservation SET until = ${expired} WHERE id = $1`, [row.id]);
+      break;
+    case 1:
+      // Somebody whose clock was ahead has cleared away one of its lines.
+      await client.query(
+        `WITH gone AS (DELETE FROM holdfast.stock_reserved WHERE reservation = $1 AND level = $2 RETURNING level, quantity)
+         UPDATE holdfast.stock_level t SET reserved = reserved - gone.quantity FROM gone WHERE t.id = gone.level`,
+        [row.id, row.levels[0]],
+      );
+      break;
+    default:
+      // A gap, or a level that was changed behind the movements' back.
+      await client.query("DELETE FROM holdfast.stock_movement WHERE level = $1 AND version % 7 = 3", [
+        row.levels[0],
+      ]);
+      await client.query("UPDATE holdfast.stock_level SET on_hand = on_hand + 1 WHERE id = $1", [
+        row.levels[0],
+      ]);
+  }
+}
+
+class Trial {
+  readonly store: StockStore<SqlConnection>;
+  readonly client: PoolClient;
+  readonly connection: SqlConnection;
+  readonly player: Player;
+  readonly outcomes = new Map<string, number>();
+  hint = "";
+
+  constructor(database: Database<PoolClient, SqlConnection>, client: PoolClient, player: Player) {
+    this.store = database.engine.stocks as StockStore<SqlConnection>;
+    this.client = client;
+    this.connection = database.join(client);
+    this.player = player;
+  }
+
+  #compare(
+    call: unknown,
+    verdicts: readonly Verdict[],
+    found: readonly Verdict[],
+    after: State,
+    state: State,
+  ): void {
+    const text = `${this.hint}: ${JSON.stringify(call)}`;
+    expect(found.map(said), text).toEqual(verdicts.map(said));
+    expect(state, text).toEqual(after);
+    for (const { outcome } of verdicts) this.outcomes.set(outcome, (this.outcomes.get(outcome) ?? 0) + 1);
+  }
+
+  async orders(state: State, orders: readonly Order[]): Promise<void> {
+    const verdicts =
+      (await this.store.decide(this.connection, book, orders, { ...how, make: true, look: true })) ?? [];
+    const after = await stateOf(this.client);
+    // By the moment that the server took: of what was done before, the moment is that of then.
+    const told = verdicts
+      .filter(({ outcome }) => outcome !== "before")
+      .map(({ at }) => Math.round(at * 1000));
+    const calls = orders.map((order) => ({ ...order, of: order.kind === "reserve" ? order.id : undefined }));
+    const found = decided(state, after, told[0] ?? Date.now() * 1000, calls, (view) => decide(view, calls));
+    this.#compare(orders, verdicts, found.answer, after, found.state);
+  }
+
+  async sequel(state: State, sequel: Sequel): Promise<void> {
+    const verdict = await this.store.follow(this.connection, book, sequel, how);
+    const after = await stateOf(this.client);
+    // Of what moved before, the moment of then: nothing depends on it then.
+    const at = verdict.at > 0 ? Math.round(verdict.at * 1000) : Date.now() * 1000;
+    const call = this.#lines(state, sequel);
+    if (typeof call === "string") {
+      expect([call, after], `${this.hint}: ${JSON.stringify(sequel)}`).toEqual([verdict.outcome, state]);
+      return;
+    }
+    const found = decided(state, after, at, [call], (view) => decide(view, [call]));
+    this.#compare(sequel, [verdict], found.answer, after, found.state);
+  }
+
+  #lines(state: State, sequel: Sequel): StockCall | string {
+    const spots = new Map(state.levels.map((row) => [row.id, row]));
+    if (sequel.kind !== "return")
+      return (
+        ofReservation(
+          sequel,
+          state.reservations.find(({ id }) => id === sequel.of),
+          spots,
+        ) ?? "unknown"
+      );
+    const sales = state.movements
+      .filter(
+        ({ external_id, quantity, kind }) =>
+          external_id === sequel.of && quantity < 0 && ["apply", "commit"].includes(kind),
+      )
+      .map(({ level, quantity }) => ({
+        ...(spots.get(level) as LevelRow),
+        sold: -quantity,
+        back: state.movements
+          .filter((row) => row.origin === sequel.of && row.level === level && row.external_id !== sequel.id)
+          .reduce((sum, row) => sum + row.quantity, 0),
+      }));
+    return ofSale(sequel, sales);
+  }
+
+  async minimum(state: State): Promise<void> {
+    const { player } = this;
+    const spot = { sku: player.one(skus), location: player.one(locations) };
+    const min = player.below(9) - 5;
+    const verdict = await this.store.minimum(this.connection, book, spot, min, how);
+    const after = await stateOf(this.client);
+    const found = decided(state, after, Date.now() * 1000, [], (view) => decideMinimum(view, spot, min));
+    this.#compare(
+      { ...spot, min },
+      [{ ...verdict, at: 0 }],
+      [{ ...found.answer, at: 0 }],
+      after,
+      found.state,
+    );
+  }
+
+  /** What the movements come to, and what a repair makes of it. */
+  async upkeep(state: State): Promise<void> {
+    const { player } = this;
+    const page = { sku: undefined, location: undefined, after: undefined, most: 100 };
+    const facts = await this.store.upkeep.facts(this.connection, book, page, how);
+    const ledgers = new Map(
+      state.levels.map((level) => [
+        level,
+        extend(
+          emptyLedger,
+          state.movements.filter((row) => row.level === level.id),
+        ),
+      ]),
+    );
+    const open = (level: LevelRow) =>
+      state.reserved.filter((row) => row.level === level.id).reduce((sum, { quantity }) => sum + quantity, 0);
+    const own = [...ledgers].map(([level, ledger]) => factsOf(level, ledger, open(level)));
+    expect(own.toSorted(compareSpots), this.hint).toEqual(facts);
+    const [level, ledger] = player.one([...ledgers]);
+    const trust = player.one(["ledger", "levels"] as const);
+    const repair = { id: player.id("repair"), trust, about: player.about() };
+    if (state.movements.some((row) => row.external_id === repair.id && row.level === level.id)) return;
+    const failed = await Promise.resolve(
+      this.store.upkeep.repair(this.connection, book, level, repair, how),
+    ).then(
+      () => false,
+      () => true,
+    );
+    const after = await stateOf(this.client);
+    const at =
+      after.movements.find((row) => row.external_id === repair.id && row.level === level.id)?.at ?? 0;
+    const decision = () => decideRepair(level, ledger, open(level), at, repair);
+    const text = `${this.hint}: ${JSON.stringify({ ...repair, level })}`;
+    if (failed) {
+      expect(decision, text).toThrow(/have to stay/);
+      return;
+    }
+    const { level: mended, movement } = decision();
+    const writes = { levels: [{ before: level, after: mended }], movements: [movement], until: undefined };
+    const none = { reservations: { insert: [], update: [] }, reserved: { insert: [], delete: [] } };
+    expect(written(state, { ...writes, ...none }), text).toEqual(after);
+  }
+}
+
+async function within<T>(
+  body: (trial: (seed: number) => Trial, client: PoolClient) => Promise<T>,
+): Promise<T> {
+  const database = await createDatabase("postgres");
+  const pool = new Pool({ connectionString: database.url, max: 3 });
+  try {
+    const client = fromPg(pool) as unknown as Database<PoolClient, SqlConnection>;
+    await holdfast(fromPg(pool)).migrate();
+    const own = await pool.connect();
+    try {
+      return await body((seed) => new Trial(client, own, new Player(seed)), own);
+    } finally {
+      own.release();
+    }
+  } finally {
+    await pool.end();
+    await database.drop();
+  }
+}
+
+describe("the functions decide as the decision does", () => {
+  test.for(Array.from({ length: seeds }, (_, i) => i))("seed + %i", { timeout: 300_000 }, async (i) => {
+    const seed = inject("seed") + i;
+    await within(async (start, client) => {
+      const trial = start(seed);
+      const { player } = trial;
+      for (let step = 0; step < steps; step++) {
+        trial.hint = `HOLDFAST_SEED=${seed}, step ${step}`;
+        if (player.next() < 0.15) await disturb(client, player, await stateOf(client));
+        const state = await stateOf(client);
+        const what = player.next();
+        if (step < 3 || what < 0.65) await trial.orders(state, player.orders());
+        else if (what < 0.88) await trial.sequel(state, player.sequel(state));
+        else if (what < 0.95) await trial.minimum(state);
+        else if (state.levels.length > 0) await trial.upkeep(state);
+      }
+      // Not all of one kind: else little was compared.
+      expect([...trial.outcomes.keys()].toSorted(), JSON.stringify([...trial.outcomes])).toEqual(
+        expect.arrayContaining(["before", "conflict", "done", "short"]),
+      );
+    });
+  });
+});
