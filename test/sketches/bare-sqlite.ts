@@ -189,8 +189,7 @@ export function fromBareSqlite(
           const prepared = native.prepare(text);
           prepared.setReadBigInts(true);
           const bound = values as SQLInputValue[];
-          if (prepared.columns().length > 0)
-            return { rows: prepared.all(...bound), affected: 0 };
+          if (prepared.columns().length > 0) return { rows: prepared.all(...bound), affected: 0 };
           return { rows: [], affected: Number(prepared.run(...bound).changes) };
         },
       };
