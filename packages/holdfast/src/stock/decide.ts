@@ -217,8 +217,8 @@ function isSame(movement: MovementRow, call: StockCall, asked: number | undefine
     (asked === undefined || asked === amount) &&
     (kind === "commit" ||
       (movement.source === about.source &&
-        movement.reference_type === (about.referenceType) &&
-        movement.reference_id === (about.referenceId) &&
+        movement.reference_type === about.referenceType &&
+        movement.reference_id === about.referenceId &&
         movement.origin === (kind === "return" ? call.of : undefined)))
   );
 }
