@@ -15,14 +15,19 @@ import {
   decide,
   decideMinimum,
 } from "../../packages/holdfast/src/stock/decide.ts";
-import { decideRepair, emptyLedger, extend, factsOf } from "../../packages/holdfast/src/stock/ledger.ts";
+import {
+  decideRepair,
+  emptyLedger,
+  extend,
+  factsOf,
+} from "../../packages/holdfast/src/stock/decide/ledger.ts";
 import type {
   LevelRow,
   MovementRow,
   ReservationRow,
   ReservedRow,
-} from "../../packages/holdfast/src/stock/rows.ts";
-import { ofReservation, ofSale } from "../../packages/holdfast/src/stock/sequel.ts";
+} from "../../packages/holdfast/src/stock/decide/rows.ts";
+import { ofReservation, ofSale } from "../../packages/holdfast/src/stock/decide/sequel.ts";
 import type {
   About,
   Book,

@@ -110,15 +110,17 @@ interface Sending {
   readonly once?: boolean;
 }
 
-/** `again`: it may have been applied before; `waitMs`: for locks of others; `free`: the connection is in no transaction. */
-interface Manner {
+/** How it is sent. */
+export interface Sent {
+  /** It may have been applied before. */
   readonly again: boolean;
+  /** For locks of others. */
   readonly waitMs: number;
+  /** The connection is in no transaction. */
   readonly free: boolean;
 }
 
-/** What is sent. */
-type Work<T> = (connection: Connection, how: Manner) => Promise<T>;
+type Work<T> = (connection: Connection, how: Sent) => Promise<T>;
 
 const policy = retryPolicy(undefined);
 
@@ -142,6 +144,7 @@ async function attempts<T>(home: Home<unknown, Connection>, sending: Sending, wo
       return await withConnection(
         home,
         async (connection) => {
+          // A client that hands out no connection runs it in a transaction of its own.
           const free = home.database.connect !== undefined;
           await known(home, connection, free);
           return work(connection, { again: perhaps || attempt > 1, waitMs, free });
@@ -294,7 +297,7 @@ export interface Together<Item, Answer> {
   about(item: Item): About;
   /** What was applied cannot be found again: nothing is sent a second time that may have been. */
   readonly once?: boolean;
-  decide(connection: Connection, items: readonly Item[], how: Manner): Promise<readonly Answer[]>;
+  decide(connection: Connection, items: readonly Item[], how: Sent): Promise<readonly Answer[]>;
 }
 
 /**

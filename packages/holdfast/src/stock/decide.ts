@@ -30,8 +30,8 @@
  * No level may come to have more on hand than can be counted exactly, nor that much below 0: that throws.
  */
 import { UsageError } from "../core/errors.ts";
-import { room, spotName } from "./domain.ts";
-import type { LevelRow, MovementRow, ReservationRow, ReservedRow } from "./rows.ts";
+import { compareSpots, room, spotName } from "./domain.ts";
+import type { LevelRow, MovementRow, ReservationRow, ReservedRow } from "./decide/rows.ts";
 import type { About, LineVerdict, Outcome, Spot, Verdict } from "./store.ts";
 
 /** An order, or a sequel whose lines have been found. */
@@ -99,13 +99,27 @@ export type Decision<T> =
 
 export function decide(view: StockView, calls: readonly StockCall[]): Decision<readonly Verdict[]> {
   const sheet = new Sheet(view);
-  const levels = calls.flatMap((call) => call.lines.filter((line) => puts(call, line) && !sheet.level(line)));
+  const levels = spotsOf(calls, (call, line) => putsInto(call, line) && !sheet.level(line));
   if (levels.length > 0) return { need: { levels, cleared: [] } };
   return sheet.decision(calls.map((call) => decideOne(sheet, call)));
 }
 
+/** Each level once, in the order that is everybody's. */
+export function spotsOf(
+  calls: readonly StockCall[],
+  which: (call: StockCall, line: StockCall["lines"][number]) => boolean = () => true,
+): Spot[] {
+  const found = new Map<string, Spot>();
+  for (const call of calls)
+    for (const line of call.lines) if (which(call, line)) found.set(spotName(line), line);
+  return [...found.values()].toSorted(compareSpots);
+}
+
 /** Whether a line may be of a level that is not there yet. */
-function puts({ kind }: StockCall, { quantity = 0 }: { readonly quantity: number | undefined }): boolean {
+export function putsInto(
+  { kind }: StockCall,
+  { quantity = 0 }: { readonly quantity: number | undefined },
+): boolean {
   return kind === "adjust" || ((kind === "apply" || kind === "transfer") && quantity >= 0);
 }
 

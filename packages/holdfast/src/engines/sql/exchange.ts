@@ -10,20 +10,35 @@ export type Decided<Need, Answer, Writes> =
 export interface Exchange<View, Need, Answer, Writes> {
   /** What it decides about, for people and for the memory of conflicts: buckets, levels. */
   readonly names: readonly string[];
+  /** False: it is locked first, also where it would be worth trying without. */
+  readonly optimistic?: boolean;
+  /** What is asked for can be relied on under locks only: it does not hold together with what was read without. */
+  needsLocks?(need: Need): boolean;
+  /** False: nothing is to be written. */
+  changes?(writes: Writes): boolean;
   /** `locked`: with locks, in one order, as of now. `needs`: what earlier decisions on this view asked for, in their order. */
   read(locked: boolean, needs: readonly Need[]): Promise<View>;
   decide(view: View): Decided<Need, Answer, Writes>;
-  /** `guarded`: only if everything is as it was read. False: it is not, or an id is taken; what it has written is undone. */
+  /**
+   * `guarded`: only if everything is as it was read. False: it is not, or an id is taken; what it has written is undone. Not
+   * guarded: false only before anything was written, or outside of transactions of others.
+   */
   write(writes: Writes, guarded: boolean): Promise<boolean>;
 }
 
 /** Somebody else was faster. */
-class Conflict extends Error {}
+class Conflict extends Error {
+  constructor(names: readonly string[]) {
+    super(`${names.join(", ")}: changed by somebody else, again and again`);
+  }
+}
 
 /** How long a name that somebody else was faster at is locked first: long enough for a rush, short enough to forget one. */
 const hotMs = 1000;
 /** Of so many names, then all are forgotten. */
 const mostHot = 10_000;
+/** Of those who lock, and meet an id all the same. */
+const mostAttempts = 5;
 /** A view that is never complete is a fault of the decision. */
 const mostNeeds = 10;
 
@@ -42,20 +57,42 @@ export class Exchanges<C extends SqlConnection> {
   ): Promise<Answer> {
     const dialect = this.#dialect;
     // A snapshot of the caller's may be older than what others have written: it is never compared, it is locked.
-    if (!free) return dialect.inside(connection, waitMs, () => this.#locked(exchange));
-    if (dialect.optimistic && !this.#isHot(exchange.names)) {
-      const { verdicts, writes } = await this.#decided(exchange, false);
+    if (!free) return dialect.inside(connection, waitMs, () => this.#inside(exchange));
+    const { names, optimistic = true } = exchange;
+    const decided =
+      dialect.optimistic && optimistic && !this.#isHot(names)
+        ? await this.#decided(exchange, false)
+        : undefined;
+    if (decided) {
+      const { verdicts, writes } = decided;
+      if (exchange.changes?.(writes) === false) return verdicts;
       try {
         await dialect.transaction(connection, waitMs, async () => {
-          if (!(await exchange.write(writes, true))) throw new Conflict();
+          if (!(await exchange.write(writes, true))) throw new Conflict(names);
         });
         return verdicts;
       } catch (error) {
         if (!this.#lostRace(connection, error)) throw error;
-        this.#heat(exchange.names);
+        this.#heat(names);
       }
     }
-    return dialect.transaction(connection, waitMs, () => this.#locked(exchange));
+    for (let attempt = 1; ; attempt++)
+      try {
+        return await dialect.transaction(connection, waitMs, () => this.#locked(exchange));
+      } catch (error) {
+        // An id that nobody's lock stands for, such as a new one: now it is there to be found.
+        const taken = error instanceof Conflict || dialect.failure(connection, error) === "unique";
+        if (!taken || attempt === mostAttempts) throw error;
+      }
+  }
+
+  async #inside<View, Need, Answer, Writes>(exchange: Exchange<View, Need, Answer, Writes>): Promise<Answer> {
+    for (let attempt = 1; ; attempt++)
+      try {
+        return await this.#locked(exchange);
+      } catch (error) {
+        if (!(error instanceof Conflict) || attempt === mostAttempts) throw error;
+      }
   }
 
   #lostRace(connection: C, error: unknown): boolean {
@@ -65,20 +102,20 @@ export class Exchanges<C extends SqlConnection> {
   }
 
   async #locked<View, Need, Answer, Writes>(exchange: Exchange<View, Need, Answer, Writes>): Promise<Answer> {
-    const { verdicts, writes } = await this.#decided(exchange, true);
-    if (!(await exchange.write(writes, false)))
-      throw new Error(`${exchange.names.join(", ")}: rows that are locked were changed by somebody else`);
-    return verdicts;
+    const decided = await this.#decided(exchange, true);
+    if (!decided || !(await exchange.write(decided.writes, false))) throw new Conflict(exchange.names);
+    return decided.verdicts;
   }
 
   async #decided<View, Need, Answer, Writes>(
     exchange: Exchange<View, Need, Answer, Writes>,
     locked: boolean,
-  ): Promise<{ readonly verdicts: Answer; readonly writes: Writes }> {
+  ): Promise<{ readonly verdicts: Answer; readonly writes: Writes } | undefined> {
     const needs: Need[] = [];
     for (;;) {
       const decided = exchange.decide(await exchange.read(locked, needs));
       if (!("need" in decided)) return decided;
+      if (!locked && exchange.needsLocks?.(decided.need)) return undefined;
       if (needs.push(decided.need) > mostNeeds)
         throw new Error(`${exchange.names.join(", ")}: a decision asks for more and more`);
     }

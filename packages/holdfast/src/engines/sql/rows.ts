@@ -1,5 +1,6 @@
 /** Statements on tables of ours, in an engine's own words. */
 import type { Result, SqlConnection } from "../../core/database.ts";
+import { SchemaMissingError } from "../../core/errors.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import type { Locking, StoreDialect } from "./dialect.ts";
 import { type Kind, type NewRow, type RowOf, type Table, kindOf } from "./table.ts";
@@ -24,6 +25,13 @@ function valueOf(kind: Kind, found: unknown): unknown {
   }
 }
 
+/** So many rows in one statement: some servers take 32,766 values. */
+const mostRows = 500;
+
+export function* chunksOf<T>(items: readonly T[], size = mostRows): Generator<readonly T[]> {
+  for (let start = 0; start < items.length; start += size) yield items.slice(start, start + size);
+}
+
 /** Statements on the tables of one engine. */
 export class Rows<C extends SqlConnection = SqlConnection> {
   readonly dialect: StoreDialect<C>;
@@ -46,6 +54,12 @@ export class Rows<C extends SqlConnection = SqlConnection> {
     value: unknown,
   ): Statement {
     return sql`${name(column)} ${sql.raw(operator)} ${this.dialect.write(kindOf(of, column), value)}`;
+  }
+
+  /** One of these values. */
+  among<T extends Table>(of: T, column: string & keyof T["columns"], values: readonly unknown[]): Statement {
+    if (values.length === 0) return sql`1 = 0`;
+    return sql`${name(column)} IN (${sql.join(values.map((value) => this.dialect.write(kindOf(of, column), value)))})`;
   }
 
   /** The row, or one of the rows, with these values. */
@@ -118,13 +132,14 @@ export class Rows<C extends SqlConnection = SqlConnection> {
     );
   }
 
-  /** Those that are there, by the key, stay as they are. */
-  async insertMissing<T extends Table>(connection: C, into: T, rows: readonly NewRow<T>[]): Promise<void> {
-    if (rows.length === 0) return;
+  /** Those that are there, by the key, stay as they are. Resolves to how many were not. */
+  async insertMissing<T extends Table>(connection: C, into: T, rows: readonly NewRow<T>[]): Promise<number> {
+    if (rows.length === 0) return 0;
     const columns = this.#columns(into, rows);
-    await connection.query(
+    const { affected } = await connection.query(
       this.dialect.insertMissing(into, sql.join(columns.map(name)), this.#values(into, columns, rows)),
     );
+    return affected;
   }
 
   /** Resolves to how many it has changed. What is undefined becomes NULL. */
@@ -143,11 +158,45 @@ export class Rows<C extends SqlConnection = SqlConnection> {
     return affected;
   }
 
+  /** Each with values of its own, found by one column. All of them have the same columns. */
+  async updateAll<T extends Table>(
+    connection: C,
+    of: T,
+    key: string & keyof T["columns"],
+    rows: readonly Partial<RowOf<T>>[],
+  ): Promise<number> {
+    const [first] = rows;
+    if (!first) return 0;
+    const value = (row: Partial<RowOf<T>>, column: string) =>
+      this.dialect.write(kindOf(of, column), row[column as keyof RowOf<T>]);
+    const assignments = Object.keys(first)
+      .filter((column) => column !== key)
+      .map((column) => {
+        const cases = rows.map((row) => sql`WHEN ${value(row, key)} THEN ${value(row, column)}`);
+        return sql`${name(column)} = CASE ${name(key)} ${sql.join(cases, " ")} END`;
+      });
+    const keys = rows.map((row) => row[key as keyof RowOf<T>]);
+    const { affected } = await connection.query(
+      sql`UPDATE ${this.dialect.table(of.name)} SET ${sql.join(assignments)} WHERE ${this.among(of, key, keys)}`,
+    );
+    return affected;
+  }
+
   async remove(connection: C, from: Table, where: Statement): Promise<number> {
     const { affected } = await connection.query(
       sql`DELETE FROM ${this.dialect.table(from.name)} WHERE ${where}`,
     );
     return affected;
+  }
+
+  /** Says what to do if the tables are not there. */
+  async present<T>(connection: C, what: string, work: () => Promise<T>): Promise<T> {
+    try {
+      return await work();
+    } catch (error) {
+      if (this.dialect.failure(connection, error) !== "schema-missing") throw error;
+      throw new SchemaMissingError(what, error);
+    }
   }
 
   async clock(connection: C): Promise<number> {

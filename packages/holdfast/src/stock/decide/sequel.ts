@@ -1,8 +1,8 @@
 /** Which lines a commit, a release or a return is about: pure, as `decide.ts`, which decides about them. */
-import type { StockCall } from "./decide.ts";
-import { compareSpots } from "./domain.ts";
+import type { StockCall } from "../decide.ts";
+import { compareSpots } from "../domain.ts";
 import type { ReservationRow } from "./rows.ts";
-import type { Outcome, Sequel, Spot } from "./store.ts";
+import type { Outcome, Sequel, Spot } from "../store.ts";
 
 /** Its lines as they were when it was made; what is not said again is as it was then. Undefined: there is none. */
 export function ofReservation(

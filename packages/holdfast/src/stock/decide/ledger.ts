@@ -1,7 +1,7 @@
 /** What the movements of a level come to, and how level and movements are made to agree: pure. */
-import { UsageError } from "../core/errors.ts";
+import { UsageError } from "../../core/errors.ts";
 import type { LevelRow, MovementRow } from "./rows.ts";
-import type { Break, Facts, Repair } from "./store.ts";
+import type { Break, Facts, Repair } from "../store.ts";
 
 /** Movements of one level, from the first one on. */
 export interface Ledger {
@@ -90,4 +90,15 @@ export function decideRepair(
       origin: undefined,
     },
   };
+}
+
+/** Whether there is nothing to find in it. */
+export function addsUp({ onHand, reserved, version, open, sum, newest, breaks }: Facts): boolean {
+  return (
+    onHand === sum &&
+    reserved === open &&
+    onHand === (newest?.balance ?? 0) &&
+    version === (newest?.version ?? 0) &&
+    breaks.length === 0
+  );
 }
