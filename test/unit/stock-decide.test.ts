@@ -165,6 +165,8 @@ const locations = ["main", "north"];
 class Player {
   readonly next: () => number;
   readonly #fresh = { n: 0 };
+  readonly #orders: Order[] = [];
+  readonly #sequels: Sequel[] = [];
 
   constructor(seed: number) {
     this.next = random(seed);
@@ -242,11 +244,22 @@ class Player {
 
   /** Ids come once in a batch. */
   orders(): Order[] {
-    const orders = Array.from({ length: this.next() < 0.5 ? 1 : 1 + this.below(4) }, () => this.order());
+    const orders = Array.from({ length: this.next() < 0.5 ? 1 : 1 + this.below(4) }, () =>
+      // Some of them once more.
+      this.#orders.length > 0 && this.next() < 0.2 ? this.one(this.#orders) : this.order(),
+    );
+    this.#orders.push(...orders);
     return orders.filter(({ id }, i) => orders.findIndex((other) => other.id === id) === i);
   }
 
-  sequel({ movements, reservations }: State): Sequel {
+  sequel(state: State): Sequel {
+    if (this.#sequels.length > 0 && this.next() < 0.2) return this.one(this.#sequels);
+    const sequel = this.#sequel(state);
+    this.#sequels.push(sequel);
+    return sequel;
+  }
+
+  #sequel({ movements, reservations }: State): Sequel {
     const kind = this.one(["commit", "release", "return", "return"] as const);
     if (kind !== "return") {
       const of = this.next() < 0.9 ? (this.one(reservations)?.id ?? "r 0") : "nowhere";

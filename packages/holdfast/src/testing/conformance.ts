@@ -18,6 +18,7 @@ import { onceCases } from "./cases/once.ts";
 import { retryCases } from "./cases/retry.ts";
 import { rowCases, tableCases } from "./cases/rows.ts";
 import { sessionCases } from "./cases/session.ts";
+import { stockCases } from "./cases/stock.ts";
 import { transactionCases } from "./cases/transaction.ts";
 import { versionCases } from "./cases/version.ts";
 import type { ConformanceCase, ConformanceSite, Ground } from "./ground.ts";
@@ -49,5 +50,6 @@ export function conformance(): ConformanceCase[] {
     ...inspectCases,
     ...onceCases,
     ...leaseCases,
+    ...stockCases,
   ];
 }

@@ -56,10 +56,11 @@ export class Rows<C extends SqlConnection = SqlConnection> {
     return sql`${name(column)} ${sql.raw(operator)} ${this.dialect.write(kindOf(of, column), value)}`;
   }
 
-  /** One of these values. */
+  /** `column IN (…)`. */
   among<T extends Table>(of: T, column: string & keyof T["columns"], values: readonly unknown[]): Statement {
     if (values.length === 0) return sql`1 = 0`;
-    return sql`${name(column)} IN (${sql.join(values.map((value) => this.dialect.write(kindOf(of, column), value)))})`;
+    const kind = kindOf(of, column);
+    return sql`${name(column)} IN (${sql.join(values.map((value) => this.dialect.write(kind, value)))})`;
   }
 
   /** The row, or one of the rows, with these values. */
