@@ -5,16 +5,20 @@
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { holdfast } from "holdfast";
 import { fromPg } from "holdfast/pg";
 import { type ConformanceSite, type Ground, conformance, prepare } from "holdfast/testing";
 import { Pool } from "pg";
-import { afterAll, beforeAll, describe, test } from "vitest";
+import { afterAll, beforeAll, describe, expect, inject, test } from "vitest";
 import type { Connection, Database } from "../../packages/holdfast/src/core/database.ts";
 import { storeDialect } from "../../packages/holdfast/src/engines/postgres/store-dialect.ts";
 import { stockStore } from "../../packages/holdfast/src/engines/sql/stock.ts";
 import { stockTables } from "../../packages/holdfast/src/engines/sql/stock-tables.ts";
 import { createDatabase } from "../harness/databases.ts";
+import { random } from "../harness/random.ts";
+import { checkStock } from "../harness/stock-check.ts";
 import { bareSqlite, dialect, fromBareSqlite } from "../sketches/bare-sqlite.ts";
+import { type Answer, locations, plan, shopOf, skus } from "../workers/stock-random.ts";
 
 const cases = conformance().filter(({ suite }) => suite === "stock");
 
@@ -129,4 +133,54 @@ describe.each(Object.entries(stages))("%s", (_, open) => {
     await stage?.end();
   });
   for (const { name, run } of cases) test(name, { timeout: 60_000 }, async () => run(await ground("stock")));
+});
+
+/** The instance by the functions and by the generic store, in turns; some calls in transactions of their own. */
+async function crew(url: string, seed: number, instances: number): Promise<Answer[]> {
+  const sites = Array.from({ length: instances }, (_, i) => (i % 2 ? openGeneric(url) : siteOf(url)));
+  try {
+    const answers = await Promise.all(
+      sites.map(async ({ database }, index) => {
+        const hf = holdfast(database, { wait: 60_000, hazards: "off" });
+        const shop = shopOf(hf);
+        const next = random(seed + index);
+        const steps = plan({ seed, index, calls: 60 });
+        const found: (Answer | undefined)[] = [];
+        const caller = async () => {
+          for (let step = steps.shift(); step; step = steps.shift()) {
+            const now = step;
+            found.push(next() < 0.2 ? await hf.transaction(() => now(shop)) : await now(shop));
+          }
+        };
+        await Promise.all(Array.from({ length: 5 }, caller));
+        await hf.close();
+        return found;
+      }),
+    );
+    return answers.flat().filter((answer) => answer !== undefined);
+  } finally {
+    for (const site of sites) await site.close();
+  }
+}
+
+describe("functions and generic store at once, on the same tables", () => {
+  const seeds = process.env["HOLDFAST_LONG"] === "1" ? 50 : 2;
+  test.for(Array.from({ length: seeds }, (_, i) => i))("seed + %i", { timeout: 300_000 }, async (i) => {
+    const seed = inject("seed") + i;
+    const database = await createDatabase("postgres");
+    const pool = new Pool({ connectionString: database.url, max: 3 });
+    try {
+      const hf = holdfast(fromPg(pool));
+      await hf.migrate();
+      await shopOf(hf).apply(
+        skus.flatMap((sku) => locations.map((location) => ({ sku, location, quantity: 15 }))),
+      );
+      const answers = await crew(database.url, seed, 4);
+      expect(answers.length).toBeGreaterThan(30);
+      await checkStock(pool, answers, `HOLDFAST_SEED=${seed}`);
+    } finally {
+      await pool.end();
+      await database.drop();
+    }
+  });
 });

@@ -33,7 +33,7 @@ export function shopOf(hf: Parameters<typeof stock>[0]): Stock {
   return stock(hf, { name: "random" });
 }
 
-type Step = (shop: Stock) => Promise<Answer | undefined>;
+export type Step = (shop: Stock) => Promise<Answer | undefined>;
 
 /** Refusals are answers; that a sale is not there, or has come back already, is one too. */
 async function orNothing<T>(work: Promise<T>): Promise<T | undefined> {
@@ -62,7 +62,7 @@ function linesFrom(next: () => number): Line[] {
   });
 }
 
-function plan({ seed, index, calls }: StockArg): Step[] {
+export function plan({ seed, index, calls }: Pick<StockArg, "seed" | "index" | "calls">): Step[] {
   const next = random(seed * 31 + index);
   return Array.from({ length: calls }, (_, i): Step => {
     const own = next() < 0.5;
