@@ -16,6 +16,7 @@ import {
   decideMinimum,
 } from "../../packages/holdfast/src/stock/decide.ts";
 import {
+  addsUp,
   decideRepair,
   emptyLedger,
   extend,
@@ -109,7 +110,7 @@ function decided<T>(
   at: number,
   calls: readonly StockCall[],
   ask: (view: StockView) => Decision<T>,
-): { readonly answer: T; readonly state: State } {
+): { readonly verdicts: T; readonly state: State } {
   const ids = new Set(calls.flatMap(({ id, of }) => [id, of]));
   const mine = (level: number) => of.levels.some(({ id }) => id === level);
   let of = state;
@@ -133,7 +134,7 @@ function decided<T>(
       ),
       cleared,
     });
-    if (!("need" in decision)) return { answer: decision.verdicts, state: written(of, decision.writes) };
+    if (!("need" in decision)) return { verdicts: decision.verdicts, state: written(of, decision.writes) };
     for (const level of decision.need.cleared) cleared.add(level);
     const fresh = after.levels
       .filter(({ sku, location }) =>
@@ -146,7 +147,7 @@ function decided<T>(
 }
 
 /** What both must say. What is on hand is told where something was done; what there is, where it was refused. */
-function said({ outcome, at, until, state, lines }: Verdict): unknown {
+function said({ outcome, at, until, state, lines }: Verdict) {
   const did = outcome === "done" || outcome === "before";
   return {
     outcome,
@@ -259,7 +260,7 @@ class Player {
     return sequel;
   }
 
-  #sequel({ movements, reservations }: State): Sequel {
+  #sequel({ levels, movements, reservations }: State): Sequel {
     const kind = this.one(["commit", "release", "return", "return"] as const);
     if (kind !== "return") {
       const of = this.next() < 0.9 ? (this.one(reservations)?.id ?? "r 0") : "nowhere";
@@ -274,8 +275,26 @@ class Player {
       id: whole ? `return:${of}` : this.id("b"),
       of,
       about: { ...this.about(), source: "RETURN" },
-      lines: whole ? undefined : this.#some(() => 1 + this.below(3)),
+      lines: whole
+        ? undefined
+        : this.#returned(
+            levels,
+            sales.filter((row) => row.external_id === of),
+          ),
     };
+  }
+
+  /** Some of what was sold, or a little more; or whatever. */
+  #returned(levels: readonly LevelRow[], sold: readonly MovementRow[]): OrderLine[] {
+    const lines = sold
+      .filter(() => this.next() < 0.7)
+      .map(({ level, quantity }) => {
+        const { sku, location } = levels.find(({ id }) => id === level) as LevelRow;
+        return { sku, location, quantity: 1 + this.below(1 - quantity) };
+      });
+    return lines.length > 0 && this.next() < 0.8
+      ? lines.toSorted(compareSpots)
+      : this.#some(() => 1 + this.below(3));
   }
 }
 
@@ -309,6 +328,31 @@ async function disturb(client: PoolClient, player: Player, state: State): Promis
         row.levels[0],
       ]);
   }
+}
+
+function linesOf(state: State, sequel: Sequel): StockCall | string {
+  const spots = new Map(state.levels.map((row) => [row.id, row]));
+  if (sequel.kind !== "return")
+    return (
+      ofReservation(
+        sequel,
+        state.reservations.find(({ id }) => id === sequel.of),
+        spots,
+      ) ?? "unknown"
+    );
+  const sales = state.movements
+    .filter(
+      ({ external_id, quantity, kind }) =>
+        external_id === sequel.of && quantity < 0 && ["apply", "commit"].includes(kind),
+    )
+    .map(({ level, quantity }) => ({
+      ...(spots.get(level) as LevelRow),
+      sold: -quantity,
+      back: state.movements
+        .filter((row) => row.origin === sequel.of && row.level === level && row.external_id !== sequel.id)
+        .reduce((sum, row) => sum + row.quantity, 0),
+    }));
+  return ofSale(sequel, sales);
 }
 
 class Trial {
@@ -349,7 +393,7 @@ class Trial {
       .map(({ at }) => Math.round(at * 1000));
     const calls = orders.map((order) => ({ ...order, of: order.kind === "reserve" ? order.id : undefined }));
     const found = decided(state, after, told[0] ?? Date.now() * 1000, calls, (view) => decide(view, calls));
-    this.#compare(orders, verdicts, found.answer, after, found.state);
+    this.#compare(orders, verdicts, found.verdicts, after, found.state);
   }
 
   async sequel(state: State, sequel: Sequel): Promise<void> {
@@ -357,38 +401,13 @@ class Trial {
     const after = await stateOf(this.client);
     // Of what moved before, the moment of then: nothing depends on it then.
     const at = verdict.at > 0 ? Math.round(verdict.at * 1000) : Date.now() * 1000;
-    const call = this.#lines(state, sequel);
+    const call = linesOf(state, sequel);
     if (typeof call === "string") {
       expect([call, after], `${this.hint}: ${JSON.stringify(sequel)}`).toEqual([verdict.outcome, state]);
       return;
     }
     const found = decided(state, after, at, [call], (view) => decide(view, [call]));
-    this.#compare(sequel, [verdict], found.answer, after, found.state);
-  }
-
-  #lines(state: State, sequel: Sequel): StockCall | string {
-    const spots = new Map(state.levels.map((row) => [row.id, row]));
-    if (sequel.kind !== "return")
-      return (
-        ofReservation(
-          sequel,
-          state.reservations.find(({ id }) => id === sequel.of),
-          spots,
-        ) ?? "unknown"
-      );
-    const sales = state.movements
-      .filter(
-        ({ external_id, quantity, kind }) =>
-          external_id === sequel.of && quantity < 0 && ["apply", "commit"].includes(kind),
-      )
-      .map(({ level, quantity }) => ({
-        ...(spots.get(level) as LevelRow),
-        sold: -quantity,
-        back: state.movements
-          .filter((row) => row.origin === sequel.of && row.level === level && row.external_id !== sequel.id)
-          .reduce((sum, row) => sum + row.quantity, 0),
-      }));
-    return ofSale(sequel, sales);
+    this.#compare(sequel, [verdict], found.verdicts, after, found.state);
   }
 
   async minimum(state: State): Promise<void> {
@@ -401,7 +420,7 @@ class Trial {
     this.#compare(
       { ...spot, min },
       [{ ...verdict, at: 0 }],
-      [{ ...found.answer, at: 0 }],
+      [{ ...found.verdicts, at: 0 }],
       after,
       found.state,
     );
@@ -450,6 +469,144 @@ class Trial {
     expect(written(state, { ...writes, ...none }), text).toEqual(after);
   }
 }
+
+const everyLevel = skus.flatMap((sku, i) =>
+  locations.map((location, j): LevelRow => ({
+    id: 1 + i * locations.length + j,
+    book: book.name,
+    sku,
+    location,
+    on_hand: 0,
+    reserved: 0,
+    min_level: 0,
+    version: 0,
+    elsewhere: false,
+  })),
+);
+
+/** A stock that is kept here, and decides by itself: calls by one clock that goes on. */
+class Memory {
+  state: State = { levels: everyLevel, movements: [], reservations: [], reserved: [] };
+  at = 1_700_000_000_000_000;
+
+  decide(calls: readonly StockCall[]): readonly Verdict[] {
+    const { verdicts, state } = decided(this.state, this.state, this.at, calls, (view) =>
+      decide(view, calls),
+    );
+    this.state = state;
+    return verdicts;
+  }
+
+  follow(sequel: Sequel): Verdict | undefined {
+    const call = linesOf(this.state, sequel);
+    return typeof call === "string" ? undefined : this.decide([call])[0];
+  }
+}
+
+const callsOf = (orders: readonly Order[]): StockCall[] =>
+  orders.map((order) => ({ ...order, of: order.kind === "reserve" ? order.id : undefined }));
+
+/** What is true after any calls. */
+function checkState({ levels, movements, reserved }: State, hint: string): void {
+  for (const level of levels) {
+    const own = movements.filter((row) => row.level === level.id);
+    const ledger = extend(emptyLedger, own);
+    const open = reserved.filter((row) => row.level === level.id).reduce((sum, row) => sum + row.quantity, 0);
+    expect(addsUp(factsOf(level, ledger, open)), `${hint}: ${JSON.stringify(level)}`).toBe(true);
+    expect(level.on_hand - level.reserved, hint).toBeGreaterThanOrEqual(level.min_level);
+    expect(new Set(own.map((row) => row.external_id)).size, hint).toBe(own.length);
+    for (const row of own.filter(({ origin }) => origin !== undefined)) {
+      const back = own
+        .filter(({ origin }) => origin === row.origin)
+        .reduce((sum, each) => sum + each.quantity, 0);
+      const sold = own.find(({ external_id }) => external_id === row.origin)?.quantity ?? 0;
+      expect(back, hint).toBeLessThanOrEqual(-sold);
+    }
+  }
+}
+
+describe("the decision", () => {
+  test.for(Array.from({ length: seeds * 5 }, (_, i) => i))("adds up, seed + %i", (i) => {
+    const seed = inject("seed") + i;
+    const player = new Player(seed);
+    const [together, apart] = [new Memory(), new Memory()];
+    for (let step = 0; step < 200; step++) {
+      const hint = `HOLDFAST_SEED=${seed}, step ${step}`;
+      // A batch is its calls one after the other.
+      together.at = apart.at += player.below(600_000_000);
+      if (player.next() < 0.3) {
+        const sequel = player.sequel(together.state);
+        expect(apart.follow(sequel), hint).toEqual(together.follow(sequel));
+      } else {
+        const calls = callsOf(player.orders());
+        const verdicts = together.decide(calls);
+        expect(
+          calls.flatMap((call) => apart.decide([call])),
+          hint,
+        ).toEqual(verdicts);
+        // Once more, at once: what was done before, with the same answer; what was refused, as it was.
+        const before = together.state;
+        const again = together.decide(calls);
+        // What has run out may be cleared away only now.
+        if (again.every(({ outcome }) => outcome !== "done"))
+          expect(together.state.movements, hint).toEqual(before.movements);
+        for (const [n, verdict] of verdicts.entries())
+          if (verdict.outcome === "done" && calls[n]?.kind !== "reserve")
+            expect(said(again[n] as Verdict), hint).toEqual(said({ ...verdict, outcome: "before" }));
+        apart.state = structuredClone(together.state);
+      }
+      checkState(together.state, hint);
+    }
+  });
+
+  test("a reservation is over at its very moment", () => {
+    const memory = new Memory();
+    const about: About = {
+      source: "ORDER",
+      referenceType: undefined,
+      referenceId: undefined,
+      by: undefined,
+      note: undefined,
+    };
+    const line = { sku: "A", location: "main", quantity: 3 };
+    const order = (kind: Order["kind"], id: string, quantity: number) =>
+      memory.decide(callsOf([{ kind, id, about, ttlMs: 1, lines: [{ ...line, quantity }] }]))[0]?.outcome;
+    const commit = () => memory.follow({ kind: "commit", id: "commit:r", of: "r", about, lines: undefined });
+    expect(order("apply", "restock", 3)).toBe("done");
+    expect(order("reserve", "r", 3)).toBe("done");
+    memory.at += 999;
+    expect(order("apply", "sale", -1)).toBe("short");
+    memory.at += 1;
+    expect(commit()).toMatchObject({ outcome: "ended", state: "expired" });
+    expect(order("apply", "sale", -1)).toBe("done");
+    checkState(memory.state, "");
+  });
+
+  test("lines that another clock has cleared away end a reservation, and what is left of it is free", () => {
+    const memory = new Memory();
+    const about: About = {
+      source: "ORDER",
+      referenceType: undefined,
+      referenceId: undefined,
+      by: undefined,
+      note: undefined,
+    };
+    const lines = ["A", "B"].map((sku) => ({ sku, location: "main", quantity: 3 }));
+    memory.decide(callsOf([{ kind: "apply", id: "restock", about, ttlMs: undefined, lines }]));
+    memory.decide(callsOf([{ kind: "reserve", id: "r", about, ttlMs: 60_000, lines }]));
+    const [first, ...levels] = memory.state.levels;
+    memory.state = {
+      ...memory.state,
+      levels: [{ ...(first as LevelRow), reserved: 0 }, ...levels],
+      reserved: memory.state.reserved.filter(({ level }) => level !== first?.id),
+    };
+    const verdict = memory.follow({ kind: "commit", id: "commit:r", of: "r", about, lines: undefined });
+    expect(verdict).toMatchObject({ outcome: "ended", state: "expired" });
+    expect(memory.state.reserved).toEqual([]);
+    expect(memory.state.reservations).toMatchObject([{ state: "open", until: memory.at }]);
+    checkState(memory.state, "");
+  });
+});
 
 async function within<T>(
   body: (trial: (seed: number) => Trial, client: PoolClient) => Promise<T>,
