@@ -640,15 +640,18 @@ BEGIN
       WHERE m.kind = 'repair' OR m.version <> coalesce(m.before, 0) + 1 ORDER BY m.version DESC LIMIT 1;
     t.on_hand := coalesce(anchor.balance, 0) + coalesce((SELECT sum(m.quantity) FROM holdfast.stock_movement m
       WHERE m.level = t.id AND m.version > coalesce(anchor.version, 0)), 0);
-    IF NOT t.elsewhere AND t.on_hand - open_ < t.min_level THEN
-      RAISE EXCEPTION 'the movements of % at % come to %, and % are reserved, % have to stay: release reservations, lower the minimum, or trust the levels',
-        s, l, t.on_hand, open_, t.min_level USING ERRCODE = 'integrity_constraint_violation';
-    END IF;
-    IF there THEN
-      PERFORM set_config('holdfast.stock', 'on', true);
-      EXECUTE holdfast.stock_own(place, 'write') USING ARRAY[s], ARRAY[l], ARRAY[t.on_hand];
-      PERFORM set_config('holdfast.stock', '', true);
-    END IF;
+  END IF;
+  IF NOT t.elsewhere AND t.on_hand - open_ < t.min_level THEN
+    RAISE EXCEPTION USING ERRCODE = 'integrity_constraint_violation', MESSAGE = CASE trust
+      WHEN 'ledger' THEN format('the movements of %s at %s come to %s, and %s are reserved, %s have to stay: release reservations, lower the minimum, or trust the levels',
+        s, l, t.on_hand, open_, t.min_level)
+      ELSE format('%s of %s are at %s, and %s are reserved, %s have to stay: release reservations, or lower the minimum',
+        t.on_hand, s, l, open_, t.min_level) END;
+  END IF;
+  IF trust = 'ledger' AND there THEN
+    PERFORM set_config('holdfast.stock', 'on', true);
+    EXECUTE holdfast.stock_own(place, 'write') USING ARRAY[s], ARRAY[l], ARRAY[t.on_hand];
+    PERFORM set_config('holdfast.stock', '', true);
   END IF;
   INSERT INTO holdfast.stock_movement (level, version, quantity, balance, at, line, parts, kind, source, external_id, user_id, note)
     VALUES (t.id, t.version + 1, t.on_hand - total, t.on_hand, clock_timestamp(), 1, 1, 'repair', source, op, by_, note_);

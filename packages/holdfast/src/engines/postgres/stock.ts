@@ -1,4 +1,4 @@
-import type { Result, SqlConnection } from "../../core/database.ts";
+import type { DriverError, Result, SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError, UsageError } from "../../core/errors.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import type {
@@ -255,11 +255,16 @@ const upkeep: StockUpkeep<SqlConnection> = {
   },
 
   async repair(connection, book, { sku, location }, { id, trust, about: { source, by, note } }) {
-    await ask(
+    const mending = ask(
       connection,
       sql`SELECT holdfast.stock_mend(${book.name}::text, ${place(book)}, ${sku}::text, ${location}::text, ${id}::text,
   ${source}::text, ${by ?? null}::text, ${note ?? null}::text, ${trust}::text)`,
     );
+    await mending.catch((error: unknown) => {
+      const { code, message } = (connection.unwrap?.(error) ?? error ?? {}) as DriverError;
+      // The function's own refusal, which says what to do.
+      throw code === "23000" && message !== undefined ? new UsageError(message, "HF_USAGE", error) : error;
+    });
   },
 };
 
