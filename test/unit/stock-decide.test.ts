@@ -369,103 +369,102 @@ class Trial {
     this.connection = database.join(client);
     this.player = player;
   }
+}
 
-  #compare(
-    call: unknown,
-    verdicts: readonly Verdict[],
-    found: readonly Verdict[],
-    after: State,
-    state: State,
-  ): void {
-    const text = `${this.hint}: ${JSON.stringify(call)}`;
-    expect(found.map(said), text).toEqual(verdicts.map(said));
-    expect(state, text).toEqual(after);
-    for (const { outcome } of verdicts) this.outcomes.set(outcome, (this.outcomes.get(outcome) ?? 0) + 1);
-  }
+function compare(
+  trial: Trial,
+  call: unknown,
+  verdicts: readonly Verdict[],
+  found: readonly Verdict[],
+  after: State,
+  state: State,
+): void {
+  const text = `${trial.hint}: ${JSON.stringify(call)}`;
+  expect(found.map(said), text).toEqual(verdicts.map(said));
+  expect(state, text).toEqual(after);
+  for (const { outcome } of verdicts) trial.outcomes.set(outcome, (trial.outcomes.get(outcome) ?? 0) + 1);
+}
 
-  async orders(state: State, orders: readonly Order[]): Promise<void> {
-    const verdicts =
-      (await this.store.decide(this.connection, book, orders, { ...how, make: true, look: true })) ?? [];
-    const after = await stateOf(this.client);
-    // By the moment that the server took: of what was done before, the moment is that of then.
-    const told = verdicts
-      .filter(({ outcome }) => outcome !== "before")
-      .map(({ at }) => Math.round(at * 1000));
-    const calls = orders.map((order) => ({ ...order, of: order.kind === "reserve" ? order.id : undefined }));
-    const found = decided(state, after, told[0] ?? Date.now() * 1000, calls, (view) => decide(view, calls));
-    this.#compare(orders, verdicts, found.verdicts, after, found.state);
-  }
+async function playOrders(trial: Trial, state: State, orders: readonly Order[]): Promise<void> {
+  const verdicts =
+    (await trial.store.decide(trial.connection, book, orders, { ...how, make: true, look: true })) ?? [];
+  const after = await stateOf(trial.client);
+  // By the moment that the server took: of what was done before, the moment is that of then.
+  const told = verdicts.filter(({ outcome }) => outcome !== "before").map(({ at }) => Math.round(at * 1000));
+  const calls = orders.map((order) => ({ ...order, of: order.kind === "reserve" ? order.id : undefined }));
+  const found = decided(state, after, told[0] ?? Date.now() * 1000, calls, (view) => decide(view, calls));
+  compare(trial, orders, verdicts, found.verdicts, after, found.state);
+}
 
-  async sequel(state: State, sequel: Sequel): Promise<void> {
-    const verdict = await this.store.follow(this.connection, book, sequel, how);
-    const after = await stateOf(this.client);
-    // Of what moved before, the moment of then: nothing depends on it then.
-    const at = verdict.at > 0 ? Math.round(verdict.at * 1000) : Date.now() * 1000;
-    const call = linesOf(state, sequel);
-    if (typeof call === "string") {
-      expect([call, after], `${this.hint}: ${JSON.stringify(sequel)}`).toEqual([verdict.outcome, state]);
-      return;
-    }
-    const found = decided(state, after, at, [call], (view) => decide(view, [call]));
-    this.#compare(sequel, [verdict], found.verdicts, after, found.state);
+async function playSequel(trial: Trial, state: State, sequel: Sequel): Promise<void> {
+  const verdict = await trial.store.follow(trial.connection, book, sequel, how);
+  const after = await stateOf(trial.client);
+  // Of what moved before, the moment of then: nothing depends on it then.
+  const at = verdict.at > 0 ? Math.round(verdict.at * 1000) : Date.now() * 1000;
+  const call = linesOf(state, sequel);
+  if (typeof call === "string") {
+    expect([call, after], `${trial.hint}: ${JSON.stringify(sequel)}`).toEqual([verdict.outcome, state]);
+    return;
   }
+  const found = decided(state, after, at, [call], (view) => decide(view, [call]));
+  compare(trial, sequel, [verdict], found.verdicts, after, found.state);
+}
 
-  async minimum(state: State): Promise<void> {
-    const { player } = this;
-    const spot = { sku: player.one(skus), location: player.one(locations) };
-    const min = player.below(9) - 5;
-    const verdict = await this.store.minimum(this.connection, book, spot, min, how);
-    const after = await stateOf(this.client);
-    const found = decided(state, after, Date.now() * 1000, [], (view) => decideMinimum(view, spot, min));
-    this.#compare(
-      { ...spot, min },
-      [{ ...verdict, at: 0 }],
-      [{ ...found.verdicts, at: 0 }],
-      after,
-      found.state,
-    );
-  }
+async function playMinimum(trial: Trial, state: State): Promise<void> {
+  const { player } = trial;
+  const spot = { sku: player.one(skus), location: player.one(locations) };
+  const min = player.below(9) - 5;
+  const verdict = await trial.store.minimum(trial.connection, book, spot, min, how);
+  const after = await stateOf(trial.client);
+  const found = decided(state, after, Date.now() * 1000, [], (view) => decideMinimum(view, spot, min));
+  compare(
+    trial,
+    { ...spot, min },
+    [{ ...verdict, at: 0 }],
+    [{ ...found.verdicts, at: 0 }],
+    after,
+    found.state,
+  );
+}
 
-  /** What the movements come to, and what a repair makes of it. */
-  async upkeep(state: State): Promise<void> {
-    const { player } = this;
-    const page = { sku: undefined, location: undefined, after: undefined, most: 100 };
-    const facts = await this.store.upkeep.facts(this.connection, book, page, how);
-    const ledgers = new Map(
-      state.levels.map((level) => [
-        level,
-        extend(
-          emptyLedger,
-          state.movements.filter((row) => row.level === level.id),
-        ),
-      ]),
-    );
-    const open = (level: LevelRow) =>
-      state.reserved.filter((row) => row.level === level.id).reduce((sum, { quantity }) => sum + quantity, 0);
-    const own = [...ledgers].map(([level, ledger]) => factsOf(level, ledger, open(level)));
-    expect(own.toSorted(compareSpots), this.hint).toEqual(facts);
-    const [level, ledger] = player.one([...ledgers]);
-    const trust = player.one(["ledger", "levels"] as const);
-    const repair = { id: player.id("repair"), trust, about: player.about() };
-    if (state.movements.some((row) => row.external_id === repair.id && row.level === level.id)) return;
-    const failed = await Promise.resolve(
-      this.store.upkeep.repair(this.connection, book, level, repair, how),
-    ).catch((error: unknown) => error);
-    const after = await stateOf(this.client);
-    const at =
-      after.movements.find((row) => row.external_id === repair.id && row.level === level.id)?.at ?? 0;
-    const decision = () => decideRepair(level, ledger, open(level), at, repair);
-    const text = `${this.hint}: ${JSON.stringify({ ...repair, level })}`;
-    if (failed) {
-      // In the same words.
-      expect(decision, text).toThrow((failed as Error).message);
-      return;
-    }
-    const { level: mended, movement } = decision();
-    const writes = { levels: [{ before: level, after: mended }], movements: [movement], until: undefined };
-    const none = { reservations: { insert: [], update: [] }, reserved: { insert: [], delete: [] } };
-    expect(written(state, { ...writes, ...none }), text).toEqual(after);
+/** What the movements come to, and what a repair makes of it. */
+async function playUpkeep(trial: Trial, state: State): Promise<void> {
+  const { player } = trial;
+  const page = { sku: undefined, location: undefined, after: undefined, most: 100 };
+  const facts = await trial.store.upkeep.facts(trial.connection, book, page, how);
+  const ledgers = new Map(
+    state.levels.map((level) => [
+      level,
+      extend(
+        emptyLedger,
+        state.movements.filter((row) => row.level === level.id),
+      ),
+    ]),
+  );
+  const open = (level: LevelRow) =>
+    state.reserved.filter((row) => row.level === level.id).reduce((sum, { quantity }) => sum + quantity, 0);
+  const own = [...ledgers].map(([level, ledger]) => factsOf(level, ledger, open(level)));
+  expect(own.toSorted(compareSpots), trial.hint).toEqual(facts);
+  const [level, ledger] = player.one([...ledgers]);
+  const trust = player.one(["ledger", "levels"] as const);
+  const repair = { id: player.id("repair"), trust, about: player.about() };
+  if (state.movements.some((row) => row.external_id === repair.id && row.level === level.id)) return;
+  const failed = await Promise.resolve(
+    trial.store.upkeep.repair(trial.connection, book, level, repair, how),
+  ).catch((error: unknown) => error);
+  const after = await stateOf(trial.client);
+  const at = after.movements.find((row) => row.external_id === repair.id && row.level === level.id)?.at ?? 0;
+  const decision = () => decideRepair(level, ledger, open(level), at, repair);
+  const text = `${trial.hint}: ${JSON.stringify({ ...repair, level })}`;
+  if (failed) {
+    // In the same words.
+    expect(decision, text).toThrow((failed as Error).message);
+    return;
   }
+  const { level: mended, movement } = decision();
+  const writes = { levels: [{ before: level, after: mended }], movements: [movement], until: undefined };
+  const none = { reservations: { insert: [], update: [] }, reserved: { insert: [], delete: [] } };
+  expect(written(state, { ...writes, ...none }), text).toEqual(after);
 }
 
 const everyLevel = skus.flatMap((sku, i) =>
@@ -612,7 +611,7 @@ async function within<T>(
   const database = await createDatabase("postgres");
   const pool = new Pool({ connectionString: database.url, max: 3 });
   try {
-    const client = fromPg(pool) as unknown as Database<PoolClient, SqlConnection>;
+    const client = fromPg(pool);
     await holdfast(fromPg(pool)).migrate();
     const own = await pool.connect();
     try {
@@ -637,10 +636,10 @@ describe("the functions decide as the decision does", () => {
         if (player.next() < 0.15) await disturb(client, player, await stateOf(client));
         const state = await stateOf(client);
         const what = player.next();
-        if (step < 3 || what < 0.65) await trial.orders(state, player.orders());
-        else if (what < 0.88) await trial.sequel(state, player.sequel(state));
-        else if (what < 0.95) await trial.minimum(state);
-        else if (state.levels.length > 0) await trial.upkeep(state);
+        if (step < 3 || what < 0.65) await playOrders(trial, state, player.orders());
+        else if (what < 0.88) await playSequel(trial, state, player.sequel(state));
+        else if (what < 0.95) await playMinimum(trial, state);
+        else if (state.levels.length > 0) await playUpkeep(trial, state);
       }
       // Not all of one kind: else little was compared.
       expect([...trial.outcomes.keys()].toSorted(), JSON.stringify([...trial.outcomes])).toEqual(

@@ -26,7 +26,7 @@ const cases = conformance().filter(({ suite }) => suite === "stock");
 function openGeneric(connectionString: string): ConformanceSite {
   return siteOf(connectionString, (database) => ({
     ...database,
-    engine: { ...database.engine, stocks: stockStore(storeDialect) as never },
+    engine: { ...database.engine, stocks: stockStore(storeDialect) },
   }));
 }
 
@@ -37,7 +37,7 @@ function siteOf(
   const pool = new Pool({ connectionString, max: 10 });
   pool.on("error", () => {});
   return {
-    database: change(fromPg(pool) as never) as never,
+    database: change(fromPg(pool) as never),
     send: (client, text) => (client as Pool).query(text),
     async ownTransaction(body) {
       const client = await pool.connect();
@@ -132,7 +132,8 @@ describe.each(Object.entries(stages))("%s", (_, open) => {
     for (const site of stage?.sites ?? []) await site.close();
     await stage?.end();
   });
-  for (const { name, run } of cases) test(name, { timeout: 60_000 }, async () => run(await ground("stock")));
+  for (const { name, run } of cases)
+    test(`stock: ${name}`, { timeout: 60_000 }, async () => run(await ground("stock")));
 });
 
 /** The instance by the functions and by the generic store, in turns; some calls in transactions of their own. */

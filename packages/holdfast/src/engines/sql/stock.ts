@@ -19,7 +19,7 @@ import {
   putsInto,
   spotsOf,
 } from "../../stock/decide.ts";
-import type { LevelRow, MovementRow, ReservationRow, ReservedRow } from "../../stock/decide/rows.ts";
+import type { LevelRow, ReservationRow } from "../../stock/decide/rows.ts";
 import { ofReservation, ofSale } from "../../stock/decide/sequel.ts";
 import type { Book, Sequel, Spot, StockStore, Verdict } from "../../stock/store.ts";
 import type { StoreDialect } from "./dialect.ts";
@@ -161,10 +161,10 @@ class StockWork<C extends SqlConnection> {
       book: this.#book.name,
       at,
       levels,
-      movements: movements as MovementRow[],
+      movements,
       returned: sums(returned),
       reservations,
-      reserved: [...lines, ...over.filter((row) => !ids.includes(row.reservation))] as ReservedRow[],
+      reserved: [...lines, ...over.filter((row) => !ids.includes(row.reservation))],
       cleared,
     };
   }
