@@ -29,7 +29,7 @@
  *
  * No level may come to have more on hand than can be counted exactly, nor that much below 0: that throws.
  */
-import { UsageError } from "../core/errors.ts";
+import { tooMuch } from "./decide/amount.ts";
 import { compareSpots, room, spotName } from "./domain.ts";
 import type { LevelRow, MovementRow, ReservationRow, ReservedRow } from "./decide/rows.ts";
 import type { About, LineVerdict, Outcome, Spot, Verdict } from "./store.ts";
@@ -545,14 +545,6 @@ function changesOf<Row extends object>(
       update.push({ before: old, after: row });
   }
   return { insert, update };
-}
-
-export function tooMuch(cause?: unknown): UsageError {
-  return new UsageError(
-    `stock: with this quantity, more than ${Number.MAX_SAFE_INTEGER} would be on hand, or less than that below 0`,
-    "HF_USAGE",
-    cause,
-  );
 }
 
 /**

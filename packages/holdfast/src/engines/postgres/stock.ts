@@ -18,6 +18,7 @@ import type {
   StockUpkeep,
   Verdict,
 } from "../../stock/store.ts";
+import { tooMuch } from "../../stock/decide/amount.ts";
 import { dialect } from "./dialect.ts";
 import { violated } from "./errors.ts";
 import { failureOf } from "./locks.ts";
@@ -52,12 +53,7 @@ async function answered(
   const { rows } = await asking.catch((error: unknown) => {
     // A table of the caller's that is not there is the caller's error.
     const ours = error instanceof Error && /holdfast\b/.test(error.message);
-    if (isTooMuch(connection, error))
-      throw new UsageError(
-        `stock: with this quantity, more than ${Number.MAX_SAFE_INTEGER} would be on hand, or less than that below 0`,
-        "HF_USAGE",
-        error,
-      );
+    if (isTooMuch(connection, error)) throw tooMuch(error);
     throw ours && failureOf(connection, error) === "schema-missing"
       ? new SchemaMissingError("A table or function of stock", error)
       : error;
@@ -65,12 +61,14 @@ async function answered(
   return rows as Record<string, unknown>[];
 }
 
-/** Beyond what JavaScript counts exactly, or beyond what the server counts at all. */
+/** Beyond what JavaScript counts exactly, or beyond what the server counts at all. Some clients tell the constraint in words only. */
 function isTooMuch(connection: SqlConnection, error: unknown): boolean {
-  const { code } = (connection.unwrap?.(error) ?? error ?? {}) as { readonly code?: unknown };
+  const driver = (connection.unwrap?.(error) ?? error ?? {}) as DriverError;
+  if (driver.code === "22003") return true;
+  if (failureOf(connection, error) !== "check") return false;
+  const rule = driver.violated?.constraint ?? violated(driver).constraint;
   return (
-    code === "22003" ||
-    (failureOf(connection, error) === "check" && violated(error as object).constraint === "stock_level_range")
+    rule === "stock_level_range" || (rule === undefined && /\bstock_level_range\b/.test(driver.message ?? ""))
   );
 }
 
