@@ -260,10 +260,20 @@ class StockWork<C extends SqlConnection> {
   }
 
   async #spots(numbers: readonly number[]): Promise<Map<number, LevelRow>> {
-    const found: LevelRow[] = [];
-    for (const some of chunksOf(numbers))
-      found.push(...(await this.#select(stockLevel, this.#rows.among(stockLevel, "id", some), false)));
-    return new Map(found.filter(({ book }) => book === this.#book.name).map((row) => [row.id, row]));
+    const found = new Map<number, LevelRow>();
+    const look = async (missing: readonly number[], locked: boolean) => {
+      for (const some of chunksOf(missing)) {
+        const rows = await this.#select(stockLevel, this.#rows.among(stockLevel, "id", some), locked);
+        for (const row of rows) if (row.book === this.#book.name) found.set(row.id, row);
+      }
+    };
+    await look(numbers, false);
+    if (!this.#free)
+      await look(
+        numbers.filter((number) => !found.has(number)),
+        true,
+      );
+    return found;
   }
 
   async #sold({ id, of }: Sequel) {

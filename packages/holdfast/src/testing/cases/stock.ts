@@ -476,6 +476,27 @@ const transactions: Readonly<Record<string, ConformanceCase["run"]>> = {
     })(ground);
   },
 
+  "in the caller's own transaction, what others did after it began counts": async (ground) => {
+    const { joinedLocks, connections, granularity } = ground.capabilities;
+    // Where there is one writer, nobody does anything meanwhile.
+    if (!isSupported(joinedLocks) || connections === "one" || granularity === "database") return;
+    await shopCase({ CAP: 9 }, async ({ hf, shop, also, site }) => {
+      await site.ownTransaction(async (native) => {
+        const tx = hf.join(native);
+        assert.equal((await shop.level("CAP", { tx })).onHand, 9);
+        await also.increase("MUG", 5);
+        await also.decrease("CAP", 4, { externalId: "sale" });
+        await also.reserve([{ sku: "MUG", quantity: 2 }], { id: "cart" });
+        await assert.rejects(shop.decrease("CAP", 6, { tx }), InsufficientStockError);
+        assert.equal((await shop.decrease("CAP", 4, { tx, externalId: "sale" })).replayed, true);
+        await shop.return("sale", { tx });
+        await shop.commit("cart", { tx });
+        await shop.decrease("CAP", 9, { tx });
+      });
+      assert.deepEqual(await onHand(shop), { CAP: 0, MUG: 3 });
+    })(ground);
+  },
+
   "whoever waits too long for somebody's transaction is told, and nothing was done": shopCase(
     { CAP: 5 },
     async ({ hf, shop, also, capabilities }) => {
