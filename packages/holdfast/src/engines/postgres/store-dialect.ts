@@ -3,6 +3,7 @@ import type { SqlConnection } from "../../core/database.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import type { StoreDialect } from "../sql/dialect.ts";
 import { type Kind, never } from "../sql/table.ts";
+import { nextFence } from "./fences.ts";
 import { failureOf } from "./locks.ts";
 
 const epoch = sql.raw("timestamptz 'epoch'");
@@ -82,6 +83,13 @@ export const storeDialect: StoreDialect<SqlConnection> = {
     return value;
   },
 
+  async insist(connection) {
+    // Outside of a transaction a savepoint is refused.
+    await connection.query(sql`SAVEPOINT holdfast_store`);
+    await connection.query(sql`RELEASE SAVEPOINT holdfast_store`);
+  },
+
+  fence: sql.raw(nextFence),
   optimistic: true,
   failure: failureOf,
 

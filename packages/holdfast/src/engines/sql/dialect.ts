@@ -39,6 +39,10 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
    */
   readonly optimistic: boolean;
   failure(connection: C, error: unknown): Failure | undefined;
+  /** Throws if the connection is in no transaction, which a caller has said it is. Absent where that is known otherwise. */
+  insist?(connection: C): Promise<void>;
+  /** A number above all that it has given, also before a crash: for fences. Absent: stores count by themselves. */
+  readonly fence?: Statement;
   /** CREATE TABLE and its indexes, for engines whose migrations do not have them written out. */
   create(table: Table): readonly Statement[];
 }
