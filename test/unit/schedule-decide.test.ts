@@ -122,6 +122,9 @@ const pick = <T>(next: Next, list: readonly T[]): T => list[upTo(next, list.leng
 const chance = (next: Next, p: number) => next() < p;
 
 const second = 1_000_000;
+/** Now and then a whole millisecond, at which things meet. */
+const moment = (next: Next) =>
+  Date.UTC(2026, 5, 1) * 1000 + (chance(next, 0.4) ? upTo(next, 1000) * 1000 : upTo(next, second));
 /** Close together, so that they meet: whole milliseconds around a moment. */
 const near = (next: Next, now: number, ms = 6) =>
   Math.floor(now / 1000) * 1000 + (upTo(next, 2 * ms + 1) - ms) * 1000;
@@ -198,7 +201,7 @@ describe("the rules alone", () => {
       const seed = inject("seed") + i;
       const next = random(seed);
       for (let k = 0; k < 300; k++) {
-        const now = Date.UTC(2026, 5, 1) * 1000 + upTo(next, second);
+        const now = moment(next);
         const state = randomState(next, "s", now);
         const step = randomStep(next, "s", state, now);
         const locks = randomLocks(next, state);
@@ -249,7 +252,7 @@ describe("the rules alone", () => {
     const seed = inject("seed");
     const next = random(seed);
     for (let k = 0; k < 2000; k++) {
-      const now = Date.UTC(2026, 5, 1) * 1000 + upTo(next, second);
+      const now = moment(next);
       const state = randomState(next, "s", now);
       const step = { ...randomStep(next, "s", state, now), token: "new", as: "running" as const };
       const locks = { schedule: false, runs: new Set<string>() };
@@ -378,7 +381,7 @@ describe("next to the database", () => {
     const next = random(seed);
     const outcomes = new Set<string>();
     for (let k = 0; k < 40; k++) {
-      const now = Date.UTC(2026, 5, 1) * 1000 + upTo(next, second);
+      const now = moment(next);
       const name = `step ${i} ${k}`;
       const state = randomState(next, name, now);
       const step = randomStep(next, name, state, now);
@@ -405,7 +408,7 @@ describe("next to the database", () => {
     const seed = inject("seed") + i;
     const next = random(seed);
     for (let k = 0; k < 40; k++) {
-      const now = Date.UTC(2026, 5, 1) * 1000 + upTo(next, second);
+      const now = moment(next);
       const name = `run ${i} ${k}`;
       const state = randomState(next, name, now);
       const run = chance(next, 0.95) ? state.runs[0] : undefined;
@@ -450,7 +453,7 @@ describe("next to the database", () => {
 
   test("what is there, and pauses: the same, whoever is asked", async () => {
     const next = random(inject("seed"));
-    const now = Date.UTC(2026, 5, 1) * 1000 + upTo(next, second);
+    const now = moment(next);
     await stopAt(now);
     const names = ["list b", "list a", "list Ä", "list Z"];
     for (const name of names) {

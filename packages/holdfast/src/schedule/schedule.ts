@@ -1,6 +1,6 @@
 import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
-import { placeOf, send } from "../core/calls.ts";
+import { placeOf, send, waitedInVain } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
 import { withConnection } from "../core/errand.ts";
 import { UnsupportedError, UsageError, message } from "../core/errors.ts";
@@ -331,15 +331,28 @@ class Keeping<Native> implements Schedule, Keeper {
 
   async runNow(): Promise<{ readonly ran: boolean; readonly tick: Date | undefined }> {
     return detached(this.home, async () => {
-      const sentAt = performance.now();
-      const { claimed } = this.#enqueue
-        ? await this.#enqueueOne(this.#enqueue, "now")
-        : await this.#step({ take: false, wish: "now", as: "running" });
+      const { claimed, sentAt } = await this.#byHand();
       if (!claimed) return { ran: false, tick: undefined };
       const tick = new Date(claimed.tick);
       if (!this.#enqueue) await this.#run(claimed, sentAt);
       return { ran: true, tick };
     });
+  }
+
+  /** Somebody who decides about another run at this moment is waited for: that says nothing about this one. */
+  async #byHand(): Promise<{ readonly claimed: Claimed | undefined; readonly sentAt: number }> {
+    const started = performance.now();
+    for (let attempt = 1; ; attempt++) {
+      const sentAt = performance.now();
+      const { claimed, busy } = this.#enqueue
+        ? await this.#enqueueOne(this.#enqueue, "now")
+        : await this.#step({ take: false, wish: "now", as: "running" });
+      if (!busy) return { claimed, sentAt };
+      const waited = performance.now() - started;
+      if (waited > this.waitMs)
+        throw waitedInVain(this.home, { names: [`schedule ${this.name}`] }, waited, undefined);
+      await sleep(pause(policy, attempt));
+    }
   }
 
   pause(): Promise<void> {
@@ -735,8 +748,7 @@ export function asInfo({
 }
 
 function text(error: unknown): string {
-  // Not every database keeps them.
-  return described(error, 2000, { stack: false }).replaceAll("\0", "?");
+  return described(error, 2000, { stack: false });
 }
 
 function oneOf(what: string, value: unknown, words: readonly string[]): void {

@@ -13,6 +13,9 @@ import type { Kind, Table } from "./table.ts";
  */
 export type Locking = "update" | "skip" | "current";
 
+/** Whose numbers they are. */
+export type Sequence = "fence" | "audit";
+
 export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   /** One of our tables, by its bare name: "quota_bucket". */
   table(name: string): Statement;
@@ -41,8 +44,11 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   failure(connection: C, error: unknown): Failure | undefined;
   /** Throws if the connection is in no transaction, which a caller has said it is. Absent where that is known otherwise. */
   insist?(connection: C): Promise<void>;
-  /** A number above all that it has given, also before a crash: for fences. Absent: stores count by themselves. */
-  readonly fence?: Statement;
+  /**
+   * So many numbers of a sequence, by its name, each larger than all that it has given before, in their order. Nobody waits for a
+   * transaction that has taken some.
+   */
+  numbers(connection: C, sequence: Sequence, count: number): Promise<readonly number[]>;
   /** CREATE TABLE and its indexes, for engines whose migrations do not have them written out. */
   create(table: Table): readonly Statement[];
 }

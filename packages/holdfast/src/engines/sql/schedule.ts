@@ -9,6 +9,7 @@ import { SchemaMissingError } from "../../core/errors.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import type { How } from "../../core/store.ts";
 import {
+  type StepDecided,
   type StepNeed,
   type StepVerdict,
   type StepView,
@@ -86,17 +87,12 @@ class Stepping<C extends SqlConnection> {
     return { now, schedule, open: runs, lock: locked ? "ours" : lock && schedule ? "theirs" : "none" };
   }
 
-  /** Decides, and reads what is asked for meanwhile, except the lock. */
-  async decide(first: StepView): Promise<Exclude<ReturnType<typeof decideStep>, { need: unknown }> | "lock"> {
+  /** Decides, and reads what is asked for meanwhile; the lock, and the schedule itself, are not its to get. */
+  async decide(first: StepView): Promise<StepDecided> {
     for (let view = first; ;) {
       const decided = decideStep(view, this.#step);
-      if (!("need" in decided)) return decided;
-      const { need } = decided;
-      if (need === "lock") return need;
-      if (typeof need === "object") {
-        await this.#rows.insertMissing(this.#connection, scheduleTable, [need.make]);
-        view = await this.read(false);
-      } else view = { ...view, ...(await this.#more(view, need)) };
+      if (!("need" in decided) || decided.need === "lock" || typeof decided.need === "object") return decided;
+      view = { ...view, ...(await this.#more(view, decided.need)) };
     }
   }
 
@@ -111,13 +107,13 @@ class Stepping<C extends SqlConnection> {
     await this.#rows.remove(connection, runTable, sql`${this.#mine()} AND NOT (${open}) AND ${older}`);
   }
 
-  async #more(view: StepView, need: Extract<StepNeed, string>): Promise<Partial<StepView>> {
+  async #more(view: StepView, need: Exclude<StepNeed, object | "lock">): Promise<Partial<StepView>> {
     const rows = this.#rows;
     switch (need) {
       case "free":
         return { free: await this.#free(view) };
       case "fence":
-        return { fence: await this.#fence(view) };
+        return { fence: await this.#fence() };
       case "manual": {
         const from = rows.compare(runTable, "tick", ">=", Math.floor(view.now / 1000) * 1000);
         const taken = await this.#runs(
@@ -152,12 +148,9 @@ class Stepping<C extends SqlConnection> {
     );
   }
 
-  /** Where an engine has no numbers of its own that never go back: that of the decision, which is its schedule's. */
-  async #fence({ schedule }: StepView): Promise<number> {
-    const { fence } = this.#rows.dialect;
-    if (!fence) return (schedule?.decisions ?? 0) + 1;
-    const { rows } = await this.#connection.query(sql`SELECT ${fence} AS fence`);
-    return Number(rows[0]?.["fence"]);
+  async #fence(): Promise<number> {
+    const [fence] = await this.#rows.dialect.numbers(this.#connection, "fence", 1);
+    return fence as number;
   }
 
   #mine(): Statement {
@@ -271,18 +264,26 @@ export function scheduleStore<C extends SqlConnection>(dialect: StoreDialect<C>)
 
   async function step(connection: C, wish: Step, how: How): Promise<Standing> {
     const stepping = new Stepping(rows, connection, wish);
-    const looked = await stepping.decide(await stepping.read(false));
-    if (looked !== "lock") return standing(looked.verdicts);
-    const busy = async () => {
-      const seen = decideStep({ ...(await stepping.read(false)), lock: "theirs" }, wish);
-      if ("need" in seen) throw new Error(`schedule ${wish.schedule}: it was deleted meanwhile`);
-      return standing(seen.verdicts);
-    };
+    const look = async () => stepping.decide(await stepping.read(false));
+    let looked = await look();
+    if ("need" in looked && typeof looked.need === "object") {
+      const { make } = looked.need;
+      await within(connection, how, () => rows.insertMissing(connection, scheduleTable, [make]));
+      looked = await look();
+    }
+    if (!("need" in looked)) return standing(looked.verdicts);
+    const deleted = () => new Error(`schedule ${wish.schedule}: its row was deleted while it was read`);
+    if (looked.need !== "lock") throw deleted();
     const work = async () => {
       const decided = await stepping.decide(await stepping.read(true));
-      if (decided === "lock") throw new Error(`schedule ${wish.schedule}: its lock was asked for twice`);
+      if ("need" in decided) throw deleted();
       if (decided.writes) await stepping.write(decided.writes);
       return standing(decided.verdicts);
+    };
+    const busy = async () => {
+      const seen = decideStep({ ...(await stepping.read(false)), lock: "theirs" }, wish);
+      if ("need" in seen) throw deleted();
+      return standing(seen.verdicts);
     };
     return patiently(connection, how, work, busy);
   }
