@@ -272,17 +272,33 @@ describe("the rules alone", () => {
   test("which tick is asked for", () => {
     const around = { after: 0, now: 130_000, first: 10_000, tick: 100_000, next: 160_000 };
     expect(wishFor("all", 60_000, { ...around, tick: 10_000 })).toEqual({
-      ...{ tick: 10_000, after: 0, before: undefined, run: true, missed: [10_000, 10_000] },
+      tick: 10_000,
+      after: 0,
+      before: undefined,
+      run: true,
+      missed: [10_000, 10_000],
     });
     expect(wishFor("last", 60_000, around)).toEqual({
-      ...{ tick: 100_000, after: 0, before: 160_000, run: true, missed: [10_000, 100_000] },
+      tick: 100_000,
+      after: 0,
+      before: 160_000,
+      run: true,
+      missed: [10_000, 100_000],
     });
     // Until its grace is over, to the millisecond.
     expect(wishFor("none", 30_000, around)).toEqual({
-      ...{ tick: 100_000, after: 0, before: 130_001, run: true, missed: [10_000, 100_000] },
+      tick: 100_000,
+      after: 0,
+      before: 130_001,
+      run: true,
+      missed: [10_000, 100_000],
     });
     expect(wishFor("none", 29_999, around)).toEqual({
-      ...{ tick: 100_000, after: 0, before: 160_000, run: false, missed: [10_000, 100_001] },
+      tick: 100_000,
+      after: 0,
+      before: 160_000,
+      run: false,
+      missed: [10_000, 100_001],
     });
   });
 });
@@ -313,9 +329,11 @@ describe("next to the database", () => {
     const db = fromPg(pool);
     hf = holdfast(db);
     const pinned = await (db.connect as NonNullable<typeof db.connect>)({
-      ...{ use: "session", locks: [], wait: 1000 },
+      use: "session",
+      locks: [],
+      wait: 1000,
     });
-    connection = pinned.connection as SqlConnection;
+    connection = pinned.connection;
     release = () => pinned.release();
   });
   afterAll(async () => {

@@ -66,7 +66,7 @@ const backends: readonly Backend[] = [
       const database = await createDatabase("postgres");
       const pools = [1, 2].map(() => new Pool({ connectionString: database.url, max: 8 })) as [Pool, Pool];
       return {
-        databases: [generic(pools[0]) as unknown as Database, fromPg(pools[1]) as unknown as Database],
+        databases: [generic(pools[0]), fromPg(pools[1])],
         async close() {
           for (const pool of pools) await pool.end();
           await database.drop();
@@ -91,7 +91,11 @@ describe.each(backends)("$name", ({ open }) => {
   beforeAll(async () => {
     opened = await open();
     const [one, two] = opened.databases.map((database) => ({
-      ...{ database, ownTransaction: unused, withIdle: unused, send: unused, close: async () => {} },
+      database,
+      ownTransaction: unused,
+      withIdle: unused,
+      send: unused,
+      close: async () => {},
     })) as unknown as [ConformanceSite, ConformanceSite];
     ground = await prepare(one, two);
   });
@@ -148,8 +152,16 @@ describe("functions and the generic store at once", () => {
         store.step(
           connection,
           {
-            ...{ schedule: name, token: `${at} ${next()}`, holder: String(at), ttlMs: 100, attempts: 1000 },
-            ...{ overlap, take: true, wish, as: "running", keep: 100_000 },
+            schedule: name,
+            token: `${at} ${next()}`,
+            holder: String(at),
+            ttlMs: 100,
+            attempts: 1000,
+            overlap,
+            take: true,
+            wish,
+            as: "running",
+            keep: 100_000,
           },
           how,
         );

@@ -270,8 +270,16 @@ class Draft {
     const { as, schedule, token, holder } = this.#step;
     const { now } = this.#view;
     return {
-      ...{ schedule, tick, manual, attempt: 1, fence, token, holder, previous: this.#schedule.last },
-      ...{ started: now, until: this.#until },
+      schedule,
+      tick,
+      manual,
+      attempt: 1,
+      fence,
+      token,
+      holder,
+      previous: this.#schedule.last,
+      started: now,
+      until: this.#until,
       state: typeof as === "object" ? "failed" : as,
       ended: as === "running" ? undefined : now,
       error: typeof as === "object" ? as.failed : undefined,
@@ -285,8 +293,19 @@ class Draft {
     const { schedule, holder } = this.#step;
     const { now } = this.#view;
     this.#insert({
-      ...{ schedule, tick, manual, state: "skipped", attempt: 0, fence: 0, token: "", holder },
-      ...{ previous: this.#schedule.last, started: now, until: now, ended: now, error: undefined },
+      schedule,
+      tick,
+      manual,
+      state: "skipped",
+      attempt: 0,
+      fence: 0,
+      token: "",
+      holder,
+      previous: this.#schedule.last,
+      started: now,
+      until: now,
+      ended: now,
+      error: undefined,
     });
   }
 

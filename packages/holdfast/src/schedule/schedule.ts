@@ -2,7 +2,7 @@ import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
 import { placeOf, send, waitedInVain } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
-import { withConnection } from "../core/errand.ts";
+import { errandMs, withConnection } from "../core/errand.ts";
 import { UnsupportedError, UsageError, message } from "../core/errors.ts";
 import { emit, traced } from "../core/events.ts";
 import { classify } from "../core/failure.ts";
@@ -410,7 +410,8 @@ class Keeping<Native> implements Schedule, Keeper {
   async errand<T>(work: (connection: Connection, how: How) => Soon<T>, ms?: number): Promise<T> {
     // A client that hands out no connection runs it in a transaction of its own.
     const how = {
-      waitMs: Math.min(this.waitMs, ms ?? Infinity),
+      // So that the wait is over before the errand is.
+      waitMs: Math.min(this.waitMs, (ms ?? errandMs) / 2),
       free: this.home.database.connect !== undefined,
     };
     for (let attempt = 1; ; attempt++) {

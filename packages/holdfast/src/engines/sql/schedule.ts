@@ -189,8 +189,7 @@ async function writeRun<C extends SqlConnection>(
   connection: C,
   run: StoredRun,
 ): Promise<void> {
-  const { schedule, tick, manual, ...set } = run;
-  await rows.update(connection, runTable, keyOf(rows, run), set);
+  await rows.update(connection, runTable, keyOf(rows, run), run);
 }
 
 function standing({ now, last, wake, claimed, died, ...rest }: StepVerdict): Standing {
@@ -224,8 +223,16 @@ function runOf({
   error,
 }: StoredRun): RunRow {
   return {
-    ...{ manual, state, attempt, fence, holder, error },
-    ...{ tick: ms(tick), started: ms(started), until: ms(until), ended: maybeMs(ended) },
+    manual,
+    state,
+    attempt,
+    fence,
+    holder,
+    error,
+    tick: ms(tick),
+    started: ms(started),
+    until: ms(until),
+    ended: maybeMs(ended),
   };
 }
 

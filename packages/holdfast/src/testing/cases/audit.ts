@@ -33,7 +33,11 @@ export const auditCases = suite("audit", {
     assert.deepEqual(none, []);
     const { at, endedAt, ...rest } = line ?? assert.fail("no line");
     assert.deepEqual(rest, {
-      ...{ id, ...what, details, outcome: "done", error: undefined },
+      id,
+      ...what,
+      details,
+      outcome: "done",
+      error: undefined,
       result: { big: String(2n ** 60n), text: "done" },
     });
     assert.ok(endedAt && endedAt >= at);

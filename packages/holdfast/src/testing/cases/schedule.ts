@@ -438,7 +438,11 @@ export const scheduleCases = suite("schedule", {
     const tried = new Map<number, number>();
     const made = [hf, other].map((instance) =>
       schedule(instance, fresh, {
-        ...{ every: 100, catchUp: "all", retries: 3, backoff: 1, onError: () => {} },
+        every: 100,
+        catchUp: "all",
+        retries: 3,
+        backoff: 1,
+        onError: () => {},
         enqueue: async (tick, tx) => {
           const times = (tried.get(tick.getTime()) ?? 0) + 1;
           tried.set(tick.getTime(), times);
