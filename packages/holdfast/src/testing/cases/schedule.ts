@@ -17,7 +17,7 @@ import {
   schedules,
 } from "../../schedule/index.ts";
 import type { ConformanceCase, Ground } from "../ground.ts";
-import { Gate, assert, sql, suite, table } from "./support.ts";
+import { Gate, assert, during, sql, suite, table } from "./support.ts";
 
 /** For machines that are busy; nothing takes that long. */
 const patience = 60_000;
@@ -228,12 +228,12 @@ export const scheduleCases = suite("schedule", {
   "begins a run that failed again, and says how it went": kept(async (stage) => {
     const { hf, make, fresh } = stage;
     const attempts: number[] = [];
-    const during: (RunInfo | undefined)[] = [];
+    const second: (RunInfo | undefined)[] = [];
     const errors: unknown[] = [];
     const options = { every: 50, retries: 2, backoff: 10, overlap: "queue" } as const;
     const one = make(hf, { ...options, onError: (error) => void errors.push(error) }, async (run) => {
       attempts.push(run.attempt);
-      if (run.attempt === 2) during.push(await openRun(stage));
+      if (run.attempt === 2) second.push(await openRun(stage));
       if (attempts.length < 5) throw new Error(`attempt ${attempts.length} \0failed`);
     });
     await one.start();
@@ -243,7 +243,7 @@ export const scheduleCases = suite("schedule", {
     assert.equal(errors.length, 4);
     // While it runs again it has no end, and the error of the attempt before.
     assert.deepEqual(
-      [during[0]?.state, during[0]?.attempt, during[0]?.endedAt, during[0]?.error],
+      [second[0]?.state, second[0]?.attempt, second[0]?.endedAt, second[0]?.error],
       ["running", 2, undefined, "Error: attempt 1 failed"],
     );
     await one.stop();
@@ -430,6 +430,26 @@ export const scheduleCases = suite("schedule", {
     assert.deepEqual(await one.runNow(), { ran: false, tick: undefined });
     over.open();
     await running;
+  }),
+
+  "by hand, waits for somebody who has the schedule for a moment": kept(async ({ hf, other, make }) => {
+    const mine = make(hf, year, () => {});
+    await mine.runNow();
+    const theirs = make(other, year, () => {});
+    const { running } = await during(
+      (inside) =>
+        hf.transaction(async () => {
+          await mine.pause();
+          await inside();
+        }),
+      async () => {
+        const begun = theirs.runNow();
+        await pause(300);
+        return { running: begun };
+      },
+    );
+    assert.equal((await running).ran, true);
+    assert.equal((await mine.status()).paused, true);
   }),
 
   "with `enqueue`, records a tick in the transaction that enqueues its work": kept(async (ground) => {
