@@ -137,8 +137,8 @@ function mayImport(from: string, to: string, typeOnly: boolean, entrances: Reado
           /\/decide(\/[^/]+)?\.ts$/.test(to) ||
           (typeOnly && to.endsWith("/store.ts"))
         );
-      // `locks`, and whatever else the shared code is made of.
-      return theirs === mine;
+      // `locks`, and whatever else the shared code is made of. Calendars and zones are for all of it.
+      return theirs === mine || theirs === "time";
   }
 }
 
@@ -281,6 +281,8 @@ describe("directions inside the library", () => {
     ["core/a.ts", "../locks/hold.ts"],
     ["core/a.ts", "../engines/x/index.ts"],
     ["core/a.ts", "../holdfast.ts"],
+    ["core/a.ts", "../time/zone.ts"],
+    ["time/a.ts", "../schedule/ticks.ts"],
     ["locks/a.ts", "../holdfast.ts"],
     ["locks/a.ts", "../engines/x/index.ts"],
     ["engines/x/a.ts", "../y/index.ts"],
@@ -332,6 +334,7 @@ describe("directions inside the library", () => {
     ["engines/x/a.ts", `import { a } from "./b.ts"; import { c } from "../../core/c.ts";`],
     ["adapters/a.ts", `import { a } from "../engines/x/index.ts"; import { b } from "../drivers/b.ts";`],
     ["testing/cases/a.ts", `import { a } from "../../holdfast.ts"; import { b } from "../../index.ts";`],
+    ["quota/a.ts", `import { a } from "../time/windows.ts"; import { b } from "../core/b.ts";`],
     ["sharded.ts", `import { a } from "./holdfast.ts"; import type { B } from "./locks/b.ts";`],
     ["core/a.ts", `// import { a } from "../holdfast.ts"\nconst text = 'import "../holdfast.ts"';`],
   ])("%s may: %s", (file, statement) => {

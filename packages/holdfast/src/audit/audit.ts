@@ -1,11 +1,11 @@
 /** Changes that people make by hand leave a trace: `audited(hf, { action, target, actor }, work)`. */
-import type { Audits, LineEnd, WrittenLine } from "../core/audit.ts";
 import { placeOf, send } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
 import { UnsupportedError, UsageError, message } from "../core/errors.ts";
 import { checkJson, checkRows, checkText, checkWhole, optionalText } from "../core/input.ts";
 import { checkNames } from "../core/options.ts";
 import { type Home, homeOf } from "../core/scope.ts";
+import type { Audits, LineEnd, WrittenLine } from "./store.ts";
 
 export interface Audit {
   /** What is done, e.g. "quota.grant". */
@@ -74,10 +74,12 @@ export async function audited<T>(hf: object, what: Audit, work: (line: number) =
   const line = { actor, action, target, details: kept };
   const about = { names: ["audit"] };
   // Not again after an answer was lost: it may have been written, and a line that nobody ends would stay.
-  const id = await send(home, place, { ...about, once: true }, (connection) => store.begin(connection, line));
-  const end = async (how: LineEnd) => {
+  const id = await send(home, place, { ...about, once: true }, async (connection, how) =>
+    store.begin(connection, line, how),
+  );
+  const end = async (came: LineEnd) => {
     try {
-      await send(home, place, about, (connection) => store.end(connection, id, how));
+      await send(home, place, about, async (connection, how) => store.end(connection, id, came, how));
     } catch (error) {
       // In a transaction that has failed: the line goes with it.
       if (place.scope) return;
@@ -112,7 +114,7 @@ export async function trail(
   if (before !== undefined) checkWhole("trail", "before", before);
   optionalText("trail", "target", target);
   const store = storeOf(home);
-  const lines = await send(home, placeOf(home, {}, "trail"), { names: ["audit"] }, (connection) =>
+  const lines = await send(home, placeOf(home, {}, "trail"), { names: ["audit"] }, async (connection) =>
     store.list(connection, { before, target, most: limit }),
   );
   return lines.map(shown);

@@ -4,7 +4,7 @@
  * only these types and asks `capabilities` what holds; it never asks which engine it is on.
  */
 import type { Agreements } from "./agreed.ts";
-import type { Audits } from "./audit.ts";
+import type { Audits } from "../audit/store.ts";
 import type { Capabilities, Strategy } from "./capabilities.ts";
 import type { Holder } from "./errors.ts";
 import type { LockView } from "./inspect.ts";
@@ -12,7 +12,7 @@ import type { LockRequest } from "./key.ts";
 import type { Leases } from "./leases.ts";
 import type { Replay } from "./replay.ts";
 import type { Remade, Routine, RoutineState } from "./routine.ts";
-import type { Schedules } from "./schedules.ts";
+import type { Schedules } from "../schedule/store.ts";
 import type { Statement } from "./sql.ts";
 import type { StockStore } from "../stock/store.ts";
 import type { RowStrength, Tables } from "./tables.ts";

@@ -99,9 +99,10 @@ export async function changeStrategy(
   const from = before.value as Strategy;
   const details = JSON.stringify({ from, to, ...(note !== undefined && { note }) });
   const line = { actor, action: "strategy.set", target: "strategy", details };
-  const id = await on((connection) => audits.begin(connection, line));
+  const alone = { waitMs: wait, free: home.database.connect !== undefined };
+  const id = await on(async (connection) => audits.begin(connection, line, alone));
   const end = (how: Parameters<typeof audits.end>[2]) =>
-    on((connection) => audits.end(connection, id, how)).catch(() => {});
+    on(async (connection) => audits.end(connection, id, how, alone)).catch(() => {});
   try {
     if (before.value === to) await change.write(before, to);
     else await change.run(before, from, to, { wait, signal });

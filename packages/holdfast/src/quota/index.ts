@@ -21,4 +21,5 @@ export {
 export type { Older } from "../core/older.ts";
 export type { QuotaInfo } from "../core/quotas.ts";
 export type { Trust } from "../core/trust.ts";
-export type { Period, Unit } from "./windows.ts";
+export type { Unit } from "../time/units.ts";
+export type { Period } from "../time/windows.ts";

@@ -27,7 +27,8 @@ import { type Trust, checkTrust } from "../core/trust.ts";
 import { type Desk, type Part, deskOf } from "./desk.ts";
 import { QuotaError, QuotaExceededError } from "./errors.ts";
 import type { Amended, Amendment, Definition, Entry, Standing, Verdict } from "../core/quotas.ts";
-import { type Period, type Span, checkZone, spanOf, startsAround } from "./windows.ts";
+import { type Period, type Span, spanOf, startsAround } from "../time/windows.ts";
+import { checkZone } from "../time/zone.ts";
 
 /** Whom a limit is for: text, a number, or several dimensions such as `{ org: "acme", model: "large" }`. */
 export type Subject = string | number | bigint | Readonly<Record<string, string | number>>;
@@ -248,11 +249,11 @@ export class Quota {
       );
     if (over !== "reject" && over !== "record" && !(Number.isSafeInteger(over) && over >= 0))
       throw new UsageError(`quota ${name}: over must be "reject", "record" or a whole number of units`);
-    checkZone(timeZone);
+    checkZone("quota", timeZone);
     this.name = name;
     this.#instances = instances;
     this.#options = options;
-    this.#span = per === undefined ? undefined : spanOf(per);
+    this.#span = per === undefined ? undefined : spanOf("quota", per);
     this.#zone = timeZone;
     made("quota", name);
   }

@@ -1,12 +1,12 @@
 /**
  * Cron patterns. croner reads them, and is asked in UTC only: which times a pattern names. When these times come where
- * clocks are changed is our own business (zone.ts), so that it is the same with every version of croner, and as documented.
+ * clocks are changed is our own business (time/zone.ts), so that it is the same with every version of croner, and as documented.
  */
 import { createRequire } from "node:module";
 import { UsageError, message } from "../core/errors.ts";
 import { self } from "../core/self.ts";
 import { ScheduleError } from "./errors.ts";
-import type { Wanted } from "./zone.ts";
+import type { Wanted } from "../time/zone.ts";
 
 export interface Pattern {
   readonly next: Wanted;

@@ -13,4 +13,4 @@ export {
   schedule,
 } from "./schedule.ts";
 export { type CronLike, type Every, type Unit, type When, nextRuns } from "./ticks.ts";
-export type { Overlap, RunState } from "../core/schedules.ts";
+export type { Overlap, RunState } from "./store.ts";

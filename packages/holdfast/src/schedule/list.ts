@@ -3,9 +3,10 @@ import type { Connection } from "../core/database.ts";
 import { UnsupportedError } from "../core/errors.ts";
 import { checkRows, checkText, checkTexts } from "../core/input.ts";
 import { checkNames } from "../core/options.ts";
-import type { Schedules } from "../core/schedules.ts";
 import { homeOf } from "../core/scope.ts";
+import type { How, Soon } from "../core/store.ts";
 import { type RunInfo, asInfo } from "./schedule.ts";
+import type { Schedules } from "./store.ts";
 
 /** What is known of a schedule without its definition, which is in the code. */
 export interface ScheduleInfo {
@@ -23,12 +24,14 @@ export interface ScheduleInfo {
 async function ask<T>(
   hf: object,
   call: string,
-  work: (store: Schedules<Connection>, connection: Connection) => Promise<T>,
+  work: (store: Schedules<Connection>["administration"], connection: Connection, how: How) => Soon<T>,
 ): Promise<T> {
   const home = homeOf(hf, call);
   const { schedules: store, name } = home.database.engine;
   if (!store) throw new UnsupportedError(`${call}: ${name} does not keep schedules yet`);
-  return send(home, placeOf(home, {}, call), { names: [call] }, (connection) => work(store, connection));
+  return send(home, placeOf(home, {}, call), { names: [call] }, async (connection, how) =>
+    work(store.administration, connection, how),
+  );
 }
 
 /** All schedules of this database, or those of these names that are there, by name. Nothing is made by asking. */
@@ -61,7 +64,7 @@ export async function resumeSchedule(hf: object, name: string): Promise<boolean>
 
 function setPaused(hf: object, call: string, name: string, paused: boolean): Promise<boolean> {
   checkText(call, "the name", name, { empty: true });
-  return ask(hf, call, (store, connection) => store.pause(connection, name, paused));
+  return ask(hf, call, (store, connection, how) => store.pause(connection, name, paused, how));
 }
 
 /** The newest runs of a schedule, the newest first; those that are not over are always among them. */

@@ -3,10 +3,11 @@ import type { Connection } from "../core/database.ts";
 import { message } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
 import { type Home, type Transaction, scopeOf } from "../core/scope.ts";
-import type { Claimed, Schedules } from "../core/schedules.ts";
+import type { How, Soon } from "../core/store.ts";
 import { sleep } from "../core/wait.ts";
 import { watched } from "../core/watched.ts";
 import { ScheduleError } from "./errors.ts";
+import type { Claimed, Renewal, Schedules } from "./store.ts";
 
 /** What a handler gets. */
 export interface Run {
@@ -33,7 +34,9 @@ export interface Run {
 export interface Keeper {
   readonly home: Home<unknown, Connection>;
   readonly store: Schedules<Connection>;
-  errand<T>(work: (connection: Connection) => Promise<T>, ms?: number): Promise<T>;
+  /** How long others may be waited for. */
+  readonly waitMs: number;
+  errand<T>(work: (connection: Connection, how: How) => Soon<T>, ms?: number): Promise<T>;
 }
 
 /** As for leases: the holder stops this long before its claim runs out. */
@@ -96,8 +99,9 @@ export class Active implements Run {
 
   async complete(tx: Transaction<unknown>): Promise<void> {
     const scope = scopeOf(tx, "run.complete(tx)");
-    const ended = await scope.work(({ connection, joined }) =>
-      this.#keeper.store.end(connection, this.#claimed, { state: "done" }, joined),
+    const { store, waitMs } = this.#keeper;
+    const ended = await scope.work(async ({ connection, joined }) =>
+      store.end(connection, this.#claimed, { state: "done" }, { waitMs, free: false, joined }),
     );
     if (ended === "lost") {
       this.#lose("somebody else has it, or has ended it");
@@ -184,11 +188,11 @@ export class Active implements Run {
     }
   }
 
-  async #renew(): Promise<"renewed" | "locked" | "done" | "lost"> {
+  async #renew(): Promise<Renewal> {
     const sentAt = performance.now();
     const patience = Math.max(this.#ttlMs / 3, 500);
     const state = await this.#keeper.errand(
-      (connection) => this.#keeper.store.renew(connection, this.#claimed, this.#ttlMs),
+      (connection, how) => this.#keeper.store.renew(connection, this.#claimed, this.#ttlMs, how),
       patience,
     );
     if (state === "renewed") {

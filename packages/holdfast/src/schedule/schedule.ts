@@ -1,8 +1,8 @@
 import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
-import { placeOf, send } from "../core/calls.ts";
+import { placeOf, send, waitedInVain } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
-import { withConnection } from "../core/errand.ts";
+import { errandMs, withConnection } from "../core/errand.ts";
 import { UnsupportedError, UsageError, message } from "../core/errors.ts";
 import { emit, traced } from "../core/events.ts";
 import { classify } from "../core/failure.ts";
@@ -11,22 +11,14 @@ import { made } from "../core/made.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { pause, retryPolicy } from "../core/retry.ts";
 import { type Home, type Transaction, detached, homeOf, scopeOf } from "../core/scope.ts";
-import type {
-  Claimed,
-  Due,
-  Ending,
-  Overlap,
-  RunRow,
-  RunState,
-  Schedules,
-  Standing,
-  Step,
-} from "../core/schedules.ts";
+import type { How, Soon } from "../core/store.ts";
 import type { Transactor } from "../core/transaction.ts";
 import { described } from "../core/thrown.ts";
 import { milliseconds, sleep } from "../core/wait.ts";
+import { type Wish, wishFor } from "./decide.ts";
 import { ScheduleError } from "./errors.ts";
 import { Active, type Keeper, type Run } from "./run.ts";
+import type { Claimed, Due, Ending, Overlap, RunRow, RunState, Schedules, Standing, Step } from "./store.ts";
 import { type Rhythm, type When, checkWhen, due, following, rhythmOf } from "./ticks.ts";
 
 export type ScheduleOptions = When & CatchUp & CommonOptions;
@@ -148,6 +140,7 @@ const names = new Set([
 /** The clock may be set, and a machine may sleep: nobody sleeps for longer. */
 const floorMs = 30_000;
 const longestBackoff = 300_000;
+const longestWait = 5000;
 /** Of runs that may overlap, in one process. */
 const beside = 16;
 
@@ -177,11 +170,6 @@ export function schedule<Native>(
   handler?: Handler,
 ): Schedule {
   return new Keeping(hf, name, options, handler);
-}
-
-/** With the first tick that is missed if it is granted, and the first that is not. */
-interface Wish extends Due {
-  readonly missed: readonly [number, number];
 }
 
 class Keeping<Native> implements Schedule, Keeper {
@@ -276,6 +264,12 @@ class Keeping<Native> implements Schedule, Keeper {
     return engine.schedules;
   }
 
+  /** Nobody is waited for longer: what is asked for can be asked for again. */
+  get waitMs(): number {
+    const { wait } = this.home;
+    return wait === "nowait" ? 1 : Math.min(longestWait, Math.max(1, wait));
+  }
+
   get #rhythm(): Rhythm {
     return (this.#lazyRhythm ??= rhythmOf(this.#when));
   }
@@ -337,15 +331,28 @@ class Keeping<Native> implements Schedule, Keeper {
 
   async runNow(): Promise<{ readonly ran: boolean; readonly tick: Date | undefined }> {
     return detached(this.home, async () => {
-      const sentAt = performance.now();
-      const { claimed } = this.#enqueue
-        ? await this.#enqueueOne(this.#enqueue, "now")
-        : await this.#step({ take: false, wish: "now", as: "running" });
+      const { claimed, sentAt } = await this.#byHand();
       if (!claimed) return { ran: false, tick: undefined };
       const tick = new Date(claimed.tick);
       if (!this.#enqueue) await this.#run(claimed, sentAt);
       return { ran: true, tick };
     });
+  }
+
+  /** Somebody who decides about another run at this moment is waited for: that says nothing about this one. */
+  async #byHand(): Promise<{ readonly claimed: Claimed | undefined; readonly sentAt: number }> {
+    const started = performance.now();
+    for (let attempt = 1; ; attempt++) {
+      const sentAt = performance.now();
+      const { claimed, busy } = this.#enqueue
+        ? await this.#enqueueOne(this.#enqueue, "now")
+        : await this.#step({ take: false, wish: "now", as: "running" });
+      if (!busy) return { claimed, sentAt };
+      const waited = performance.now() - started;
+      if (waited > this.waitMs)
+        throw waitedInVain(this.home, { names: [`schedule ${this.name}`] }, waited, undefined);
+      await sleep(pause(policy, attempt));
+    }
   }
 
   pause(): Promise<void> {
@@ -359,17 +366,17 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   async #pause(paused: boolean): Promise<void> {
-    await this.#call(async (connection) => {
-      const set = () => this.store.pause(connection, this.name, paused);
+    await this.#call(async (connection, how) => {
+      const set = () => this.store.administration.pause(connection, this.name, paused, how);
       if (await set()) return;
       // It was never started anywhere.
-      await this.#step({ take: false, wish: undefined, as: "running" }, connection);
+      await this.#step({ take: false, wish: undefined, as: "running" }, { connection, how });
       await set();
     });
   }
 
   /** In the transaction of the same instance whose body calls, if there is one. What it does may be done again. */
-  #call<T>(work: (connection: Connection) => Promise<T>): Promise<T> {
+  #call<T>(work: (connection: Connection, how: How) => Promise<T>): Promise<T> {
     return send(this.home, placeOf(this.home, {}, "schedule"), { names: [`schedule ${this.name}`] }, work);
   }
 
@@ -396,14 +403,20 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   #list(limit: number) {
-    return this.#call((connection) => this.store.list(connection, this.name, limit));
+    return this.#call(async (connection) => this.store.administration.list(connection, this.name, limit));
   }
 
   /** A statement of its own, again after a failure that may pass. */
-  async errand<T>(work: (connection: Connection) => Promise<T>, ms?: number): Promise<T> {
+  async errand<T>(work: (connection: Connection, how: How) => Soon<T>, ms?: number): Promise<T> {
+    // A client that hands out no connection runs it in a transaction of its own.
+    const how = {
+      // So that the wait is over before the errand is.
+      waitMs: Math.min(this.waitMs, (ms ?? errandMs) / 2),
+      free: this.home.database.connect !== undefined,
+    };
     for (let attempt = 1; ; attempt++) {
       try {
-        return await withConnection(this.home, work, ms);
+        return await withConnection(this.home, async (connection) => work(connection, how), ms);
       } catch (error) {
         const failure = classify(this.home.database, error);
         if (!failure || !policy.on.has(failure) || attempt === policy.attempts) throw error;
@@ -502,16 +515,10 @@ class Keeping<Native> implements Schedule, Keeper {
         at = 0;
       }
       const tick = this.#backlog[at] as number;
-      return { tick, after, before: undefined, run: true, missed: [first, tick] };
+      return wishFor("all", this.#graceMs, { after, now, first, tick, next: undefined });
     }
     const [tick = first] = await due(rhythm, after, now, 1);
-    const next = rhythm.after(tick);
-    if (this.#catchUp === "last") {
-      return { tick, after, before: next, run: true, missed: [first, tick] };
-    }
-    const run = now - tick <= this.#graceMs;
-    const before = run ? Math.min(next ?? Infinity, tick + this.#graceMs + 1) : next;
-    return { tick, after, before, run, missed: [first, run ? tick : tick + 1] };
+    return wishFor(this.#catchUp, this.#graceMs, { after, now, first, tick, next: rhythm.after(tick) });
   }
 
   #tellMissed({ missed: [first, before] }: Wish): void {
@@ -523,13 +530,17 @@ class Keeping<Native> implements Schedule, Keeper {
     }));
   }
 
-  async #step(how: Pick<Step, "take" | "wish" | "as">, connection?: Connection): Promise<Standing> {
-    const step: Step = { ...this.#terms, ...how, token: randomUUID() };
-    const work = (on: Connection) => this.store.step(on, step);
-    const standing = await (connection ? work(connection) : this.errand(work));
+  /** `inside`: of a transaction. */
+  async #step(
+    wish: Pick<Step, "take" | "wish" | "as">,
+    inside?: { readonly connection: Connection; readonly how: How },
+  ): Promise<Standing> {
+    const step: Step = { ...this.#terms, ...wish, token: randomUUID() };
+    const work = (connection: Connection, how: How) => this.store.step(connection, step, how);
+    const standing = await (inside ? work(inside.connection, inside.how) : this.errand(work));
     this.#clock = { theirs: standing.now, ours: performance.now() };
     // What a transaction sees may be undone.
-    if (!connection) this.#last = standing.last;
+    if (!inside) this.#last = standing.last;
     for (const tick of standing.died) this.#died(new Date(tick));
     return standing;
   }
@@ -626,7 +637,9 @@ class Keeping<Native> implements Schedule, Keeper {
   async #end(run: Active, claimed: Claimed, ending: Ending): Promise<"ended" | "before" | "lost"> {
     if (run.lost) return "lost";
     run.stop();
-    return this.errand((connection) => this.store.end(connection, claimed, ending, false));
+    return this.errand((connection, how) =>
+      this.store.end(connection, claimed, ending, { ...how, joined: false }),
+    );
   }
 
   #gone(run: Active): ScheduleError {
@@ -675,8 +688,9 @@ class Keeping<Native> implements Schedule, Keeper {
     const started = performance.now();
     const standing = await this.#hf.transaction({}, async (tx) => {
       const scope = scopeOf(tx, "schedule");
+      const how = { waitMs: this.waitMs, free: false };
       const found = await scope.work(({ connection }) =>
-        this.#step({ take: false, wish, as: "done" }, connection),
+        this.#step({ take: false, wish, as: "done" }, { connection, how }),
       );
       if (found.claimed) await enqueue(new Date(found.claimed.tick), tx);
       return found;

@@ -2,9 +2,10 @@
 import { setImmediate as breathe } from "node:timers/promises";
 import { UsageError } from "../core/errors.ts";
 import { checkMoment, shown } from "../core/input.ts";
+import { lengths, monday, periodOf } from "../time/units.ts";
+import { checkZone, day, nextReached, nextShown } from "../time/zone.ts";
 import { installed, readPattern } from "./cron.ts";
 import { ScheduleError } from "./errors.ts";
-import { checkZone, nextReached, nextShown } from "./zone.ts";
 
 export type Unit = "second" | "minute" | "hour" | "day" | "week";
 /** "minute", "15 minutes", "1 day", or a number of milliseconds. */
@@ -42,19 +43,13 @@ export interface Rhythm {
   readonly leastMs: number;
 }
 
-const lengths: Readonly<Record<Unit, number>> = {
-  second: 1000,
-  minute: 60_000,
-  hour: 3_600_000,
-  day: 86_400_000,
-  week: 604_800_000,
-};
+const units: ReadonlySet<string> = new Set<Unit>(["second", "minute", "hour", "day", "week"]);
 
 /** What is wrong with it is told at once, except of a pattern: that takes its parser. */
 export function checkWhen({ cron, every, timeZone }: When): void {
   if ((cron === undefined) === (every === undefined))
     throw new UsageError('schedule: say either `cron` ("0 3 * * *") or `every` ("15 minutes")');
-  if (timeZone !== undefined) checkZone(timeZone);
+  if (timeZone !== undefined) checkZone("schedule", timeZone);
   if (every !== undefined) everyOf(every, timeZone);
   else if (typeof cron === "object" && cron !== null) {
     if (typeof cron.nextRun !== "function")
@@ -71,25 +66,23 @@ export function rhythmOf({ cron, every, timeZone }: When): Rhythm {
 }
 
 function everyOf(every: unknown, timeZone = "UTC"): Rhythm {
-  const [, count = "1", unit = ""] =
-    typeof every === "string" ? (/^(?:(\d{1,9}) )?(second|minute|hour|day|week)s?$/.exec(every) ?? []) : [];
-  const ms = typeof every === "number" ? every : Number(count) * (lengths[unit as Unit] ?? Number.NaN);
+  const period = periodOf(every);
+  const unit = period && units.has(period.unit) && period.count < 1e9 ? period.unit : undefined;
+  const ms = typeof every === "number" ? every : unit ? (period?.count ?? 1) * lengths[unit] : Number.NaN;
   if (!Number.isSafeInteger(ms) || ms < 1)
     throw new UsageError(
       `schedule: every must be e.g. "15 minutes", "1 day" or a whole number of milliseconds from 1, not ${shown(every)}`,
     );
   if (unit !== "day" && unit !== "week")
     return { after: (moment) => (Math.floor(moment / ms) + 1) * ms, leastMs: ms };
-  const days = ms / lengths.day;
-  // 1970-01-01 was a Thursday.
-  const monday = unit === "week" ? -3 : 0;
-  const next = (wall: number) =>
-    ((Math.floor((wall / lengths.day - monday) / days) + 1) * days + monday) * lengths.day;
+  const days = ms / day;
+  const first = unit === "week" ? monday : 0;
+  const next = (wall: number) => ((Math.floor((wall / day - first) / days) + 1) * days + first) * day;
   return {
     // A day begins when its midnight is reached: later, if the clocks are put forward then.
     after: (moment) => nextReached(timeZone, moment, next),
     // The longest that clocks were ever put forward at once, but for that line, is less than half a day.
-    leastMs: ms - lengths.day / 2,
+    leastMs: ms - day / 2,
   };
 }
 

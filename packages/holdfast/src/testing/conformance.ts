@@ -9,6 +9,7 @@
  */
 import { holdfast } from "../holdfast.ts";
 import { abortCases } from "./cases/abort.ts";
+import { auditCases } from "./cases/audit.ts";
 import { inspectCases } from "./cases/inspect.ts";
 import { joinCases } from "./cases/join.ts";
 import { lateCases } from "./cases/late.ts";
@@ -17,6 +18,7 @@ import { lockCases } from "./cases/lock.ts";
 import { onceCases } from "./cases/once.ts";
 import { retryCases } from "./cases/retry.ts";
 import { rowCases, tableCases } from "./cases/rows.ts";
+import { scheduleCases } from "./cases/schedule.ts";
 import { sessionCases } from "./cases/session.ts";
 import { stockCases } from "./cases/stock.ts";
 import { transactionCases } from "./cases/transaction.ts";
@@ -51,5 +53,7 @@ export function conformance(): ConformanceCase[] {
     ...onceCases,
     ...leaseCases,
     ...stockCases,
+    ...scheduleCases,
+    ...auditCases,
   ];
 }

@@ -1,4 +1,4 @@
-import type { Audits, WrittenLine } from "../../core/audit.ts";
+import type { Audits, WrittenLine } from "../../audit/store.ts";
 import type { SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError } from "../../core/errors.ts";
 import { type Statement, sql } from "../../core/sql.ts";

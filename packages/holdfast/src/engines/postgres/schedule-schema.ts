@@ -103,7 +103,7 @@ BEGIN
       -- One that a transaction has ended, and not committed yet, is passed over: it is still held.
       SELECT * INTO mine FROM holdfast.schedule_run r
         WHERE r.schedule = p_schedule AND ${open} AND r.until <= clock_timestamp()
-        ORDER BY r.tick LIMIT 1 FOR UPDATE SKIP LOCKED;
+        ORDER BY r.tick, r.manual LIMIT 1 FOR UPDATE SKIP LOCKED;
       EXIT WHEN NOT FOUND;
       IF mine.state = 'running' AND mine.attempt >= p_attempts THEN
         UPDATE holdfast.schedule_run r SET state = 'failed', ended = clock_timestamp(),
@@ -113,7 +113,7 @@ BEGIN
         mine := NULL;
       ELSE
         UPDATE holdfast.schedule_run r SET state = 'running', attempt = r.attempt + 1, fence = ${sql.raw(nextFence)},
-            token = p_token, holder = p_holder, started = clock_timestamp(),
+            token = p_token, holder = p_holder, started = clock_timestamp(), ended = NULL,
             until = clock_timestamp() + p_ttl * interval '1 millisecond'
           WHERE r.schedule = p_schedule AND r.tick = mine.tick AND r.manual = mine.manual RETURNING * INTO mine;
       END IF;

@@ -1,6 +1,14 @@
 import type { Row, SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError } from "../../core/errors.ts";
-import type { Ending, RunGrip, RunRow, RunState, Schedules, Step } from "../../core/schedules.ts";
+import type {
+  Ending,
+  RunGrip,
+  RunRow,
+  RunState,
+  ScheduleAdministration,
+  Schedules,
+  Step,
+} from "../../schedule/store.ts";
 import { type Statement, sql } from "../../core/sql.ts";
 import { failureOf } from "./locks.ts";
 import { isTrue } from "./probe.ts";
@@ -48,7 +56,7 @@ const held = (grip: RunGrip) =>
 function change(ending: Ending): Statement {
   if (ending.state === "done") return sql`state = 'done', error = NULL`;
   const { error, retryInMs, uncounted } = ending;
-  const counted = sql`error = ${arg(error.replaceAll("\0", "?"), "text")}, attempt = r.attempt - ${sql.raw(uncounted ? "1" : "0")}`;
+  const counted = sql`error = ${arg(error, "text")}, attempt = r.attempt - ${sql.raw(uncounted ? "1" : "0")}`;
   if (retryInMs === undefined) return sql`state = 'failed', ${counted}`;
   return sql`state = 'waiting', ${counted}, until = clock_timestamp() + ${milliseconds(retryInMs)}`;
 }
@@ -71,6 +79,54 @@ function runOf(run: Row): RunRow {
   };
 }
 
+const administration: ScheduleAdministration<SqlConnection> = {
+  async all(connection, names) {
+    const which = names ? sql`s.name = ANY (${texts(names, (name) => name)}::text::text[])` : sql`true`;
+    const rows = await ask(
+      connection,
+      sql`SELECT s.name, s.paused, ${ms("s.last")} AS last, ${runColumns},
+        (SELECT count(*)::int FROM holdfast.schedule_run o WHERE o.schedule = s.name AND o.state IN ('running', 'waiting')) AS open
+        FROM holdfast.schedule s LEFT JOIN LATERAL (SELECT * FROM holdfast.schedule_run r WHERE r.schedule = s.name
+          AND r.state NOT IN ('running', 'waiting', 'skipped') ORDER BY r.tick DESC LIMIT 1) r ON true
+        WHERE ${which} ORDER BY s.name COLLATE "C"`,
+    );
+    return rows.map((row) => ({
+      name: String(row.name),
+      paused: isTrue(row.paused),
+      last: Number(row.last),
+      open: Number(row.open),
+      lastRun: number(row.tick) === undefined ? undefined : runOf(row),
+    }));
+  },
+
+  async pause(connection, schedule, paused) {
+    // Waits for whoever decides about a tick at this moment.
+    const found = await ask(
+      connection,
+      sql`UPDATE holdfast.schedule s SET paused = ${arg(paused, "boolean")} WHERE s.name = ${arg(schedule, "text")} RETURNING 1 AS there`,
+    );
+    return found.length > 0;
+  },
+
+  async list(connection, schedule, limit) {
+    const rows = await ask(
+      connection,
+      sql`SELECT ${ms("clock_timestamp()")} AS now, ${ms("s.last")} AS last, s.paused, ${runColumns}
+        FROM (SELECT 1) one LEFT JOIN holdfast.schedule s ON s.name = ${arg(schedule, "text")}
+        LEFT JOIN LATERAL (SELECT * FROM holdfast.schedule_run r WHERE r.schedule = s.name
+          ORDER BY r.state IN ('running', 'waiting') DESC, r.tick DESC LIMIT ${arg(limit, "integer")}) r ON true
+        ORDER BY r.tick DESC`,
+    );
+    const [first] = rows;
+    return {
+      now: Number(first?.now),
+      last: number(first?.last),
+      paused: isTrue(first?.paused),
+      runs: rows.filter(({ tick }) => number(tick) !== undefined).map(runOf),
+    };
+  },
+};
+
 export const schedules: Schedules<SqlConnection> = {
   async step(connection, step: Step) {
     const { schedule, token, holder, ttlMs, attempts, overlap, take, wish, as, keep } = step;
@@ -89,7 +145,7 @@ export const schedules: Schedules<SqlConnection> = {
       arg(due?.run ?? true, "boolean"),
       arg(wish === "now", "boolean"),
       arg(typeof as === "object" ? "failed" : as, "text"),
-      arg(typeof as === "object" ? as.failed.replaceAll("\0", "?") : undefined, "text"),
+      arg(typeof as === "object" ? as.failed : undefined, "text"),
       arg(keep, "integer"),
     ]);
     const [found] = await ask(
@@ -136,7 +192,7 @@ export const schedules: Schedules<SqlConnection> = {
     return found?.state === "running" ? "locked" : found?.state === "done" ? "done" : "lost";
   },
 
-  async end(connection, grip, ending, joined) {
+  async end(connection, grip, ending, { joined }) {
     // Outside of a transaction it would be committed at once: a savepoint is refused there.
     if (joined) await connection.query(savepoint.set);
     const ended = await ask(
@@ -154,49 +210,5 @@ export const schedules: Schedules<SqlConnection> = {
     return before ? "before" : "lost";
   },
 
-  async all(connection, names) {
-    const which = names ? sql`s.name = ANY (${texts(names, (name) => name)}::text::text[])` : sql`true`;
-    const rows = await ask(
-      connection,
-      sql`SELECT s.name, s.paused, ${ms("s.last")} AS last, ${runColumns},
-        (SELECT count(*)::int FROM holdfast.schedule_run o WHERE o.schedule = s.name AND o.state IN ('running', 'waiting')) AS open
-        FROM holdfast.schedule s LEFT JOIN LATERAL (SELECT * FROM holdfast.schedule_run r WHERE r.schedule = s.name
-          AND r.state NOT IN ('running', 'waiting', 'skipped') ORDER BY r.tick DESC LIMIT 1) r ON true
-        WHERE ${which} ORDER BY s.name COLLATE "C"`,
-    );
-    return rows.map((row) => ({
-      name: String(row.name),
-      paused: isTrue(row.paused),
-      last: Number(row.last),
-      open: Number(row.open),
-      lastRun: number(row.tick) === undefined ? undefined : runOf(row),
-    }));
-  },
-
-  async pause(connection, schedule, paused) {
-    // Waits for whoever decides about a tick at this moment.
-    const found = await ask(
-      connection,
-      sql`UPDATE holdfast.schedule s SET paused = ${arg(paused, "boolean")} WHERE s.name = ${arg(schedule, "text")} RETURNING 1 AS there`,
-    );
-    return found.length > 0;
-  },
-
-  async list(connection, schedule, limit) {
-    const rows = await ask(
-      connection,
-      sql`SELECT ${ms("clock_timestamp()")} AS now, ${ms("s.last")} AS last, s.paused, ${runColumns}
-        FROM (SELECT 1) one LEFT JOIN holdfast.schedule s ON s.name = ${arg(schedule, "text")}
-        LEFT JOIN LATERAL (SELECT * FROM holdfast.schedule_run r WHERE r.schedule = s.name
-          ORDER BY r.state IN ('running', 'waiting') DESC, r.tick DESC LIMIT ${arg(limit, "integer")}) r ON true
-        ORDER BY r.tick DESC`,
-    );
-    const [first] = rows;
-    return {
-      now: Number(first?.now),
-      last: number(first?.last),
-      paused: isTrue(first?.paused),
-      runs: rows.filter(({ tick }) => number(tick) !== undefined).map(runOf),
-    };
-  },
+  administration,
 };

@@ -1,8 +1,9 @@
 /** PostgreSQL as the generic stores see it: on the same tables as its functions, at the same time. */
 import type { SqlConnection } from "../../core/database.ts";
 import { type Statement, sql } from "../../core/sql.ts";
-import type { StoreDialect } from "../sql/dialect.ts";
+import type { Sequence, StoreDialect } from "../sql/dialect.ts";
 import { type Kind, never } from "../sql/table.ts";
+import { nextFence } from "./fences.ts";
 import { failureOf } from "./locks.ts";
 
 const epoch = sql.raw("timestamptz 'epoch'");
@@ -35,6 +36,11 @@ async function patience(connection: SqlConnection, ms: string): Promise<void> {
 const timeout = (waitMs: number) =>
   Number.isFinite(waitMs) ? String(Math.min(Math.max(1, Math.ceil(waitMs)), 2_147_483_647)) : "0";
 
+const sequences: Readonly<Record<Sequence, string>> = {
+  fence: nextFence,
+  audit: "nextval('holdfast.audit_id_seq')",
+};
+
 export const storeDialect: StoreDialect<SqlConnection> = {
   table: (name) => sql`${sql.id("holdfast", name)}`,
   clock: sql`(extract(epoch FROM clock_timestamp()) * 1000000)::bigint`,
@@ -58,7 +64,7 @@ export const storeDialect: StoreDialect<SqlConnection> = {
     how === "update" ? sql`FOR NO KEY UPDATE` : how === "skip" ? sql`FOR UPDATE SKIP LOCKED` : sql``,
 
   insertMissing: (table, columns, values) =>
-    sql`INSERT INTO ${sql.id("holdfast", table.name)} (${columns}) VALUES ${values} ON CONFLICT DO NOTHING`,
+    sql`INSERT INTO ${sql.id("holdfast", table.name)} (${columns}) OVERRIDING SYSTEM VALUE VALUES ${values} ON CONFLICT DO NOTHING`,
 
   async transaction(connection, waitMs, work) {
     await connection.query(sql`BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`);
@@ -80,6 +86,19 @@ export const storeDialect: StoreDialect<SqlConnection> = {
     const value = await work();
     await patience(connection, String(rows[0]?.["before"]));
     return value;
+  },
+
+  async insist(connection) {
+    // Outside of a transaction a savepoint is refused.
+    await connection.query(sql`SAVEPOINT holdfast_store`);
+    await connection.query(sql`RELEASE SAVEPOINT holdfast_store`);
+  },
+
+  async numbers(connection, sequence, count) {
+    const { rows } = await connection.query(
+      sql`SELECT ${sql.raw(sequences[sequence])} AS n FROM generate_series(1, ${String(count)}::text::int)`,
+    );
+    return rows.map(({ n }) => Number(n));
   },
 
   optimistic: true,

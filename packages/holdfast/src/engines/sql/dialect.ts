@@ -13,6 +13,9 @@ import type { Kind, Table } from "./table.ts";
  */
 export type Locking = "update" | "skip" | "current";
 
+/** Whose numbers they are. */
+export type Sequence = "fence" | "audit";
+
 export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   /** One of our tables, by its bare name: "quota_bucket". */
   table(name: string): Statement;
@@ -39,6 +42,13 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
    */
   readonly optimistic: boolean;
   failure(connection: C, error: unknown): Failure | undefined;
+  /** Throws if the connection is in no transaction, which a caller has said it is. Absent where that is known otherwise. */
+  insist?(connection: C): Promise<void>;
+  /**
+   * So many numbers of a sequence, by its name, each larger than all that it has given before, in their order. Nobody waits for a
+   * transaction that has taken some.
+   */
+  numbers(connection: C, sequence: Sequence, count: number): Promise<readonly number[]>;
   /** CREATE TABLE and its indexes, for engines whose migrations do not have them written out. */
   create(table: Table): readonly Statement[];
 }

@@ -79,10 +79,11 @@ export class Rows<C extends SqlConnection = SqlConnection> {
     options: {
       readonly order?: Statement;
       readonly limit?: number;
+      readonly offset?: number;
       readonly locking?: Locking | undefined;
     } = {},
   ): Promise<RowOf<T>[]> {
-    const { order, limit, locking } = options;
+    const { order, limit, offset, locking } = options;
     const columns = Object.keys(of.columns);
     const selected = columns.map(
       (column) => sql`${this.dialect.read(kindOf(of, column), name(column))} AS ${name(column)}`,
@@ -91,8 +92,8 @@ export class Rows<C extends SqlConnection = SqlConnection> {
       sql`SELECT ${sql.join(selected)} FROM ${this.dialect.table(of.name)} WHERE ${where}${
         order ? sql` ORDER BY ${order}` : sql``
       }${limit === undefined ? sql`` : sql` LIMIT ${sql.raw(String(Math.floor(limit)))}`}${
-        locking ? sql` ${this.dialect.locking(locking)}` : sql``
-      }`,
+        offset === undefined ? sql`` : sql` OFFSET ${sql.raw(String(Math.floor(offset)))}`
+      }${locking ? sql` ${this.dialect.locking(locking)}` : sql``}`,
     );
     return rows.map(
       (row) =>

@@ -1,6 +1,7 @@
 /** When windows of the calendar begin, in zones whose clocks are put forward and back at any hour. */
 import { expect, inject, test } from "vitest";
-import { type Period, spanOf, startsAround } from "../../packages/holdfast/src/quota/windows.ts";
+import { rhythmOf } from "../../packages/holdfast/src/schedule/ticks.ts";
+import { type Period, spanOf, startsAround } from "../../packages/holdfast/src/time/windows.ts";
 import { random } from "../harness/random.ts";
 
 /** Among them: changes at midnight (São Paulo, Havana, Beirut), one minute after it (St John's), of half an hour (Lord Howe), a day that was left out (Apia). */
@@ -25,7 +26,7 @@ const until = Date.UTC(2040, 0, 1);
 
 /** The window of a moment, as the database chooses it: the last that has begun, until the next. */
 function windowAt(period: Period, zone: string, at: number): readonly [number, number] {
-  const starts = startsAround(spanOf(period), zone, at);
+  const starts = startsAround(spanOf("quota", period), zone, at);
   expect(starts, `${period} ${zone} ${at}`).toEqual(starts.toSorted((a, b) => a - b));
   const own = starts.filter((start) => start <= at).at(-1);
   const next = starts.find((start) => start > at);
@@ -107,5 +108,19 @@ test("of hours and less, and of several units, they are counted from 1970", () =
     }
     const [own, end] = windowAt(`${count} days`, "UTC", at);
     expect([own % (count * 24 * hour), end - own]).toEqual([0, count * 24 * hour]);
+  }
+});
+
+/** Every day or week of a schedule begins when that of a quota does: they are told by the same clock. */
+test.for(zones)("%s: windows begin with the ticks of a schedule of the same length", (zone) => {
+  const seed = inject("seed");
+  const next = random(seed);
+  for (const every of ["1 day", "1 week", "3 days", "2 weeks"] as const) {
+    const rhythm = rhythmOf({ every, timeZone: zone });
+    for (const at of moments(zone, next)) {
+      const [own, end] = windowAt(every, zone, at);
+      const hint = `HOLDFAST_SEED=${seed} ${every} ${zone} ${new Date(at).toISOString()}`;
+      expect([rhythm.after(own - 1), rhythm.after(own), rhythm.after(at)], hint).toEqual([own, end, end]);
+    }
   }
 });

@@ -1,5 +1,6 @@
 /** What an engine keeps of schedules: the contract behind `schedule`. Moments are milliseconds of the database's clock. */
-import type { Connection } from "./database.ts";
+import type { Connection } from "../core/database.ts";
+import type { How, Soon } from "../core/store.ts";
 
 /** What to do with a tick while an earlier run is not over. */
 export type Overlap = "skip" | "queue" | "allow";
@@ -107,22 +108,39 @@ export interface ScheduleRow {
   readonly lastRun: RunRow | undefined;
 }
 
-/** Every call but `end` is a transaction of its own; `step` and `end` may be part of the caller's. */
+/** The work itself. `step` and `end` may be part of the caller's transaction; `renew` never is. */
 export interface Schedules<C extends Connection> {
   /** A schedule that is not there is made: its first tick is the first after now. */
-  step(connection: C, step: Step): Promise<Standing>;
-  /** `locked`: a transaction that has ended the run is not over. `done`: it is. */
-  renew(connection: C, grip: RunGrip, ttlMs: number): Promise<"renewed" | "locked" | "done" | "lost">;
+  step(connection: C, step: Step, how: How): Soon<Standing>;
+  /** `locked`: a transaction that has ended the run is not over. `done`: it is. Does not wait for that. */
+  renew(connection: C, grip: RunGrip, ttlMs: number, how: How): Soon<Renewal>;
   /** `before`: it was ended so already. `joined`: the transaction is the caller's, and may turn out not to exist. */
-  end(connection: C, grip: RunGrip, ending: Ending, joined: boolean): Promise<"ended" | "before" | "lost">;
-  /** All of them, or those of these names that are there, by name. Makes none. */
-  all(connection: C, names: readonly string[] | undefined): Promise<readonly ScheduleRow[]>;
-  /** While it is paused, ticks are neither begun nor decided upon. `false`: there is no such schedule. */
-  pause(connection: C, schedule: string, paused: boolean): Promise<boolean>;
-  /** The newest first. `last` is undefined if there is no such schedule. */
+  end(
+    connection: C,
+    grip: RunGrip,
+    ending: Ending,
+    how: How & { readonly joined: boolean },
+  ): Soon<"ended" | "before" | "lost">;
+  readonly administration: ScheduleAdministration<C>;
+}
+
+export type Renewal = "renewed" | "locked" | "done" | "lost";
+
+/** For people: what is there, and whether it goes on. Makes no schedule. */
+export interface ScheduleAdministration<C extends Connection> {
+  /** All of them, or those of these names that are there, by name. */
+  all(connection: C, names: readonly string[] | undefined): Soon<readonly ScheduleRow[]>;
+  /** The newest first; those that are not over are always among them. `last` is undefined if there is no such schedule. */
   list(
     connection: C,
     schedule: string,
     limit: number,
-  ): Promise<{ now: number; last: number | undefined; paused: boolean; runs: readonly RunRow[] }>;
+  ): Soon<{
+    readonly now: number;
+    readonly last: number | undefined;
+    readonly paused: boolean;
+    readonly runs: readonly RunRow[];
+  }>;
+  /** While it is paused, ticks are neither begun nor decided upon. `false`: there is no such schedule. */
+  pause(connection: C, schedule: string, paused: boolean, how: How): Soon<boolean>;
 }

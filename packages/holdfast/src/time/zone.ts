@@ -1,22 +1,27 @@
 /**
- * What clocks show in a time zone, and when they first get to a time. Times on the wall are numbers as well: the moment
- * at which a clock in UTC shows the same.
+ * What clocks show in a time zone, and when they first get to a time: the one place that knows of zones. Times on the wall
+ * are numbers as well: the moment at which a clock in UTC shows the same.
  */
 import { UsageError } from "../core/errors.ts";
+import { shown } from "../core/input.ts";
 
 const second = 1000;
-const day = 86_400_000;
+export const day = 86_400_000;
 
 const formats = new Map<string, Intl.DateTimeFormat>();
 
-export function checkZone(timeZone: unknown): string {
+/** `call`: on whose behalf. */
+export function checkZone(call: string, timeZone: unknown): string {
+  let cause: unknown;
   try {
     if (typeof timeZone === "string") return Intl.DateTimeFormat("en", { timeZone }) && timeZone;
-  } catch {
-    // Told below.
+  } catch (error) {
+    cause = error;
   }
   throw new UsageError(
-    `schedule: there is no time zone ${JSON.stringify(timeZone)}. Use a name such as "Europe/Madrid" or "UTC"`,
+    `${call}: there is no time zone ${shown(timeZone)}. Use a name such as "Europe/Madrid" or "UTC"`,
+    "HF_USAGE",
+    cause,
   );
 }
 
@@ -48,7 +53,8 @@ interface Change {
   readonly after: number;
 }
 
-function aheadOf(timeZone: string, at: number): number {
+/** How far clocks there are ahead of UTC. */
+export function aheadOf(timeZone: string, at: number): number {
   const whole = Math.floor(at / second) * second;
   return wallClock(timeZone, whole) - whole;
 }
@@ -111,4 +117,16 @@ export function nextReached(timeZone: string, moment: number, wanted: Wanted): n
     from = change.at;
     ahead = change.after;
   }
+}
+
+/**
+ * The first moment of a day, which is given by its midnight on the wall: later than that where clocks are put forward then,
+ * and the first time where they are put back past it. A day that was left out, over the date line, begins with the one before.
+ */
+export function dayStart(timeZone: string, midnight: number): number {
+  const candidates = [midnight - day, midnight, midnight + day].map(
+    (guess) => midnight - aheadOf(timeZone, guess),
+  );
+  const fits = candidates.filter((at) => Math.floor(wallClock(timeZone, at) / day) * day === midnight);
+  return Math.min(...(fits.length > 0 ? fits : candidates));
 }

@@ -1,5 +1,6 @@
 /** What an engine keeps of changes that people made by hand: the contract behind `audited`. */
-import type { Connection } from "./database.ts";
+import type { Connection } from "../core/database.ts";
+import type { How, Soon } from "../core/store.ts";
 
 export interface NewLine {
   readonly actor: string;
@@ -33,8 +34,8 @@ export interface WrittenLine {
 
 export interface Audits<C extends Connection> {
   /** Committed when it resolves. */
-  begin(connection: C, line: NewLine): Promise<number>;
-  end(connection: C, id: number, how: LineEnd): Promise<void>;
+  begin(connection: C, line: NewLine, how: How): Soon<number>;
+  end(connection: C, id: number, end: LineEnd, how: How): Soon<void>;
   /** Newest first, below this id. */
   list(
     connection: C,
@@ -43,5 +44,5 @@ export interface Audits<C extends Connection> {
       readonly target: string | undefined;
       readonly most: number;
     },
-  ): Promise<readonly WrittenLine[]>;
+  ): Soon<readonly WrittenLine[]>;
 }
