@@ -1,5 +1,4 @@
 /** Calls of patterns: sent until they are answered, and if they are not, with the truth about what became of them. */
-import { Failed, type Terms, Undone } from "./coalesce.ts";
 import type { Connection, Failure, Wait } from "./database.ts";
 import { Ended, errandMs, withConnection } from "./errand.ts";
 import {
@@ -12,7 +11,6 @@ import {
   OutcomeUnknownError,
   ReplicaError,
   SerializationError,
-  UsageError,
 } from "./errors.ts";
 import { classify } from "./failure.ts";
 import { graceMs } from "./interrupt.ts";
@@ -70,7 +68,7 @@ export function placeOf(home: Home<unknown, Connection>, options: CallOptions, c
 type Why = Failure | "late" | "aborted" | "no connection" | undefined;
 
 /** Of what is between us and the server, or of others. Anything else is the server's refusal of what was sent. */
-const troubles: ReadonlySet<Why> = new Set<Why>([
+export const troubles: ReadonlySet<Why> = new Set<Why>([
   "lost",
   "late",
   "aborted",
@@ -83,7 +81,7 @@ const troubles: ReadonlySet<Why> = new Set<Why>([
 ]);
 
 /** Why there is no answer, and whether the call may have been applied all the same. */
-class Unanswered extends Error {
+export class Unanswered extends Error {
   readonly why: Why;
   readonly perhaps: boolean;
   readonly attempts: number;
@@ -98,7 +96,7 @@ class Unanswered extends Error {
   }
 }
 
-interface Sending {
+export interface Sending {
   /** Of locks, by the clock that never jumps. */
   readonly until: number;
   /** Of one attempt, besides. */
@@ -110,11 +108,17 @@ interface Sending {
   readonly once?: boolean;
 }
 
-/** What is sent: `again`: it may have been applied before; `waitMs`: for locks of others. */
-type Work<T> = (
-  connection: Connection,
-  how: { readonly again: boolean; readonly waitMs: number },
-) => Promise<T>;
+/** How it is sent. */
+export interface How {
+  /** It may have been applied before. */
+  readonly again: boolean;
+  /** For locks of others. */
+  readonly waitMs: number;
+  /** The connection is in no transaction. */
+  readonly free: boolean;
+}
+
+type Work<T> = (connection: Connection, how: How) => Promise<T>;
 
 const policy = retryPolicy(undefined);
 
@@ -127,7 +131,11 @@ export async function known(
   if (home.guard && !home.trusted()) await home.renewed(connection, free);
 }
 
-async function attempts<T>(home: Home<unknown, Connection>, sending: Sending, work: Work<T>): Promise<T> {
+export async function attempts<T>(
+  home: Home<unknown, Connection>,
+  sending: Sending,
+  work: Work<T>,
+): Promise<T> {
   const { until, signal, once = false } = sending;
   const started = performance.now();
   let perhaps = sending.perhaps ?? false;
@@ -138,8 +146,9 @@ async function attempts<T>(home: Home<unknown, Connection>, sending: Sending, wo
       return await withConnection(
         home,
         async (connection) => {
-          await known(home, connection, home.database.connect !== undefined);
-          return work(connection, { again: perhaps || attempt > 1, waitMs });
+          const free = home.database.connect !== undefined;
+          await known(home, connection, free);
+          return work(connection, { again: perhaps || attempt > 1, waitMs, free });
         },
         sending.ms ?? Math.max(errandMs, waitMs + graceMs),
         // Once it may have been applied, the question is no longer whether it is wanted, but what became of it.
@@ -174,7 +183,7 @@ export function waitedInVain(
 }
 
 /** What the caller is told. */
-function explain(error: unknown, about: About, home: Home<unknown, Connection>): unknown {
+export function explain(error: unknown, about: About, home: Home<unknown, Connection>): unknown {
   if (!(error instanceof Unanswered)) return error;
   const { why, perhaps, cause, waitedMs } = error;
   const { names, id, named = false } = about;
@@ -253,7 +262,7 @@ export async function send<T>(
     try {
       const answer = await scope.work(async ({ connection }) => {
         await known(home, connection, false);
-        return work(connection, { again: true, waitMs });
+        return work(connection, { again: true, waitMs, free: false });
       }, signal);
       if (about.keeps ?? about.locks)
         for (const name of about.names)
@@ -281,72 +290,5 @@ export async function send<T>(
     if (error.why === "lock-timeout")
       throw waitedInVain(home, about, performance.now() - started, error.cause);
     throw explain(error, about, home);
-  }
-}
-
-/** What a batch needs to know of its calls. */
-export interface Together<Item, Answer> {
-  about(item: Item): About;
-  /** What was applied cannot be found again: nothing is sent a second time that may have been. */
-  readonly once?: boolean;
-  decide(
-    connection: Connection,
-    items: readonly Item[],
-    how: { readonly again: boolean; readonly waitMs: number },
-  ): Promise<readonly Answer[]>;
-}
-
-/**
- * Several calls at once. What the server refuses may be the fault of one of them, and what is lost again and again too: they
- * are sent in halves then, one after the other. Throws `Undone` if nothing of any of them was done for now.
- */
-export async function sendTogether<Item, Answer>(
-  home: Home<unknown, Connection>,
-  together: Together<Item, Answer>,
-  items: readonly Item[],
-  terms: Terms,
-): Promise<(Answer | Failed)[]> {
-  return halves(home, together, items, terms, { first: true, perhaps: false });
-}
-
-async function halves<Item, Answer>(
-  home: Home<unknown, Connection>,
-  together: Together<Item, Answer>,
-  items: readonly Item[],
-  terms: Terms,
-  { first, perhaps }: { readonly first: boolean; readonly perhaps: boolean },
-): Promise<(Answer | Failed)[]> {
-  try {
-    const sending = { ...terms, perhaps, once: together.once ?? false };
-    const answers = await attempts(home, sending, (connection, how) =>
-      together.decide(connection, items, how),
-    );
-    return [...answers];
-  } catch (error) {
-    const failed = (item: Item) => new Failed(explain(error, together.about(item), home));
-    if (!(error instanceof Unanswered)) return items.map(failed);
-    const { why, cause } = error;
-    const several = items.length > 1 && new Set(items.flatMap((item) => together.about(item).names)).size > 1;
-    const waited = why === "lock-timeout";
-    if (first && !error.perhaps) {
-      if (why === "aborted") throw new Undone("aborted", cause);
-      if (waited) throw new Undone(several ? "crowded" : "waited", cause);
-    }
-    const faulty = !troubles.has(why) && (!(cause instanceof HoldfastError) || cause instanceof UsageError);
-    const apart =
-      faulty ||
-      ((why === "lost" || why === "deadlock" || why === "serialization" || (waited && several)) &&
-        performance.now() < terms.until);
-    const never = together.once === true && error.perhaps;
-    if (items.length === 1 || !apart || never || terms.signal.aborted) return items.map(failed);
-    const middle = items.length >> 1;
-    const answers: (Answer | Failed)[] = [];
-    for (const half of [items.slice(0, middle), items.slice(middle)]) {
-      // Whatever is in the way is in everybody's.
-      const over = !faulty && performance.now() >= terms.until;
-      const how = { first: false, perhaps: error.perhaps };
-      answers.push(...(over ? half.map(failed) : await halves(home, together, half, terms, how)));
-    }
-    return answers;
   }
 }
