@@ -3,10 +3,10 @@ import type { Connection, Database, Failure, Isolation, Wait } from "./core/data
 import { Beside, type BesideMode, besideModes } from "./core/beside.ts";
 import { Common, type Placement } from "./core/common.ts";
 import { emit } from "./core/events.ts";
-import { HoldfastError, type Holder, LockNotAvailableError, UsageError, keyNames } from "./core/errors.ts";
+import { HoldfastError, type Holder, LockNotAvailableError, UsageError } from "./core/errors.ts";
 import { classify, remember, waited } from "./core/failure.ts";
 import { Inside } from "./core/inside.ts";
-import { type Key, type LockRequest, type Lockable, canonical, wanted } from "./core/key.ts";
+import { type Key, type LockRequest, type Lockable, canonical, keyNames, wanted } from "./core/key.ts";
 import {
   type OwnRetryOptions,
   type RetryOptions,
@@ -22,6 +22,7 @@ import { sections } from "./core/section.ts";
 import { type Site, sites } from "./core/site.ts";
 import { Started } from "./core/started.ts";
 import { withConnection } from "./core/errand.ts";
+import { presenting } from "./core/present.ts";
 import { type Plan, type TransactionOptions, runTransaction } from "./core/transaction.ts";
 import type { Statement } from "./core/sql.ts";
 import { checkCall, checkNames, checkSignal } from "./core/options.ts";
@@ -387,7 +388,11 @@ export class Holdfast<Native> {
   }
 
   /** What this database, reached through this client, can promise. */
-  async capabilities(): Promise<Capabilities> {
+  capabilities(): Promise<Capabilities> {
+    return presenting(this.#database, ["hf.capabilities"], () => this.#capabilities());
+  }
+
+  async #capabilities(): Promise<Capabilities> {
     const sessionLocks = await this.#sessions.support();
     // After the experiment, which may have shown more.
     const probed = await this.#probe();
@@ -403,12 +408,14 @@ export class Holdfast<Native> {
   /** Who holds what, and who waits for whom: locks of this database that Holdfast takes, and what else is waited for. */
   async inspect(): Promise<Inspection> {
     const { engine } = this.#database;
-    const capabilities = await this.#probe();
-    require(capabilities.inspect, "hf.inspect");
-    const locks = await withConnection(
-      this.#home,
-      async (connection) => (await engine.inspect?.(connection, capabilities)) ?? [],
-    );
+    const locks = await presenting(this.#database, ["hf.inspect"], async () => {
+      const capabilities = await this.#probe();
+      require(capabilities.inspect, "hf.inspect");
+      return withConnection(
+        this.#home,
+        async (connection) => (await engine.inspect?.(connection, capabilities)) ?? [],
+      );
+    });
     return inspection(locks);
   }
 
@@ -423,10 +430,12 @@ export class Holdfast<Native> {
    */
   async migrate(): Promise<Migrated[]> {
     const { engine, connect } = this.#database;
-    const applied = await withConnection(
-      this.#home,
-      (connection) => engine.migrations.apply(connection, connect === undefined),
-      migrateMs,
+    const applied = await presenting(this.#database, ["hf.migrate"], () =>
+      withConnection(
+        this.#home,
+        (connection) => engine.migrations.apply(connection, connect === undefined),
+        migrateMs,
+      ),
     );
     const migrated = applied.map((each): Migrated =>
       "was" in each
@@ -445,10 +454,12 @@ export class Holdfast<Native> {
    */
   async migrations(): Promise<readonly MigrationState[]> {
     const { all, applied, routines } = this.#database.engine.migrations;
-    const [there, made] = await withConnection(this.#home, async (connection) => [
-      await applied(connection),
-      (await routines?.states(connection)) ?? new Map<string, RoutineState>(),
-    ]);
+    const [there, made] = await presenting(this.#database, ["hf.migrations"], () =>
+      withConnection(this.#home, async (connection) => [
+        await applied(connection),
+        (await routines?.states(connection)) ?? new Map<string, RoutineState>(),
+      ]),
+    );
     const found = new Map(there.map(({ id, name }) => [id, name]));
     const kind = "migration";
     const known = all.map(({ id, name }): MigrationState => {

@@ -1,7 +1,8 @@
 /** Several calls, sent as one statement: what is in the way of one of them is not to be in the way of the others. */
-import { type About, type How, Unanswered, attempts, explain, troubles } from "../core/calls.ts";
+import { type About, type How, Unanswered, attempts, explain } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
 import { HoldfastError, UsageError } from "../core/errors.ts";
+import { troubles } from "../core/present.ts";
 import type { Home } from "../core/scope.ts";
 import { Failed, type Terms, Undone } from "./coalesce.ts";
 

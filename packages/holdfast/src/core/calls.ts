@@ -1,24 +1,14 @@
 /** Calls of patterns: sent until they are answered, and if they are not, with the truth about what became of them. */
-import type { Connection, Failure, Wait } from "./database.ts";
-import { Ended, errandMs, withConnection } from "./errand.ts";
-import {
-  ConnectionLostError,
-  DeadlineExceededError,
-  DeadlockError,
-  HoldfastError,
-  LockTimeoutError,
-  NoConnectionError,
-  OutcomeUnknownError,
-  ReplicaError,
-  SerializationError,
-} from "./errors.ts";
-import { classify } from "./failure.ts";
+import type { Connection, Wait } from "./database.ts";
+import { errandMs, withConnection } from "./errand.ts";
+import type { LockTimeoutError } from "./errors.ts";
 import { graceMs } from "./interrupt.ts";
-import { Queue } from "./queue.ts";
-import { pause, retryPolicy } from "./retry.ts";
-import { type Home, type Scope, scopeFor } from "./scope.ts";
 import { checkSignal } from "./options.ts";
-import { checkWait, sleep } from "./wait.ts";
+import { type Told, type Why, inVain, present, whyOf } from "./present.ts";
+import { Queue } from "./queue.ts";
+import { type RetryPolicy, passing, retrying } from "./retry.ts";
+import { type Home, type Scope, scopeFor } from "./scope.ts";
+import { checkWait } from "./wait.ts";
 
 /** Where a call belongs, and how long it may wait. */
 export interface CallOptions {
@@ -65,29 +55,14 @@ export function placeOf(home: Home<unknown, Connection>, options: CallOptions, c
   };
 }
 
-type Why = Failure | "late" | "aborted" | "no connection" | undefined;
-
-/** Of what is between us and the server, or of others. Anything else is the server's refusal of what was sent. */
-export const troubles: ReadonlySet<Why> = new Set<Why>([
-  "lost",
-  "late",
-  "aborted",
-  "no connection",
-  "canceled",
-  "deadline",
-  "lock-timeout",
-  "deadlock",
-  "serialization",
-]);
-
 /** Why there is no answer, and whether the call may have been applied all the same. */
 export class Unanswered extends Error {
-  readonly why: Why;
+  readonly why: Why | undefined;
   readonly perhaps: boolean;
   readonly attempts: number;
   readonly waitedMs: number;
 
-  constructor(why: Why, perhaps: boolean, attempts: number, waitedMs: number, cause: unknown) {
+  constructor(why: Why | undefined, perhaps: boolean, attempts: number, waitedMs: number, cause: unknown) {
     super("no answer", { cause });
     this.why = why;
     this.perhaps = perhaps;
@@ -106,6 +81,10 @@ export interface Sending {
   readonly perhaps?: boolean;
   /** What the server has done cannot be found again: it is sent once more only if that was nothing. */
   readonly once?: boolean;
+  /** Of these failures it is sent again. Default: all that pass. */
+  readonly on?: ReadonlySet<string>;
+  /** How often, and after which pauses. */
+  readonly policy?: RetryPolicy;
 }
 
 /** How it is sent. */
@@ -119,8 +98,6 @@ export interface How {
 }
 
 type Work<T> = (connection: Connection, how: How) => Promise<T>;
-
-const policy = retryPolicy(undefined);
 
 /** Of one of several databases: throws if it is not the one that it is taken for. `free`: it is in no transaction. */
 export async function known(
@@ -136,14 +113,12 @@ export async function attempts<T>(
   sending: Sending,
   work: Work<T>,
 ): Promise<T> {
-  const { until, signal, once = false } = sending;
+  const { until, signal, once = false, on = passing } = sending;
   const started = performance.now();
-  let perhaps = sending.perhaps ?? false;
-  for (let attempt = 1; ; attempt++) {
-    const waitMs = Math.max(1, Math.ceil(until - performance.now()));
-    let sent = false;
-    try {
-      return await withConnection(
+  return retrying(
+    ({ attempt, perhaps, sent }) => {
+      const waitMs = Math.max(1, Math.ceil(until - performance.now()));
+      return withConnection(
         home,
         async (connection) => {
           const free = home.database.connect !== undefined;
@@ -152,61 +127,50 @@ export async function attempts<T>(
         },
         sending.ms ?? Math.max(errandMs, waitMs + graceMs),
         // Once it may have been applied, the question is no longer whether it is wanted, but what became of it.
-        { signal: perhaps ? undefined : signal, sent: () => (sent = true), certain: true },
+        { signal: perhaps ? undefined : signal, sent, certain: true },
       );
-    } catch (error) {
-      const why: Why =
-        error instanceof Ended
-          ? error.why
-          : error instanceof NoConnectionError
-            ? "no connection"
-            : classify(home.database, error);
-      if (why === "lost") perhaps ||= sent;
-      const passes = why !== undefined && policy.on.has(why as Failure) && !(once && perhaps);
-      if (!passes || attempt === policy.attempts || (signal?.aborted && !perhaps))
-        throw new Unanswered(why, perhaps, attempt, performance.now() - started, error);
-      await sleep(pause(policy, attempt));
-    }
-  }
+    },
+    {
+      why: (error) => whyOf(home.database, error),
+      on,
+      once,
+      ...(sending.policy && { policy: sending.policy }),
+      perhaps: sending.perhaps ?? false,
+      wanted: (perhaps) => perhaps || !signal?.aborted,
+      failed(error, { why, perhaps, attempts: count }) {
+        throw new Unanswered(why, perhaps, count, performance.now() - started, error);
+      },
+    },
+  );
 }
 
-/** Nothing was done: what it needed was not free in time. `usable`: a transaction that it was part of can go on. */
+/** What is told of a call. */
+function toldOf(home: Home<unknown, Connection>, { names }: About): Told {
+  return { names: names.map((name) => home.show(name)), atCommit: home.known()?.exclusion === "at commit" };
+}
+
+/** Nothing was done: what it needed was not free in time. */
 export function waitedInVain(
   home: Home<unknown, Connection>,
-  { names }: About,
+  about: About,
   waitedMs: number,
   cause: unknown,
-  usable = true,
 ): LockTimeoutError {
-  const keys = names.map((name) => home.show(name));
-  return new LockTimeoutError({ keys, waitedMs: Math.round(waitedMs), holders: [] }, cause, usable);
+  return inVain({ ...toldOf(home, about), waitedMs }, cause);
 }
 
 /** What the caller is told. */
 export function explain(error: unknown, about: About, home: Home<unknown, Connection>): unknown {
-  if (!(error instanceof Unanswered)) return error;
-  const { why, perhaps, cause, waitedMs } = error;
-  const { names, id, named = false } = about;
-  if (perhaps && troubles.has(why))
-    return new OutcomeUnknownError(names.map((name) => home.show(name)).join(", "), id, named, cause);
-  switch (why) {
-    case "lock-timeout":
-      return waitedInVain(home, about, waitedMs, cause);
-    case "lost":
-      return new ConnectionLostError(error.attempts, cause);
-    case "late":
-    case "canceled":
-    case "deadline":
-      return new DeadlineExceededError(waitedMs, cause);
-    case "deadlock":
-      return new DeadlockError(error.attempts, cause);
-    case "serialization":
-      return SerializationError.after(error.attempts, cause);
-    case "read-only":
-      return new ReplicaError(cause);
-    default:
-      return cause;
-  }
+  const told = toldOf(home, about);
+  if (!(error instanceof Unanswered)) return present(home.database, error, told);
+  const { why, perhaps, cause, waitedMs, attempts: count } = error;
+  const { id, named } = about;
+  return present(
+    home.database,
+    cause,
+    { ...told, attempts: count, waitedMs, ...(perhaps && { perhaps: { id, named } }) },
+    why,
+  );
 }
 
 /** Of one name, by themselves: each that waits takes a connection, here and on the server. */
@@ -254,29 +218,33 @@ const turns = new WeakMap<object, Turns>();
 export async function send<T>(
   home: Home<unknown, Connection>,
   { scope, signal, waitMs }: Place,
-  about: About & Pick<Sending, "ms" | "once">,
+  about: About & Pick<Sending, "ms" | "once" | "on" | "policy">,
   work: Work<T>,
 ): Promise<T> {
   if (scope) {
-    const started = performance.now();
-    try {
-      const answer = await scope.work(async ({ connection }) => {
+    const answer = await scope.work(
+      async ({ connection }) => {
         await known(home, connection, false);
         return work(connection, { again: true, waitMs, free: false });
-      }, signal);
-      if (about.keeps ?? about.locks)
-        for (const name of about.names)
-          scope.section?.took({ kind: "call", name: home.show(name) }, undefined);
-      return answer;
-    } catch (error) {
-      if (classify(home.database, error) !== "lock-timeout" || error instanceof HoldfastError) throw error;
-      throw waitedInVain(home, about, performance.now() - started, error, false);
-    }
+      },
+      signal,
+      about.names,
+    );
+    if (about.keeps ?? about.locks)
+      for (const name of about.names) scope.section?.took({ kind: "call", name: home.show(name) }, undefined);
+    return answer;
   }
   signal?.throwIfAborted();
-  const { ms, once, locks = false, names } = about;
+  const { locks = false, names, ms, once, on, policy } = about;
   const started = performance.now();
-  const sending: Sending = { until: started + waitMs, signal, ms, ...(once && { once }) };
+  const sending: Sending = {
+    until: started + waitMs,
+    signal,
+    ms,
+    ...(once && { once }),
+    ...(on && { on }),
+    ...(policy && { policy }),
+  };
   const run = () => attempts(home, sending, work);
   try {
     if (!locks) return await run();

@@ -1,12 +1,11 @@
 import type { Beside } from "./beside.ts";
 import type { Capabilities } from "./capabilities.ts";
 import type { Connection, Database, Purpose } from "./database.ts";
-import { NoConnectionError } from "./errors.ts";
+import { HoldfastError, NoConnectionError } from "./errors.ts";
 import { classify, explained } from "./failure.ts";
 import { runInClient } from "./in-client.ts";
 import { Silence, graceMs, within } from "./interrupt.ts";
-import { pause, retryPolicy } from "./retry.ts";
-import { sleep } from "./wait.ts";
+import { isOpaque } from "./thrown.ts";
 
 export const errandMs = 10_000;
 
@@ -58,38 +57,6 @@ export function withConnection<Native, C extends Connection, T>(
   return beside ? beside.ours(run) : run();
 }
 
-/**
- * Runs an errand again after a failure that may pass. What it did before its answer was lost must be found by the next
- * run, not done twice: ids make it so. Without them: only `undone`, what the server has rolled back.
- */
-export async function again<T>(
-  database: Database<unknown, Connection>,
-  work: () => Promise<T>,
-  on: typeof passes = passes,
-): Promise<T> {
-  const policy = retryPolicy(undefined);
-  for (let attempt = 1; ; attempt++) {
-    try {
-      return await work();
-    } catch (error) {
-      if (!on(database, error) || attempt === policy.attempts) throw error;
-      await sleep(pause(policy, attempt));
-    }
-  }
-}
-
-/** Whether the server has rolled it back for the sake of others: nothing of it was done. */
-export function undone(database: Database<unknown, Connection>, error: unknown): boolean {
-  const failure = classify(database, error);
-  return failure === "deadlock" || failure === "serialization";
-}
-
-/** Whether an error means that the same may well succeed now. */
-export function passes(database: Database<unknown, Connection>, error: unknown): boolean {
-  const failure = classify(database, error);
-  return failure !== undefined && retryPolicy(undefined).on.has(failure);
-}
-
 interface Errand<C extends Connection, T> {
   readonly errand: (connection: C) => Promise<T>;
   readonly asking: ((connection: C) => Promise<unknown>) | undefined;
@@ -113,15 +80,16 @@ async function onConnection<Native, C extends Connection, T>(
     caller?.removeEventListener("abort", giveUp);
   };
   const refused = (error: unknown) => {
-    if (error !== signal.reason) return error;
-    return caller?.aborted ? new Ended("aborted", caller.reason) : new NoConnectionError(errandMs);
+    if (error === signal.reason)
+      return caller?.aborted ? new Ended("aborted", caller.reason) : new NoConnectionError(errandMs);
+    return error;
   };
   const purpose: Purpose = { use: "session", locks: [], wait: 5000, signal };
   if (database.connect) {
     const pinned = await database
       .connect(purpose)
       .catch((error: unknown) => {
-        throw refused(error);
+        throw notConnected(database, refused(error));
       })
       .finally(got);
     const { connection } = pinned;
@@ -171,6 +139,14 @@ async function onConnection<Native, C extends Connection, T>(
     })
     .finally(got);
   return (value as unknown as { result: T }).result;
+}
+
+/** In words of the client's own, such as those of a pool that was closed. */
+export function notConnected(source: Pick<Database, "engine" | "unwrap">, error: unknown): unknown {
+  const ours = isOpaque(error) || error instanceof HoldfastError || error instanceof Ended;
+  return ours || classify(source, error) || explained(source, error) !== error
+    ? error
+    : NoConnectionError.refused(error);
 }
 
 interface Answering {

@@ -13,6 +13,8 @@ import { explained } from "../core/failure.ts";
 import { type Traces, emit, nextHold, traced } from "../core/events.ts";
 import { Silence, graceMs, interruptible, within } from "../core/interrupt.ts";
 import type { LockRequest } from "../core/key.ts";
+import { notConnected } from "../core/errand.ts";
+import { present, presenting } from "../core/present.ts";
 import * as protection from "../core/protections.ts";
 import { Queue, unlessAborted } from "../core/queue.ts";
 import { Refused, refusal } from "../core/refused.ts";
@@ -66,7 +68,12 @@ export class Sessions<Native, C extends Connection> {
     this.#home = home;
   }
 
-  async hold(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<Held> {
+  hold(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<Held> {
+    const { database } = this.#home;
+    return presenting(database, this.#home.names(requests), () => this.#hold(requests, wait, signal), signal);
+  }
+
+  async #hold(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<Held> {
     const started = performance.now();
     this.#home.guard?.(requests);
     const before = this.#home.trusted() ?? (await this.#renewed());
@@ -115,7 +122,8 @@ export class Sessions<Native, C extends Connection> {
       return await this.#support();
     } catch (error) {
       // A session lock keeps a connection: a pool that has not two to give would starve on it. It may have, later.
-      if (error instanceof NoConnectionError)
+      // Told by the clock, and not by the client.
+      if (error instanceof NoConnectionError && error.cause === undefined)
         return unsupported("the pool did not give two connections for it");
       throw error;
     }
@@ -187,7 +195,8 @@ export class Sessions<Native, C extends Connection> {
         }),
       );
     } catch (error) {
-      throw patience.aborted && !signal?.aborted ? new NoConnectionError(poolMs) : error;
+      if (patience.aborted && !signal?.aborted) throw new NoConnectionError(poolMs);
+      throw signal?.aborted ? error : notConnected(database, error);
     }
   }
 
@@ -395,7 +404,7 @@ export class Sessions<Native, C extends Connection> {
         .catch(async (error: unknown) => {
           tellLost(error);
           await this.#lose(member, error);
-          throw error;
+          throw present(this.#home.database, error, { names: keys });
         });
       // A session that has lost one lock behind our back may have lost all: those who share it must know.
       if (given) this.#forget(member, requests);

@@ -1,26 +1,15 @@
 /** What the queues of one instance share: who tells of new jobs, who looks for dead workers, and who is asked. */
 import { Batcher } from "../batch/batcher.ts";
 import { Bell } from "../core/bell.ts";
-import { type About, type CallOptions, type Place, known, placeOf, send } from "../core/calls.ts";
+import { type About, type CallOptions, type Place, placeOf, send } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
-import { again, undone, withConnection } from "../core/errand.ts";
 import { NoConnectionError, UnsupportedError } from "../core/errors.ts";
 import { Silence, within } from "../core/interrupt.ts";
-import type { Lockable } from "../core/key.ts";
 import type { Added, NewJob, Queues } from "../core/queues.ts";
+import { rolledBack } from "../core/retry.ts";
 import { type Home, detached, homeOf } from "../core/scope.ts";
+import type { Instance } from "./instance.ts";
 import { Rounds } from "./rounds.ts";
-
-/** A lock of a session. Its signal aborts when the session is lost. */
-export interface Session extends AsyncDisposable {
-  readonly signal: AbortSignal;
-}
-
-/** What is needed of an instance of Holdfast besides its database. */
-export interface Instance {
-  hold(lock: Lockable, options: { readonly signal: AbortSignal }): Promise<Session>;
-  transaction<T>(options: { readonly signal?: AbortSignal }, body: (tx: never) => Promise<T>): Promise<T>;
-}
 
 /** Others are told of new jobs at once, and then at most this often: each message makes every commit wait in line. */
 const tellMs = 20;
@@ -73,14 +62,11 @@ export class Desk {
     return engine.queues;
   }
 
-  /** Of workers: by itself, and not again if it may have been done. */
-  async ask<T>(work: (connection: Connection) => Promise<T>): Promise<T> {
-    const free = this.home.database.connect !== undefined;
-    const errand = async (connection: Connection) => {
-      await known(this.home, connection, free);
-      return work(connection);
-    };
-    return again(this.home.database, () => withConnection(this.home, errand), undone);
+  /** Of workers: by itself, and not again if it may have been done. `anyway`: it finds what it did before. */
+  ask<T>(work: (connection: Connection) => Promise<T>, queue?: string, anyway = false): Promise<T> {
+    const about = { names: [queue === undefined ? "queue" : `queue ${queue}`] };
+    const place = placeOf(this.home, { separate: true }, "queue");
+    return send(this.home, place, anyway ? about : { ...about, on: rolledBack }, work);
   }
 
   /** Of callers: in their transaction, if they are in one. What it does may be done again. */
@@ -105,7 +91,9 @@ export class Desk {
   async number(name: string, place: Pick<Place, "scope"> = { scope: undefined }): Promise<number> {
     const { scope } = place;
     const open = (connection: Connection) => this.store.open(connection, name, undefined);
-    if (scope && this.home.database.traits.single) return scope.work(({ connection }) => open(connection));
+    const inside = () =>
+      scope?.work(({ connection }) => open(connection), undefined, aboutOf(name).names) as Promise<number>;
+    if (scope && this.home.database.traits.single) return inside();
     let asking = this.#numbers.get(name);
     if (!asking) {
       const apart = placeOf(this.home, { separate: true }, "queue");
@@ -119,8 +107,7 @@ export class Desk {
       return await within(besideMs, asking);
     } catch (error) {
       // Everybody who holds a connection may be waiting for one more.
-      if (error instanceof Silence || error instanceof NoConnectionError)
-        return scope.work(({ connection }) => open(connection));
+      if (error instanceof Silence || error instanceof NoConnectionError) return inside();
       throw error;
     }
   }

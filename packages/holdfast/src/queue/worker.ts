@@ -1,7 +1,8 @@
 /** Claims jobs, runs their handler, and says how they ended. */
 import type { Ear } from "../core/bell.ts";
 import type { Connection } from "../core/database.ts";
-import { again, undone, withConnection } from "../core/errand.ts";
+import { classify } from "../core/failure.ts";
+import { rolledBack } from "../core/retry.ts";
 import { emit, heard, traced } from "../core/events.ts";
 import type { ClaimedJob, Ended, Where } from "../core/queues.ts";
 import { sleep } from "../core/wait.ts";
@@ -332,7 +333,8 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
         }),
       )
       .catch((error: unknown) => {
-        if (!undone(this.#desk.home.database, error))
+        const failure = classify(this.#desk.home.database, error);
+        if (failure === undefined || !rolledBack.has(failure))
           this.#astray = { until: performance.now() + astrayForMs, at: 0 };
         // Whatever it was: not the same again for ever.
         this.#bearable = Math.max(1, asked >> 1);
@@ -416,11 +418,9 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
   }
 
   async #giveBack(worker: number, jobs: readonly Pick<Ended, "lease" | "place">[]): Promise<void> {
-    const { home, store, bell } = this.#desk;
-    await again(home.database, () =>
-      withConnection(home, (connection) => store.giveBack(connection, worker, jobs)),
-    );
+    const { store, bell } = this.#desk;
     const { queue, trouble } = this.#settings;
+    await this.#desk.ask((connection) => store.giveBack(connection, worker, jobs), queue, true);
     bell.ring(queue);
     await this.#desk.ask(async (connection) => store.ring?.(connection, queue)).catch(trouble);
   }

@@ -71,7 +71,7 @@ export class Desk {
   async alone<T extends object>(
     options: CallOptions | undefined,
     work: (connection: Connection, now: number, waitMs: number) => Promise<T | Late>,
-    about: About & { readonly ms?: number } = { names: ["quota"] },
+    about: About & { readonly ms?: number },
   ): Promise<T> {
     const place = placeOf(this.home, options ?? {}, "quota");
     return send(this.home, place, about, async (connection, { waitMs }) => {

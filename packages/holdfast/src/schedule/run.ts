@@ -96,8 +96,11 @@ export class Active implements Run {
 
   async complete(tx: Transaction<unknown>): Promise<void> {
     const scope = scopeOf(tx, "run.complete(tx)");
-    const ended = await scope.work(({ connection, joined }) =>
-      this.#keeper.store.end(connection, this.#claimed, { state: "done" }, joined),
+    const ended = await scope.work(
+      ({ connection, joined }) =>
+        this.#keeper.store.end(connection, this.#claimed, { state: "done" }, joined),
+      undefined,
+      [`schedule ${this.name}`],
     );
     if (ended === "lost") {
       this.#lose("somebody else has it, or has ended it");

@@ -2,14 +2,12 @@ import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
 import { placeOf, send } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
-import { withConnection } from "../core/errand.ts";
 import { UnsupportedError, UsageError, message } from "../core/errors.ts";
 import { emit, traced } from "../core/events.ts";
-import { classify } from "../core/failure.ts";
 import { checkMoment, checkText, longestName, shown as shownValue } from "../core/input.ts";
 import { made } from "../core/made.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
-import { pause, retryPolicy } from "../core/retry.ts";
+import { retryPolicy } from "../core/retry.ts";
 import { type Home, type Transaction, detached, homeOf, scopeOf } from "../core/scope.ts";
 import type {
   Claimed,
@@ -24,7 +22,7 @@ import type {
 } from "../core/schedules.ts";
 import type { Transactor } from "../core/transaction.ts";
 import { described } from "../core/thrown.ts";
-import { milliseconds, sleep } from "../core/wait.ts";
+import { milliseconds } from "../core/wait.ts";
 import { ScheduleError } from "./errors.ts";
 import { Active, type Keeper, type Run } from "./run.ts";
 import { type Rhythm, type When, checkWhen, due, following, rhythmOf } from "./ticks.ts";
@@ -400,16 +398,14 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   /** A statement of its own, again after a failure that may pass. */
-  async errand<T>(work: (connection: Connection) => Promise<T>, ms?: number): Promise<T> {
-    for (let attempt = 1; ; attempt++) {
-      try {
-        return await withConnection(this.home, work, ms);
-      } catch (error) {
-        const failure = classify(this.home.database, error);
-        if (!failure || !policy.on.has(failure) || attempt === policy.attempts) throw error;
-        await sleep(pause(policy, attempt));
-      }
-    }
+  errand<T>(work: (connection: Connection) => Promise<T>, ms?: number): Promise<T> {
+    const place = placeOf(this.home, { separate: true }, "schedule");
+    return send(
+      this.home,
+      place,
+      { names: [`schedule ${this.name}`], policy, ...(ms !== undefined && { ms }) },
+      work,
+    );
   }
 
   async #loop(stop: AbortSignal, begun: PromiseWithResolvers<void>): Promise<void> {
@@ -675,8 +671,10 @@ class Keeping<Native> implements Schedule, Keeper {
     const started = performance.now();
     const standing = await this.#hf.transaction({}, async (tx) => {
       const scope = scopeOf(tx, "schedule");
-      const found = await scope.work(({ connection }) =>
-        this.#step({ take: false, wish, as: "done" }, connection),
+      const found = await scope.work(
+        ({ connection }) => this.#step({ take: false, wish, as: "done" }, connection),
+        undefined,
+        [`schedule ${this.name}`],
       );
       if (found.claimed) await enqueue(new Date(found.claimed.tick), tx);
       return found;
