@@ -200,6 +200,7 @@ export class Holdfast<Native> {
     };
     this.#sessions = new Sessions(this.#home);
     this.#leases = new LeaseDesk(this.#home);
+    this.#home.started.finally(() => Promise.all([this.#sessions.close(), this.#leases.close()]));
     remember(database);
     rememberHome(this, this.#home);
   }
@@ -227,7 +228,9 @@ export class Holdfast<Native> {
     );
     const outer = options.separate ? undefined : this.#current.getStore();
     if (outer) return outer.here().nest(options, body);
-    return runTransaction(this.#home, { ...plan, alone }, body);
+    return this.#home.started.during(alone ?? "hf.transaction", () =>
+      runTransaction(this.#home, { ...plan, alone }, body),
+    );
   }
 
   /** `hf.transaction({ lock }, body)` for the common case. */
@@ -342,6 +345,7 @@ export class Holdfast<Native> {
     checkNames("hf.hold", options, new Set(["wait", "signal"]));
     checkSignal(options.signal);
     options.signal?.throwIfAborted();
+    this.#home.started.check("hf.hold");
     if (options.wait !== "skip") {
       const wait = options.wait === undefined ? this.#defaults.wait : checkWait(options.wait);
       return this.#sessions.hold(requests, wait, options.signal);
@@ -389,7 +393,7 @@ export class Holdfast<Native> {
 
   /** What this database, reached through this client, can promise. */
   capabilities(): Promise<Capabilities> {
-    return presenting(this.#database, ["hf.capabilities"], () => this.#capabilities());
+    return this.#call("hf.capabilities", () => this.#capabilities());
   }
 
   async #capabilities(): Promise<Capabilities> {
@@ -408,7 +412,7 @@ export class Holdfast<Native> {
   /** Who holds what, and who waits for whom: locks of this database that Holdfast takes, and what else is waited for. */
   async inspect(): Promise<Inspection> {
     const { engine } = this.#database;
-    const locks = await presenting(this.#database, ["hf.inspect"], async () => {
+    const locks = await this.#call("hf.inspect", async () => {
       const capabilities = await this.#probe();
       require(capabilities.inspect, "hf.inspect");
       return withConnection(
@@ -430,7 +434,7 @@ export class Holdfast<Native> {
    */
   async migrate(): Promise<Migrated[]> {
     const { engine, connect } = this.#database;
-    const applied = await presenting(this.#database, ["hf.migrate"], () =>
+    const applied = await this.#call("hf.migrate", () =>
       withConnection(
         this.#home,
         (connection) => engine.migrations.apply(connection, connect === undefined),
@@ -454,7 +458,7 @@ export class Holdfast<Native> {
    */
   async migrations(): Promise<readonly MigrationState[]> {
     const { all, applied, routines } = this.#database.engine.migrations;
-    const [there, made] = await presenting(this.#database, ["hf.migrations"], () =>
+    const [there, made] = await this.#call("hf.migrations", () =>
       withConnection(this.#home, async (connection) => [
         await applied(connection),
         (await routines?.states(connection)) ?? new Map<string, RoutineState>(),
@@ -497,12 +501,12 @@ export class Holdfast<Native> {
   }
 
   /**
-   * Ends what this instance has started (workers, schedules, leaders) and gives back what is still held. What runs may
-   * go on for 5 s, is told to end, and is waited for 5 s more. The client stays open: it is yours.
+   * Ends what this instance has started (workers, schedules, leaders), waits for calls that are under way, and gives back
+   * what is still held. What runs may go on for 5 s, is told to end, and is waited for 5 s more; then calls have 5 s, and new
+   * ones are refused (`HF_CLOSED`). The client stays open: it is yours.
    */
   async close(): Promise<void> {
-    await this.#home.started.close();
-    await Promise.all([this.#sessions.close(), this.#leases.close()]);
+    await this.#home.started.close(this.#current.getStore() !== undefined);
     this.#home.beside.close();
     this.#home.watch?.close();
     await this.#database.close?.();
@@ -510,6 +514,11 @@ export class Holdfast<Native> {
 
   async [Symbol.asyncDispose](): Promise<void> {
     await this.close();
+  }
+
+  /** A call of its own that is told of by its name, and waited for by `close`. */
+  #call<T>(call: string, work: () => Promise<T>): Promise<T> {
+    return this.#home.started.during(call, () => presenting(this.#database, [call], work));
   }
 
   #plan(options: TransactionOptions, site?: Site): Plan {

@@ -68,7 +68,9 @@ export class Batcher<Item, Answer, Prepared = void> {
     const place = placeOf(this.#home, options, call);
     if (!place.scope)
       // A batch is of many callers, who are in different transactions, or in none.
-      return detached(this.#home, () => this.#coalescer.add(item, place.signal, place.waitMs));
+      return this.#home.started.during(call, () =>
+        detached(this.#home, () => this.#coalescer.add(item, place.signal, place.waitMs)),
+      );
     const prepared = await this.#prepare(place);
     const [answer] = await send(this.#home, place, about(item), (connection, how) =>
       decide(connection, [item], { ...how, joined: true, prepared }),

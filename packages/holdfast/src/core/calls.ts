@@ -234,6 +234,17 @@ export async function send<T>(
       for (const name of about.names) scope.section?.took({ kind: "call", name: home.show(name) }, undefined);
     return answer;
   }
+  return home.started.during(about.names[0] ?? "Holdfast", () =>
+    sendApart(home, { signal, waitMs }, about, work),
+  );
+}
+
+async function sendApart<T>(
+  home: Home<unknown, Connection>,
+  { signal, waitMs }: Omit<Place, "scope">,
+  about: About & Pick<Sending, "ms" | "once" | "on" | "policy">,
+  work: Work<T>,
+): Promise<T> {
   signal?.throwIfAborted();
   const { locks = false, names, ms, once, on, policy } = about;
   const started = performance.now();

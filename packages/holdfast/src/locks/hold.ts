@@ -11,6 +11,7 @@ import type { Connection, Pinned, SessionLocks, Wait } from "../core/database.ts
 import { LockLostError, NoConnectionError, UnsupportedError, message } from "../core/errors.ts";
 import { explained } from "../core/failure.ts";
 import { type Traces, emit, nextHold, traced } from "../core/events.ts";
+import { apart } from "../core/inside.ts";
 import { Silence, graceMs, interruptible, within } from "../core/interrupt.ts";
 import type { LockRequest } from "../core/key.ts";
 import { notConnected } from "../core/errand.ts";
@@ -330,7 +331,8 @@ export class Sessions<Native, C extends Connection> {
       keys: new Set(requests.map(({ key }) => key.id)),
       losers: new Set(),
     };
-    member.timer = setInterval(() => void this.#beat(member, locks), heartbeatMs).unref();
+    // It goes on after whatever transaction the lock is asked for in.
+    member.timer = apart(() => setInterval(() => void this.#beat(member, locks), heartbeatMs)).unref();
     member.onLost = () => void this.#lose(member, pinned.connection.lost.reason);
     pinned.connection.lost.addEventListener("abort", member.onLost, { once: true });
     this.#members.add(member);
@@ -352,7 +354,10 @@ export class Sessions<Native, C extends Connection> {
   }
 
   async #lose(member: Member<Native, C>, cause: unknown): Promise<void> {
-    for (const lose of member.losers) lose(cause);
+    // Whoever is told goes on by itself, and not in what its connection was opened in.
+    apart(() => {
+      for (const lose of member.losers) lose(cause);
+    });
     await this.#retire(member, true);
   }
 

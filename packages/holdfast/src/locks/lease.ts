@@ -16,6 +16,7 @@ import {
   message,
 } from "../core/errors.ts";
 import { type Traces, emit, nextHold, traced } from "../core/events.ts";
+import { apart } from "../core/inside.ts";
 import { within } from "../core/interrupt.ts";
 import { classify } from "../core/failure.ts";
 import { type Key, type LockRequest, type Lockable, canonical } from "../core/key.ts";
@@ -214,8 +215,11 @@ class Granted implements Lease {
     this.#until = grant.until;
     this.#signal = watched(this.#controller.signal, () => this.#look());
     grips.set(this, grip);
-    this.#arm();
-    if (terms.renew) this.#schedule(sentAt + terms.ttlMs / 3 - performance.now());
+    // It goes on after whatever transaction it is asked for in.
+    apart(() => {
+      this.#arm();
+      if (terms.renew) this.#schedule(sentAt + terms.ttlMs / 3 - performance.now());
+    });
   }
 
   get until(): Date {
@@ -337,8 +341,11 @@ class Granted implements Lease {
         this.#trustUntil = Math.max(this.#trustUntil, trust(sentAt, ttlMs));
         this.#trouble = undefined;
         this.#failures = 0;
-        this.#arm();
-        if (this.#terms.renew) this.#schedule(sentAt + ttlMs / 3 - performance.now());
+        // By hand, it may have been in a transaction.
+        apart(() => {
+          this.#arm();
+          if (this.#terms.renew) this.#schedule(sentAt + ttlMs / 3 - performance.now());
+        });
         emit("holdfast:lease:renewed", () => ({ hold: this.hold, lease: this.name, fence: this.fence }));
       } catch (error) {
         this.#trouble = error;
@@ -579,7 +586,7 @@ export class LeaseDesk<Native, C extends Connection> {
       leaveLine?.();
       this.#bell.forget(claim.resource, ear);
       // Not before the claim that is under way has been answered, or it would come after.
-      if (traces) withdrawn = this.#track(this.#withdraw(claim, taking).catch(() => {}));
+      if (traces) withdrawn = this.#track(apart(() => this.#withdraw(claim, taking)).catch(() => {}));
     }
     const waitedMs = Math.round(performance.now() - started);
     const reason = busy ? "file" : waitMs > 0 ? "timeout" : "busy";
@@ -722,7 +729,7 @@ export class LeaseDesk<Native, C extends Connection> {
 
   /** Gives back every lease that is still held, and ends every wait. */
   async close(): Promise<void> {
-    this.#closing.abort(new UsageError("hf.lease: this instance was closed"));
+    this.#closing.abort(new UsageError("hf.lease: this instance of Holdfast was closed", "HF_CLOSED"));
     await Promise.allSettled([...this.#held].map((lease) => lease.end()));
     await this.#bell.close();
     while (this.#busy.size > 0) await Promise.allSettled(this.#busy);

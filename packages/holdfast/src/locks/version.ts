@@ -258,6 +258,10 @@ export class Versioned<R extends object, Native = unknown> {
     const { signal } = options;
     const scope = scopeFor(this.#home, options, "versioned");
     if (scope) return scope.work((work) => run({ ...work, alone: false }), signal);
+    return this.#home.started.during("versioned", () => this.#apart(run, signal));
+  }
+
+  async #apart<T>(run: (work: Place) => Promise<T>, signal: AbortSignal | undefined): Promise<T> {
     let place: Place | undefined;
     const started = performance.now();
     try {

@@ -46,7 +46,10 @@ export class Desk {
     this.home = home;
     this.instance = instance;
     this.bell = new Bell(home, "queues");
-    home.started.finally(() => this.bell.close());
+    home.started.finally(() => {
+      for (const line of this.#lines.values()) clearTimeout(line.timer);
+      return this.bell.close();
+    });
     this.#marks = new Batcher(home, {
       call: "queue",
       inFlight: 2,
@@ -63,7 +66,7 @@ export class Desk {
   }
 
   /** Of workers: by itself, and not again if it may have been done. `anyway`: it finds what it did before. */
-  ask<T>(work: (connection: Connection) => Promise<T>, queue?: string, anyway = false): Promise<T> {
+  async ask<T>(work: (connection: Connection) => Promise<T>, queue?: string, anyway = false): Promise<T> {
     const about = { names: [queue === undefined ? "queue" : `queue ${queue}`] };
     const place = placeOf(this.home, { separate: true }, "queue");
     return send(this.home, place, anyway ? about : { ...about, on: rolledBack }, work);

@@ -398,7 +398,7 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   /** A statement of its own, again after a failure that may pass. */
-  errand<T>(work: (connection: Connection) => Promise<T>, ms?: number): Promise<T> {
+  async errand<T>(work: (connection: Connection) => Promise<T>, ms?: number): Promise<T> {
     const place = placeOf(this.home, { separate: true }, "schedule");
     return send(
       this.home,
