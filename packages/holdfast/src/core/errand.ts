@@ -111,9 +111,9 @@ async function onConnection<Native, C extends Connection, T>(
       await within(graceMs, released).catch(() => {});
     }
   }
-  let value: { result: T } | undefined;
   const endsAt = performance.now() + ms;
-  await runInClient(
+  let entered = false;
+  return runInClient(
     database,
     {
       use: "session",
@@ -126,19 +126,20 @@ async function onConnection<Native, C extends Connection, T>(
     },
     { signal, leftMs: () => Math.max(0, endsAt - performance.now()) },
     async ({ connection }) => {
+      entered = true;
       got();
       // What throws here is rolled back by the client.
       const terms = { ms, signal: caller, certain, rolledBack: true, onSilence: () => {} };
       const running = asking ? asking(connection).then(() => errand(connection)) : errand(connection);
-      value = { result: await answered(database, connection, running, terms) };
+      const value = await answered(database, connection, running, terms);
       sent?.();
+      return value;
     },
   )
     .catch((error: unknown) => {
-      throw refused(error);
+      throw entered ? refused(error) : notConnected(database, refused(error));
     })
     .finally(got);
-  return (value as unknown as { result: T }).result;
 }
 
 /** In words of the client's own, such as those of a pool that was closed. */

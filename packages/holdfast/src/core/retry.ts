@@ -179,3 +179,26 @@ export async function retried<T>(
     signal,
   });
 }
+
+/** Pauses of what goes on for ever whatever happens: longer with each failure in a row, and not the same for everybody. */
+export class Pauses {
+  readonly #least: number;
+  readonly #most: number;
+  #failures = 0;
+
+  constructor(least: number, most: number) {
+    this.#least = least;
+    this.#most = most;
+  }
+
+  /** Milliseconds, after one more failure. */
+  next(): number {
+    const ms = Math.min(this.#most, this.#least * 2 ** Math.min(this.#failures++, 31));
+    return ms * (0.5 + Math.random());
+  }
+
+  /** It went well. */
+  reset(): void {
+    this.#failures = 0;
+  }
+}

@@ -11,6 +11,7 @@ import { within } from "../core/interrupt.ts";
 import { key } from "../core/key.ts";
 import { NoConnectionError } from "../core/errors.ts";
 import type { Queues, Where } from "../core/queues.ts";
+import { Pauses } from "../core/retry.ts";
 import type { Home } from "../core/scope.ts";
 import { sleep } from "../core/wait.ts";
 import type { Instance, Session } from "./instance.ts";
@@ -145,17 +146,19 @@ export class Rounds {
   }
 
   async #go(signal: AbortSignal): Promise<void> {
+    const pauses = new Pauses(100, 5000);
     let pause = 0;
     while (!signal.aborted) {
       await sleep(this.#pauseMs() + pause, signal).catch(() => {});
       if (signal.aborted) return;
       try {
         await this.#round();
+        pauses.reset();
         pause = 0;
       } catch (error) {
         if (signal.aborted) return;
         this.#trouble(error);
-        pause = Math.min(Math.max(pause * 2, 100), 5000);
+        pause = pauses.next();
       }
     }
   }

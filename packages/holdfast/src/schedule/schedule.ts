@@ -7,7 +7,7 @@ import { emit, traced } from "../core/events.ts";
 import { checkMoment, checkText, longestName, shown as shownValue } from "../core/input.ts";
 import { made } from "../core/made.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
-import { retryPolicy } from "../core/retry.ts";
+import { Pauses, retryPolicy } from "../core/retry.ts";
 import { type Home, type Transaction, detached, homeOf, scopeOf } from "../core/scope.ts";
 import type {
   Claimed,
@@ -409,7 +409,7 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   async #loop(stop: AbortSignal, begun: PromiseWithResolvers<void>): Promise<void> {
-    let failures = 0;
+    const pauses = new Pauses(250, floorMs);
     try {
       // A pattern that cannot be read, a table that is not there: told to whoever starts it.
       void this.#rhythm;
@@ -423,11 +423,11 @@ class Keeping<Native> implements Schedule, Keeper {
       let ms: number;
       try {
         ms = await this.#turn();
-        failures = 0;
+        pauses.reset();
       } catch (error) {
         if (stop.aborted) return;
         this.#report(error);
-        ms = Math.min(floorMs, 250 * 2 ** Math.min(failures++, 10)) * (0.5 + Math.random());
+        ms = pauses.next();
       }
       await this.#sleep(ms, stop);
     }
