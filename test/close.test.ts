@@ -1,8 +1,10 @@
 /** `hf.close()` ends what the instance has started, and `worker.stop()` ends in time, whatever is in its way. */
-import { type Leader, UsageError, holdfast, key, leader } from "holdfast";
+import { HoldfastError, type Leader, UsageError, holdfast, key, leader, once, versioned } from "holdfast";
 import { fromPg } from "holdfast/pg";
 import { type Worker, queue } from "holdfast/queue";
+import { quota } from "holdfast/quota";
 import { schedule } from "holdfast/schedule";
+import { stock } from "holdfast/stock";
 import { Pool } from "pg";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { type TestDatabase, createDatabase } from "./harness/databases.ts";
@@ -77,6 +79,120 @@ describe("hf.close()", () => {
     expect(() => queue(hf, name).work(() => {})).toThrow(UsageError);
     expect(() => leader(hf, name, async () => {})).toThrow(/closed/);
     await expect(schedule(hf, name, { every: "1 day" }, () => {}).start()).rejects.toThrow(/closed/);
+  });
+
+  test("refuses every call after it, and says why", async () => {
+    const hf = holdfast(fromPg(pool));
+    const name = named();
+    const limit = quota(hf, { name, limit: 10 });
+    const goods = stock(hf, { name });
+    await hf.transaction(async () => {});
+    await hf.close();
+    await hf.close();
+    const calls: Record<string, () => Promise<unknown>> = {
+      transaction: () => hf.transaction(async () => {}),
+      lock: () => hf.lock(key("close", name), async () => {}),
+      tryLock: () => hf.tryLock(key("close", name), async () => {}),
+      hold: () => hf.hold(key("close", name)),
+      lease: () => hf.lease(key("close", name)),
+      semaphore: () => hf.semaphore(key("close", name), { permits: 1 }).acquire(),
+      capabilities: () => hf.capabilities(),
+      inspect: () => hf.inspect(),
+      migrate: () => hf.migrate(),
+      migrations: () => hf.migrations(),
+      once: () => once(hf, name, async () => {}),
+      "quota.consume": () => limit.consume("ann"),
+      "quota.peek": () => limit.peek("ann"),
+      "stock.increase": () => goods.increase("pen", 1),
+      "queue.enqueue": () => queue(hf, name).enqueue(1),
+      "queue.counts": () => queue(hf, name).counts(),
+      "schedule.status": () => schedule(hf, name, { every: "1 day" }, () => {}).status(),
+      "versioned.update": () => versioned(hf, "pg_class").update(1, () => ({})),
+    };
+    const told: Record<string, string> = {};
+    for (const [call, run] of Object.entries(calls))
+      told[call] = await run().then(
+        () => "worked",
+        (error: unknown) => (error instanceof HoldfastError ? error.code : String(error)),
+      );
+    expect(told).toEqual(Object.fromEntries(Object.keys(calls).map((call) => [call, "HF_CLOSED"])));
+  });
+
+  test("waits for calls that are under way, and what they wait for", async () => {
+    const hf = holdfast(fromPg(pool));
+    const other = holdfast(fromPg(pool));
+    const name = named();
+    const limit = quota(hf, { name, limit: 10 });
+    await limit.consume("ann");
+    const told: string[] = [];
+    const body = Promise.withResolvers<void>();
+    const inside = Promise.withResolvers<void>();
+    const free = Promise.withResolvers<void>();
+    const taken = Promise.withResolvers<void>();
+    // Somebody else has the row that the second call needs.
+    const holding = other.transaction(async (tx) => {
+      await quota(other, { name, limit: 10 }).consume("ann", 1, { tx });
+      taken.resolve();
+      await free.promise;
+    });
+    await taken.promise;
+    const consuming = limit.consume("ann").then(() => told.push("consumed"));
+    const running = hf
+      .transaction(async () => {
+        inside.resolve();
+        await body.promise;
+        // In what is under way, calls go on.
+        await limit.consume("bob");
+      })
+      .then(() => told.push("committed"));
+    await inside.promise;
+    const closing = hf.close().then(() => told.push("closed"));
+    await eventually(async () => {
+      const refused = await hf.transaction(async () => {}).catch((error: unknown) => error);
+      return refused instanceof UsageError;
+    });
+    free.resolve();
+    body.resolve();
+    await Promise.all([holding, consuming, running, closing]);
+    expect(told.at(-1)).toBe("closed");
+    expect(told.toSorted()).toEqual(["closed", "committed", "consumed"]);
+    expect(await quota(other, { name, limit: 10 }).peek("bob")).toMatchObject({ used: 1 });
+    await other.close();
+  });
+
+  test("a handler that runs may call the instance until it has ended", async () => {
+    const hf = holdfast(fromPg(pool));
+    const name = named();
+    const limit = quota(hf, { name, limit: 10 });
+    const begun = Promise.withResolvers<void>();
+    const go = Promise.withResolvers<void>();
+    let outcome: unknown;
+    queue(hf, name).work(
+      async () => {
+        begun.resolve();
+        await go.promise;
+        outcome = await hf
+          .transaction(async (tx) => limit.consume("ann", 1, { tx }))
+          .catch((error: unknown) => error);
+      },
+      { pollMs: 50 },
+    );
+    await queue(hf, name).enqueue(1);
+    await begun.promise;
+    const closing = hf.close();
+    expect(() => queue(hf, name).work(() => {})).toThrow(/closed/);
+    go.resolve();
+    await closing;
+    expect(outcome).toMatchObject({ granted: true });
+  });
+
+  test("in a transaction's body it does not wait for that", { timeout: 60_000 }, async () => {
+    const hf = holdfast(fromPg(pool));
+    const ended = await hf.transaction(async () => {
+      await hf.close();
+      return "ended";
+    });
+    expect(ended).toBe("ended");
   });
 
   test("does not wait for ever for what ignores its signal", { timeout: 90_000 }, async () => {

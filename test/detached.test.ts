@@ -188,6 +188,39 @@ test.each(starts)(
   },
 );
 
+test.each<[string, (of: Hf, told: () => void) => Promise<() => Promise<unknown>>]>([
+  [
+    "lease",
+    async (of, told) => {
+      const lease = await of.lease(key("detached", ++made), { ttl: 200, renew: false });
+      lease.signal.addEventListener("abort", told);
+      return async () => {};
+    },
+  ],
+  [
+    "hold",
+    async (of, told) => {
+      const name = key("detached", ++made);
+      const held = await of.hold(name);
+      held.signal.addEventListener("abort", told);
+      return () =>
+        first().query(
+          "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE $1 AND pid <> pg_backend_pid()",
+          [`%detached:${made}%`],
+        );
+    },
+  ],
+])("the loss of a %s is told outside of the body that it was asked for in", async (what, take) => {
+  let end!: () => Promise<unknown>;
+  const wrong: unknown[] = [];
+  await hf.transaction(async () => {
+    end = await take(hf, () => void effect(hf, what).catch((error: unknown) => wrong.push(error)));
+  });
+  await end();
+  await eventually(async () => wrong.length > 0 || (await effects(first(), what)) > 0);
+  expect(wrong).toEqual([]);
+});
+
 describe("of another shard", () => {
   const even = key("shard", 0);
   const odd = key("shard", 1);

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { Coalescer, Failed } from "../../packages/holdfast/src/core/coalesce.ts";
+import { Coalescer, Failed } from "../../packages/holdfast/src/batch/coalesce.ts";
 
 /** Batches that end when they are told to. */
 function batches(options: { inFlight?: number; most?: number; together?: number } = {}) {

@@ -42,8 +42,10 @@ const sqlStates: Table = {
   "08P01": "lost", // protocol_violation
   "42601": undefined, // syntax_error
   "22P02": undefined, // invalid_text_representation
-  "53300": undefined, // too_many_connections
-  "28P01": undefined, // invalid_password
+  "53300": "too-many-connections",
+  "53100": "full", // disk_full
+  "42501": "denied", // insufficient_privilege
+  "28P01": "denied", // invalid_password
   "40003": undefined, // statement_completion_unknown
   "0A000": undefined, // feature_not_supported
 };
@@ -69,7 +71,9 @@ const errorNumbers: Table = {
   2006: "lost", // CR_SERVER_GONE_ERROR
   2013: "lost", // CR_SERVER_LOST
   1064: undefined, // ER_PARSE_ERROR
-  1045: undefined, // ER_ACCESS_DENIED_ERROR
+  1045: "denied", // ER_ACCESS_DENIED_ERROR
+  1040: "too-many-connections", // ER_CON_COUNT_ERROR
+  1114: "full", // ER_RECORD_FILE_FULL
   1406: undefined, // ER_DATA_TOO_LONG
   0: undefined,
 };
@@ -96,7 +100,7 @@ const resultCodes: Table = {
   SQLITE_INTERRUPT: "canceled",
   SQLITE_CONSTRAINT_NOTNULL: undefined,
   SQLITE_CORRUPT: undefined,
-  SQLITE_FULL: undefined,
+  SQLITE_FULL: "full",
   SQLITE_ERROR: undefined,
 };
 

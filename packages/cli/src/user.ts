@@ -22,5 +22,5 @@ const refusals = new Set([1044, 1142, 1143, 1227, 1370]);
 
 export function isDenied(error: unknown): boolean {
   const { code, errno } = (error ?? {}) as { code?: unknown; errno?: unknown };
-  return code === "42501" || refusals.has(Number(errno));
+  return code === "HF_ACCESS_DENIED" || code === "42501" || refusals.has(Number(errno));
 }

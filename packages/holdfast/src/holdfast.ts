@@ -3,10 +3,10 @@ import type { Connection, Database, Failure, Isolation, Wait } from "./core/data
 import { Beside, type BesideMode, besideModes } from "./core/beside.ts";
 import { Common, type Placement } from "./core/common.ts";
 import { emit } from "./core/events.ts";
-import { HoldfastError, type Holder, LockNotAvailableError, UsageError, keyNames } from "./core/errors.ts";
+import { HoldfastError, type Holder, LockNotAvailableError, UsageError } from "./core/errors.ts";
 import { classify, remember, waited } from "./core/failure.ts";
 import { Inside } from "./core/inside.ts";
-import { type Key, type LockRequest, type Lockable, canonical, wanted } from "./core/key.ts";
+import { type Key, type LockRequest, type Lockable, canonical, keyNames, wanted } from "./core/key.ts";
 import {
   type OwnRetryOptions,
   type RetryOptions,
@@ -22,6 +22,7 @@ import { sections } from "./core/section.ts";
 import { type Site, sites } from "./core/site.ts";
 import { Started } from "./core/started.ts";
 import { withConnection } from "./core/errand.ts";
+import { presenting } from "./core/present.ts";
 import { type Plan, type TransactionOptions, runTransaction } from "./core/transaction.ts";
 import type { Statement } from "./core/sql.ts";
 import { checkCall, checkNames, checkSignal } from "./core/options.ts";
@@ -199,6 +200,7 @@ export class Holdfast<Native> {
     };
     this.#sessions = new Sessions(this.#home);
     this.#leases = new LeaseDesk(this.#home);
+    this.#home.started.finally(() => Promise.all([this.#sessions.close(), this.#leases.close()]));
     remember(database);
     rememberHome(this, this.#home);
   }
@@ -226,7 +228,9 @@ export class Holdfast<Native> {
     );
     const outer = options.separate ? undefined : this.#current.getStore();
     if (outer) return outer.here().nest(options, body);
-    return runTransaction(this.#home, { ...plan, alone }, body);
+    return this.#home.started.during(alone ?? "hf.transaction", () =>
+      runTransaction(this.#home, { ...plan, alone }, body),
+    );
   }
 
   /** `hf.transaction({ lock }, body)` for the common case. */
@@ -341,6 +345,7 @@ export class Holdfast<Native> {
     checkNames("hf.hold", options, new Set(["wait", "signal"]));
     checkSignal(options.signal);
     options.signal?.throwIfAborted();
+    this.#home.started.check("hf.hold");
     if (options.wait !== "skip") {
       const wait = options.wait === undefined ? this.#defaults.wait : checkWait(options.wait);
       return this.#sessions.hold(requests, wait, options.signal);
@@ -387,7 +392,11 @@ export class Holdfast<Native> {
   }
 
   /** What this database, reached through this client, can promise. */
-  async capabilities(): Promise<Capabilities> {
+  capabilities(): Promise<Capabilities> {
+    return this.#call("hf.capabilities", () => this.#capabilities());
+  }
+
+  async #capabilities(): Promise<Capabilities> {
     const sessionLocks = await this.#sessions.support();
     // After the experiment, which may have shown more.
     const probed = await this.#probe();
@@ -403,12 +412,14 @@ export class Holdfast<Native> {
   /** Who holds what, and who waits for whom: locks of this database that Holdfast takes, and what else is waited for. */
   async inspect(): Promise<Inspection> {
     const { engine } = this.#database;
-    const capabilities = await this.#probe();
-    require(capabilities.inspect, "hf.inspect");
-    const locks = await withConnection(
-      this.#home,
-      async (connection) => (await engine.inspect?.(connection, capabilities)) ?? [],
-    );
+    const locks = await this.#call("hf.inspect", async () => {
+      const capabilities = await this.#probe();
+      require(capabilities.inspect, "hf.inspect");
+      return withConnection(
+        this.#home,
+        async (connection) => (await engine.inspect?.(connection, capabilities)) ?? [],
+      );
+    });
     return inspection(locks);
   }
 
@@ -423,10 +434,12 @@ export class Holdfast<Native> {
    */
   async migrate(): Promise<Migrated[]> {
     const { engine, connect } = this.#database;
-    const applied = await withConnection(
-      this.#home,
-      (connection) => engine.migrations.apply(connection, connect === undefined),
-      migrateMs,
+    const applied = await this.#call("hf.migrate", () =>
+      withConnection(
+        this.#home,
+        (connection) => engine.migrations.apply(connection, connect === undefined),
+        migrateMs,
+      ),
     );
     const migrated = applied.map((each): Migrated =>
       "was" in each
@@ -445,10 +458,12 @@ export class Holdfast<Native> {
    */
   async migrations(): Promise<readonly MigrationState[]> {
     const { all, applied, routines } = this.#database.engine.migrations;
-    const [there, made] = await withConnection(this.#home, async (connection) => [
-      await applied(connection),
-      (await routines?.states(connection)) ?? new Map<string, RoutineState>(),
-    ]);
+    const [there, made] = await this.#call("hf.migrations", () =>
+      withConnection(this.#home, async (connection) => [
+        await applied(connection),
+        (await routines?.states(connection)) ?? new Map<string, RoutineState>(),
+      ]),
+    );
     const found = new Map(there.map(({ id, name }) => [id, name]));
     const kind = "migration";
     const known = all.map(({ id, name }): MigrationState => {
@@ -486,12 +501,12 @@ export class Holdfast<Native> {
   }
 
   /**
-   * Ends what this instance has started (workers, schedules, leaders) and gives back what is still held. What runs may
-   * go on for 5 s, is told to end, and is waited for 5 s more. The client stays open: it is yours.
+   * Ends what this instance has started (workers, schedules, leaders), waits for calls that are under way, and gives back
+   * what is still held. What runs may go on for 5 s, is told to end, and is waited for 5 s more; then calls have 5 s, and new
+   * ones are refused (`HF_CLOSED`). The client stays open: it is yours.
    */
   async close(): Promise<void> {
-    await this.#home.started.close();
-    await Promise.all([this.#sessions.close(), this.#leases.close()]);
+    await this.#home.started.close(this.#current.getStore() !== undefined);
     this.#home.beside.close();
     this.#home.watch?.close();
     await this.#database.close?.();
@@ -499,6 +514,11 @@ export class Holdfast<Native> {
 
   async [Symbol.asyncDispose](): Promise<void> {
     await this.close();
+  }
+
+  /** A call of its own that is told of by its name, and waited for by `close`. */
+  #call<T>(call: string, work: () => Promise<T>): Promise<T> {
+    return this.#home.started.during(call, () => presenting(this.#database, [call], work));
   }
 
   #plan(options: TransactionOptions, site?: Site): Plan {

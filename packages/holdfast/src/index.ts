@@ -67,6 +67,7 @@ export { sharded } from "./sharded.ts";
 export type { Sharded } from "./sharded.ts";
 export { failureOf, isLockTimeout, isRetryable, isUniqueViolation } from "./core/failure.ts";
 export {
+  AccessDeniedError,
   CommitUnknownError,
   ConnectionLostError,
   DeadlineExceededError,
@@ -87,12 +88,14 @@ export {
   RowsMissingError,
   SchemaMissingError,
   SerializationError,
+  ServerFullError,
   ServerUnavailableError,
   ServerTooOldError,
   ShardError,
   ShardMapError,
   StaleFenceError,
   StaleVersionError,
+  StatementError,
   StrategyError,
   TransactionAbortedError,
   UnsupportedError,

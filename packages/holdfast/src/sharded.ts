@@ -1,7 +1,7 @@
 import type { Connection, Database, Wait } from "./core/database.ts";
-import { ShardError, UsageError, keyNames } from "./core/errors.ts";
+import { ShardError, UsageError } from "./core/errors.ts";
 import { Inside } from "./core/inside.ts";
-import { type Key, type LockRequest, type Lockable, canonical } from "./core/key.ts";
+import { type Key, type LockRequest, type Lockable, canonical, keyNames } from "./core/key.ts";
 import { asWritten } from "./core/replay.ts";
 import type { Transaction } from "./core/scope.ts";
 import { ShardMap } from "./core/shard-map.ts";

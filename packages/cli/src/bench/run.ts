@@ -1,5 +1,4 @@
 /** `holdfast bench`: what Holdfast costs on somebody's server, next to what is written by hand, and to doing it wrong. */
-import type { BenchOptions } from "../commands/bench.ts";
 import { confirmed, declined } from "../confirm.ts";
 import { within } from "../doctor/bounded.ts";
 import { Failure, Interrupted, exitCodes, interruptible } from "../failure.ts";
@@ -14,6 +13,15 @@ import { type BenchResult, type SuiteResult, suiteResult } from "./result.ts";
 import { Screen } from "./screen.ts";
 import type { Figures, Opened, Suite, Trial } from "./suite.ts";
 import { suites } from "./suites.ts";
+
+export interface BenchOptions {
+  readonly url?: string;
+  readonly seconds: number;
+  readonly connections: number;
+  readonly list?: true;
+  readonly yes?: true;
+  readonly json?: true;
+}
 
 /** Returns the exit code: 0 if all is exact with Holdfast. */
 export async function runBench(names: readonly string[], options: BenchOptions): Promise<number> {

@@ -14,6 +14,7 @@ import { postgresKit } from "./postgres.ts";
 import { type Ground, type Line, type Probe, type Seen, type Verdict, unknown } from "./probe.ts";
 import { gap, probes } from "./probes.ts";
 import { sqliteKit } from "./sqlite.ts";
+import { isDenied } from "../user.ts";
 
 export interface CertifyOptions {
   readonly only?: readonly string[] | undefined;
@@ -128,16 +129,10 @@ async function tried(probe: Probe, ground: Ground, readOnly: boolean): Promise<S
     const kind = failureOf(error)?.kind;
     if (error instanceof NoAnswer || kind === "lost") return unknown(describe(error));
     // What the server says no to by itself is not there; what it says of rights is not known.
-    return mayNot(error)
+    return isDenied(error)
       ? unknown(`this user may not: ${describe(error)}`)
       : { verdict: "no", what: `the server refused: ${describe(error)}` };
   }
-}
-
-/** Insufficient privilege, access denied. */
-function mayNot(error: unknown): boolean {
-  const { code, errno } = error as { readonly code?: unknown; readonly errno?: unknown };
-  return code === "42501" || [1044, 1142, 1227, 1370].includes(Number(errno));
 }
 
 function verdictOf({ verdict }: Seen, { carries }: Probe, capabilities: Capabilities | undefined): Verdict {

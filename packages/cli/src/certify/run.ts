@@ -1,7 +1,6 @@
 /** `holdfast certify`. */
 import { mkdir, writeFile } from "node:fs/promises";
 import { dirname, resolve } from "node:path";
-import type { CertifyFlags } from "../commands/certify.ts";
 import { Failure, exitCodes, interruptible } from "../failure.ts";
 import { keepJsonError } from "../json.ts";
 import { connect } from "../server.ts";
@@ -10,6 +9,15 @@ import { type Certificate, certify } from "./certify.ts";
 import { htmlReport } from "./html.ts";
 import { probes } from "./probes.ts";
 import { listed, report, summary } from "./report.ts";
+
+export interface CertifyFlags {
+  readonly url?: string;
+  readonly only?: readonly string[];
+  readonly list?: true;
+  readonly readOnly?: true;
+  readonly html?: string;
+  readonly json?: true;
+}
 
 export async function runCertify(url: string | undefined, flags: CertifyFlags): Promise<number> {
   refuseUnknown(flags.only ?? []);

@@ -1,14 +1,7 @@
 import type { Command } from "commander";
 import { whole } from "../options.ts";
 import { urlOption } from "../url.ts";
-
-export interface AuditOptions {
-  readonly url?: string;
-  readonly limit: number;
-  readonly before?: number;
-  readonly target?: string;
-  readonly json?: true;
-}
+import type { AuditOptions } from "../patterns/audit.ts";
 
 const examples = `
 Whatever holdfast queue, schedule, quota, stock, lease, kill and migrate change is written down before it is done, and

@@ -1,15 +1,7 @@
 import { type Command, InvalidArgumentError } from "commander";
 import { whole } from "../options.ts";
 import { urlOption } from "../url.ts";
-
-export interface BenchOptions {
-  readonly url?: string;
-  readonly seconds: number;
-  readonly connections: number;
-  readonly list?: true;
-  readonly yes?: true;
-  readonly json?: true;
-}
+import type { BenchOptions } from "../bench/run.ts";
 
 const examples = `
 It reads and writes nothing of yours: it makes a database of its own, and removes it again, also after Ctrl-C or an

@@ -1,14 +1,6 @@
 import type { Command } from "commander";
 import { urlOption } from "../url.ts";
-
-export interface CertifyFlags {
-  readonly url?: string;
-  readonly only?: readonly string[];
-  readonly list?: true;
-  readonly readOnly?: true;
-  readonly html?: string;
-  readonly json?: true;
-}
+import type { CertifyFlags } from "../certify/run.ts";
 
 const examples = `
 It believes no name and no version: it tries with two sessions whether a lock excludes, whether what is read under it is the

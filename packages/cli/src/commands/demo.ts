@@ -1,15 +1,7 @@
 import { type Command, Option } from "commander";
-import { type RaceName, raceNames } from "../demo/race.ts";
+import type { DemoOptions } from "../demo/options.ts";
+import { raceNames } from "../demo/race.ts";
 import { whole } from "../options.ts";
-
-export interface DemoOptions {
-  readonly only?: readonly RaceName[];
-  readonly processes: number;
-  readonly callers: number;
-  readonly url?: string;
-  readonly json?: true;
-  readonly html?: string;
-}
 
 const examples = `
 The races:

@@ -1,14 +1,6 @@
 import type { Command } from "commander";
 import { urlOption } from "../url.ts";
-
-export interface DoctorOptions {
-  readonly url?: string;
-  readonly only?: readonly string[];
-  readonly skip?: readonly string[];
-  readonly list?: true;
-  readonly strict?: true;
-  readonly json?: true;
-}
+import type { DoctorOptions } from "../doctor/run.ts";
 
 const examples = `
 It reads only. What it tries out (a lock on a random key, a message on a random

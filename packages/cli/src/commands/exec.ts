@@ -1,20 +1,7 @@
 import { type Command, Option } from "commander";
 import { milliseconds } from "../options.ts";
 import { urlOption } from "../url.ts";
-
-export interface ExecOptions {
-  readonly url?: string;
-  readonly lock: readonly string[];
-  readonly wait?: number;
-  readonly skip?: true;
-  readonly follow?: true;
-  readonly lease?: true;
-  readonly ttl?: number;
-  readonly shared?: true;
-  readonly keepGoing?: true;
-  readonly grace: number;
-  readonly quiet?: true;
-}
+import type { ExecOptions } from "../exec/run.ts";
 
 const examples = `
 KEY is a name as holdfast locks shows it: image-upload:42 is key("image-upload", "42").

@@ -2,15 +2,7 @@ import type { Command } from "commander";
 import { complain } from "../failure.ts";
 import { milliseconds } from "../options.ts";
 import { urlOption } from "../url.ts";
-
-export interface HoldOptions {
-  readonly url?: string;
-  readonly shared?: true;
-  readonly wait?: number;
-  readonly lease?: true;
-  readonly ttl?: number;
-  readonly json?: true;
-}
+import type { HoldOptions } from "../exec/hold.ts";
 
 const examples = `
 Examples:

@@ -1,13 +1,6 @@
 import type { Command } from "commander";
 import { urlOption } from "../url.ts";
-
-export interface KeysOptions {
-  readonly url?: string;
-  readonly find?: string;
-  readonly names?: string;
-  readonly database?: string;
-  readonly json?: true;
-}
+import type { KeysOptions } from "../keys/run.ts";
 
 const examples = `
 A name is written as holdfast locks shows it: image-upload:42 is key("image-upload", "42"). Where a part holds a colon:

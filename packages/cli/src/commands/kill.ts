@@ -2,16 +2,7 @@ import { type Command, Option } from "commander";
 import { milliseconds } from "../options.ts";
 import { changeOptions } from "../patterns/options.ts";
 import { urlOption } from "../url.ts";
-
-export interface KillOptions {
-  readonly url?: string;
-  readonly cancel?: true;
-  readonly terminate?: true;
-  readonly patience: number;
-  readonly yes?: true;
-  readonly note?: string;
-  readonly json?: true;
-}
+import type { KillOptions } from "../locks/kill.ts";
 
 const examples = `
 It shows what each session holds and who waits for it, and asks. Then the session's statement is cancelled; if it

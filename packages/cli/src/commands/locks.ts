@@ -1,11 +1,6 @@
 import type { Command } from "commander";
 import { urlOption } from "../url.ts";
-
-export interface LocksOptions {
-  readonly url?: string;
-  readonly blocked?: true;
-  readonly json?: true;
-}
+import type { LocksOptions } from "../locks/show.ts";
 
 const examples = `
 Examples:

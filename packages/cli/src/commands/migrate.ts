@@ -2,23 +2,8 @@ import { type Command, Option } from "commander";
 import { changeOptions } from "../patterns/options.ts";
 import { whole } from "../options.ts";
 import { refuseUnknown } from "../patterns/verbs.ts";
-import type { Kind } from "../server.ts";
 import { urlOption } from "../url.ts";
-
-export interface MigrateOptions {
-  readonly url?: string;
-  readonly yes?: true;
-  readonly note?: string;
-  readonly json?: true;
-}
-
-export interface PrintOptions {
-  readonly url?: string;
-  readonly engine?: Kind;
-  readonly from: number;
-  readonly only?: "tables" | "routines";
-  readonly json?: true;
-}
+import type { MigrateOptions } from "../patterns/migrate.ts";
 
 const examples = `
 Examples:

@@ -1,9 +1,5 @@
 import { type Command, Option } from "commander";
-
-export interface OrderOptions {
-  readonly json?: true;
-  readonly mermaid?: true;
-}
+import type { OrderOptions } from "../order/run.ts";
 
 const examples = `
 The files are what processes write that run with HOLDFAST_ORDER=FILE, or with holdfast(…, { orderFile }): a line for each

@@ -1,27 +1,6 @@
 import { type Command, InvalidArgumentError, Option } from "commander";
-import type { ExploreOptions } from "holdfast/testing";
 import { milliseconds, whole } from "../options.ts";
-
-export type Isolation = Extract<ExploreOptions["isolation"], string>;
-
-export interface RaceOptions {
-  readonly url?: string;
-  readonly only?: readonly string[];
-  readonly preemptions?: number;
-  readonly maxMs?: number;
-  readonly minCoverage?: "exhaustive" | number;
-  /** As they were typed: `read committed` comes in two pieces. */
-  readonly isolation?: readonly string[];
-  readonly replay?: string;
-  readonly seed?: number;
-  readonly bail?: true;
-  readonly empty?: true;
-  readonly inPlace?: true;
-  readonly yes?: true;
-  readonly json?: true;
-  readonly html?: string;
-  readonly writeTest?: string;
-}
+import type { Isolation, RaceOptions } from "../race/run.ts";
 
 const examples = `
 The file exports scenarios, or functions that make one for the database that they are given:

@@ -1,10 +1,6 @@
 import type { Command } from "commander";
 import { urlOption } from "../url.ts";
-
-export interface TopOptions {
-  readonly url?: string;
-  readonly blocked?: true;
-}
+import type { TopOptions } from "../locks/top.ts";
 
 const examples = `
 Keys: ↑ ↓ or j k select, x (or K) ends the selected session and asks before, b shows blocked only, q quits.

@@ -1,5 +1,5 @@
 /** What the demo and its processes tell each other. */
-import type { RaceName, WayName } from "./race.ts";
+import type { RaceName, WayName } from "./names.ts";
 
 /** What a process needs to know before it can take orders. */
 export interface Setting {

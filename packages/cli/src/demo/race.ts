@@ -2,12 +2,10 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Holdfast } from "holdfast";
 import type { ClientBase, Pool } from "pg";
+import type { RaceName, WayName } from "./names.ts";
 import type { Setting, Tally } from "./protocol.ts";
 
-export const raceNames = ["quota", "last-item", "transfers", "jobs", "cron"] as const;
-export type RaceName = (typeof raceNames)[number];
-
-export type WayName = "naive" | "SERIALIZABLE" | "Holdfast";
+export { type RaceName, type WayName, raceNames } from "./names.ts";
 
 export type Size = Pick<Setting, "processes" | "callers">;
 

@@ -7,7 +7,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { holdfast } from "holdfast";
 import { fromPg } from "holdfast/pg";
 import { Pool } from "pg";
-import type { DemoOptions } from "../commands/demo.ts";
+import type { DemoOptions } from "./options.ts";
 import { describe } from "../describe.ts";
 import { startPostgres } from "../embedded.ts";
 import { Failure, Interrupted, exitCodes, interruptible } from "../failure.ts";

@@ -1,6 +1,6 @@
 /** All that the demo prints. With `--json`, stdout gets the result only. Bars move on stderr, where somebody watches. */
 import { SingleBar } from "cli-progress";
-import type { DemoOptions } from "../commands/demo.ts";
+import type { DemoOptions } from "./options.ts";
 import { colorsOf, note, print, printJson, table } from "../terminal.ts";
 import { type Race, type Way, workMs } from "./race.ts";
 import {

@@ -1,4 +1,3 @@
-import type { DoctorOptions } from "../commands/doctor.ts";
 import { Failure, exitCodes, interruptible } from "../failure.ts";
 import { type Kind, connect, kindOf } from "../server.ts";
 import { colorsOf, fit, print, printJson } from "../terminal.ts";
@@ -7,6 +6,15 @@ import { severities } from "./check.ts";
 import type { Examined } from "./examine.ts";
 import { practices } from "./kinds.ts";
 import { listed, report } from "./report.ts";
+
+export interface DoctorOptions {
+  readonly url?: string;
+  readonly only?: readonly string[];
+  readonly skip?: readonly string[];
+  readonly list?: true;
+  readonly strict?: true;
+  readonly json?: true;
+}
 
 export async function runDoctor(options: DoctorOptions): Promise<number> {
   refuseUnknown([...(options.only ?? []), ...(options.skip ?? [])], Object.keys(practices) as Kind[]);

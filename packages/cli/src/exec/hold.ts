@@ -1,6 +1,5 @@
 /** A lock held by hand, for maintenance. */
 import type { Key } from "holdfast";
-import type { HoldOptions } from "../commands/hold.ts";
 import { describe } from "../describe.ts";
 import { Failure, interruptible } from "../failure.ts";
 import { parseKey, written } from "../keys/parse.ts";
@@ -14,6 +13,15 @@ import { execCodes } from "./run.ts";
 import { leave } from "./soon.ts";
 import { holderOf, isOf } from "./who.ts";
 import { way, wishOf } from "./wish.ts";
+
+export interface HoldOptions {
+  readonly url?: string;
+  readonly shared?: true;
+  readonly wait?: number;
+  readonly lease?: true;
+  readonly ttl?: number;
+  readonly json?: true;
+}
 
 const lookMs = 1000;
 

@@ -1,6 +1,5 @@
 /** A command under a lock. */
 import { FileBusyError } from "holdfast";
-import type { ExecOptions } from "../commands/exec.ts";
 import { describe } from "../describe.ts";
 import { Failure } from "../failure.ts";
 import { parseKey, written } from "../keys/parse.ts";
@@ -12,6 +11,20 @@ import { type Grip, type Wish, isRefusal, take, takeAtLast, tryTake } from "./gr
 import { leave } from "./soon.ts";
 import { holderOf } from "./who.ts";
 import { passing, way, wishOf } from "./wish.ts";
+
+export interface ExecOptions {
+  readonly url?: string;
+  readonly lock: readonly string[];
+  readonly wait?: number;
+  readonly skip?: true;
+  readonly follow?: true;
+  readonly lease?: true;
+  readonly ttl?: number;
+  readonly shared?: true;
+  readonly keepGoing?: true;
+  readonly grace: number;
+  readonly quiet?: true;
+}
 
 /** As in sysexits.h: try again later; and what should not happen. */
 export const execCodes = { busy: 75, lost: 70 } as const;

@@ -1,6 +1,5 @@
 import { readFileSync } from "node:fs";
 import type { Key } from "holdfast";
-import type { KeysOptions } from "../commands/keys.ts";
 import { Failure, exitCodes } from "../failure.ts";
 import { shown } from "../text.ts";
 import { connect, kindOf } from "../server.ts";
@@ -9,6 +8,14 @@ import { given } from "../url.ts";
 import { type Facts, byName, factsOf, hashOf } from "./facts.ts";
 import { parseKey, readings, written } from "./parse.ts";
 import { type InUse, type Used, candidates, collisions, inUse, namespaceOf } from "./used.ts";
+
+export interface KeysOptions {
+  readonly url?: string;
+  readonly find?: string;
+  readonly names?: string;
+  readonly database?: string;
+  readonly json?: true;
+}
 
 export async function runKeys(names: readonly string[], options: KeysOptions): Promise<void> {
   if (options.find !== undefined) return find(options.find, names, options);

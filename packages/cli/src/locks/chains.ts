@@ -1,5 +1,5 @@
 /** Who is in the way of whom. */
-import type { Entry, Who } from "./look.ts";
+import type { Entry, Who } from "./entry.ts";
 
 /** A session that is in the way, what of its locks is waited for, and those who wait. */
 export interface Knot {

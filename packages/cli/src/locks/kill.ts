@@ -1,6 +1,5 @@
 /** Ends what a session does, or the session itself, and tells who could go on. */
 import { setTimeout as sleep } from "node:timers/promises";
-import type { KillOptions } from "../commands/kill.ts";
 import { confirmed, declined } from "../confirm.ts";
 import { Failure, exitCodes } from "../failure.ts";
 import { keepJsonError } from "../json.ts";
@@ -15,6 +14,16 @@ import { writersOf } from "./file.ts";
 import { type Entry, type Look, look, plainName } from "./look.ts";
 import { type ServerSession, cancel, sessionsOf, terminate } from "./sessions.ts";
 import { described, oneLine } from "./view.ts";
+
+export interface KillOptions {
+  readonly url?: string;
+  readonly cancel?: true;
+  readonly terminate?: true;
+  readonly patience: number;
+  readonly yes?: true;
+  readonly note?: string;
+  readonly json?: true;
+}
 
 export type Way = "cancel, then terminate" | "cancel" | "terminate";
 

@@ -1,9 +1,14 @@
-import type { LocksOptions } from "../commands/locks.ts";
 import { exitCodes } from "../failure.ts";
 import { connect } from "../server.ts";
 import { colorsOf, fit, note, print, printJson } from "../terminal.ts";
 import { look } from "./look.ts";
 import { type Line, counts, drawn, viewOf } from "./view.ts";
+
+export interface LocksOptions {
+  readonly url?: string;
+  readonly blocked?: true;
+  readonly json?: true;
+}
 
 export async function showLocks({ url, blocked, json }: LocksOptions): Promise<void> {
   await using server = await connect({ url, application: "holdfast locks" });

@@ -1,7 +1,6 @@
 /** Who holds what, live on the full screen. */
 import { emitKeypressEvents } from "node:readline";
 import { stripVTControlCharacters } from "node:util";
-import type { TopOptions } from "../commands/top.ts";
 import { describe } from "../describe.ts";
 import { Failure, exitCodes } from "../failure.ts";
 import { type Server, connect } from "../server.ts";
@@ -10,6 +9,11 @@ import { type Target, end, introduce, outcome, refusal, targetOf } from "./kill.
 import { type Look, look } from "./look.ts";
 import { shown } from "../text.ts";
 import { counts, drawn, viewOf } from "./view.ts";
+
+export interface TopOptions {
+  readonly url?: string;
+  readonly blocked?: true;
+}
 
 /** At most one look a second, and a server that is slow gets as long a rest as a look takes. */
 const everyMs = 1000;

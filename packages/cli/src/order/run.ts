@@ -1,12 +1,16 @@
 /** `holdfast order`: reads what processes have written, and tells. */
 import { readFile } from "node:fs/promises";
 import { relative } from "node:path";
-import type { OrderOptions } from "../commands/order.ts";
 import { describe } from "../describe.ts";
 import { Failure, exitCodes } from "../failure.ts";
 import { type Colors, colorsOf, print, printJson, table } from "../terminal.ts";
 import { plural, shown } from "../text.ts";
 import { type Line, type Order, type Step, merged } from "./graph.ts";
+
+export interface OrderOptions {
+  readonly json?: true;
+  readonly mermaid?: true;
+}
 
 /** Returns the exit code. */
 export async function runOrder(files: readonly string[], options: OrderOptions): Promise<number> {

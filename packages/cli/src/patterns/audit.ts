@@ -1,8 +1,15 @@
 import { trail } from "holdfast/audit";
-import type { AuditOptions } from "../commands/audit.ts";
 import { note, print, printJson } from "../terminal.ts";
 import { onServer } from "./place.ts";
 import { cell, firstLine, printTable, when } from "./show.ts";
+
+export interface AuditOptions {
+  readonly url?: string;
+  readonly limit: number;
+  readonly before?: number;
+  readonly target?: string;
+  readonly json?: true;
+}
 
 export async function showTrail(options: AuditOptions): Promise<void> {
   await onServer("audit", options, async ({ hf }) => {

@@ -1,7 +1,6 @@
 /** Holdfast's own tables: what is missing, and how it comes there. */
 import { type Holdfast, type Migrated, type MigrationState, holdfast } from "holdfast";
 import { audited } from "holdfast/audit";
-import type { MigrateOptions, PrintOptions } from "../commands/migrate.ts";
 import { Failure, exitCodes } from "../failure.ts";
 import { listed, plural, shown } from "../text.ts";
 import { type Kind, type Server, kindOf } from "../server.ts";
@@ -10,6 +9,21 @@ import { given } from "../url.ts";
 import { actorOf, agreed } from "./change.ts";
 import { onServer } from "./place.ts";
 import { printTable } from "./show.ts";
+
+export interface MigrateOptions {
+  readonly url?: string;
+  readonly yes?: true;
+  readonly note?: string;
+  readonly json?: true;
+}
+
+export interface PrintOptions {
+  readonly url?: string;
+  readonly engine?: Kind;
+  readonly from: number;
+  readonly only?: "tables" | "routines";
+  readonly json?: true;
+}
 
 const named = (what: MigrationState | Migrated) =>
   what.kind === "migration" ? `${what.id} ${shown(what.name)}` : shown(what.name);

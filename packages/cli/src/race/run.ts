@@ -3,7 +3,6 @@ import { mkdir, writeFile } from "node:fs/promises";
 import { dirname, resolve } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { type ExploreOptions, type Scenario, explore } from "holdfast/testing";
-import type { Isolation, RaceOptions } from "../commands/race.ts";
 import { declined } from "../confirm.ts";
 import { Interrupted, exitCodes, jsonErrorOf } from "../failure.ts";
 import { unless } from "../unless.ts";
@@ -13,6 +12,27 @@ import { type Outcome, couldNotRun, ended, exitCodeOf } from "./outcome.ts";
 import { checkTest, foundIn, testText } from "./regression.ts";
 import { type Place, type Told, openPlace } from "./place.ts";
 import { Screen } from "./screen.ts";
+
+export type Isolation = Extract<ExploreOptions["isolation"], string>;
+
+export interface RaceOptions {
+  readonly url?: string;
+  readonly only?: readonly string[];
+  readonly preemptions?: number;
+  readonly maxMs?: number;
+  readonly minCoverage?: "exhaustive" | number;
+  /** As they were typed: `read committed` comes in two pieces. */
+  readonly isolation?: readonly string[];
+  readonly replay?: string;
+  readonly seed?: number;
+  readonly bail?: true;
+  readonly empty?: true;
+  readonly inPlace?: true;
+  readonly yes?: true;
+  readonly json?: true;
+  readonly html?: string;
+  readonly writeTest?: string;
+}
 
 export interface RunOptions extends Omit<RaceOptions, "isolation"> {
   readonly isolation: readonly Isolation[] | undefined;

@@ -2,6 +2,7 @@ import { randomUUID } from "node:crypto";
 import { isSupported } from "./capabilities.ts";
 import type { Connection } from "./database.ts";
 import { withConnection } from "./errand.ts";
+import { apart } from "./inside.ts";
 import { within } from "./interrupt.ts";
 import type { Home } from "./scope.ts";
 
@@ -135,7 +136,8 @@ export class Bell<Native, C extends Connection> {
       }
     };
     this.#line = line;
-    line.ended = run();
+    // For everybody who waits: it is no part of what the first of them is in.
+    line.ended = apart(run);
   }
 
   async #connect(signal: AbortSignal): Promise<boolean> {

@@ -1,26 +1,15 @@
 /** Calls of patterns: sent until they are answered, and if they are not, with the truth about what became of them. */
-import { Failed, type Terms, Undone } from "./coalesce.ts";
-import type { Connection, Failure, Wait } from "./database.ts";
-import { Ended, errandMs, withConnection } from "./errand.ts";
-import {
-  ConnectionLostError,
-  DeadlineExceededError,
-  DeadlockError,
-  HoldfastError,
-  LockTimeoutError,
-  NoConnectionError,
-  OutcomeUnknownError,
-  ReplicaError,
-  SerializationError,
-  UsageError,
-} from "./errors.ts";
-import { classify } from "./failure.ts";
+import type { Connection, Wait } from "./database.ts";
+import { errandMs, withConnection } from "./errand.ts";
+import type { LockTimeoutError } from "./errors.ts";
 import { graceMs } from "./interrupt.ts";
-import { Queue } from "./queue.ts";
-import { pause, retryPolicy } from "./retry.ts";
-import { type Home, type Scope, scopeFor } from "./scope.ts";
 import { checkSignal } from "./options.ts";
-import { checkWait, sleep } from "./wait.ts";
+import type { How } from "./store.ts";
+import { type Told, type Why, inVain, present, whyOf } from "./present.ts";
+import { Queue } from "./queue.ts";
+import { type RetryPolicy, passing, retrying } from "./retry.ts";
+import { type Home, type Scope, scopeFor } from "./scope.ts";
+import { checkWait } from "./wait.ts";
 
 /** Where a call belongs, and how long it may wait. */
 export interface CallOptions {
@@ -67,29 +56,14 @@ export function placeOf(home: Home<unknown, Connection>, options: CallOptions, c
   };
 }
 
-type Why = Failure | "late" | "aborted" | "no connection" | undefined;
-
-/** Of what is between us and the server, or of others. Anything else is the server's refusal of what was sent. */
-const troubles: ReadonlySet<Why> = new Set<Why>([
-  "lost",
-  "late",
-  "aborted",
-  "no connection",
-  "canceled",
-  "deadline",
-  "lock-timeout",
-  "deadlock",
-  "serialization",
-]);
-
 /** Why there is no answer, and whether the call may have been applied all the same. */
-class Unanswered extends Error {
-  readonly why: Why;
+export class Unanswered extends Error {
+  readonly why: Why | undefined;
   readonly perhaps: boolean;
   readonly attempts: number;
   readonly waitedMs: number;
 
-  constructor(why: Why, perhaps: boolean, attempts: number, waitedMs: number, cause: unknown) {
+  constructor(why: Why | undefined, perhaps: boolean, attempts: number, waitedMs: number, cause: unknown) {
     super("no answer", { cause });
     this.why = why;
     this.perhaps = perhaps;
@@ -98,7 +72,7 @@ class Unanswered extends Error {
   }
 }
 
-interface Sending {
+export interface Sending {
   /** Of locks, by the clock that never jumps. */
   readonly until: number;
   /** Of one attempt, besides. */
@@ -108,21 +82,19 @@ interface Sending {
   readonly perhaps?: boolean;
   /** What the server has done cannot be found again: it is sent once more only if that was nothing. */
   readonly once?: boolean;
+  /** Of these failures it is sent again. Default: all that pass. */
+  readonly on?: ReadonlySet<string>;
+  /** How often, and after which pauses. */
+  readonly policy?: RetryPolicy;
 }
 
 /** How it is sent. */
-export interface Sent {
+export interface Sent extends How {
   /** It may have been applied before. */
   readonly again: boolean;
-  /** For locks of others. */
-  readonly waitMs: number;
-  /** The connection is in no transaction. */
-  readonly free: boolean;
 }
 
 type Work<T> = (connection: Connection, how: Sent) => Promise<T>;
-
-const policy = retryPolicy(undefined);
 
 /** Of one of several databases: throws if it is not the one that it is taken for. `free`: it is in no transaction. */
 export async function known(
@@ -133,79 +105,69 @@ export async function known(
   if (home.guard && !home.trusted()) await home.renewed(connection, free);
 }
 
-async function attempts<T>(home: Home<unknown, Connection>, sending: Sending, work: Work<T>): Promise<T> {
-  const { until, signal, once = false } = sending;
+export async function attempts<T>(
+  home: Home<unknown, Connection>,
+  sending: Sending,
+  work: Work<T>,
+): Promise<T> {
+  const { until, signal, once = false, on = passing } = sending;
   const started = performance.now();
-  let perhaps = sending.perhaps ?? false;
-  for (let attempt = 1; ; attempt++) {
-    const waitMs = Math.max(1, Math.ceil(until - performance.now()));
-    let sent = false;
-    try {
-      return await withConnection(
+  return retrying(
+    ({ attempt, perhaps, sent }) => {
+      const waitMs = Math.max(1, Math.ceil(until - performance.now()));
+      return withConnection(
         home,
         async (connection) => {
-          // A client that hands out no connection runs it in a transaction of its own.
           const free = home.database.connect !== undefined;
           await known(home, connection, free);
           return work(connection, { again: perhaps || attempt > 1, waitMs, free });
         },
         sending.ms ?? Math.max(errandMs, waitMs + graceMs),
         // Once it may have been applied, the question is no longer whether it is wanted, but what became of it.
-        { signal: perhaps ? undefined : signal, sent: () => (sent = true), certain: true },
+        { signal: perhaps ? undefined : signal, sent, certain: true },
       );
-    } catch (error) {
-      const why: Why =
-        error instanceof Ended
-          ? error.why
-          : error instanceof NoConnectionError
-            ? "no connection"
-            : classify(home.database, error);
-      if (why === "lost") perhaps ||= sent;
-      const passes = why !== undefined && policy.on.has(why as Failure) && !(once && perhaps);
-      if (!passes || attempt === policy.attempts || (signal?.aborted && !perhaps))
-        throw new Unanswered(why, perhaps, attempt, performance.now() - started, error);
-      await sleep(pause(policy, attempt));
-    }
-  }
+    },
+    {
+      why: (error) => whyOf(home.database, error),
+      on,
+      once,
+      ...(sending.policy && { policy: sending.policy }),
+      perhaps: sending.perhaps ?? false,
+      wanted: (perhaps) => perhaps || !signal?.aborted,
+      failed(error, { why, perhaps, attempts: count }) {
+        throw new Unanswered(why, perhaps, count, performance.now() - started, error);
+      },
+    },
+  );
 }
 
-/** Nothing was done: what it needed was not free in time. `usable`: a transaction that it was part of can go on. */
+/** What is told of a call. */
+function toldOf(home: Home<unknown, Connection>, { names }: About): Told {
+  return { names: names.map((name) => home.show(name)), atCommit: home.known()?.exclusion === "at commit" };
+}
+
+/** Nothing was done: what it needed was not free in time. */
 export function waitedInVain(
   home: Home<unknown, Connection>,
-  { names }: About,
+  about: About,
   waitedMs: number,
   cause: unknown,
-  usable = true,
 ): LockTimeoutError {
-  const keys = names.map((name) => home.show(name));
-  return new LockTimeoutError({ keys, waitedMs: Math.round(waitedMs), holders: [] }, cause, usable);
+  return inVain({ ...toldOf(home, about), waitedMs }, cause);
 }
 
 /** What the caller is told. */
-function explain(error: unknown, about: About, home: Home<unknown, Connection>): unknown {
-  if (!(error instanceof Unanswered)) return error;
-  const { why, perhaps, cause, waitedMs } = error;
-  const { names, id, named = false } = about;
-  if (perhaps && troubles.has(why))
-    return new OutcomeUnknownError(names.map((name) => home.show(name)).join(", "), id, named, cause);
-  switch (why) {
-    case "lock-timeout":
-      return waitedInVain(home, about, waitedMs, cause);
-    case "lost":
-      return new ConnectionLostError(error.attempts, cause);
-    case "late":
-    case "canceled":
-    case "deadline":
-      return new DeadlineExceededError(waitedMs, cause);
-    case "deadlock":
-      return new DeadlockError(error.attempts, cause);
-    case "serialization":
-      return SerializationError.after(error.attempts, cause);
-    case "read-only":
-      return new ReplicaError(cause);
-    default:
-      return cause;
-  }
+export function explain(error: unknown, about: About, home: Home<unknown, Connection>): unknown {
+  const told = toldOf(home, about);
+  if (!(error instanceof Unanswered)) return present(home.database, error, told);
+  const { why, perhaps, cause, waitedMs, attempts: count } = error;
+  const { id, named } = about;
+  return present(
+    home.database,
+    cause,
+    { ...told, attempts: count, waitedMs, ...(perhaps && { perhaps: { id, named } }) },
+    why,
+  );
 }
 
 /** Of one name, by themselves: each that waits takes a connection, here and on the server. */
@@ -253,29 +215,44 @@ const turns = new WeakMap<object, Turns>();
 export async function send<T>(
   home: Home<unknown, Connection>,
   { scope, signal, waitMs }: Place,
-  about: About & Pick<Sending, "ms" | "once">,
+  about: About & Pick<Sending, "ms" | "once" | "on" | "policy">,
   work: Work<T>,
 ): Promise<T> {
   if (scope) {
-    const started = performance.now();
-    try {
-      const answer = await scope.work(async ({ connection }) => {
+    const answer = await scope.work(
+      async ({ connection }) => {
         await known(home, connection, false);
         return work(connection, { again: true, waitMs, free: false });
-      }, signal);
-      if (about.keeps ?? about.locks)
-        for (const name of about.names)
-          scope.section?.took({ kind: "call", name: home.show(name) }, undefined);
-      return answer;
-    } catch (error) {
-      if (classify(home.database, error) !== "lock-timeout" || error instanceof HoldfastError) throw error;
-      throw waitedInVain(home, about, performance.now() - started, error, false);
-    }
+      },
+      signal,
+      about.names,
+    );
+    if (about.keeps ?? about.locks)
+      for (const name of about.names) scope.section?.took({ kind: "call", name: home.show(name) }, undefined);
+    return answer;
   }
+  return home.started.during(about.names[0] ?? "Holdfast", () =>
+    sendApart(home, { signal, waitMs }, about, work),
+  );
+}
+
+async function sendApart<T>(
+  home: Home<unknown, Connection>,
+  { signal, waitMs }: Omit<Place, "scope">,
+  about: About & Pick<Sending, "ms" | "once" | "on" | "policy">,
+  work: Work<T>,
+): Promise<T> {
   signal?.throwIfAborted();
-  const { ms, once, locks = false, names } = about;
+  const { locks = false, names, ms, once, on, policy } = about;
   const started = performance.now();
-  const sending: Sending = { until: started + waitMs, signal, ms, ...(once && { once }) };
+  const sending: Sending = {
+    until: started + waitMs,
+    signal,
+    ms,
+    ...(once && { once }),
+    ...(on && { on }),
+    ...(policy && { policy }),
+  };
   const run = () => attempts(home, sending, work);
   try {
     if (!locks) return await run();
@@ -289,68 +266,5 @@ export async function send<T>(
     if (error.why === "lock-timeout")
       throw waitedInVain(home, about, performance.now() - started, error.cause);
     throw explain(error, about, home);
-  }
-}
-
-/** What a batch needs to know of its calls. */
-export interface Together<Item, Answer> {
-  about(item: Item): About;
-  /** What was applied cannot be found again: nothing is sent a second time that may have been. */
-  readonly once?: boolean;
-  decide(connection: Connection, items: readonly Item[], how: Sent): Promise<readonly Answer[]>;
-}
-
-/**
- * Several calls at once. What the server refuses may be the fault of one of them, and what is lost again and again too: they
- * are sent in halves then, one after the other. Throws `Undone` if nothing of any of them was done for now.
- */
-export async function sendTogether<Item, Answer>(
-  home: Home<unknown, Connection>,
-  together: Together<Item, Answer>,
-  items: readonly Item[],
-  terms: Terms,
-): Promise<(Answer | Failed)[]> {
-  return halves(home, together, items, terms, { first: true, perhaps: false });
-}
-
-async function halves<Item, Answer>(
-  home: Home<unknown, Connection>,
-  together: Together<Item, Answer>,
-  items: readonly Item[],
-  terms: Terms,
-  { first, perhaps }: { readonly first: boolean; readonly perhaps: boolean },
-): Promise<(Answer | Failed)[]> {
-  try {
-    const sending = { ...terms, perhaps, once: together.once ?? false };
-    const answers = await attempts(home, sending, (connection, how) =>
-      together.decide(connection, items, how),
-    );
-    return [...answers];
-  } catch (error) {
-    const failed = (item: Item) => new Failed(explain(error, together.about(item), home));
-    if (!(error instanceof Unanswered)) return items.map(failed);
-    const { why, cause } = error;
-    const several = items.length > 1 && new Set(items.flatMap((item) => together.about(item).names)).size > 1;
-    const waited = why === "lock-timeout";
-    if (first && !error.perhaps) {
-      if (why === "aborted") throw new Undone("aborted", cause);
-      if (waited) throw new Undone(several ? "crowded" : "waited", cause);
-    }
-    const faulty = !troubles.has(why) && (!(cause instanceof HoldfastError) || cause instanceof UsageError);
-    const apart =
-      faulty ||
-      ((why === "lost" || why === "deadlock" || why === "serialization" || (waited && several)) &&
-        performance.now() < terms.until);
-    const never = together.once === true && error.perhaps;
-    if (items.length === 1 || !apart || never || terms.signal.aborted) return items.map(failed);
-    const middle = items.length >> 1;
-    const answers: (Answer | Failed)[] = [];
-    for (const half of [items.slice(0, middle), items.slice(middle)]) {
-      // Whatever is in the way is in everybody's.
-      const over = !faulty && performance.now() >= terms.until;
-      const how = { first: false, perhaps: error.perhaps };
-      answers.push(...(over ? half.map(failed) : await halves(home, together, half, terms, how)));
-    }
-    return answers;
   }
 }

@@ -1,6 +1,22 @@
 import { UnsupportedError } from "./errors.ts";
 import type { Isolation } from "./database.ts";
-import type { RowStrength, TableMode } from "./tables.ts";
+
+/** From the strongest to the weakest. */
+export const rowStrengths = ["update", "no key update", "share", "key share"] as const;
+export type RowStrength = (typeof rowStrengths)[number];
+
+/** From the weakest to the strongest. */
+export const tableModes = [
+  "access share",
+  "row share",
+  "row exclusive",
+  "share update exclusive",
+  "share",
+  "share row exclusive",
+  "exclusive",
+  "access exclusive",
+] as const;
+export type TableMode = (typeof tableModes)[number];
 
 /** A deliberate gap, and its reason. Asking for it throws that reason. */
 export interface Unsupported {

@@ -223,6 +223,9 @@ export type Failure =
   | "not-in-transaction"
   | "read-only"
   | "schema-missing"
+  | "denied"
+  | "full"
+  | "too-many-connections"
   | "lost"
   | "unavailable";
 

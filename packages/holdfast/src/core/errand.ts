@@ -1,12 +1,11 @@
 import type { Beside } from "./beside.ts";
 import type { Capabilities } from "./capabilities.ts";
 import type { Connection, Database, Purpose } from "./database.ts";
-import { NoConnectionError } from "./errors.ts";
+import { HoldfastError, NoConnectionError } from "./errors.ts";
 import { classify, explained } from "./failure.ts";
 import { runInClient } from "./in-client.ts";
 import { Silence, graceMs, within } from "./interrupt.ts";
-import { pause, retryPolicy } from "./retry.ts";
-import { sleep } from "./wait.ts";
+import { isOpaque } from "./thrown.ts";
 
 export const errandMs = 10_000;
 
@@ -58,38 +57,6 @@ export function withConnection<Native, C extends Connection, T>(
   return beside ? beside.ours(run) : run();
 }
 
-/**
- * Runs an errand again after a failure that may pass. What it did before its answer was lost must be found by the next
- * run, not done twice: ids make it so. Without them: only `undone`, what the server has rolled back.
- */
-export async function again<T>(
-  database: Database<unknown, Connection>,
-  work: () => Promise<T>,
-  on: typeof passes = passes,
-): Promise<T> {
-  const policy = retryPolicy(undefined);
-  for (let attempt = 1; ; attempt++) {
-    try {
-      return await work();
-    } catch (error) {
-      if (!on(database, error) || attempt === policy.attempts) throw error;
-      await sleep(pause(policy, attempt));
-    }
-  }
-}
-
-/** Whether the server has rolled it back for the sake of others: nothing of it was done. */
-export function undone(database: Database<unknown, Connection>, error: unknown): boolean {
-  const failure = classify(database, error);
-  return failure === "deadlock" || failure === "serialization";
-}
-
-/** Whether an error means that the same may well succeed now. */
-export function passes(database: Database<unknown, Connection>, error: unknown): boolean {
-  const failure = classify(database, error);
-  return failure !== undefined && retryPolicy(undefined).on.has(failure);
-}
-
 interface Errand<C extends Connection, T> {
   readonly errand: (connection: C) => Promise<T>;
   readonly asking: ((connection: C) => Promise<unknown>) | undefined;
@@ -113,15 +80,16 @@ async function onConnection<Native, C extends Connection, T>(
     caller?.removeEventListener("abort", giveUp);
   };
   const refused = (error: unknown) => {
-    if (error !== signal.reason) return error;
-    return caller?.aborted ? new Ended("aborted", caller.reason) : new NoConnectionError(errandMs);
+    if (error === signal.reason)
+      return caller?.aborted ? new Ended("aborted", caller.reason) : new NoConnectionError(errandMs);
+    return error;
   };
   const purpose: Purpose = { use: "session", locks: [], wait: 5000, signal };
   if (database.connect) {
     const pinned = await database
       .connect(purpose)
       .catch((error: unknown) => {
-        throw refused(error);
+        throw notConnected(database, refused(error));
       })
       .finally(got);
     const { connection } = pinned;
@@ -143,9 +111,9 @@ async function onConnection<Native, C extends Connection, T>(
       await within(graceMs, released).catch(() => {});
     }
   }
-  let value: { result: T } | undefined;
   const endsAt = performance.now() + ms;
-  await runInClient(
+  let entered = false;
+  return runInClient(
     database,
     {
       use: "session",
@@ -158,19 +126,28 @@ async function onConnection<Native, C extends Connection, T>(
     },
     { signal, leftMs: () => Math.max(0, endsAt - performance.now()) },
     async ({ connection }) => {
+      entered = true;
       got();
       // What throws here is rolled back by the client.
       const terms = { ms, signal: caller, certain, rolledBack: true, onSilence: () => {} };
       const running = asking ? asking(connection).then(() => errand(connection)) : errand(connection);
-      value = { result: await answered(database, connection, running, terms) };
+      const value = await answered(database, connection, running, terms);
       sent?.();
+      return value;
     },
   )
     .catch((error: unknown) => {
-      throw refused(error);
+      throw entered ? refused(error) : notConnected(database, refused(error));
     })
     .finally(got);
-  return (value as unknown as { result: T }).result;
+}
+
+/** In words of the client's own, such as those of a pool that was closed. */
+export function notConnected(source: Pick<Database, "engine" | "unwrap">, error: unknown): unknown {
+  const ours = isOpaque(error) || error instanceof HoldfastError || error instanceof Ended;
+  return ours || classify(source, error) || explained(source, error) !== error
+    ? error
+    : NoConnectionError.refused(error);
 }
 
 interface Answering {

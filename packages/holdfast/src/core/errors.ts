@@ -1,5 +1,3 @@
-import type { LockRequest } from "./key.ts";
-import type { HazardKind } from "./section.ts";
 import { message } from "./thrown.ts";
 
 export { message };
@@ -59,8 +57,11 @@ function named(keys: readonly string[]): string {
   return keys.length === 1 ? `lock ${keys[0]}` : `locks ${keys.join(", ")}`;
 }
 
-export function keyNames(requests: readonly LockRequest[], show = (name: string) => name): string[] {
-  return requests.map(({ key, mode }) => (mode === "shared" ? `${show(key.name)} (shared)` : show(key.name)));
+/** What happened to what: of a call that has a name. */
+function told(what: string | undefined, text: string): string {
+  return what === undefined || what === ""
+    ? text
+    : `${what}: ${text.slice(0, 1).toLowerCase()}${text.slice(1)}`;
 }
 
 const ruined =
@@ -122,11 +123,14 @@ export class FileBusyError extends HoldfastError {
 }
 
 export class DeadlockError extends HoldfastError {
-  constructor(attempts: number, cause: unknown) {
+  constructor(attempts: number, cause: unknown, what?: string) {
     super(
       "HF_DEADLOCK",
-      `The server ended this transaction to break a deadlock${attempts === 1 ? "" : `, ${attempts} times in a row`}. ` +
-        `Take what is locked in one call (\`lock: [a, b]\`), so that everybody takes it in the same order.`,
+      told(
+        what,
+        `The server ended this transaction to break a deadlock${attempts === 1 ? "" : `, ${attempts} times in a row`}. ` +
+          `Take what is locked in one call (\`lock: [a, b]\`), so that everybody takes it in the same order.`,
+      ),
       { retryable: true, cause },
     );
   }
@@ -138,17 +142,23 @@ export class SerializationError extends HoldfastError {
   }
 
   /** Where locks exclude at COMMIT only. */
-  static atCommit(attempts: number, cause: unknown): SerializationError {
+  static atCommit(attempts: number, cause: unknown, what?: string): SerializationError {
     return new SerializationError(
-      `Another node committed first${attempts === 1 ? "" : `, ${attempts} times in a row`}: locks exclude at COMMIT only on this cluster. Nothing was kept. ` +
-        `Allow more attempts (\`retry: { attempts }\`), or send those who want the same key to one node.`,
+      told(
+        what,
+        `Another node committed first${attempts === 1 ? "" : `, ${attempts} times in a row`}: locks exclude at COMMIT only on this cluster. Nothing was kept. ` +
+          `Allow more attempts (\`retry: { attempts }\`), or send those who want the same key to one node.`,
+      ),
       cause,
     );
   }
 
-  static after(attempts: number, cause: unknown): SerializationError {
+  static after(attempts: number, cause: unknown, what?: string): SerializationError {
     return new SerializationError(
-      `A concurrent transaction changed what this one had read${attempts === 1 ? "" : `, ${attempts} times in a row`}. Lock what you check before you read it, or allow more attempts (\`retry: { attempts }\`).`,
+      told(
+        what,
+        `A concurrent transaction changed what this one had read${attempts === 1 ? "" : `, ${attempts} times in a row`}. Lock what you check before you read it, or allow more attempts (\`retry: { attempts }\`).`,
+      ),
       cause,
     );
   }
@@ -156,21 +166,29 @@ export class SerializationError extends HoldfastError {
 
 /** A node of a cluster that takes no statements: it has lost the others, or has not caught up with them. */
 export class ServerUnavailableError extends HoldfastError {
-  constructor(attempts: number, cause: unknown) {
+  constructor(attempts: number, cause: unknown, what?: string) {
     super(
       "HF_UNAVAILABLE",
-      `The server takes no statements for now (attempt ${attempts}): ${message(cause)}. It is a node of a cluster that has lost the others, or ` +
-        `has not caught up with them. Nothing was kept. Connect to another node, or try again later.`,
+      told(
+        what,
+        `The server takes no statements for now (attempt ${attempts}): ${message(cause)}. It is a node of a cluster that has lost the others, or ` +
+          `has not caught up with them. Nothing was kept. Connect to another node, or try again later.`,
+      ),
       { retryable: true, cause },
     );
   }
 }
 
 export class ConnectionLostError extends HoldfastError {
-  constructor(attempts: number, cause: unknown) {
+  constructor(attempts: number, cause: unknown, what?: string) {
     super(
       "HF_CONNECTION_LOST",
-      `The connection was lost before the transaction was committed (attempt ${attempts}): ${message(cause)}. Nothing was kept.`,
+      told(
+        what,
+        what === undefined
+          ? `The connection was lost before the transaction was committed (attempt ${attempts}): ${message(cause)}. Nothing was kept.`
+          : `The connection was lost, or could not be made (attempt ${attempts}): ${message(cause)}. Nothing was kept. Try again when the server is there.`,
+      ),
       { retryable: true, cause },
     );
   }
@@ -179,11 +197,14 @@ export class ConnectionLostError extends HoldfastError {
 /** The transaction ran longer than its `deadline`; it was rolled back. */
 export class DeadlineExceededError extends HoldfastError {
   readonly deadlineMs: number;
-  constructor(deadlineMs: number, cause?: unknown, state = "") {
+  constructor(deadlineMs: number, cause?: unknown, state = "", what?: string) {
     super(
       "HF_DEADLINE",
-      `The transaction did not end within its deadline of ${deadlineMs} ms (or a shorter limit that the server has) and ` +
-        `was rolled back${state === "" ? "" : `; ${state}`}. Do slow work outside of it, or set \`deadline\`.`,
+      what === undefined
+        ? `The transaction did not end within its deadline of ${deadlineMs} ms (or a shorter limit that the server has) and ` +
+            `was rolled back${state === "" ? "" : `; ${state}`}. Do slow work outside of it, or set \`deadline\`.`
+        : `${what}: there was no answer after ${deadlineMs} ms, and it was ended, by its own limit or by one that the server has (${message(cause)}). ` +
+            `Nothing was kept. Try again, or give it more time, e.g. with a longer limit of the server's.`,
       { cause },
     );
     this.deadlineMs = deadlineMs;
@@ -195,13 +216,70 @@ export class DeadlineExceededError extends HoldfastError {
   }
 }
 
-/** The pool had no connection to give. */
+/** There was no connection to be had. */
 export class NoConnectionError extends HoldfastError {
-  constructor(waitedMs: number, cause?: unknown) {
+  constructor(waitedMs: number | undefined, cause?: unknown, detail?: string) {
     super(
       "HF_NO_CONNECTION",
-      `The pool gave no connection for ${waitedMs} ms: all of them are in use. Make the pool larger, or hold connections for a shorter time.`,
+      detail ??
+        `The pool gave no connection for ${waitedMs} ms: all of them are in use. Make the pool larger, or hold connections for a shorter time.`,
       { retryable: true, cause },
+    );
+  }
+
+  /** The client, or the server, said why. */
+  static refused(cause: unknown): NoConnectionError {
+    return new NoConnectionError(
+      undefined,
+      cause,
+      `No connection could be had: ${message(cause)}. Nothing was sent. Is the client closed, or its address wrong? Does the server take more connections?`,
+    );
+  }
+
+  /** The same, saying for what. */
+  about(what: string | undefined): NoConnectionError {
+    return new NoConnectionError(undefined, this.cause, told(what, this.message));
+  }
+}
+
+/** The server does not let this user do it. */
+export class AccessDeniedError extends HoldfastError {
+  constructor(what: string | undefined, cause: unknown) {
+    super(
+      "HF_ACCESS_DENIED",
+      told(
+        what,
+        `The server does not let this user do it: ${message(cause)}. Nothing was kept. Grant the rights to it (Holdfast's own tables and routines included), or connect as a user that has them.`,
+      ),
+      { cause },
+    );
+  }
+}
+
+/** The server has no room left: on its disk, in its memory. */
+export class ServerFullError extends HoldfastError {
+  constructor(what: string | undefined, cause: unknown) {
+    super(
+      "HF_SERVER_FULL",
+      told(
+        what,
+        `The server has no room left: ${message(cause)}. Nothing was kept. Make room for it, then try again.`,
+      ),
+      { cause },
+    );
+  }
+}
+
+/** A statement of Holdfast's own failed in a way that it has no better word for: see `cause`. */
+export class StatementError extends HoldfastError {
+  constructor(what: string | undefined, cause: unknown) {
+    super(
+      "HF_STATEMENT",
+      told(
+        what,
+        `A statement failed: ${message(cause)}. Nothing of it was kept. The cause has the server's, or the client's, own words.`,
+      ),
+      { cause },
     );
   }
 }
@@ -263,10 +341,13 @@ export class NotInTransactionError extends HoldfastError {
 }
 
 export class ReplicaError extends HoldfastError {
-  constructor(cause?: unknown) {
+  constructor(cause?: unknown, what?: string) {
     super(
       "HF_REPLICA",
-      "This connection leads to a read-only replica: a lock taken there excludes nobody on the primary. Connect to the primary.",
+      what === undefined
+        ? "This connection leads to a read-only replica: a lock taken there excludes nobody on the primary. Connect to the primary."
+        : `${what}: nothing can be written here: ${message(cause)}. Either the connection leads to a read-only replica: connect to the primary. Or its ` +
+            `transaction, its user or its database is read only: open one that writes.`,
       { cause },
     );
   }
@@ -439,6 +520,23 @@ export class WrongConnectionError extends HoldfastError {
     );
   }
 }
+
+export const hazardKinds = [
+  "fetch",
+  "http",
+  "socket",
+  "dns",
+  "timer",
+  "process",
+  "prompt",
+  "connection",
+  "pool",
+  "late",
+  "order",
+] as const;
+
+/** What should not be done, or waited for, while locks are held. */
+export type HazardKind = (typeof hazardKinds)[number];
 
 /** What was done, or waited for, while locks were held. With `hazards: "throw"` the transaction fails with it. */
 export class HazardError extends HoldfastError {

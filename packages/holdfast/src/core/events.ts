@@ -1,8 +1,14 @@
 import { type TracingChannel, channel, tracingChannel } from "node:diagnostics_channel";
 import type { Reason } from "./database.ts";
-import type { Made } from "./made.ts";
 import type { Migrated } from "./routine.ts";
 import type { HazardKind } from "./section.ts";
+
+/** What has a name in this process. */
+export interface Made {
+  readonly kind: "leader" | "queue" | "quota" | "schedule" | "versioned";
+  /** As figures show it; of what is `versioned`, the table's. */
+  readonly name: string;
+}
 
 /** Whoever held the first has asked for the second. */
 export interface OrderStep {

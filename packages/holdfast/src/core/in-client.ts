@@ -10,17 +10,19 @@ import { isError } from "./thrown.ts";
 /** So long a client may take to notice that its session was ended, and to give back what it had. */
 const noticeMs = 1000;
 
-export async function runInClient<Native, C extends Connection>(
+/** Resolves to what the body returned, once the client has committed it. */
+export async function runInClient<Native, C extends Connection, T>(
   database: Database<Native, C>,
   options: Omit<ClientTransaction, "signal" | "taken" | "timeoutMs">,
   { signal, leftMs }: { readonly signal: AbortSignal; leftMs(): number },
-  body: (lent: Lent<Native, C>) => Promise<void>,
-): Promise<void> {
+  body: (lent: Lent<Native, C>) => Promise<T>,
+): Promise<T> {
   const transaction = database.transaction as NonNullable<typeof database.transaction>;
   let drop: (() => void) | undefined;
   let entered = false;
   /** Nobody waits any more. */
   let left: { readonly error: unknown } | undefined;
+  let returned: { readonly value: T } | undefined;
   let thrown: { readonly error: unknown } | undefined;
   let timer: NodeJS.Timeout | undefined;
   let leave!: (error: unknown) => void;
@@ -62,7 +64,7 @@ export async function runInClient<Native, C extends Connection>(
       entered = true;
       clearTimeout(timer);
       try {
-        await body(lent);
+        returned = { value: await body(lent) };
         atMost(leftMs() + graceMs, new Silence());
       } catch (error) {
         thrown = { error };
@@ -77,6 +79,7 @@ export async function runInClient<Native, C extends Connection>(
   running.catch(() => {});
   try {
     await Promise.race([running, leaving]);
+    return (returned as unknown as { readonly value: T }).value;
   } catch (error) {
     // If ROLLBACK fails too, or a client has words of its own, it is still the body's error that there is to tell.
     throw thrown ? thrown.error : error;

@@ -202,3 +202,8 @@ export function wanted(options: { readonly lock?: Lockable | readonly Lockable[]
   if (options.lock === undefined) throw bad("`lock` is undefined: leave it out to take no lock");
   return canonical(options.lock);
 }
+
+/** As errors and events show them. */
+export function keyNames(requests: readonly LockRequest[], show = (name: string) => name): string[] {
+  return requests.map(({ key, mode }) => (mode === "shared" ? `${show(key.name)} (shared)` : show(key.name)));
+}

@@ -1,11 +1,7 @@
 /** What has a name in this process: also for those who begin to listen when it is there already. */
-import { emit } from "./events.ts";
+import { type Made, emit } from "./events.ts";
 
-export interface Made {
-  readonly kind: "leader" | "queue" | "quota" | "schedule" | "versioned";
-  /** As figures show it; of what is `versioned`, the table's. */
-  readonly name: string;
-}
+export type { Made } from "./events.ts";
 
 /** A leader of this process, or one that would be. */
 export interface Candidate extends Made {

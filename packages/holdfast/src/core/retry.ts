@@ -73,7 +73,94 @@ export interface OwnRetryOptions extends Omit<RetryOptions, "on"> {
   readonly signal?: AbortSignal | undefined;
 }
 
-/** `failureOf`: what an error means, if it may be retried at all. `atCommit`: whether locks exclude at COMMIT only. */
+/** One run of work that may be run again. */
+export interface Run {
+  /** 1 on the first. */
+  readonly attempt: number;
+  /** An earlier one may have been kept although its answer was lost. */
+  readonly perhaps: boolean;
+  /** To be called before anything is on its way that may be kept. */
+  sent(): void;
+}
+
+/** How it ended that was not run again. */
+export interface GivenUp<Why extends string> {
+  readonly why: Why | undefined;
+  readonly attempts: number;
+  /** One of them may have been kept although its answer was lost. */
+  readonly perhaps: boolean;
+}
+
+export interface Retrying<Why extends string> {
+  /** What an error means; undefined: nothing that passes. */
+  why(error: unknown): Why | undefined;
+  /** Of these it is run again. */
+  readonly on: ReadonlySet<string>;
+  readonly policy?: RetryPolicy;
+  /** How often at the most, the first run included. Default: the policy's. */
+  readonly attempts?: number | ((why: Why) => number);
+  /** Milliseconds before the next run. Default: the policy's. */
+  pauseMs?(attempt: number): number;
+  /** By the clock that never jumps: more often than `attempts`, if it is before this; */
+  readonly wantedUntil?: number | undefined;
+  /** and never after that. */
+  readonly until?: number | undefined;
+  /** Rejects with its reason, also in a pause. */
+  readonly signal?: AbortSignal | undefined;
+  /** Whether it is still to be run again. */
+  wanted?(perhaps: boolean): boolean;
+  /** What was kept cannot be found again by the next run: what may have been kept is not run again. */
+  readonly once?: boolean;
+  /** It was sent before. */
+  readonly perhaps?: boolean;
+  /** Before each pause. */
+  again?(next: { readonly why: Why; readonly attempt: number; readonly delayMs: number }): void;
+  /** Throws what is told in the end. Default: the error. */
+  failed?(error: unknown, ended: GivenUp<Why>): Promise<void>;
+}
+
+const usual = retryPolicy(undefined);
+
+/** What may well succeed if it is done again. */
+export const passing: ReadonlySet<Failure> = usual.on;
+
+/** The same, of what the server has rolled back: nothing of it was done. */
+export const rolledBack: ReadonlySet<Failure> = new Set(undone);
+
+/**
+ * Runs work until it succeeds, or fails for good. What it did before its answer was lost must be found by the next run, and not
+ * done twice: ids make it so. Without them: `once`, or only what the server has `rolledBack`.
+ */
+export async function retrying<T, Why extends string>(
+  work: (run: Run) => Promise<T>,
+  how: Retrying<Why>,
+): Promise<T> {
+  const { policy = usual, attempts = policy.attempts, until = Infinity, wantedUntil = 0, signal } = how;
+  let perhaps = how.perhaps ?? false;
+  for (let attempt = 1; ; attempt++) {
+    signal?.throwIfAborted();
+    let sent = false;
+    try {
+      return await work({ attempt, perhaps, sent: () => void (sent = true) });
+    } catch (error) {
+      const why = how.why(error);
+      if (why === "lost") perhaps ||= sent;
+      const delayMs = how.pauseMs?.(attempt) ?? pause(policy, attempt);
+      const next = performance.now() + delayMs;
+      const passes = why !== undefined && how.on.has(why) && !(how.once && perhaps);
+      const most = passes && typeof attempts === "function" ? attempts(why) : (attempts as number);
+      const enough = next > until || (attempt >= most && next > wantedUntil);
+      if (!passes || enough || how.wanted?.(perhaps) === false) {
+        await how.failed?.(error, { why, attempts: attempt, perhaps });
+        throw error;
+      }
+      how.again?.({ why, attempt, delayMs });
+      await sleep(delayMs, signal);
+    }
+  }
+}
+
+/** `hf.retry`. `failureOf`: what an error means, if it may be retried at all. `atCommit`: whether locks exclude at COMMIT only. */
 export async function retried<T>(
   work: (attempt: number) => Promise<T>,
   { on = [], signal, ...options }: OwnRetryOptions,
@@ -84,16 +171,34 @@ export async function retried<T>(
   for (const extra of on)
     if (extra !== "lock-timeout" && extra !== "lost")
       throw new UsageError(`on may add "lock-timeout" and "lost", not ${JSON.stringify(extra)}`);
-  const kinds = new Set<Failure>([...undone, ...on]);
-  for (let attempt = 1; ; attempt++) {
-    signal?.throwIfAborted();
-    try {
-      return await work(attempt);
-    } catch (error) {
-      const failure = failureOf(error);
-      const most = atCommit() ? policy.attemptsAtCommit : policy.attempts;
-      if (attempt >= most || failure === undefined || !kinds.has(failure)) throw error;
-      await sleep(pause(policy, attempt), signal);
-    }
+  return retrying(({ attempt }) => work(attempt), {
+    why: failureOf,
+    on: new Set<Failure>([...undone, ...on]),
+    policy,
+    attempts: () => (atCommit() ? policy.attemptsAtCommit : policy.attempts),
+    signal,
+  });
+}
+
+/** Pauses of what goes on for ever whatever happens: longer with each failure in a row, and not the same for everybody. */
+export class Pauses {
+  readonly #least: number;
+  readonly #most: number;
+  #failures = 0;
+
+  constructor(least: number, most: number) {
+    this.#least = least;
+    this.#most = most;
+  }
+
+  /** Milliseconds, after one more failure. */
+  next(): number {
+    const ms = Math.min(this.#most, this.#least * 2 ** Math.min(this.#failures++, 31));
+    return ms * (0.5 + Math.random());
+  }
+
+  /** It went well. */
+  reset(): void {
+    this.#failures = 0;
   }
 }

@@ -6,23 +6,16 @@ import {
   require,
   requireHeld,
 } from "./capabilities.ts";
-import type { Connection, Database, Isolation, Reason, Result, Row, Wait } from "./database.ts";
+import type { Connection, Database, Failure, Isolation, Reason, Result, Row, Wait } from "./database.ts";
 import { emit, traced } from "./events.ts";
-import {
-  NotInTransactionError,
-  ShardError,
-  StrategyError,
-  TransactionAbortedError,
-  UnsupportedError,
-  UsageError,
-  keyNames,
-} from "./errors.ts";
+import { NotInTransactionError, ShardError, StrategyError, UnsupportedError, UsageError } from "./errors.ts";
 import type { Holder } from "./errors.ts";
 import { classify } from "./failure.ts";
 import { type Inside, apart } from "./inside.ts";
 import { interruptible } from "./interrupt.ts";
-import { type LockRequest, type Lockable, canonical, wanted } from "./key.ts";
+import { type LockRequest, type Lockable, canonical, keyNames, wanted } from "./key.ts";
 import { checkCall, checkNames, checkSignal } from "./options.ts";
+import { present } from "./present.ts";
 import { Queue } from "./queue.ts";
 import { refusal } from "./refused.ts";
 import { undone } from "./retry.ts";
@@ -377,8 +370,15 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     return this.#home.rows.table(this, name, mode, options);
   }
 
-  /** Runs statements of ours on the transaction's connection, one such call at a time, until the signal aborts. */
-  async work<T>(run: (work: Work<C>) => Promise<T>, signal?: AbortSignal): Promise<T> {
+  /**
+   * Runs statements of ours on the transaction's connection, one such call at a time, until the signal aborts. `names`: what
+   * they are about, for people; without: tables of the caller's.
+   */
+  async work<T>(
+    run: (work: Work<C>) => Promise<T>,
+    signal?: AbortSignal,
+    names?: readonly string[],
+  ): Promise<T> {
     const scope = this.here();
     scope.#assertOpen();
     return scope.#queue.run(async () => {
@@ -387,11 +387,13 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
       const own = scope.signal;
       const capabilities = scope.#home.known() ?? (await scope.#home.capabilities(connection));
       const abort = signal ? AbortSignal.any([signal, own]) : own;
+      const started = performance.now();
       try {
         const work = () => run({ connection, capabilities, joined, signal: abort, section });
         return await interruptible(connection, abort, () => (section ? sections.leave(work) : work()));
       } catch (error) {
-        throw scope.#explain(error);
+        if (abort.aborted && error === abort.reason) throw error;
+        throw scope.#explain(error, names, performance.now() - started);
       }
     }, signal);
   }
@@ -423,7 +425,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     signal?: AbortSignal,
     asked?: string,
   ): Promise<{ reason: Reason; usable: boolean; waitedMs: number; cause?: unknown } | undefined> {
-    return this.work(async ({ connection, joined, signal: abort, section }) => {
+    const run = async ({ connection, joined, signal: abort, section }: Work<C>) => {
       // In a joined transaction the caller may roll back to savepoints of its own: what we took may be gone, so ask again.
       const missing = joined ? requests : requests.filter((request) => !this.has(request));
       if (missing.length === 0) return undefined;
@@ -462,19 +464,30 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
       if (locked) section?.took(locked, site);
       emit("holdfast:lock:granted", () => ({ locks: names(), waitedMs }));
       return undefined;
-    }, signal);
+    };
+    return this.work(run, signal, keyNames(requests));
   }
 
-  #explain(error: unknown): unknown {
-    const failure = classify(this.#home.database, error);
-    if (failure === "aborted") return new TransactionAbortedError(error);
+  /** What is told of a statement of ours that failed. What it means for the transaction stays known to it. */
+  #explain(error: unknown, names?: readonly string[], waitedMs = 0): unknown {
+    const { database, show } = this.#home;
+    const failure = classify(database, error);
     if (failure === "not-in-transaction") {
       return new NotInTransactionError(
         "this client is in no transaction, so a lock would be gone at once. BEGIN first, or use hf.transaction(…).",
         error,
       );
     }
-    return error;
+    const shown = present(database, error, {
+      names: (names ?? []).map((name) => show(name)),
+      theirs: names === undefined,
+      waitedMs,
+      inside: true,
+      attempts: this.attempt,
+      atCommit: this.#home.known()?.exclusion === "at commit",
+    });
+    if (shown !== error && failure !== undefined) meanings.set(shown as object, { failure, root: this.root });
+    return shown;
   }
 
   async query<R extends Row = Row>(statement: Statement): Promise<R[]> {
@@ -569,6 +582,15 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     if (readOnly === false && outerReadOnly)
       throw new UsageError("A nested transaction cannot write: the outer one is read only.");
   }
+}
+
+/** Of errors that were told by a transaction's own calls. */
+const meanings = new WeakMap<object, { readonly failure: Failure; readonly root: object }>();
+
+/** What an error of ours means for the transaction, if it is one of its own statements that failed. */
+export function failureWithin(root: object | undefined, error: object): Failure | undefined {
+  const meaning = meanings.get(error);
+  return meaning && meaning.root === root ? meaning.failure : undefined;
 }
 
 export function checkSupport(

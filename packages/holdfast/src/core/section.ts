@@ -3,25 +3,11 @@
  * does, if the instance is to be watched.
  */
 import { Inside } from "./inside.ts";
+import type { HazardKind } from "./errors.ts";
 import type { LockRequest } from "./key.ts";
 import type { Site } from "./site.ts";
 
-export const hazardKinds = [
-  "fetch",
-  "http",
-  "socket",
-  "dns",
-  "timer",
-  "process",
-  "prompt",
-  "connection",
-  "pool",
-  "late",
-  "order",
-] as const;
-
-/** What should not be done, or waited for, while locks are held. */
-export type HazardKind = (typeof hazardKinds)[number];
+export { type HazardKind, hazardKinds } from "./errors.ts";
 
 /** What one call locks. */
 export type Locked =

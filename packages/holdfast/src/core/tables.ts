@@ -1,25 +1,10 @@
 /** What an engine does with the caller's own tables: the contract behind row locks, table locks and versions. */
-import type { Capabilities } from "./capabilities.ts";
+import type { Capabilities, RowStrength, TableMode } from "./capabilities.ts";
 import type { Connection, Grant, Row, Wait } from "./database.ts";
 import type { Holder } from "./errors.ts";
 import type { Identifier, Statement } from "./sql.ts";
 
-/** From the strongest to the weakest. */
-export const rowStrengths = ["update", "no key update", "share", "key share"] as const;
-export type RowStrength = (typeof rowStrengths)[number];
-
-/** From the weakest to the strongest. */
-export const tableModes = [
-  "access share",
-  "row share",
-  "row exclusive",
-  "share update exclusive",
-  "share",
-  "share row exclusive",
-  "exclusive",
-  "access exclusive",
-] as const;
-export type TableMode = (typeof tableModes)[number];
+export { type RowStrength, type TableMode, rowStrengths, tableModes } from "./capabilities.ts";
 
 /** What the catalog says of a table. */
 export interface TableShape {

@@ -1,19 +1,17 @@
 import { require, requireHeld } from "./capabilities.ts";
 import { Deadline } from "./deadline.ts";
-import { withConnection } from "./errand.ts";
-import type { Begun, Connection, Isolation, Open, Pinned, Wait } from "./database.ts";
+import { notConnected, withConnection } from "./errand.ts";
+import type { Begun, Connection, Failure, Isolation, Open, Pinned, Wait } from "./database.ts";
 import { type Traces, emit, traced } from "./events.ts";
 import {
   CommitUnknownError,
   ConnectionLostError,
   DeadlineExceededError,
-  DeadlockError,
   FileBusyError,
   HoldfastError,
   LockTimeoutError,
   PoolExhaustedError,
   SerializationError,
-  ServerUnavailableError,
   TransactionAbortedError,
   UsageError,
   WrongConnectionError,
@@ -22,9 +20,11 @@ import { chain, classify, explained, waited } from "./failure.ts";
 import { runInClient } from "./in-client.ts";
 import { graceMs, interruptible, within } from "./interrupt.ts";
 import type { LockRequest, Lockable } from "./key.ts";
+import { present } from "./present.ts";
 import { Refused, refusal } from "./refused.ts";
-import { type RetryOptions, type RetryPolicy, pause, undone } from "./retry.ts";
-import { type Home, Scope, type Transaction, checkSupport, stillKept } from "./scope.ts";
+import { asWritten } from "./replay.ts";
+import { type RetryOptions, type RetryPolicy, retrying, undone } from "./retry.ts";
+import { type Home, Scope, type Transaction, checkSupport, failureWithin, stillKept } from "./scope.ts";
 import { type Locked, type Section, sections } from "./section.ts";
 import type { Site } from "./site.ts";
 import { isOpaque } from "./thrown.ts";
@@ -76,6 +76,19 @@ const serverGraceMs = 250;
 const singleGraceMs = bodyGraceMs + 1000;
 const resolveMs = 15_000;
 
+/** As the caller wrote it. */
+const written = ({ key, mode }: LockRequest): LockRequest => ({ key: asWritten(key), mode });
+
+/** Of what a body threw, these are told in words of ours. */
+const told: ReadonlySet<Failure> = new Set<Failure>([
+  "deadlock",
+  "serialization",
+  "unavailable",
+  "lost",
+  "deadline",
+  "aborted",
+]);
+
 /** How a body ended that is to be committed: `thrown`, its work is undone, and only its locks are. */
 type Ended<T> = { readonly value: T } | { readonly thrown: unknown };
 
@@ -101,40 +114,40 @@ async function runAttempts<Native, C extends Connection, T>(
   told: Traces["holdfast:transaction"] | undefined,
 ): Promise<T> {
   const deadline = new Deadline(plan.deadlineMs, plan.signal);
+  const { retry } = plan;
+  const locks = () => home.names(plan.locks);
   let before: { failure: string; delayMs: number } | undefined;
+  let run!: Attempt<Native, C>;
   try {
-    for (let attempt = 1; ; attempt++) {
-      const run = new Attempt(home, plan, deadline, attempt);
-      try {
-        if (!before) return await run.execute(body);
+    return await retrying(
+      ({ attempt }) => {
+        run = new Attempt(home, plan, deadline, attempt);
+        if (!before) return run.execute(body);
         if (told) told.attempts = attempt;
         const why = before;
-        return await traced(
+        return traced(
           "holdfast:retry",
-          () => ({ attempt, locks: home.names(plan.locks), ...why }),
+          () => ({ attempt, locks: locks(), ...why }),
           () => run.execute(body),
         );
-      } catch (error) {
-        const failure = run.failure(error);
-        const { retry } = plan;
-        const conflict = failure && undone.includes(failure) && isAtCommit(home);
-        const giveUp =
-          deadline.signal.aborted ||
-          attempt >= (conflict ? retry.attemptsAtCommit : retry.attempts) ||
-          !failure ||
-          !retry.on.has(failure);
-        if (giveUp) throw (await run.present(error)).error;
-        const delayMs = pause(plan.retry, attempt);
-        emit("holdfast:transaction:retry", () => ({
-          attempt,
-          locks: home.names(plan.locks),
-          failure: failure as string,
-          delayMs,
-        }));
-        before = { failure, delayMs };
-        await sleep(delayMs, deadline.signal);
-      }
-    }
+      },
+      {
+        why: (error) => run.failure(error),
+        on: retry.on,
+        policy: retry,
+        attempts: (failure) =>
+          undone.includes(failure) && isAtCommit(home) ? retry.attemptsAtCommit : retry.attempts,
+        wanted: () => !deadline.signal.aborted,
+        signal: deadline.signal,
+        again({ why: failure, attempt, delayMs }) {
+          emit("holdfast:transaction:retry", () => ({ attempt, locks: locks(), failure, delayMs }));
+          before = { failure, delayMs };
+        },
+        async failed(error) {
+          throw (await run.present(error)).error;
+        },
+      },
+    );
   } finally {
     deadline.clear();
   }
@@ -188,10 +201,11 @@ class Attempt<Native, C extends Connection> {
     // An ORM wraps what is thrown in its callbacks.
     const own = [...chain(error)].find((each) => each instanceof HoldfastError);
     if (own instanceof LockTimeoutError || own instanceof FileBusyError) return "lock-timeout";
-    if (own && !(own instanceof ConnectionLostError)) return undefined;
+    const within = own && failureWithin(this.#scope, own);
+    if (own && !within && !(own instanceof ConnectionLostError)) return undefined;
     // A body talks to others too: that one of them hung up says nothing of our connection.
     const sockets = this.#thrown !== error || this.#connection?.lost.aborted === true;
-    const failure = classify(database, error, sockets);
+    const failure = within ?? classify(database, error, sockets);
     // What was not to wait is not to wait now.
     if (failure === "lock-timeout" && waited(database, error, this.#home.known()?.flavour) !== true)
       return undefined;
@@ -630,25 +644,21 @@ class Attempt<Native, C extends Connection> {
     // An ORM wraps what its driver throws, and so what the guard throws in its place.
     const guard = misuse(error);
     if (guard) return guard;
-    switch (this.failure(error)) {
-      case "deadlock":
-        return isAtCommit(this.#home)
-          ? SerializationError.atCommit(this.#attempt, error)
-          : new DeadlockError(this.#attempt, error);
-      case "serialization":
-        return isAtCommit(this.#home)
-          ? SerializationError.atCommit(this.#attempt, error)
-          : SerializationError.after(this.#attempt, error);
-      case "unavailable":
-        return new ServerUnavailableError(this.#attempt, error);
-      case "lost":
-        return new ConnectionLostError(this.#attempt, error);
-      case "deadline":
-        return new DeadlineExceededError(this.#deadline.ms, error);
-      case "aborted":
-        return new TransactionAbortedError(error);
-      default:
-        return this.#thrown === error ? error : explained(this.#home.database, error);
-    }
+    const { database } = this.#home;
+    const failure = this.failure(error);
+    const dealtWith = failure !== undefined && told.has(failure);
+    // What the body threw is the caller's own, and so is what its COMMIT brings to light.
+    if (!dealtWith && this.#scope) return this.#thrown === error ? error : explained(database, error);
+    return present(
+      database,
+      notConnected(database, error),
+      {
+        names: dealtWith && this.#scope ? [] : this.#home.names(this.#plan.locks.map(written)),
+        attempts: this.#attempt,
+        waitedMs: this.#deadline.ms,
+        atCommit: isAtCommit(this.#home),
+      },
+      failure,
+    );
   }
 }

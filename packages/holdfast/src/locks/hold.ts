@@ -11,8 +11,11 @@ import type { Connection, Pinned, SessionLocks, Wait } from "../core/database.ts
 import { LockLostError, NoConnectionError, UnsupportedError, message } from "../core/errors.ts";
 import { explained } from "../core/failure.ts";
 import { type Traces, emit, nextHold, traced } from "../core/events.ts";
+import { apart } from "../core/inside.ts";
 import { Silence, graceMs, interruptible, within } from "../core/interrupt.ts";
 import type { LockRequest } from "../core/key.ts";
+import { notConnected } from "../core/errand.ts";
+import { present, presenting } from "../core/present.ts";
 import * as protection from "../core/protections.ts";
 import { Queue, unlessAborted } from "../core/queue.ts";
 import { Refused, refusal } from "../core/refused.ts";
@@ -66,7 +69,12 @@ export class Sessions<Native, C extends Connection> {
     this.#home = home;
   }
 
-  async hold(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<Held> {
+  hold(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<Held> {
+    const { database } = this.#home;
+    return presenting(database, this.#home.names(requests), () => this.#hold(requests, wait, signal), signal);
+  }
+
+  async #hold(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<Held> {
     const started = performance.now();
     this.#home.guard?.(requests);
     const before = this.#home.trusted() ?? (await this.#renewed());
@@ -115,7 +123,8 @@ export class Sessions<Native, C extends Connection> {
       return await this.#support();
     } catch (error) {
       // A session lock keeps a connection: a pool that has not two to give would starve on it. It may have, later.
-      if (error instanceof NoConnectionError)
+      // Told by the clock, and not by the client.
+      if (error instanceof NoConnectionError && error.cause === undefined)
         return unsupported("the pool did not give two connections for it");
       throw error;
     }
@@ -187,7 +196,8 @@ export class Sessions<Native, C extends Connection> {
         }),
       );
     } catch (error) {
-      throw patience.aborted && !signal?.aborted ? new NoConnectionError(poolMs) : error;
+      if (patience.aborted && !signal?.aborted) throw new NoConnectionError(poolMs);
+      throw signal?.aborted ? error : notConnected(database, error);
     }
   }
 
@@ -321,7 +331,8 @@ export class Sessions<Native, C extends Connection> {
       keys: new Set(requests.map(({ key }) => key.id)),
       losers: new Set(),
     };
-    member.timer = setInterval(() => void this.#beat(member, locks), heartbeatMs).unref();
+    // It goes on after whatever transaction the lock is asked for in.
+    member.timer = apart(() => setInterval(() => void this.#beat(member, locks), heartbeatMs)).unref();
     member.onLost = () => void this.#lose(member, pinned.connection.lost.reason);
     pinned.connection.lost.addEventListener("abort", member.onLost, { once: true });
     this.#members.add(member);
@@ -343,7 +354,10 @@ export class Sessions<Native, C extends Connection> {
   }
 
   async #lose(member: Member<Native, C>, cause: unknown): Promise<void> {
-    for (const lose of member.losers) lose(cause);
+    // Whoever is told goes on by itself, and not in what its connection was opened in.
+    apart(() => {
+      for (const lose of member.losers) lose(cause);
+    });
     await this.#retire(member, true);
   }
 
@@ -395,7 +409,7 @@ export class Sessions<Native, C extends Connection> {
         .catch(async (error: unknown) => {
           tellLost(error);
           await this.#lose(member, error);
-          throw error;
+          throw present(this.#home.database, error, { names: keys });
         });
       // A session that has lost one lock behind our back may have lost all: those who share it must know.
       if (given) this.#forget(member, requests);

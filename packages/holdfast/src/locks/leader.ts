@@ -9,6 +9,7 @@ import { sleep } from "../core/wait.ts";
 import { watched } from "../core/watched.ts";
 import { type Lease, type LeaseOptions, checkTerms } from "./lease.ts";
 import * as protection from "../core/protections.ts";
+import { Pauses } from "../core/retry.ts";
 
 /** What the body of a leader gets. */
 export interface Leadership {
@@ -118,7 +119,7 @@ class Candidate implements Leader {
 
   async #loop(): Promise<void> {
     const { signal: stop } = this.#stop;
-    let failures = 0;
+    const pauses = new Pauses(rest.least, rest.most);
     while (!stop.aborted) {
       try {
         const lease = await this.#hf.lease(this.#key, {
@@ -128,8 +129,8 @@ class Candidate implements Leader {
         });
         const outcome = await this.#lead(lease);
         if (outcome === "resigned") return;
-        failures = 0;
-        if (outcome === "failed") await this.#rest(0);
+        pauses.reset();
+        if (outcome === "failed") await this.#rest(new Pauses(rest.least, rest.most));
       } catch (error) {
         if (stop.aborted) return;
         // Somebody else leads: that is what candidates are for.
@@ -138,7 +139,7 @@ class Candidate implements Leader {
         if (error instanceof UsageError) return;
         this.#report(error);
         if (error instanceof UnsupportedError) return;
-        await this.#rest(failures++);
+        await this.#rest(pauses);
       }
     }
   }
@@ -180,9 +181,8 @@ class Candidate implements Leader {
     return failed && !this.#stop.signal.aborted ? "failed" : "resigned";
   }
 
-  async #rest(failures: number): Promise<void> {
-    const ms = Math.min(rest.most, rest.least * 2 ** Math.min(failures, 10)) * (0.5 + Math.random());
-    await sleep(ms, this.#stop.signal).catch(() => {});
+  async #rest(pauses: Pauses): Promise<void> {
+    await sleep(pauses.next(), this.#stop.signal).catch(() => {});
   }
 
   #report(error: unknown): void {

@@ -4,22 +4,19 @@ import { require } from "../core/capabilities.ts";
 import type { Connection, Wait } from "../core/database.ts";
 import { withConnection } from "../core/errand.ts";
 import {
-  ConnectionLostError,
-  DeadlockError,
   FileBusyError,
-  HoldfastError,
   type Holder,
   LeaseLostError,
   LockNotAvailableError,
   LockTimeoutError,
   OutcomeUnknownError,
-  SerializationError,
   StaleFenceError,
   UnsupportedError,
   UsageError,
   message,
 } from "../core/errors.ts";
 import { type Traces, emit, nextHold, traced } from "../core/events.ts";
+import { apart } from "../core/inside.ts";
 import { within } from "../core/interrupt.ts";
 import { classify } from "../core/failure.ts";
 import { type Key, type LockRequest, type Lockable, canonical } from "../core/key.ts";
@@ -27,7 +24,8 @@ import { checkRows, checkWhole, optionalText } from "../core/input.ts";
 import type { Claim, ClaimResult, Grip, KeptLease, LeaseInfo, LeaseMode, Leases } from "../core/leases.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import { Queue, unlessAborted } from "../core/queue.ts";
-import { pause, retryPolicy } from "../core/retry.ts";
+import { present, presenting, whyOf } from "../core/present.ts";
+import { retryPolicy, retrying } from "../core/retry.ts";
 import { type Home, type Transaction, scopeOf } from "../core/scope.ts";
 import { checkWait, milliseconds, sleep } from "../core/wait.ts";
 import { watched } from "../core/watched.ts";
@@ -165,6 +163,8 @@ interface Counter {
   renew(grip: Grip, ttlMs: number, withinMs: number): Promise<{ until: Date | undefined; sentAt: number }>;
   release(grip: Grip, atLeastMs: number): Promise<Released>;
   retryable(error: unknown): boolean;
+  /** As the caller is told of it. */
+  told(error: unknown, lease: string): unknown;
   forget(lease: Granted): void;
 }
 
@@ -215,8 +215,11 @@ class Granted implements Lease {
     this.#until = grant.until;
     this.#signal = watched(this.#controller.signal, () => this.#look());
     grips.set(this, grip);
-    this.#arm();
-    if (terms.renew) this.#schedule(sentAt + terms.ttlMs / 3 - performance.now());
+    // It goes on after whatever transaction it is asked for in.
+    apart(() => {
+      this.#arm();
+      if (terms.renew) this.#schedule(sentAt + terms.ttlMs / 3 - performance.now());
+    });
   }
 
   get until(): Date {
@@ -298,16 +301,24 @@ class Granted implements Lease {
       throw new UsageError(`The lease ${this.name} (fence ${this.fence}) was released: it cannot be renewed`);
     const ttlMs = ttl === undefined ? this.#ttlMs : checkTtl(ttl);
     this.#counter.refuseInside("It is renewed by itself; renew it by hand before or after the transaction");
-    for (;;) {
-      try {
+    await retrying(
+      async () => {
         await this.#renewOnce(ttlMs);
-        return this.throwIfLost();
-      } catch (error) {
         this.throwIfLost();
-        if (!this.#counter.retryable(error)) throw error;
-        await sleep(this.#soon());
-      }
-    }
+      },
+      {
+        why: (error) => (this.#counter.retryable(error) ? "passes" : undefined),
+        on: new Set(["passes"]),
+        // Until it is lost.
+        attempts: Infinity,
+        wanted: () => !this.#lost && !this.#over,
+        pauseMs: () => this.#soon(),
+        failed: async (error) => {
+          this.throwIfLost();
+          throw this.#counter.told(error, this.name);
+        },
+      },
+    );
   }
 
   /** Rejects if it is lost, or not known to be renewed. Does nothing once it is released. */
@@ -330,8 +341,11 @@ class Granted implements Lease {
         this.#trustUntil = Math.max(this.#trustUntil, trust(sentAt, ttlMs));
         this.#trouble = undefined;
         this.#failures = 0;
-        this.#arm();
-        if (this.#terms.renew) this.#schedule(sentAt + ttlMs / 3 - performance.now());
+        // By hand, it may have been in a transaction.
+        apart(() => {
+          this.#arm();
+          if (this.#terms.renew) this.#schedule(sentAt + ttlMs / 3 - performance.now());
+        });
         emit("holdfast:lease:renewed", () => ({ hold: this.hold, lease: this.name, fence: this.fence }));
       } catch (error) {
         this.#trouble = error;
@@ -402,8 +416,10 @@ function shown({ name, holder, fence, mode, waiting, since, until, over }: KeptL
 interface Asking {
   readonly wantedUntil?: number;
   readonly stop?: AbortSignal;
-  /** Of what writes: what it is, and what follows if its answer is lost and it may have been done. */
-  readonly lost?: readonly [what: string, instead: string];
+  /** What it is about, for people. */
+  readonly about?: string;
+  /** Of what writes: what follows if its answer is lost and it may have been done. */
+  readonly instead?: string;
 }
 
 /** Gives out the leases of one instance, and keeps them. */
@@ -432,6 +448,7 @@ export class LeaseDesk<Native, C extends Connection> {
     },
     release: (grip, atLeastMs) => this.#release(grip, atLeastMs),
     retryable: (error) => this.#retryable(error),
+    told: (error, lease) => present(this.#home.database, error, { names: [`The lease ${lease}`] }),
     forget: (lease) => this.#held.delete(lease),
   };
 
@@ -491,7 +508,9 @@ export class LeaseDesk<Native, C extends Connection> {
   }
 
   async #ready(): Promise<void> {
-    const { leases } = this.#home.known() ?? (await this.#home.capabilities());
+    const { database } = this.#home;
+    const { leases } =
+      this.#home.known() ?? (await presenting(database, ["Leases"], () => this.#home.capabilities()));
     require(leases, "Leases");
   }
 
@@ -567,7 +586,7 @@ export class LeaseDesk<Native, C extends Connection> {
       leaveLine?.();
       this.#bell.forget(claim.resource, ear);
       // Not before the claim that is under way has been answered, or it would come after.
-      if (traces) withdrawn = this.#track(this.#withdraw(claim, taking).catch(() => {}));
+      if (traces) withdrawn = this.#track(apart(() => this.#withdraw(claim, taking)).catch(() => {}));
     }
     const waitedMs = Math.round(performance.now() - started);
     const reason = busy ? "file" : waitMs > 0 ? "timeout" : "busy";
@@ -610,10 +629,8 @@ export class LeaseDesk<Native, C extends Connection> {
       const result = await this.#ask(endsAt + graceMs, errand, {
         wantedUntil: endsAt,
         stop,
-        lost: [
-          `The lease ${name}`,
-          `If it was granted, it is given back as soon as the server answers, or runs out by itself after ${claim.ttlMs} ms.`,
-        ],
+        about: `The lease ${name}`,
+        instead: `If it was granted, it is given back as soon as the server answers, or runs out by itself after ${claim.ttlMs} ms.`,
       });
       return { result, sentAt };
     } catch (error) {
@@ -661,7 +678,7 @@ export class LeaseDesk<Native, C extends Connection> {
           tries++;
           return this.#store().release(connection, { resource, token }, atLeastMs);
         },
-        { lost: ["The end of a lease", "If it was not given back, it runs out by itself."] },
+        { about: "The end of a lease", instead: "If it was not given back, it runs out by itself." },
       ),
     );
     // Those of this process need not wait for the server to tell them.
@@ -705,14 +722,14 @@ export class LeaseDesk<Native, C extends Connection> {
           sent = found;
           return (await this.#store().release(connection, found, 0)) ? shown(found) : undefined;
         },
-        { lost: [`The end of the lease with fence ${fence}`, "Ask for it again."] },
+        { about: `The end of the lease with fence ${fence}`, instead: "Ask for it again." },
       ),
     );
   }
 
   /** Gives back every lease that is still held, and ends every wait. */
   async close(): Promise<void> {
-    this.#closing.abort(new UsageError("hf.lease: this instance was closed"));
+    this.#closing.abort(new UsageError("hf.lease: this instance of Holdfast was closed", "HF_CLOSED"));
     await Promise.allSettled([...this.#held].map((lease) => lease.end()));
     await this.#bell.close();
     while (this.#busy.size > 0) await Promise.allSettled(this.#busy);
@@ -725,43 +742,34 @@ export class LeaseDesk<Native, C extends Connection> {
   async #ask<T>(
     giveUpAt: number,
     errand: (connection: C) => Promise<T>,
-    { wantedUntil = 0, stop, lost }: Asking = {},
+    { wantedUntil, stop, about = "Leases", instead }: Asking = {},
   ): Promise<T> {
-    let sent = false;
-    for (let attempt = 1; ; attempt++) {
-      try {
+    const { database } = this.#home;
+    const started = performance.now();
+    return retrying(
+      ({ sent }) => {
         const ms = Math.ceil(Math.min(10_000, Math.max(1000, giveUpAt - performance.now())));
-        return await withConnection(this.#home, errand, ms, { sent: () => (sent = true) });
-      } catch (error) {
-        const delayMs = pause(policy, attempt);
-        const next = performance.now() + delayMs;
-        const enough = next > giveUpAt || (attempt >= policy.attempts && next > wantedUntil);
-        if (!this.#retryable(error) || enough || stop?.aborted)
-          throw this.#present(error, attempt, sent ? lost : undefined);
-        await sleep(delayMs);
-      }
-    }
+        return withConnection(this.#home, errand, ms, { sent });
+      },
+      {
+        why: (error) => whyOf(database, error),
+        on: policy.on,
+        policy,
+        wantedUntil,
+        until: giveUpAt,
+        wanted: () => !stop?.aborted,
+        failed: (error, { attempts, perhaps }) => {
+          const told = { names: [about], attempts, waitedMs: performance.now() - started };
+          const lost = perhaps && instead !== undefined && { perhaps: { instead } };
+          throw present(database, error, { ...told, ...lost });
+        },
+      },
+    );
   }
 
   #retryable(error: unknown): boolean {
     const failure = classify(this.#home.database, error);
     return failure !== undefined && policy.on.has(failure);
-  }
-
-  #present(error: unknown, attempt: number, lost: Asking["lost"]): unknown {
-    if (error instanceof HoldfastError) return error;
-    switch (classify(this.#home.database, error)) {
-      case "lost":
-        return lost
-          ? new OutcomeUnknownError(lost[0], undefined, false, error, lost[1])
-          : new ConnectionLostError(attempt, error);
-      case "serialization":
-        return SerializationError.after(attempt, error);
-      case "deadlock":
-        return new DeadlockError(attempt, error);
-      default:
-        return error;
-    }
   }
 
   /** Who is in the way: told if it can be found out quickly, never at the cost of the error itself. */
@@ -832,11 +840,15 @@ export async function fenced(tx: Transaction<unknown>, lease: Lease): Promise<vo
   const scope = scopeOf(tx, "fenced(tx, lease)");
   const { engine } = scope.home.database;
   const site = scope.locking();
-  const newest = await scope.work(async ({ connection, capabilities, joined }) => {
-    require(capabilities.leases, "Leases");
-    if (!engine.leases) throw new UnsupportedError(`Leases: ${engine.name} does not keep any`);
-    return engine.leases.fence(connection, grip, joined);
-  });
+  const newest = await scope.work(
+    async ({ connection, capabilities, joined }) => {
+      require(capabilities.leases, "Leases");
+      if (!engine.leases) throw new UnsupportedError(`Leases: ${engine.name} does not keep any`);
+      return engine.leases.fence(connection, grip, joined);
+    },
+    undefined,
+    [`lease ${lease.name}`],
+  );
   if (newest !== undefined) throw new StaleFenceError(lease.name, lease.fence, newest);
   // Nobody else gets the lease before the transaction has ended.
   scope.section?.took({ kind: "lease", name: lease.name }, site);

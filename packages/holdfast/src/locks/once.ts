@@ -1,3 +1,4 @@
+import type { Connection } from "../core/database.ts";
 import { require } from "../core/capabilities.ts";
 import type { Wait } from "../core/database.ts";
 import { emit } from "../core/events.ts";
@@ -101,10 +102,14 @@ export async function once<Native, T>(
   const perform = async (inner: Transaction<Native>): Promise<OnceResult<T>> => {
     const scope = scopeOf(inner, "once");
     // A statement of its own, after the lock: it sees what the last holder committed.
-    const { kept, now } = await scope.work(({ connection, capabilities }) => {
-      require(capabilities.once, "once");
-      return replay.find(connection, record);
-    });
+    const { kept, now } = await scope.work(
+      ({ connection, capabilities }) => {
+        require(capabilities.once, "once");
+        return replay.find(connection, record);
+      },
+      undefined,
+      [`once ${label}`],
+    );
     if (kept) {
       checkPayload(label, kept, print);
       emit("holdfast:once:replayed", () => ({ id: label }));
@@ -114,7 +119,8 @@ export async function once<Native, T>(
     const value = await body(inner);
     const result = value === undefined ? "" : json(value, "result");
     const entry = { id: record, fingerprint: print, result, keepMs, issuedAt };
-    if (!(await scope.work(({ connection }) => replay.keep(connection, entry))))
+    const keep = ({ connection }: { readonly connection: Connection }) => replay.keep(connection, entry);
+    if (!(await scope.work(keep, undefined, [`once ${label}`])))
       throw new UsageError(
         `once ${label}: it was recorded while its own body ran. Does the body call once with the same id?`,
       );

@@ -3,6 +3,7 @@ import { type Agreed, type Agreements, trustMs } from "../core/agreed.ts";
 import { type Strategy, strategies } from "../core/capabilities.ts";
 import type { Connection } from "../core/database.ts";
 import { withConnection } from "../core/errand.ts";
+import { presenting } from "../core/present.ts";
 import {
   type Holder,
   SchemaMissingError,
@@ -56,7 +57,9 @@ export async function strategyOf(hf: object): Promise<AgreedStrategy> {
     const { transactionLocks } = await home.capabilities();
     return { strategy: transactionLocks as Strategy, changingTo: undefined };
   }
-  const { there } = await withConnection(home, (connection) => agreements.read(connection));
+  const { there } = await presenting(home.database, ["strategyOf"], () =>
+    withConnection(home, (connection) => agreements.read(connection)),
+  );
   const found = there?.get("strategy");
   return { strategy: found?.value as Strategy | undefined, changingTo: found?.next as Strategy | undefined };
 }
@@ -90,7 +93,8 @@ export async function changeStrategy(
   const { agreements, audits } = engine;
   if (!agreements || !audits)
     throw new UnsupportedError(`changeStrategy: on ${engine.name} there is one way to keep locks`);
-  const on = <T>(work: (connection: Connection) => Promise<T>) => withConnection(home, work);
+  const on = <T>(work: (connection: Connection) => Promise<T>) =>
+    presenting(home.database, ["changeStrategy"], () => withConnection(home, work));
   // Refuses what this server does not have.
   await on((connection) => engine.probe(connection, traits, to));
   const change = new Change(agreements, on);

@@ -16,14 +16,14 @@ import { emit } from "../core/events.ts";
 import { classify } from "../core/failure.ts";
 import { made } from "../core/made.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
-import { undone } from "../core/retry.ts";
+import { present } from "../core/present.ts";
+import { retrying, undone } from "../core/retry.ts";
 import { type RowKey, type TableName, tableName } from "../core/rows.ts";
 import { type Home, type Transaction, type Work, homeOf, scopeFor, scopeOf } from "../core/scope.ts";
 import type { Identifier } from "../core/sql.ts";
 import type { RowCall, TableShape, Tables } from "../core/tables.ts";
 import type { Transactor } from "../core/transaction.ts";
 import { isOpaque } from "../core/thrown.ts";
-import { sleep } from "../core/wait.ts";
 import { keyValues } from "./rows.ts";
 
 export interface VersionedOptions {
@@ -220,21 +220,27 @@ export class Versioned<R extends object, Native = unknown> {
     checkNames("update", options, updateNames);
     checkSignal(options.signal);
     const most = options.attempts === undefined ? attempts : checkAttempts(options.attempts);
-    for (let i = 1; ; i++) {
-      options.signal?.throwIfAborted();
-      try {
-        return await attempt(i);
-      } catch (error) {
-        if (isOpaque(error)) throw error;
-        // Undone for the sake of others, which is what a version that has changed means.
-        const conflict = !(error instanceof StaleVersionError) && this.#conflicts(error, options);
-        if (!(error instanceof StaleVersionError) && !conflict) throw error;
-        emit("holdfast:version:stale", () => ({ table: this.#name, attempt: i }));
-        if (i >= most && conflict) throw SerializationError.after(i, error);
-        if (i >= most || (error instanceof StaleVersionError && error.found === undefined)) throw error;
-        await sleep(Math.random() * Math.min(longestPauseMs, firstPauseMs * 2 ** i), options.signal);
-      }
-    }
+    const stale = (count: number) =>
+      emit("holdfast:version:stale", () => ({ table: this.#name, attempt: count }));
+    return retrying(({ attempt: count }) => attempt(count), {
+      why: (error) => this.#meaning(error, options),
+      on: new Set(["stale", "conflict"]),
+      attempts: most,
+      pauseMs: (count) => Math.random() * Math.min(longestPauseMs, firstPauseMs * 2 ** count),
+      signal: options.signal,
+      again: ({ attempt: count }) => stale(count),
+      async failed(error, { why, attempts: count }) {
+        if (why !== undefined) stale(count);
+        if (why === "conflict") throw SerializationError.after(count, error);
+      },
+    });
+  }
+
+  /** "stale", and "gone": the row has another version. "conflict": undone for the sake of others, which means the same. */
+  #meaning(error: unknown, options: UpdateOptions<Native>): "stale" | "gone" | "conflict" | undefined {
+    if (isOpaque(error)) return undefined;
+    if (error instanceof StaleVersionError) return error.found === undefined ? "gone" : "stale";
+    return this.#conflicts(error, options) ? "conflict" : undefined;
   }
 
   /** Whether the server has undone a write that was a transaction of its own. Others are run again as a whole. */
@@ -252,7 +258,12 @@ export class Versioned<R extends object, Native = unknown> {
     const { signal } = options;
     const scope = scopeFor(this.#home, options, "versioned");
     if (scope) return scope.work((work) => run({ ...work, alone: false }), signal);
+    return this.#home.started.during("versioned", () => this.#apart(run, signal));
+  }
+
+  async #apart<T>(run: (work: Place) => Promise<T>, signal: AbortSignal | undefined): Promise<T> {
     let place: Place | undefined;
+    const started = performance.now();
     try {
       return await withConnection(
         this.#home,
@@ -268,9 +279,12 @@ export class Versioned<R extends object, Native = unknown> {
     } catch (error) {
       if (signal?.aborted && (error instanceof Ended || !place?.wrote)) throw signal.reason;
       // Nobody answered for too long, or the client's own COMMIT was lost.
-      if (!place?.wrote || error instanceof HoldfastError || classify(this.#home.database, error) !== "lost")
-        throw error;
-      throw new CommitUnknownError(place.wrote, error);
+      const failure = error instanceof HoldfastError ? undefined : classify(this.#home.database, error);
+      if (place?.wrote && failure === "lost") throw new CommitUnknownError(place.wrote, error);
+      // What others have undone is known by that.
+      if (failure !== undefined && undone.includes(failure)) throw error;
+      const waitedMs = performance.now() - started;
+      throw present(this.#home.database, error, { names: [this.#name], waitedMs, theirs: true });
     }
   }
 

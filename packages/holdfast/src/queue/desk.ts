@@ -1,36 +1,15 @@
 /** What the queues of one instance share: who tells of new jobs, who looks for dead workers, and who is asked. */
+import { Batcher } from "../batch/batcher.ts";
 import { Bell } from "../core/bell.ts";
-import {
-  type About,
-  type CallOptions,
-  type Place,
-  type Together,
-  known,
-  placeOf,
-  send,
-  sendTogether,
-  waitedInVain,
-} from "../core/calls.ts";
-import { Coalescer } from "../core/coalesce.ts";
+import { type About, type CallOptions, type Place, placeOf, send } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
-import { again, undone, withConnection } from "../core/errand.ts";
 import { NoConnectionError, UnsupportedError } from "../core/errors.ts";
 import { Silence, within } from "../core/interrupt.ts";
-import type { Lockable } from "../core/key.ts";
 import type { Added, NewJob, Queues } from "../core/queues.ts";
+import { rolledBack } from "../core/retry.ts";
 import { type Home, detached, homeOf } from "../core/scope.ts";
+import type { Instance } from "./instance.ts";
 import { Rounds } from "./rounds.ts";
-
-/** A lock of a session. Its signal aborts when the session is lost. */
-export interface Session extends AsyncDisposable {
-  readonly signal: AbortSignal;
-}
-
-/** What is needed of an instance of Holdfast besides its database. */
-export interface Instance {
-  hold(lock: Lockable, options: { readonly signal: AbortSignal }): Promise<Session>;
-  transaction<T>(options: { readonly signal?: AbortSignal }, body: (tx: never) => Promise<T>): Promise<T>;
-}
 
 /** Others are told of new jobs at once, and then at most this often: each message makes every commit wait in line. */
 const tellMs = 20;
@@ -49,7 +28,7 @@ export function deskOf(hf: unknown): Desk {
 }
 
 interface Line {
-  readonly coalescer: Coalescer<readonly NewJob[], readonly Added[]>;
+  readonly batcher: Batcher<readonly NewJob[], readonly Added[], number>;
   toldAt: number;
   timer: NodeJS.Timeout | undefined;
 }
@@ -60,18 +39,23 @@ export class Desk {
   readonly bell: Bell<unknown, Connection>;
   readonly #numbers = new Map<string, Promise<number>>();
   readonly #lines = new Map<string, Line>();
-  readonly #marks: Coalescer<{ readonly lease: number; readonly place: number }, boolean>;
+  readonly #marks: Batcher<{ readonly lease: number; readonly place: number }, boolean>;
   readonly rounds = new Rounds(this);
 
   constructor(home: Home<unknown, Connection>, instance: Instance) {
     this.home = home;
     this.instance = instance;
     this.bell = new Bell(home, "queues");
-    home.started.finally(() => this.bell.close());
-    this.#marks = new Coalescer({
+    home.started.finally(() => {
+      for (const line of this.#lines.values()) clearTimeout(line.timer);
+      return this.bell.close();
+    });
+    this.#marks = new Batcher(home, {
+      call: "queue",
       inFlight: 2,
       most: 500,
-      run: (of) => this.ask((connection) => this.store.completed(connection, of)),
+      about: () => ({ names: ["queue"] }),
+      decide: (connection, of) => this.store.completed(connection, of),
     });
   }
 
@@ -81,14 +65,11 @@ export class Desk {
     return engine.queues;
   }
 
-  /** Of workers: by itself, and not again if it may have been done. */
-  async ask<T>(work: (connection: Connection) => Promise<T>): Promise<T> {
-    const free = this.home.database.connect !== undefined;
-    const errand = async (connection: Connection) => {
-      await known(this.home, connection, free);
-      return work(connection);
-    };
-    return again(this.home.database, () => withConnection(this.home, errand), undone);
+  /** Of workers: by itself, and not again if it may have been done. `anyway`: it finds what it did before. */
+  async ask<T>(work: (connection: Connection) => Promise<T>, queue?: string, anyway = false): Promise<T> {
+    const about = { names: [queue === undefined ? "queue" : `queue ${queue}`] };
+    const place = placeOf(this.home, { separate: true }, "queue");
+    return send(this.home, place, anyway ? about : { ...about, on: rolledBack }, work);
   }
 
   /** Of callers: in their transaction, if they are in one. What it does may be done again. */
@@ -103,7 +84,7 @@ export class Desk {
   }
 
   completed(mark: { readonly lease: number; readonly place: number }): Promise<boolean> {
-    return this.#marks.add(mark);
+    return this.#marks.add(mark, { separate: true });
   }
 
   /**
@@ -113,11 +94,14 @@ export class Desk {
   async number(name: string, place: Pick<Place, "scope"> = { scope: undefined }): Promise<number> {
     const { scope } = place;
     const open = (connection: Connection) => this.store.open(connection, name, undefined);
-    if (scope && this.home.database.traits.single) return scope.work(({ connection }) => open(connection));
+    const inside = () =>
+      scope?.work(({ connection }) => open(connection), undefined, aboutOf(name).names) as Promise<number>;
+    if (scope && this.home.database.traits.single) return inside();
     let asking = this.#numbers.get(name);
     if (!asking) {
       const apart = placeOf(this.home, { separate: true }, "queue");
-      asking = send(this.home, apart, aboutOf(name), open);
+      // Whoever comes meanwhile waits for it too: it is no part of what the first one is in.
+      asking = detached(this.home, () => send(this.home, apart, aboutOf(name), open));
       this.#numbers.set(name, asking);
       asking.catch(() => this.#numbers.delete(name));
     }
@@ -126,67 +110,45 @@ export class Desk {
       return await within(besideMs, asking);
     } catch (error) {
       // Everybody who holds a connection may be waiting for one more.
-      if (error instanceof Silence || error instanceof NoConnectionError)
-        return scope.work(({ connection }) => open(connection));
+      if (error instanceof Silence || error instanceof NoConnectionError) return inside();
       throw error;
     }
   }
 
-  async add(name: string, jobs: readonly NewJob[], options: CallOptions): Promise<readonly Added[]> {
-    const place = placeOf(this.home, options, "enqueue");
-    if (!place.scope)
-      return detached(this.home, () => this.#line(name).coalescer.add(jobs, place.signal, place.waitMs));
-    const number = await this.number(name, place);
-    // It is told when the transaction is committed.
-    return send(this.home, place, aboutOf(name, jobs), (connection, { waitMs }) =>
-      this.store.add(connection, number, jobs, { tell: name, joined: true, waitMs }),
-    );
+  add(name: string, jobs: readonly NewJob[], options: CallOptions): Promise<readonly Added[]> {
+    return this.#line(name).batcher.add(jobs, options);
   }
 
   #line(name: string): Line {
-    let line = this.#lines.get(name);
-    if (line) return line;
-    const sending: Together<readonly NewJob[], readonly Added[]> = {
-      about: (jobs) => aboutOf(name, jobs),
-      once: true,
-      decide: (connection, calls, { waitMs }) => this.#addAll(connection, name, calls, waitMs),
-    };
-    line = {
+    const known = this.#lines.get(name);
+    if (known) return known;
+    const line: Line = {
       toldAt: 0,
       timer: undefined,
-      coalescer: new Coalescer({
+      batcher: new Batcher<readonly NewJob[], readonly Added[], number>(this.home, {
+        call: "enqueue",
         inFlight: 2,
         most: 500,
         together: 64,
-        names: keysOf,
-        run: async (calls, terms) => {
-          await this.number(name);
-          const answers = await sendTogether(this.home, sending, calls, terms);
-          this.bell.ring(name);
-          return answers;
+        once: true,
+        about: (jobs) => aboutOf(name, jobs),
+        prepare: (place) => this.number(name, place),
+        decide: async (connection, calls, { joined, waitMs, prepared: number }) => {
+          const brief = calls.length > 1 && new Set(calls.flatMap(keysOf)).size > 1;
+          const added = await this.store.add(connection, number, calls.flat(), {
+            // In the caller's transaction it is told when that is committed.
+            tell: joined ? name : this.#tells(name),
+            joined,
+            waitMs: brief ? Math.min(waitMs, briefMs) : waitMs,
+          });
+          let next = 0;
+          return calls.map((jobs) => added.slice(next, (next += jobs.length)));
         },
-        late: (jobs, waitedMs, cause) => waitedInVain(this.home, aboutOf(name, jobs), waitedMs, cause),
+        done: () => this.bell.ring(name),
       }),
     };
     this.#lines.set(name, line);
     return line;
-  }
-
-  async #addAll(
-    connection: Connection,
-    name: string,
-    calls: readonly (readonly NewJob[])[],
-    waitMs: number,
-  ): Promise<readonly (readonly Added[])[]> {
-    const number = await this.number(name);
-    const brief = calls.length > 1 && new Set(calls.flatMap(keysOf)).size > 1;
-    const added = await this.store.add(connection, number, calls.flat(), {
-      tell: this.#tells(name),
-      joined: false,
-      waitMs: brief ? Math.min(waitMs, briefMs) : waitMs,
-    });
-    let next = 0;
-    return calls.map((jobs) => added.slice(next, (next += jobs.length)));
   }
 
   #tells(name: string): string | undefined {

@@ -108,8 +108,10 @@ export class JobOf<P> implements Job<P> {
     const scope = scopeOf(tx, "job.complete");
     const { lost } = this.#batch;
     if (lost) throw new JobLostError(this.#keeper.name, this.id, lost);
-    const ours = await scope.work(({ connection }) =>
-      this.#keeper.complete(connection, this.#batch.lease, this.#place),
+    const ours = await scope.work(
+      ({ connection }) => this.#keeper.complete(connection, this.#batch.lease, this.#place),
+      undefined,
+      [`job ${this.id} of queue ${this.#keeper.name}`],
     );
     if (ours) {
       this.marked = true;

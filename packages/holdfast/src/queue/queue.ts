@@ -1,4 +1,5 @@
 import { type CallOptions, callNames } from "../core/calls.ts";
+import { Pauses } from "../core/retry.ts";
 import type { Connection, Wait } from "../core/database.ts";
 import { UsageError, message } from "../core/errors.ts";
 import { emit } from "../core/events.ts";
@@ -547,13 +548,13 @@ class Starting implements Worker {
     const forget = desk.home.started.add("work", (patienceMs) => this.stop({ patienceMs }));
     const stops = signal ? AbortSignal.any([signal, this.#stop.signal]) : this.#stop.signal;
     const begin = async () => {
-      for (let pause = 100; !stops.aborted; pause = Math.min(pause * 2, 5000)) {
+      for (const pauses = new Pauses(100, 5000); !stops.aborted;) {
         try {
           const number = await desk.ask((connection) => desk.store.open(connection, name, settings));
           return stops.aborted ? undefined : start(number, signal);
         } catch (error) {
           trouble(error);
-          await sleep(pause, stops).catch(() => {});
+          await sleep(pauses.next(), stops).catch(() => {});
         }
       }
       return undefined;

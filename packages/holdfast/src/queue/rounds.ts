@@ -5,13 +5,25 @@
 import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
 import { isSupported } from "../core/capabilities.ts";
+import type { Connection } from "../core/database.ts";
 import { emit } from "../core/events.ts";
 import { within } from "../core/interrupt.ts";
 import { key } from "../core/key.ts";
 import { NoConnectionError } from "../core/errors.ts";
-import type { Where } from "../core/queues.ts";
+import type { Queues, Where } from "../core/queues.ts";
+import { Pauses } from "../core/retry.ts";
+import type { Home } from "../core/scope.ts";
 import { sleep } from "../core/wait.ts";
-import type { Desk, Session } from "./desk.ts";
+import type { Instance, Session } from "./instance.ts";
+
+/** What the rounds need of the queues of their instance. */
+interface Desk {
+  readonly home: Home<unknown, Connection>;
+  readonly instance: Instance;
+  readonly bell: { hears(): boolean; ring(queue: string): void };
+  readonly store: Queues<Connection>;
+  ask<T>(work: (connection: Connection) => Promise<T>): Promise<T>;
+}
 
 /** One worker, as the others of its instance need to know it. */
 export interface Member {
@@ -134,17 +146,19 @@ export class Rounds {
   }
 
   async #go(signal: AbortSignal): Promise<void> {
+    const pauses = new Pauses(100, 5000);
     let pause = 0;
     while (!signal.aborted) {
       await sleep(this.#pauseMs() + pause, signal).catch(() => {});
       if (signal.aborted) return;
       try {
         await this.#round();
+        pauses.reset();
         pause = 0;
       } catch (error) {
         if (signal.aborted) return;
         this.#trouble(error);
-        pause = Math.min(Math.max(pause * 2, 100), 5000);
+        pause = pauses.next();
       }
     }
   }

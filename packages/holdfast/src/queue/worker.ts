@@ -1,7 +1,8 @@
 /** Claims jobs, runs their handler, and says how they ended. */
 import type { Ear } from "../core/bell.ts";
 import type { Connection } from "../core/database.ts";
-import { again, undone, withConnection } from "../core/errand.ts";
+import { classify } from "../core/failure.ts";
+import { Pauses, rolledBack } from "../core/retry.ts";
 import { emit, heard, traced } from "../core/events.ts";
 import type { ClaimedJob, Ended, Where } from "../core/queues.ts";
 import { sleep } from "../core/wait.ts";
@@ -246,13 +247,13 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
 
   async #work(): Promise<void> {
     const { signal } = this.#stop;
-    let pause = 100;
+    const pauses = new Pauses(100, 5000);
     while (!signal.aborted) {
       if (performance.now() >= this.#astray.at && performance.now() < this.#astray.until)
         await this.#fetchAstray();
       if (this.#id === undefined) {
         // It was lost, and is being enlisted again.
-        await (this.#losing ?? sleep(pause, signal)).catch(() => {});
+        await (this.#losing ?? sleep(100, signal)).catch(() => {});
         continue;
       }
       if (this.#room <= 0) {
@@ -269,12 +270,11 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
       }
       try {
         const rest = await this.#claim();
-        pause = 100;
+        pauses.reset();
         if (rest && !signal.aborted) await this.#rest(rest);
       } catch (error) {
         this.#settings.trouble(error);
-        await sleep(pause, signal).catch(() => {});
-        pause = Math.min(pause * 2, 5000);
+        await sleep(pauses.next(), signal).catch(() => {});
       }
     }
   }
@@ -332,7 +332,8 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
         }),
       )
       .catch((error: unknown) => {
-        if (!undone(this.#desk.home.database, error))
+        const failure = classify(this.#desk.home.database, error);
+        if (failure === undefined || !rolledBack.has(failure))
           this.#astray = { until: performance.now() + astrayForMs, at: 0 };
         // Whatever it was: not the same again for ever.
         this.#bearable = Math.max(1, asked >> 1);
@@ -416,11 +417,9 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
   }
 
   async #giveBack(worker: number, jobs: readonly Pick<Ended, "lease" | "place">[]): Promise<void> {
-    const { home, store, bell } = this.#desk;
-    await again(home.database, () =>
-      withConnection(home, (connection) => store.giveBack(connection, worker, jobs)),
-    );
+    const { store, bell } = this.#desk;
     const { queue, trouble } = this.#settings;
+    await this.#desk.ask((connection) => store.giveBack(connection, worker, jobs), queue, true);
     bell.ring(queue);
     await this.#desk.ask(async (connection) => store.ring?.(connection, queue)).catch(trouble);
   }
@@ -590,7 +589,7 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
     const { number } = this.#settings;
     const worker = this.#id ?? 0;
     const write = async () => {
-      for (let pause = 50; ; pause = Math.min(pause * 2, 5000)) {
+      for (const pauses = new Pauses(50, 5000); ;) {
         try {
           const ours = await this.#desk.ask((connection) =>
             this.#desk.store.finish(connection, { queue: number, worker, whole, ended }),
@@ -608,7 +607,7 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
           if (this.#left) return;
           this.#settings.trouble(error);
           // Written or not: a second time it changes nothing that is not ours, and finds what is gone gone.
-          await sleep(pause);
+          await sleep(pauses.next());
         }
       }
     };
@@ -628,13 +627,13 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
   }
 
   async #enlist(): Promise<void> {
-    for (let pause = 100; !this.#stop.signal.aborted; pause = Math.min(pause * 2, 5000)) {
+    for (const pauses = new Pauses(100, 5000); !this.#stop.signal.aborted;) {
       try {
         this.#id = await this.#desk.rounds.enlist(this);
         return;
       } catch (error) {
         this.#settings.trouble(error);
-        await sleep(pause, this.#stop.signal).catch(() => {});
+        await sleep(pauses.next(), this.#stop.signal).catch(() => {});
       }
     }
   }

@@ -1,17 +1,10 @@
 /** Where calls of one instance come together, are sent as one statement, and get their own answers. */
-import {
-  type About,
-  type CallOptions,
-  type Together,
-  placeOf,
-  send,
-  sendTogether,
-  waitedInVain,
-} from "../core/calls.ts";
-import { Coalescer } from "../core/coalesce.ts";
+import { Batcher } from "../batch/batcher.ts";
+import { Remembered } from "../batch/remembered.ts";
+import { type About, type CallOptions, type Sent, placeOf, send } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
 import { UnsupportedError } from "../core/errors.ts";
-import { type Home, detached, homeOf } from "../core/scope.ts";
+import { type Home, homeOf } from "../core/scope.ts";
 import type { Bucket, Definition, Late, Quotas, Use, Verdict } from "../core/quotas.ts";
 
 /** One limit of one call. */
@@ -35,9 +28,6 @@ const most = 256;
 const inFlight = 2;
 /** Of 64 callers, two batches of 32 at once were no faster than one: what each costs by itself is as much as 30 calls. */
 const together = 64;
-/** Buckets that are known to be there. */
-const mostKnown = 100_000;
-
 const desks = new WeakMap<object, Desk>();
 
 export function deskOf(hf: unknown): Desk {
@@ -49,24 +39,20 @@ export function deskOf(hf: unknown): Desk {
 
 export class Desk {
   readonly home: Home<unknown, Connection>;
-  readonly #coalescer: Coalescer<readonly Part[], readonly Verdict[]>;
-  readonly #together: Together<readonly Part[], readonly Verdict[]> = {
-    about: aboutOf,
-    decide: (connection, calls, { again, waitMs }) => this.#decide(connection, calls, again, waitMs),
-  };
-  #known = new Set<string>();
+  readonly #batcher: Batcher<readonly Part[], readonly Verdict[]>;
+  readonly #known = new Remembered();
   /** The database's clock, ahead of ours. */
   #skew = 0;
 
   constructor(home: Home<unknown, Connection>) {
     this.home = home;
-    this.#coalescer = new Coalescer({
+    this.#batcher = new Batcher(home, {
+      call: "quota",
       inFlight,
       most,
       together,
-      names: (parts) => parts.map(nameOf),
-      run: (calls, terms) => sendTogether(this.home, this.#together, calls, terms),
-      late: (parts, waitedMs, cause) => waitedInVain(this.home, aboutOf(parts), waitedMs, cause),
+      about: aboutOf,
+      decide: (connection, calls, how) => this.#decide(connection, calls, how),
     });
   }
 
@@ -77,22 +63,15 @@ export class Desk {
   }
 
   /** All of these or none, of one call. */
-  async consume(parts: readonly Part[], options: CallOptions): Promise<readonly Verdict[]> {
-    const place = placeOf(this.home, options, "quota");
-    if (!place.scope)
-      // A batch is of many callers, who are in different transactions, or in none.
-      return detached(this.home, () => this.#coalescer.add(parts, place.signal, place.waitMs));
-    const [verdicts] = await send(this.home, place, aboutOf(parts), (connection, { again, waitMs }) =>
-      this.#decide(connection, [parts], again, waitMs),
-    );
-    return verdicts as readonly Verdict[];
+  consume(parts: readonly Part[], options: CallOptions): Promise<readonly Verdict[]> {
+    return this.#batcher.add(parts, options);
   }
 
   /** A statement of its own, in the caller's transaction or outside of any; again, if what was named is out of date. */
   async alone<T extends object>(
     options: CallOptions | undefined,
     work: (connection: Connection, now: number, waitMs: number) => Promise<T | Late>,
-    about: About & { readonly ms?: number } = { names: ["quota"] },
+    about: About & { readonly ms?: number },
   ): Promise<T> {
     const place = placeOf(this.home, options ?? {}, "quota");
     return send(this.home, place, about, async (connection, { waitMs }) => {
@@ -107,8 +86,7 @@ export class Desk {
   async #decide(
     connection: Connection,
     calls: readonly (readonly Part[])[],
-    again: boolean,
-    waitMs: number,
+    { again, waitMs }: Sent,
   ): Promise<(readonly Verdict[])[]> {
     for (let make = false; ; make = true) {
       const definitions: Definition[] = [];
@@ -131,7 +109,7 @@ export class Desk {
           if (bucket === undefined) {
             bucketPlaces.set(name, (bucket = buckets.length));
             buckets.push({ quota: quota.name, subject, definition, limit });
-            make ||= !this.#known.has(name);
+            make ||= !this.#known.hasAll([name]);
           } else if (limit !== buckets[bucket]?.limit) {
             // The limit is computed: the later word counts.
             buckets[bucket] = { quota: quota.name, subject, definition, limit };
@@ -150,15 +128,10 @@ export class Desk {
       });
       this.#skew = answer.at - Date.now();
       if (answer.missing) continue;
-      this.#remember(bucketPlaces.keys());
+      this.#known.add(bucketPlaces.keys());
       let next = 0;
       return calls.map((parts) => answer.verdicts.slice(next, (next += parts.length)));
     }
-  }
-
-  #remember(names: Iterable<string>): void {
-    if (this.#known.size > mostKnown) this.#known = new Set();
-    for (const name of names) this.#known.add(name);
   }
 }
 

@@ -30,9 +30,11 @@ async function eachOf<T>(
   return Promise.all(
     instancesOf(hf, "quota").all.map(async (instance) => {
       const desk = deskOf(instance);
-      const { found } = await desk.alone(undefined, async (connection) => ({
-        found: await ask(connection, desk.store),
-      }));
+      const { found } = await desk.alone(
+        undefined,
+        async (connection) => ({ found: await ask(connection, desk.store) }),
+        { names: ["quotas"] },
+      );
       return [...found];
     }),
   );

@@ -355,9 +355,11 @@ export class Quota {
     checkNames("grants", options, new Set(readNames));
     const bucket = { quota: this.name, subject: textOf(subject) };
     const desk = this.#at(bucket.subject);
-    const { grants } = await desk.alone(options, async (connection) => ({
-      grants: await desk.store.grants(connection, bucket),
-    }));
+    const { grants } = await desk.alone(
+      options,
+      async (connection) => ({ grants: await desk.store.grants(connection, bucket) }),
+      { names: [this.#nameOf(bucket.subject)] },
+    );
     return grants.map(({ id, amount, spent, priority, until, over, at }) => ({
       id,
       amount,
@@ -408,8 +410,10 @@ export class Quota {
     checkNames("peek", options, new Set(readNames));
     const bucket = { quota: this.name, subject: textOf(subject), limit: await this.#limitOf(subject) };
     const desk = this.#at(bucket.subject);
-    const found = await desk.alone(options, (connection, now) =>
-      desk.store.peek(connection, this.definition(now), bucket),
+    const found = await desk.alone(
+      options,
+      (connection, now) => desk.store.peek(connection, this.definition(now), bucket),
+      { names: [this.#nameOf(bucket.subject)] },
     );
     return this.#standing(found);
   }
@@ -451,7 +455,7 @@ export class Quota {
     const { findings, entries, repaired } = await desk.alone(
       undefined,
       (connection, now) => desk.store.reconcile(connection, this.definition(now), bucket, repair),
-      { names: [`quota ${this.name}:${bucket.subject}`], id: repair?.id, ms: patienceMs },
+      { names: [this.#nameOf(bucket.subject)], id: repair?.id, ms: patienceMs },
     );
     return { ok: findings.length === 0, entries, findings, repaired };
   }
@@ -475,8 +479,10 @@ export class Quota {
       do {
         signal?.throwIfAborted();
         const what = { before, ageMs, from, most: 2000 };
-        const done = await desk.alone(undefined, (connection) =>
-          desk.store.rollUp(connection, this.name, what),
+        const done = await desk.alone(
+          undefined,
+          (connection) => desk.store.rollUp(connection, this.name, what),
+          { names: [`quota ${this.name}`] },
         );
         entries += done.gone;
         broken.push(...done.broken);
@@ -484,6 +490,11 @@ export class Quota {
       } while (from !== undefined);
     }
     return { entries, broken };
+  }
+
+  /** As errors show it. */
+  #nameOf(subject: string): string {
+    return `quota ${this.name}:${subject}`;
   }
 
   /** Where a subject is. */
@@ -587,9 +598,11 @@ export class Quota {
   ): Promise<readonly Entry[]> {
     const bucket = { quota: this.name, subject: textOf(subject) };
     const desk = this.#at(bucket.subject);
-    const { entries } = await desk.alone(options, async (connection) => ({
-      entries: await desk.store.entries(connection, bucket, before, most),
-    }));
+    const { entries } = await desk.alone(
+      options,
+      async (connection) => ({ entries: await desk.store.entries(connection, bucket, before, most) }),
+      { names: [this.#nameOf(bucket.subject)] },
+    );
     return entries;
   }
 
@@ -608,7 +621,7 @@ export class Quota {
       (connection, now, waitMs) =>
         desk.store.amend(connection, { ...what, definition: this.definition(now), bucket, details }, waitMs),
       {
-        names: [`quota ${this.name}:${text}`],
+        names: [this.#nameOf(text)],
         id: what.id,
         named: options.id !== undefined || followsFrom(what),
         locks: true,

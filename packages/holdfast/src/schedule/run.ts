@@ -100,8 +100,11 @@ export class Active implements Run {
   async complete(tx: Transaction<unknown>): Promise<void> {
     const scope = scopeOf(tx, "run.complete(tx)");
     const { store, waitMs } = this.#keeper;
-    const ended = await scope.work(async ({ connection, joined }) =>
-      store.end(connection, this.#claimed, { state: "done" }, { waitMs, free: false, joined }),
+    const ended = await scope.work(
+      async ({ connection, joined }) =>
+        store.end(connection, this.#claimed, { state: "done" }, { waitMs, free: false, joined }),
+      undefined,
+      [`schedule ${this.name}`],
     );
     if (ended === "lost") {
       this.#lose("somebody else has it, or has ended it");

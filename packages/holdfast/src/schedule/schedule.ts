@@ -2,14 +2,13 @@ import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
 import { placeOf, send, waitedInVain } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
-import { errandMs, withConnection } from "../core/errand.ts";
+import { errandMs } from "../core/errand.ts";
 import { UnsupportedError, UsageError, message } from "../core/errors.ts";
 import { emit, traced } from "../core/events.ts";
-import { classify } from "../core/failure.ts";
 import { checkMoment, checkText, longestName, shown as shownValue } from "../core/input.ts";
 import { made } from "../core/made.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
-import { pause, retryPolicy } from "../core/retry.ts";
+import { Pauses, retryPolicy } from "../core/retry.ts";
 import { type Home, type Transaction, detached, homeOf, scopeOf } from "../core/scope.ts";
 import type { How, Soon } from "../core/store.ts";
 import type { Transactor } from "../core/transaction.ts";
@@ -342,7 +341,7 @@ class Keeping<Native> implements Schedule, Keeper {
   /** Somebody who decides about another run at this moment is waited for: that says nothing about this one. */
   async #byHand(): Promise<{ readonly claimed: Claimed | undefined; readonly sentAt: number }> {
     const started = performance.now();
-    for (let attempt = 1; ; attempt++) {
+    for (const pauses = new Pauses(10, 250); ;) {
       const sentAt = performance.now();
       const { claimed, busy } = this.#enqueue
         ? await this.#enqueueOne(this.#enqueue, "now")
@@ -351,7 +350,7 @@ class Keeping<Native> implements Schedule, Keeper {
       const waited = performance.now() - started;
       if (waited > this.waitMs)
         throw waitedInVain(this.home, { names: [`schedule ${this.name}`] }, waited, undefined);
-      await sleep(pause(policy, attempt));
+      await sleep(pauses.next());
     }
   }
 
@@ -408,25 +407,19 @@ class Keeping<Native> implements Schedule, Keeper {
 
   /** A statement of its own, again after a failure that may pass. */
   async errand<T>(work: (connection: Connection, how: How) => Soon<T>, ms?: number): Promise<T> {
-    // A client that hands out no connection runs it in a transaction of its own.
-    const how = {
-      // So that the wait is over before the errand is.
-      waitMs: Math.min(this.waitMs, (ms ?? errandMs) / 2),
-      free: this.home.database.connect !== undefined,
-    };
-    for (let attempt = 1; ; attempt++) {
-      try {
-        return await withConnection(this.home, async (connection) => work(connection, how), ms);
-      } catch (error) {
-        const failure = classify(this.home.database, error);
-        if (!failure || !policy.on.has(failure) || attempt === policy.attempts) throw error;
-        await sleep(pause(policy, attempt));
-      }
-    }
+    const place = placeOf(this.home, { separate: true }, "schedule");
+    // So that the wait is over before the errand is.
+    const waitMs = Math.min(place.waitMs, (ms ?? errandMs) / 2);
+    return send(
+      this.home,
+      { ...place, waitMs },
+      { names: [`schedule ${this.name}`], policy, ...(ms !== undefined && { ms }) },
+      async (connection, how) => work(connection, how),
+    );
   }
 
   async #loop(stop: AbortSignal, begun: PromiseWithResolvers<void>): Promise<void> {
-    let failures = 0;
+    const pauses = new Pauses(250, floorMs);
     try {
       // A pattern that cannot be read, a table that is not there: told to whoever starts it.
       void this.#rhythm;
@@ -440,11 +433,11 @@ class Keeping<Native> implements Schedule, Keeper {
       let ms: number;
       try {
         ms = await this.#turn();
-        failures = 0;
+        pauses.reset();
       } catch (error) {
         if (stop.aborted) return;
         this.#report(error);
-        ms = Math.min(floorMs, 250 * 2 ** Math.min(failures++, 10)) * (0.5 + Math.random());
+        ms = pauses.next();
       }
       await this.#sleep(ms, stop);
     }
@@ -689,8 +682,10 @@ class Keeping<Native> implements Schedule, Keeper {
     const standing = await this.#hf.transaction({}, async (tx) => {
       const scope = scopeOf(tx, "schedule");
       const how = { waitMs: this.waitMs, free: false };
-      const found = await scope.work(({ connection }) =>
-        this.#step({ take: false, wish, as: "done" }, { connection, how }),
+      const found = await scope.work(
+        ({ connection }) => this.#step({ take: false, wish, as: "done" }, { connection, how }),
+        undefined,
+        [`schedule ${this.name}`],
       );
       if (found.claimed) await enqueue(new Date(found.claimed.tick), tx);
       return found;

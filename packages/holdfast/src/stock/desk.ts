@@ -1,17 +1,11 @@
 /** Where orders of one instance come together, are sent as one statement, and get their own answers. */
-import {
-  type About,
-  type CallOptions,
-  type Together,
-  placeOf,
-  send,
-  sendTogether,
-  waitedInVain,
-} from "../core/calls.ts";
-import { Coalescer, Failed, type Terms, Undone } from "../core/coalesce.ts";
+import { Batcher } from "../batch/batcher.ts";
+import { Remembered } from "../batch/remembered.ts";
+import type { Repeats } from "../batch/repeats.ts";
+import { type About, type CallOptions, type Sent, placeOf, send } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
 import { UnsupportedError } from "../core/errors.ts";
-import { type Home, detached, homeOf } from "../core/scope.ts";
+import { type Home, homeOf } from "../core/scope.ts";
 import type { How, Soon } from "../core/store.ts";
 import { sameLines, spotName } from "./domain.ts";
 import type { Book, Order, StockStore, Verdict } from "./store.ts";
@@ -31,9 +25,6 @@ const inFlight = 2;
 const together = 64;
 /** Of what reads whole histories: not a short errand. */
 export const longMs = 600_000;
-/** Levels that are known to be there. */
-const mostKnown = 100_000;
-
 const desks = new WeakMap<object, Map<string, Desk>>();
 
 export function deskOf(hf: unknown, book: Book): Desk {
@@ -49,23 +40,20 @@ export function deskOf(hf: unknown, book: Book): Desk {
 export class Desk {
   readonly home: Home<unknown, Connection>;
   readonly book: Book;
-  readonly #coalescer: Coalescer<Call, Verdict>;
-  readonly #sending: Together<Call, Verdict> = {
-    about: (call) => this.#aboutOf(call),
-    decide: (connection, calls, { again, ...how }) => this.#decide(connection, calls, again, how),
-  };
-  #known = new Set<string>();
+  readonly #batcher: Batcher<Call, Verdict>;
+  readonly #known = new Remembered();
 
   constructor(home: Home<unknown, Connection>, book: Book) {
     this.home = home;
     this.book = book;
-    this.#coalescer = new Coalescer({
+    this.#batcher = new Batcher(home, {
+      call: "stock",
       inFlight,
       most,
       together,
-      names: ({ lines }) => lines.map(spotName),
-      run: (calls, terms) => this.#together(calls, terms),
-      late: (call, waitedMs, cause) => waitedInVain(this.home, this.#aboutOf(call), waitedMs, cause),
+      about: (call) => this.#aboutOf(call),
+      decide: (connection, calls, how) => this.#decide(connection, calls, how),
+      repeats,
     });
   }
 
@@ -75,15 +63,8 @@ export class Desk {
     return engine.stocks;
   }
 
-  async order(call: Call, options: CallOptions): Promise<Verdict> {
-    const place = placeOf(this.home, options, "stock");
-    if (!place.scope)
-      // A batch is of many callers, who are in different transactions, or in none.
-      return detached(this.home, () => this.#coalescer.add(call, place.signal, place.waitMs));
-    const [verdict] = await send(this.home, place, this.#aboutOf(call), (connection, { again, ...how }) =>
-      this.#decide(connection, [call], again, how),
-    );
-    return verdict as Verdict;
+  order(call: Call, options: CallOptions): Promise<Verdict> {
+    return this.#batcher.add(call, options);
   }
 
   /** A statement of its own, in the caller's transaction or outside of any. */
@@ -108,79 +89,33 @@ export class Desk {
     };
   }
 
-  /** The same id twice in a batch: the same content has the same answer, and other content comes after it. */
-  async #together(calls: readonly Call[], terms: Terms): Promise<readonly (Verdict | Failed)[]> {
-    const first = new Map<string, number>();
-    const now: Call[] = [];
-    /** Places in `now`; undefined: later. */
-    const places = calls.map((call) => {
-      const name = call.kind === "reserve" ? `reserve ${call.id}` : call.id;
-      const at = call.named ? first.get(name) : undefined;
-      if (at !== undefined) {
-        const other = now[at] as Call;
-        return sameOrder(call, other) ? at : undefined;
-      }
-      if (call.named) first.set(name, now.length);
-      return now.push(call) - 1;
-    });
-    const answers = await sendTogether(this.home, this.#sending, now, terms);
-    const seen = new Set<number>();
-    const others: (Verdict | Failed)[] = [];
-    for (const [i, call] of calls.entries())
-      if (places[i] === undefined) others.push(...(await this.#after(call, terms)));
-    return places.map((at) => {
-      if (at === undefined) return others.shift() as Verdict | Failed;
-      const answer = answers[at] as Verdict | Failed;
-      if (!seen.has(at)) {
-        seen.add(at);
-        return answer;
-      }
-      return answer instanceof Failed || answer.outcome !== "done"
-        ? answer
-        : { ...answer, outcome: "before" };
-    });
-  }
-
-  /** One whose id was in the batch, which is done by now: it is not undone together with it. */
-  async #after(call: Call, { until }: Terms): Promise<readonly (Verdict | Failed)[]> {
-    const started = performance.now();
-    try {
-      const { signal } = new AbortController();
-      return await sendTogether(this.home, this.#sending, [call], { until, signal });
-    } catch (error) {
-      if (!(error instanceof Undone)) throw error;
-      const waitedMs = performance.now() - started;
-      return [new Failed(waitedInVain(this.home, this.#aboutOf(call), waitedMs, error.cause))];
-    }
-  }
-
-  /** `careful`: ids may be there although nobody named them; levels are made before any is locked. */
+  /** `again`: ids may be there although nobody named them; levels are made before any is locked. */
   async #decide(
     connection: Connection,
     calls: readonly Call[],
-    careful: boolean,
-    how: How,
+    { again, ...how }: Sent,
   ): Promise<readonly Verdict[]> {
     const names = new Set(calls.flatMap(({ lines }) => lines.map(spotName)));
-    const look = careful || calls.some(({ named }) => named);
-    let make = careful;
-    for (const name of names) make ||= !this.#known.has(name);
+    const look = again || calls.some(({ named }) => named);
+    let make = again || !this.#known.hasAll(names);
     for (;;) {
       const verdicts = await this.store.decide(connection, this.book, calls, { make, look, ...how });
       if (verdicts) {
         for (const { outcome, lines } of verdicts)
-          if (outcome === "done" || outcome === "before") this.#remember(lines.map(spotName));
+          if (outcome === "done" || outcome === "before") this.#known.add(lines.map(spotName));
         return verdicts;
       }
       make = true;
     }
   }
-
-  #remember(names: readonly string[]): void {
-    if (this.#known.size > mostKnown) this.#known = new Set();
-    for (const name of names) this.#known.add(name);
-  }
 }
+
+/** Those of a batch that have the same id: a reservation's is one of its own. */
+const repeats: Repeats<Call, Verdict> = {
+  id: ({ kind, id, named }) => (named ? (kind === "reserve" ? `reserve ${id}` : id) : undefined),
+  same: sameOrder,
+  replayed: (verdict) => (verdict.outcome === "done" ? { ...verdict, outcome: "before" } : verdict),
+};
 
 function sameOrder(a: Call, b: Call): boolean {
   return (

@@ -1,6 +1,7 @@
 /** Watches what transactions do while they hold locks: how long, what beside their statements, and in which order. */
 import { isOurs } from "../core/beside.ts";
-import { HazardError, keyNames } from "../core/errors.ts";
+import { HazardError } from "../core/errors.ts";
+import { keyNames } from "../core/key.ts";
 import { type OrderStep, emit, heard } from "../core/events.ts";
 import {
   type HazardKind,

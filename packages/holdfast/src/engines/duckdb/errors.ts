@@ -14,6 +14,9 @@ const messages: readonly (readonly [RegExp, Failure])[] = [
   [/^Constraint Error: Violates foreign key/, "foreign-key"],
   [/^Constraint Error: CHECK/, "check"],
   [/^INTERRUPT Error/, "canceled"],
+  [/^Permission Error/, "denied"],
+  [/^Out of Memory Error/, "full"],
+  [/^IO Error: .*No space left on device/, "full"],
 ];
 
 export function classify({ message: text }: DriverError): Failure | undefined {

@@ -33,6 +33,24 @@ const failures: Readonly<Record<number, Failure>> = {
   1146: "schema-missing",
   // A column: the table is there, and older than this code.
   1054: "schema-missing",
+  // To a database, as a user, to a table, to a column, for want of a privilege, to a routine; and as whom nobody can sign in so.
+  1044: "denied",
+  1045: "denied",
+  1142: "denied",
+  1143: "denied",
+  1227: "denied",
+  1370: "denied",
+  1698: "denied",
+  // Disk, a table, memory.
+  1021: "full",
+  1114: "full",
+  1037: "full",
+  1038: "full",
+  1041: "full",
+  // Of the server, of the user.
+  1040: "too-many-connections",
+  1203: "too-many-connections",
+  1226: "too-many-connections",
   // Killed, shut down, aborted, network, gone away, lost during query, idle for too long.
   1053: "lost",
   1152: "lost",

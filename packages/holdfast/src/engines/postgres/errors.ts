@@ -20,6 +20,16 @@ const failures: Readonly<Record<string, Failure>> = {
   "42883": "schema-missing",
   // A column, also of what a function returns: it is there, and older than this code.
   "42703": "schema-missing",
+  "42501": "denied",
+  // Who one is, is not believed: by a password, or at all.
+  "28000": "denied",
+  "28P01": "denied",
+  // Disk, memory, what else a server has too little of, and what its settings allow.
+  "53000": "full",
+  "53100": "full",
+  "53200": "full",
+  "53400": "full",
+  "53300": "too-many-connections",
   // Terminated, crashed, starting up or shutting down.
   "57P01": "lost",
   "57P02": "lost",

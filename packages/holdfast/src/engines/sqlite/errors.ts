@@ -23,6 +23,10 @@ const codes: readonly (readonly [number, string, Failure])[] = [
   [1288, "SQLITE_READONLY_CANTINIT", "read-only"],
   [1544, "SQLITE_READONLY_DIRECTORY", "read-only"],
   [9, "SQLITE_INTERRUPT", "canceled"],
+  [3, "SQLITE_PERM", "denied"],
+  [23, "SQLITE_AUTH", "denied"],
+  [7, "SQLITE_NOMEM", "full"],
+  [13, "SQLITE_FULL", "full"],
 ];
 const failures = new Map<string | number, Failure>(
   codes.flatMap(([number, name, failure]) => [[number, failure] as const, [name, failure] as const]),

@@ -1,6 +1,5 @@
 /** What can befall an actor in the middle of what it does, as a part of a schedule. */
 import type { Step } from "./actor.ts";
-import type { Run } from "./schedule.ts";
 import { footprint } from "./statement.ts";
 
 /**
@@ -60,7 +59,11 @@ export function faultFix({ kind }: Fault): string {
 }
 
 /** Each of them, at each moment of each actor: from what it sent when it came first. */
-export function faultPlans(kinds: readonly FaultKind[], serial: Run, actors: number): PlannedFault[] {
+export function faultPlans(
+  kinds: readonly FaultKind[],
+  serial: { readonly choices: readonly { readonly chosen: number; readonly step: Step }[] },
+  actors: number,
+): PlannedFault[] {
   const plans: PlannedFault[] = [];
   for (let actor = 0; actor < actors; actor++) {
     const own = serial.choices.filter(({ chosen }) => chosen === actor);

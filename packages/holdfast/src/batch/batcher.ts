@@ -1,0 +1,129 @@
+/**
+ * Where calls of one instance come together, are sent as one statement, and get their own answers. A pattern says how a batch
+ * of its calls is built and read; this is all the rest. In the caller's transaction a call is sent by itself.
+ */
+import {
+  type About,
+  type CallOptions,
+  type Sent,
+  type Place,
+  placeOf,
+  send,
+  waitedInVain,
+} from "../core/calls.ts";
+import type { Connection } from "../core/database.ts";
+import { type Home, detached } from "../core/scope.ts";
+import { Coalescer, Failed, type Terms, Undone } from "./coalesce.ts";
+import { type Repeats, foldRepeats } from "./repeats.ts";
+import { sendTogether } from "./together.ts";
+
+export interface Batching<Item, Answer, Prepared = void> {
+  /** As errors about options name it. */
+  readonly call: string;
+  /** Batches at the same time. */
+  readonly inFlight: number;
+  /** Of one batch. */
+  readonly most: number;
+  /** So many go in one batch even if another could go at the same time. Without it: all. */
+  readonly together?: number;
+  /** What was applied cannot be found again: nothing is sent a second time that may have been. */
+  readonly once?: boolean;
+  /** What it needs for itself alone, and is known by. Those that need the same wait for each other, if one has to wait. */
+  about(item: Item): About;
+  /** Before there is a connection: what it needs may take another one. */
+  prepare?(place: Pick<Place, "scope">): Promise<Prepared>;
+  /** Answers in the order of the calls. `joined`: of one call, in its caller's transaction. */
+  decide(
+    connection: Connection,
+    items: readonly Item[],
+    how: Sent & { readonly joined: boolean; readonly prepared: Prepared },
+  ): Promise<readonly Answer[]>;
+  /** Where several calls of one batch may have the same id, and the engine wants each once. */
+  readonly repeats?: Repeats<Item, Answer>;
+  /** A batch was committed. */
+  done?(): void;
+}
+
+export class Batcher<Item, Answer, Prepared = void> {
+  readonly #home: Home<unknown, Connection>;
+  readonly #batching: Batching<Item, Answer, Prepared>;
+  readonly #coalescer: Coalescer<Item, Answer>;
+
+  constructor(home: Home<unknown, Connection>, batching: Batching<Item, Answer, Prepared>) {
+    this.#home = home;
+    this.#batching = batching;
+    const { inFlight, most, together } = batching;
+    this.#coalescer = new Coalescer({
+      inFlight,
+      most,
+      ...(together !== undefined && { together }),
+      names: (item) => batching.about(item).names,
+      run: (items, terms) => this.#run(items, terms),
+      late: (item, waitedMs, cause) => waitedInVain(home, batching.about(item), waitedMs, cause),
+    });
+  }
+
+  async add(item: Item, options: CallOptions): Promise<Answer> {
+    const { call, about, decide } = this.#batching;
+    const place = placeOf(this.#home, options, call);
+    if (!place.scope)
+      // A batch is of many callers, who are in different transactions, or in none.
+      return this.#home.started.during(call, () =>
+        detached(this.#home, () => this.#coalescer.add(item, place.signal, place.waitMs)),
+      );
+    const prepared = await this.#prepare(place);
+    const [answer] = await send(this.#home, place, about(item), (connection, how) =>
+      decide(connection, [item], { ...how, joined: true, prepared }),
+    );
+    return answer as Answer;
+  }
+
+  async #prepare(place: Pick<Place, "scope">): Promise<Prepared> {
+    return (await this.#batching.prepare?.(place)) as Prepared;
+  }
+
+  async #run(items: readonly Item[], terms: Terms): Promise<readonly (Answer | Failed)[]> {
+    const { repeats, done } = this.#batching;
+    const prepared = await this.#prepare({ scope: undefined });
+    const sending = (some: readonly Item[], until: Terms) => this.#send(some, until, prepared);
+    const answers = repeats
+      ? await foldRepeats(
+          repeats,
+          items,
+          (some) => sending(some, terms),
+          (one) => this.#after(one, terms, sending),
+        )
+      : await sending(items, terms);
+    done?.();
+    return answers;
+  }
+
+  #send(items: readonly Item[], terms: Terms, prepared: Prepared): Promise<(Answer | Failed)[]> {
+    const { about, once = false, decide } = this.#batching;
+    const together = {
+      about,
+      once,
+      decide: (connection: Connection, some: readonly Item[], how: Sent) =>
+        decide(connection, some, { ...how, joined: false, prepared }),
+    };
+    return sendTogether(this.#home, together, items, terms);
+  }
+
+  /** One whose id was in the batch, which is done by now: it is not undone together with it. */
+  async #after(
+    item: Item,
+    { until }: Terms,
+    sending: (items: readonly Item[], terms: Terms) => Promise<(Answer | Failed)[]>,
+  ): Promise<Answer | Failed> {
+    const started = performance.now();
+    try {
+      const { signal } = new AbortController();
+      const [answer] = await sending([item], { until, signal });
+      return answer as Answer | Failed;
+    } catch (error) {
+      if (!(error instanceof Undone)) throw error;
+      const waitedMs = performance.now() - started;
+      return new Failed(waitedInVain(this.#home, this.#batching.about(item), waitedMs, error.cause));
+    }
+  }
+}
