@@ -175,6 +175,18 @@ describe("what is sent first", () => {
     expect(await hf.transaction((tx) => tx.row("account", 1))).toMatchObject({ id: 1 });
   });
 
+  test("a row of a table that has got another column since", async () => {
+    const read = () => hf.transaction({ retry: false }, (tx) => tx.row("account", 2));
+    for (let i = 0; i < 3; i++) expect(await read()).toEqual({ id: 2, balance: 100 });
+    await psql.query("ALTER TABLE account ADD COLUMN note text");
+    try {
+      for (let i = 0; i < 3; i++) expect(await read()).toEqual({ id: 2, balance: 100, note: null });
+    } finally {
+      await psql.query("ALTER TABLE account DROP COLUMN note");
+    }
+    expect(await read()).toEqual({ id: 2, balance: 100 });
+  });
+
   test("at the same time as others: in the order in which it was called", async () => {
     await hf.transaction(async (tx) => {
       const ids = await Promise.all(

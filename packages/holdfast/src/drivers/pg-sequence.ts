@@ -180,7 +180,7 @@ class Asked implements Part {
 export class Sequence {
   readonly #parts: readonly Part[];
   /** Told what one has failed with that the session was to keep. */
-  readonly #onKept: (error: Error) => void;
+  readonly #onKept: (error: Error, text: string) => void;
   /** The one that is being answered. */
   #at = 0;
   /** The client's, if it has a time limit for queries. */
@@ -188,7 +188,7 @@ export class Sequence {
 
   constructor(
     steps: readonly NamedStep[],
-    { Query, types, onKept }: { Query: QueryOf; types: unknown; onKept(error: Error): void },
+    { Query, types, onKept }: { Query: QueryOf; types: unknown; onKept(error: Error, text: string): void },
   ) {
     this.#onKept = onKept;
     this.#parts = steps.map((step) =>
@@ -256,7 +256,7 @@ export class Sequence {
 
   handleError(error: Error, wire: PgWire): void {
     const [failed, ...others] = this.#parts.slice(this.#at);
-    if (failed?.name !== undefined) this.#onKept(error);
+    if (failed?.name !== undefined) this.#onKept(error, failed.text);
     failed?.handleError(error, wire);
     for (const part of others) part.handleError(error, wire);
     this.#at = this.#parts.length;

@@ -123,10 +123,13 @@ function sequenceOn(client: PgClient, pool: object): Pick<SqlConnection, "sequen
       const keeps = !unprepared.has(pool);
       const named = steps.map((step) => ({
         ...step,
-        name: step.kept && keeps ? nameOf(step.text) : undefined,
+        name: step.kept && keeps && !altered.has(step.text) ? nameOf(step.text) : undefined,
       }));
-      const onKept = (error: Error) => {
-        if (notKept.has(String((error as { code?: unknown }).code))) unprepared.add(pool);
+      const onKept = (error: Error, text: string) => {
+        const { code } = error as { code?: unknown };
+        // A table of the caller's has got other columns: that says nothing of other statements.
+        if (code === "0A000") altered.add(text);
+        else if (notKept.has(String(code))) unprepared.add(pool);
       };
       const sequence = new Sequence(named, { Query, types, onKept });
       void (client as { query(submittable: object): unknown }).query(sequence);
@@ -142,7 +145,9 @@ function sequenceOn(client: PgClient, pool: object): Pick<SqlConnection, "sequen
 const notKept = new Set(["26000", "42P05", "0A000"]);
 /** Pools, by their options, and clients whose sessions do not keep what is prepared. */
 const unprepared = new WeakSet<object>();
-/** Of texts that are constants of this library: there are few. */
+/** Texts of those whose results have had other columns once. */
+const altered = new Set<string>();
+/** Of texts that are constants of this library, or of these and a table's name: there are few. */
 const preparedNames = new Map<string, string>();
 
 /** By its text, so that what another version has left on a pooled session is not mistaken for it. */
