@@ -408,6 +408,42 @@ describe("versioned", () => {
     expect(await patient.read(3)).toMatchObject({ body: null, version: 0 });
   });
 
+  test("a function that never ends keeps others from the row for no longer than a lock would", async () => {
+    const quick = holdfast(fromPg(pool), { wait: 200 });
+    const docs = versioned<{ id: number; body: string }>(quick, "doc");
+    const [stuck, met] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+    let runs = 0;
+    const never = docs.update(7, async () => {
+      // Somebody else is faster the first time, so that the second is a turn.
+      if (++runs === 1) await psql.query("UPDATE doc SET version = version + 1 WHERE id = 7");
+      else {
+        met.resolve();
+        await stuck.promise;
+      }
+      return { body: "late" };
+    });
+    await met.promise;
+    const others = Array.from({ length: 5 }, (_, i) => docs.update(7, () => ({ body: `other ${i}` })));
+    const gone = AbortSignal.abort(new Error("not any more"));
+    await expect(docs.update(7, () => ({ body: "x" }), { signal: gone })).rejects.toThrow("not any more");
+    await Promise.all(others);
+    stuck.resolve();
+    expect(await never).toMatchObject({ body: "late", version: 7 });
+    expect(runs).toBe(3);
+  });
+
+  test("a function that writes other rows, or the same one, does not stand in its own way", async () => {
+    const docs = versioned<{ id: number; body: string }>(hf, "doc");
+    let runs = 0;
+    const outer = docs.update(8, async () => {
+      if (++runs <= 3) await docs.update(8, () => ({ body: "inner" }));
+      await docs.updateAll([9, 8], ([other]) => [{ body: `${other?.body ?? ""}x` }, undefined]);
+      return { body: "outer" };
+    });
+    expect(await outer).toMatchObject({ body: "outer", version: 4 });
+    expect(await docs.read(9)).toMatchObject({ body: "xxxx" });
+  });
+
   test("looks again at a table that has got a column", async () => {
     const docs = versioned<Record<string, unknown>>(hf, "doc");
     await docs.update(5, () => ({ body: "x" }));

@@ -78,7 +78,11 @@ function oneClient(client: PgClient): (purpose: Purpose) => Promise<Pinned<PgCli
     return {
       connection,
       native: own.proxy,
-      seal: own.seal,
+      seal() {
+        own.seal();
+        return own.sent();
+      },
+      hold: own.hold,
       async release(broken) {
         own.revoke();
         // There is no other connection to go on with: what this one has begun is undone, and it stays in use.

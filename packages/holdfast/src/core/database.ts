@@ -65,8 +65,23 @@ export interface SqlConnection extends Connection {
   untyped?(text: string): Promise<Result>;
   /** Several statements in one message, hence one round trip; no values. Absent where the client cannot. */
   script?(text: string): Promise<readonly Result[]>;
+  /**
+   * The same with values. What follows one that has failed is not run, and its promise is rejected with the same error. Absent
+   * where the client cannot.
+   */
+  sequence?(steps: readonly Step[]): readonly Promise<Result>[];
   /** Whether a statement has failed in a way that may have ended the transaction. Absent: the client cannot tell. */
   doubtful?(): boolean;
+}
+
+/** One of several statements in a message. */
+export interface Step {
+  readonly text: string;
+  readonly values: readonly unknown[];
+  /** It comes again and again: the session may keep it. */
+  readonly kept?: boolean;
+  /** Where it tells in texts what is known beforehand, the names of these. */
+  readonly columns?: readonly string[];
 }
 
 /** A connection that nobody else uses until it is released. */
@@ -79,6 +94,11 @@ export interface Pinned<Native, C extends Connection> {
    * a client that sends a statement in two steps must not do the second after COMMIT.
    */
   seal?(): void | Promise<void>;
+  /**
+   * What is sent through `native` from now on waits for this, and is not sent if it fails. Absent: `native` is there only after
+   * BEGIN, or cannot wait.
+   */
+  hold?(until: Promise<unknown>): void;
   /** `broken`: its state is not known any more, so it must not be used again. */
   release(broken?: boolean): void | Promise<void>;
 }
@@ -286,6 +306,16 @@ export interface Begun {
   readonly sessionLocks?: readonly LockRequest[];
 }
 
+/** A transaction that begins with the first statement in it. */
+export interface Later<C extends Connection> {
+  /** Begins it with what is first sent through it. */
+  readonly connection: C;
+  /** Begins it now, unless it has begun. Rejects with what that has failed with, also if it is asked again. */
+  begin(): Promise<Begun>;
+  /** The same of what was begun; undefined: nothing was. From now on nothing is begun any more. */
+  end(): Promise<Begun> | undefined;
+}
+
 /**
  * What became of a transaction. "ended": it is over, but only what it wrote can tell how. "unknown": it may even go on.
  */
@@ -304,6 +334,11 @@ export interface Engine<C extends Connection = Connection> {
   probe(connection: C, traits: ClientTraits, wish?: Strategy): Promise<Capabilities>;
   /** BEGIN, deadline and locks, in as few round trips as the client allows. Not granted: the caller rolls back. */
   begin(connection: C, open: Open): Promise<Grant & { begun?: Begun }>;
+  /**
+   * The same for a transaction without locks that nobody can tell from one that is begun with its first statement, in one
+   * message with that. Undefined: not on this connection, or not this one. `open` is asked when it is begun.
+   */
+  beginLater?(connection: C, capabilities: Capabilities, open: () => Open): Later<C> | undefined;
   /** Resolves to whether the connection is fit for others. A COMMIT that became a ROLLBACK throws. */
   end(connection: C, how: "commit" | "rollback", begun: Begun): Promise<boolean>;
   /** Before a client's own COMMIT, which may not tell: throws if the transaction is no longer what was begun. */

@@ -160,8 +160,12 @@ export interface Home<Native, C extends Connection> {
 export interface Place<Native, C extends Connection> {
   readonly connection: C;
   readonly native: Native;
+  /** Somebody wants the client's own: the transaction must have begun before anything is sent through that. */
+  readonly touched?: (() => void) | undefined;
   /** Or what makes it when it is first asked for. */
   readonly signal: AbortSignal | (() => AbortSignal);
+  /** Ends what runs in it: the same, but for the loss of the connection, which ends that by itself. */
+  readonly stop?: AbortSignal | undefined;
   readonly attempt: number;
   readonly joined: boolean;
   readonly isolation?: Isolation;
@@ -223,6 +227,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   }
 
   get client(): Native {
+    this.#place.touched?.();
     return this.#place.native;
   }
   get signal(): AbortSignal {
@@ -383,10 +388,9 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     scope.#assertOpen();
     return scope.#queue.run(async () => {
       scope.#assertOpen();
-      const { connection, joined, section } = scope.#place;
-      const own = scope.signal;
+      const { connection, joined, section, stop = scope.signal } = scope.#place;
       const capabilities = scope.#home.known() ?? (await scope.#home.capabilities(connection));
-      const abort = signal ? AbortSignal.any([signal, own]) : own;
+      const abort = signal ? AbortSignal.any([signal, stop]) : stop;
       const started = performance.now();
       try {
         const work = () => run({ connection, capabilities, joined, signal: abort, section });
@@ -535,7 +539,8 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
       await engine.savepoint(connection, name, "set").catch((error: unknown) => {
         throw this.#explain(error);
       });
-      const inner = new Scope(this.#home, { ...this.#place, signal }, [], this);
+      const stop = options.signal ? signal : this.#place.stop;
+      const inner = new Scope(this.#home, { ...this.#place, signal, stop }, [], this);
       try {
         if (requests.length > 0) await inner.lock(requests, { wait });
         const value = await this.#home.current.run(inner, () => body(inner));

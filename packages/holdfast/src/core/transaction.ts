@@ -1,7 +1,7 @@
 import { require, requireHeld } from "./capabilities.ts";
 import { Deadline } from "./deadline.ts";
 import { notConnected, withConnection } from "./errand.ts";
-import type { Begun, Connection, Failure, Isolation, Open, Pinned, Wait } from "./database.ts";
+import type { Begun, Connection, Failure, Isolation, Later, Open, Pinned, Wait } from "./database.ts";
 import { type Traces, emit, traced } from "./events.ts";
 import {
   CommitUnknownError,
@@ -18,7 +18,7 @@ import {
 } from "./errors.ts";
 import { chain, classify, explained, waited } from "./failure.ts";
 import { runInClient } from "./in-client.ts";
-import { graceMs, interruptible, within } from "./interrupt.ts";
+import { Silence, graceMs, interruptible, within } from "./interrupt.ts";
 import type { LockRequest, Lockable } from "./key.ts";
 import { present } from "./present.ts";
 import { Refused, refusal } from "./refused.ts";
@@ -277,19 +277,22 @@ class Attempt<Native, C extends Connection> {
     let outcome: Ended<T>;
     try {
       try {
-        outcome = await this.#performed(pinned, () => pinned.native, false, body);
+        outcome = await this.#performed(pinned, () => pinned.native, false, body, pinned.hold);
       } catch (error) {
         await this.#seal(pinned);
         reusable = await this.#undo(connection);
         throw error;
       }
-      if (connection.lost.aborted) throw new ConnectionLostError(this.#attempt, connection.lost.reason);
+      if (this.#opening && connection.lost.aborted)
+        throw new ConnectionLostError(this.#attempt, connection.lost.reason);
       await this.#seal(pinned);
       try {
-        reusable = await within(
-          this.#deadline.leftMs + graceMs,
-          engine.end(connection, "commit", this.#begun ?? {}),
-        );
+        reusable =
+          !this.#opening ||
+          (await within(
+            this.#deadline.leftMs + graceMs,
+            engine.end(connection, "commit", this.#begun ?? {}),
+          ));
       } catch (error) {
         const failure = classify(database, error);
         // The engine knows better where the loss came before COMMIT was sent.
@@ -328,10 +331,11 @@ class Attempt<Native, C extends Connection> {
     native: () => Native,
     begun: boolean,
     body: Body<Native, T>,
+    hold?: Pinned<Native, C>["hold"],
   ): Promise<Ended<T>> {
     const { connection } = lent;
     try {
-      return { value: await this.#perform(connection, native, begun, body) };
+      return { value: await this.#perform(connection, native, begun, body, hold) };
     } catch (error) {
       const { database, shown } = this.#home;
       const locks = this.#scope?.taken ?? [];
@@ -424,7 +428,13 @@ class Attempt<Native, C extends Connection> {
     return this.#answer(outcome as unknown as Ended<T>, undefined);
   }
 
-  async #perform<T>(connection: C, native: () => Native, begun: boolean, body: Body<Native, T>): Promise<T> {
+  async #perform<T>(
+    connection: C,
+    native: () => Native,
+    begun: boolean,
+    body: Body<Native, T>,
+    hold: Pinned<Native, C>["hold"],
+  ): Promise<T> {
     const { engine } = this.#home.database;
     const { locks, wait, isolation, readOnly } = this.#plan;
     const silent = () => (this.#abandoned = true);
@@ -455,27 +465,33 @@ class Attempt<Native, C extends Connection> {
       locks: this.#home.names(locks),
       isolation,
     }));
-    const open: Open = {
-      begun,
-      lockFirst,
-      isolation,
-      readOnly,
-      deadlineMs: this.#deadline.leftMs + this.#graceMs,
-      locks,
-      wait: wait === "nowait" ? wait : Math.min(wait, this.#deadline.leftMs + this.#graceMs),
-      names: this.#home.shown(locks),
-      capabilities,
-      signal: this.#deadline.signal,
+    const open = (): Open => {
+      const deadlineMs = this.#deadline.leftMs + this.#graceMs;
+      return {
+        begun,
+        lockFirst,
+        isolation,
+        readOnly,
+        deadlineMs,
+        locks,
+        wait: wait === "nowait" ? wait : Math.min(wait, deadlineMs),
+        names: this.#home.shown(locks),
+        capabilities,
+        signal: this.#deadline.signal,
+      };
     };
     const { site } = this.#plan;
     const section = (this.#section = this.#home.watch?.section(site));
     const locked: Locked | undefined = section && locks.length > 0 ? { kind: "key", keys: locks } : undefined;
     // There may be a transaction around it, which holds something.
     if (locked && wait !== "nowait") section?.asks(locked, site);
+    const later =
+      hold && locks.length === 0 ? engine.beginLater?.(connection, capabilities, open) : undefined;
+    if (later && hold) return this.#lazily(later, native(), hold, body);
     this.#opening = true;
     const started = performance.now();
     const begin = () =>
-      interruptible(connection, this.#deadline.signal, () => engine.begin(connection, open), silent);
+      interruptible(connection, this.#deadline.signal, () => engine.begin(connection, open()), silent);
     const grant =
       locks.length === 0
         ? await begin()
@@ -509,8 +525,41 @@ class Attempt<Native, C extends Connection> {
     return this.#watch(connection, native(), body);
   }
 
+  /** With a transaction that begins when something is first sent in it: a body that sends nothing opens none. */
+  async #lazily<T>(
+    later: Later<C>,
+    native: Native,
+    hold: NonNullable<Pinned<Native, C>["hold"]>,
+    body: Body<Native, T>,
+  ): Promise<T> {
+    let isHeld = false;
+    const touched = () => {
+      if (!isHeld) hold(later.begin());
+      isHeld = true;
+    };
+    let ended: { readonly value: T } | { readonly error: unknown };
+    try {
+      ended = { value: await this.#watch(later.connection, native, body, touched) };
+    } catch (error) {
+      ended = { error };
+    }
+    const opening = later.end();
+    this.#opening = opening !== undefined;
+    try {
+      if (opening) this.#begun = await within(this.#deadline.leftMs + graceMs, opening);
+    } catch (error) {
+      if (error instanceof Silence) this.#abandoned = true;
+      // It is why the body failed, or what it swallowed, unless it was told to stop.
+      if (this.#deadline.signal.aborted && "error" in ended) throw ended.error;
+      this.#thrown = undefined;
+      throw error;
+    }
+    if ("error" in ended) throw ended.error;
+    return ended.value;
+  }
+
   /** Runs the body until it ends, or until it has been told to stop and did not. */
-  async #watch<T>(connection: C, native: Native, body: Body<Native, T>): Promise<T> {
+  async #watch<T>(connection: C, native: Native, body: Body<Native, T>, touched?: () => void): Promise<T> {
     const { locks, isolation, readOnly } = this.#plan;
     this.#connection = connection;
     this.#deadline.signal.throwIfAborted();
@@ -531,7 +580,9 @@ class Attempt<Native, C extends Connection> {
       {
         connection,
         native,
+        touched,
         signal,
+        stop: outer,
         attempt: this.#attempt,
         joined: false,
         isolation,

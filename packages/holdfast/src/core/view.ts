@@ -10,6 +10,10 @@ export interface View<T extends object> {
   readonly proxy: T;
   /** From now on nothing is sent but what ends the transaction: a client that writes COMMIT itself has yet to do so. */
   seal(): void;
+  /** From now on what is sent waits for this, in its order, and is not sent if it fails. */
+  hold(until: Promise<unknown>): void;
+  /** Resolves when what was held has been sent, or never will be. */
+  sent(): Promise<void> | undefined;
   /** From now on nothing can be called at all. */
   revoke(): void;
   /** Resolves when what was called has been answered. */
@@ -27,6 +31,8 @@ export interface ViewOptions {
   readonly tracked?: boolean;
   /** Whether a call of one of them ends the transaction. */
   readonly ends?: (name: string, args: readonly unknown[]) => boolean;
+  /** Sends when it may be sent, and returns what the method would. Left out: a promise. */
+  readonly later?: (until: Promise<unknown>, args: readonly unknown[], send: () => unknown) => unknown;
 }
 
 const targets = new WeakMap<object, object>();
@@ -75,16 +81,35 @@ export function endsTransaction(statement: unknown): boolean {
   return ending.test(words) || savepoint.test(words);
 }
 
+const nothing = (): void => {};
+
+function promised(until: Promise<unknown>, _: readonly unknown[], send: () => unknown): Promise<unknown> {
+  return until.then(send);
+}
+
 export function view<T extends object>(
   target: T,
-  { makers = [], senders, tracked = false, ends = () => false }: ViewOptions = {},
+  { makers = [], senders, tracked = false, ends = () => false, later = promised }: ViewOptions = {},
 ): View<T> {
   let state: "open" | "sealed" | "revoked" = "open";
   const running = new Set<Promise<unknown>>();
   const failures = new Set<(error: Error) => void>();
+  const sends = (name: string) => !senders || senders.includes(name);
   const check = (name: string, args: readonly unknown[]) => {
     if (state === "open") return;
-    if (state === "revoked" || ((!senders || senders.includes(name)) && !ends(name, args))) throw over();
+    if (state === "revoked" || (sends(name) && !ends(name, args))) throw over();
+  };
+  let held: Promise<unknown> | undefined;
+  let isOver = false;
+  /** Called, and not sent yet: what comes after must not overtake it. */
+  let waiting = 0;
+  const whenFree = (name: string, args: readonly unknown[], send: () => unknown): unknown => {
+    if (!held || !sends(name) || (isOver && waiting === 0)) return send();
+    waiting++;
+    return later(held, args, () => {
+      waiting--;
+      return send();
+    });
   };
   const show = <O extends object>(object: O, whole = false): O => {
     const proxy: O = new Proxy(object, {
@@ -96,7 +121,8 @@ export function view<T extends object>(
           // Of what was made of it, a statement that was prepared, arguments are values.
           if (whole && speaking.has(name)) sectionHere()?.sent(args[0]);
           // Methods of native objects work on the object itself only.
-          const made: unknown = Reflect.apply(value as (...a: unknown[]) => unknown, object, args);
+          const call = (): unknown => Reflect.apply(value as (...a: unknown[]) => unknown, object, args);
+          const made = whenFree(String(name), args, call);
           if (made === object) return proxy;
           if (tracked && made instanceof Promise) {
             running.add(made);
@@ -128,6 +154,11 @@ export function view<T extends object>(
     seal() {
       if (state === "open") state = "sealed";
     },
+    hold(until) {
+      held = until;
+      until.then(() => (isOver = true), nothing);
+    },
+    sent: () => (waiting > 0 ? held?.then(nothing, nothing) : undefined),
     revoke() {
       state = "revoked";
     },

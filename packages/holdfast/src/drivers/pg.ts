@@ -4,7 +4,8 @@ import type { DriverError, Pinned, Purpose, Result, Room, Seen, SqlConnection } 
 import { observeMethod } from "../core/observe.ts";
 import { unlessAborted } from "../core/queue.ts";
 import { sql } from "../core/sql.ts";
-import { type ViewOptions, behind, endsTransaction, view } from "../core/view.ts";
+import { type View, type ViewOptions, behind, endsTransaction, view } from "../core/view.ts";
+import { type PgWire, type QueryOf, Sequence } from "./pg-sequence.ts";
 import { render } from "../engines/postgres/index.ts";
 
 /** The part of a `pg` Client that is used here: any version or fork that has it will do. */
@@ -40,6 +41,10 @@ interface Innards {
   host?: string;
   port?: number;
   connection?: unknown;
+  /** It sends queries before the last one is answered. */
+  pipeline?: boolean;
+  /** How it reads values. */
+  _types?: unknown;
 }
 
 interface Wire {
@@ -97,10 +102,40 @@ export function pgConnection(given: PgClient, options?: object): SqlConnection {
       const results = await client.query(text);
       return (Array.isArray(results) ? (results as PgResult[]) : [results as PgResult]).map(result);
     },
+    ...sequenceOn(client, options ?? client),
     ...(canCancel(client) && { cancel: () => cancel(client, options) }),
   };
   connections.set(client, connection);
   return connection;
+}
+
+/** Only a client in JavaScript, which answers one query after the other, takes what is not a query of its own. */
+function sequenceOn(client: PgClient, pool: object): Pick<SqlConnection, "sequence"> {
+  const { connection: wire, pipeline, _types: types } = client as Innards;
+  const { Query } = client.constructor as { Query?: QueryOf };
+  const speaks = ["parse", "bind", "describe", "execute", "sync"].every(
+    (name) => typeof (wire as Record<string, unknown> | undefined)?.[name] === "function",
+  );
+  if (!speaks || !(wire as Partial<PgWire>).parsedStatements || pipeline || !Query) return {};
+  if (typeof (Query.prototype as { prepare?: unknown }).prepare !== "function") return {};
+  return {
+    sequence(steps) {
+      const keeps = !unprepared.has(pool);
+      const named = steps.map((step) => ({
+        ...step,
+        name: step.kept && keeps && !altered.has(step.text) ? nameOf(step.text) : undefined,
+      }));
+      const onKept = (error: Error, text: string) => {
+        const { code } = error as { code?: unknown };
+        // A table of the caller's has got other columns: that says nothing of other statements.
+        if (code === "0A000") altered.add(text);
+        else if (notKept.has(String(code))) unprepared.add(pool);
+      };
+      const sequence = new Sequence(named, { Query, types, onKept });
+      void (client as { query(submittable: object): unknown }).query(sequence);
+      return sequence.answers;
+    },
+  };
 }
 
 /**
@@ -110,7 +145,9 @@ export function pgConnection(given: PgClient, options?: object): SqlConnection {
 const notKept = new Set(["26000", "42P05", "0A000"]);
 /** Pools, by their options, and clients whose sessions do not keep what is prepared. */
 const unprepared = new WeakSet<object>();
-/** Of texts that are constants of this library: there are few. */
+/** Texts of those whose results have had other columns once. */
+const altered = new Set<string>();
+/** Of texts that are constants of this library, or of these and a table's name: there are few. */
 const preparedNames = new Map<string, string>();
 
 /** By its text, so that what another version has left on a pooled session is not mistaken for it. */
@@ -255,7 +292,30 @@ export async function listenPg(
 }
 
 /** What a body may send through a client once it has ended: nothing but the end that an ORM writes. */
-export const pgView: ViewOptions = { senders: ["query"], ends: (_, [first]) => endsTransaction(first) };
+export const pgView: ViewOptions = {
+  senders: ["query"],
+  ends: (_, [first]) => endsTransaction(first),
+  later: queryLater,
+};
+
+interface Submittable {
+  handleError(error: unknown, wire: unknown): void;
+}
+
+/** `client.query` returns a promise, or the query itself if it was given one, or nothing if it is to call back. */
+function queryLater(until: Promise<unknown>, args: readonly unknown[], send: () => unknown): unknown {
+  const [first] = args;
+  const submitted = typeof (first as { submit?: unknown } | null)?.submit === "function";
+  const callback = args.findLast((arg) => typeof arg === "function") as
+    ((error: unknown) => void) | undefined;
+  const sent = until.then(send);
+  if (!submitted && !callback) return sent;
+  const fail = (error: unknown) =>
+    callback ? callback(error) : (first as Submittable).handleError(error, undefined);
+  // Out of the promise, which would swallow what they throw.
+  sent.catch((error: unknown) => process.nextTick(fail, error));
+  return submitted ? first : undefined;
+}
 
 const heard = new WeakSet<object>();
 
@@ -287,11 +347,15 @@ export async function checkOutPg(
 ): Promise<Pinned<PgClient, SqlConnection>> {
   listenToClients(pool);
   const client = await unlessAborted(pool.connect(), signal, (late) => late.release());
-  const seen = view<PgClient>(client, pgView);
+  const seen: View<PgClient> = view(client, pgView);
   return {
     connection: pgConnection(client, options),
     native: seen.proxy,
-    seal: seen.seal,
+    seal() {
+      seen.seal();
+      return seen.sent();
+    },
+    hold: seen.hold,
     release(broken) {
       seen.revoke();
       client.release(broken === true);

@@ -11,7 +11,7 @@ import {
   shownKey,
 } from "../core/errors.ts";
 import { emit, traced } from "../core/events.ts";
-import { interruptible } from "../core/interrupt.ts";
+import { boundedBy } from "../core/interrupt.ts";
 import type { Lockable } from "../core/key.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
 import {
@@ -385,23 +385,6 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     const { usable } = found;
     if (found.reason === "busy") throw new LockNotAvailableError(blocked, usable);
     throw new LockTimeoutError({ ...blocked, waitedMs }, found.cause, usable);
-  }
-}
-
-async function boundedBy<T>(
-  connection: Connection,
-  ms: number,
-  run: () => Promise<T>,
-): Promise<{ value: T } | undefined> {
-  const patience = new AbortController();
-  const timer = setTimeout(() => patience.abort(), ms);
-  try {
-    return { value: await interruptible(connection, patience.signal, run) };
-  } catch (error) {
-    if (error === patience.signal.reason) return undefined;
-    throw error;
-  } finally {
-    clearTimeout(timer);
   }
 }
 

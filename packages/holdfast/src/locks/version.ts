@@ -25,6 +25,7 @@ import type { RowCall, TableShape, Tables } from "../core/tables.ts";
 import type { Transactor } from "../core/transaction.ts";
 import { isOpaque } from "../core/thrown.ts";
 import { keyValues } from "./rows.ts";
+import { type Turn, turnsOf } from "./turns.ts";
 
 export interface VersionedOptions {
   /** The columns that name a row. Default: the primary key. */
@@ -105,7 +106,7 @@ export class Versioned<R extends object, Native = unknown> {
     change: (row: R) => Changes<R> | Promise<Changes<R>>,
     options: UpdateOptions<Native> = {},
   ): Promise<R> {
-    return this.#untilFresh(options, this.#attempts, async (attempt) => {
+    return this.#untilFresh(options, [id], this.#attempts, async (attempt) => {
       const [row] = await this.#work(options, (work) => this.#read(work, [id]));
       if (!row) throw new RowsMissingError(this.#name, [id]);
       const changes = await change(row as R);
@@ -126,15 +127,9 @@ export class Versioned<R extends object, Native = unknown> {
     change: (rows: R[]) => readonly Changes<R>[] | Promise<readonly Changes<R>[]>,
     options: UpdateOptions<Native> = {},
   ): Promise<R[]> {
-    if (
-      new Set(
-        ids.map((id) =>
-          JSON.stringify(id, (_, value: unknown) => (typeof value === "bigint" ? String(value) : value)),
-        ),
-      ).size < ids.length
-    )
+    if (new Set(ids.map(nameOf)).size < ids.length)
       throw new UsageError("updateAll: a row is named twice, and would be written twice");
-    return this.#untilFresh(options, this.#attempts, async (attempt) => {
+    return this.#untilFresh(options, ids, this.#attempts, async (attempt) => {
       const rows = await this.#work(options, (work) => this.#read(work, ids));
       const missing = ids.filter((_, i) => rows[i] === undefined);
       if (missing.length > 0) throw new RowsMissingError(this.#name, missing);
@@ -178,7 +173,8 @@ export class Versioned<R extends object, Native = unknown> {
         "updateAfter: slow work inside of a transaction would hold its locks; it opens its own",
       );
     const never = new AbortController().signal;
-    return this.#untilFresh(options, Math.min(3, this.#attempts), async (attempt) => {
+    // Slow work is not waited for in line: who comes second may be done first.
+    return this.#untilFresh(options, [], Math.min(3, this.#attempts), async (attempt) => {
       const [row] = await this.#work(options, (w) => this.#read(w, [id]));
       if (!row) throw new RowsMissingError(this.#name, [id]);
       const found = await work(row as R, options.signal ?? never);
@@ -211,9 +207,13 @@ export class Versioned<R extends object, Native = unknown> {
     return this.#table.path.join(".");
   }
 
-  /** Runs `attempt` until it does not throw `StaleVersionError`, or has been run often enough. */
+  /**
+   * Runs `attempt` until it does not throw `StaleVersionError`, or has been run often enough. Callers of this process that
+   * have met at a row stand in line for it: from then on only other processes can spoil an attempt.
+   */
   async #untilFresh<T>(
     options: UpdateOptions<Native>,
+    ids: readonly RowKey<R>[],
     attempts: number,
     attempt: (attempt: number) => Promise<T>,
   ): Promise<T> {
@@ -222,18 +222,31 @@ export class Versioned<R extends object, Native = unknown> {
     const most = options.attempts === undefined ? attempts : checkAttempts(options.attempts);
     const stale = (count: number) =>
       emit("holdfast:version:stale", () => ({ table: this.#name, attempt: count }));
-    return retrying(({ attempt: count }) => attempt(count), {
-      why: (error) => this.#meaning(error, options),
-      on: new Set(["stale", "conflict"]),
-      attempts: most,
-      pauseMs: (count) => Math.random() * Math.min(longestPauseMs, firstPauseMs * 2 ** count),
-      signal: options.signal,
-      again: ({ attempt: count }) => stale(count),
-      async failed(error, { why, attempts: count }) {
-        if (why !== undefined) stale(count);
-        if (why === "conflict") throw SerializationError.after(count, error);
-      },
-    });
+    const lines = this.#lines(options, ids);
+    const met = lines?.some((line) => turnsOf(this.#home).has(line)) ?? false;
+    let turn: Turn | undefined;
+    const run = async (count: number) => {
+      if (lines && !turn && (met || count > 1)) turn = await this.#turn(lines, options);
+      return turn ? turn.run(() => attempt(count)) : attempt(count);
+    };
+    try {
+      return await retrying(({ attempt: count }) => run(count), {
+        why: (error) => this.#meaning(error, options),
+        on: new Set(["stale", "conflict"]),
+        attempts: most,
+        // Who is about to stand in line waits there.
+        pauseMs: (count) =>
+          lines && !turn ? 0 : Math.random() * Math.min(longestPauseMs, firstPauseMs * 2 ** count),
+        signal: options.signal,
+        again: ({ attempt: count }) => stale(count),
+        async failed(error, { why, attempts: count }) {
+          if (why !== undefined) stale(count);
+          if (why === "conflict") throw SerializationError.after(count, error);
+        },
+      });
+    } finally {
+      turn?.leave();
+    }
   }
 
   /** "stale", and "gone": the row has another version. "conflict": undone for the sake of others, which means the same. */
@@ -241,6 +254,41 @@ export class Versioned<R extends object, Native = unknown> {
     if (isOpaque(error)) return undefined;
     if (error instanceof StaleVersionError) return error.found === undefined ? "gone" : "stale";
     return this.#conflicts(error, options) ? "conflict" : undefined;
+  }
+
+  /**
+   * The names of the rows' lines. Undefined where nobody is to stand in one: in a transaction, which holds what somebody in
+   * line may wait for, and in somebody's turn.
+   */
+  #lines(options: UpdateOptions<Native>, ids: readonly RowKey<R>[]): readonly string[] | undefined {
+    if (ids.length === 0 || turnsOf(this.#home).inside || scopeFor(this.#home, options, "versioned"))
+      return undefined;
+    // In one order, so that two callers with several rows do not wait for each other.
+    return ids.map((id) => `${this.#name} ${nameOf(id)}`).toSorted();
+  }
+
+  /** Whoever has waited for as long as for a lock goes on without: what it writes is compared in any case. */
+  async #turn(lines: readonly string[], { signal }: UpdateOptions<Native>): Promise<Turn | undefined> {
+    const turns = turnsOf(this.#home);
+    const until = performance.now() + this.#waitMs;
+    const taken: Turn[] = [];
+    const leave = () => {
+      for (const turn of taken) turn.leave();
+    };
+    try {
+      for (const line of lines) {
+        const turn = await turns.take(line, Math.max(1, until - performance.now()), signal);
+        if (!turn) break;
+        taken.push(turn);
+      }
+    } catch (error) {
+      leave();
+      throw error;
+    }
+    const [first] = taken;
+    if (first && taken.length === lines.length) return { run: (work) => first.run(work), leave };
+    leave();
+    return undefined;
   }
 
   /** Whether the server has undone a write that was a transaction of its own. Others are run again as a whole. */
@@ -421,6 +469,11 @@ export class Versioned<R extends object, Native = unknown> {
     const [now] = await this.#read(work, [id]);
     throw new StaleVersionError(this.#name, id, row[this.#version], now?.[this.#version], attempt);
   }
+}
+
+/** The same for the same key; two ways to write one key may have two. */
+function nameOf(id: unknown): string {
+  return JSON.stringify(id, (_, value: unknown) => (typeof value === "bigint" ? String(value) : value));
 }
 
 function isNothing(changes: unknown): changes is undefined | null {

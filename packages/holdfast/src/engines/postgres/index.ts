@@ -5,6 +5,7 @@ import { audits } from "./audit.ts";
 import { classify, hopeless, violated, waited } from "./errors.ts";
 import { begin, end, settle } from "./begin.ts";
 import { inspect } from "./inspect.ts";
+import { beginLater } from "./later.ts";
 import { holders, lock } from "./locks.ts";
 import { leases } from "./leases.ts";
 import { outcome } from "./outcome.ts";
@@ -33,6 +34,7 @@ export const postgres: Engine<SqlConnection> = {
   name: "postgres",
   probe,
   begin,
+  beginLater,
   end,
   settle,
   async savepoint(connection, name, action) {

@@ -41,7 +41,9 @@ export async function run(
   connection: SqlConnection,
   statements: readonly string[],
 ): Promise<readonly Result[]> {
-  if (connection.script) return connection.script(statements.join("; "));
+  const { script, sequence } = connection;
+  if (script) return script(statements.join("; "));
+  if (sequence) return Promise.all(sequence(statements.map((text) => ({ text, values: [] }))));
   const results: Result[] = [];
   for (const text of statements) results.push(await connection.query(sql.raw(text)));
   return results;

@@ -1,4 +1,4 @@
-import type { Result, SqlConnection } from "../../core/database.ts";
+import type { SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError } from "../../core/errors.ts";
 import { key } from "../../core/key.ts";
 import type { ClaimedJob, Ended, FailedJob, NewJob, QueueCounts, Queues, Where } from "../../core/queues.ts";
@@ -6,7 +6,7 @@ import { type Statement, sql } from "../../core/sql.ts";
 import { hexText } from "./dialect.ts";
 import { newest } from "./fences.ts";
 import { argument } from "./keys.ts";
-import { failureOf } from "./locks.ts";
+import { failureOf, run } from "./locks.ts";
 import { impatient, patiently } from "./patience.ts";
 import { isTrue } from "./probe.ts";
 import { list, texts } from "./values.ts";
@@ -264,7 +264,7 @@ export const queues: Queues<SqlConnection> = {
   async take(connection, queue, { savepoint, most, where, whole, onward }) {
     const { floors } = where;
     const priorities = sorted(floors);
-    const [taken] = await inOne(connection, [
+    const [taken] = await run(connection, [
       `SELECT jobs, last FROM holdfast.queue_take_jobs(${Math.trunc(queue)}, ${Math.trunc(most)}, '${list(priorities)}'::smallint[],
   '${list(priorities.map((priority) => floors.get(priority)))}'::bigint[], ${whole}, ${literal(onward)})`,
       `SAVEPOINT ${savepoint}`,
@@ -274,7 +274,7 @@ export const queues: Queues<SqlConnection> = {
   },
 
   async takeOne(connection, queue, { id, priority, group }, { savepoint }) {
-    const [taken] = await inOne(connection, [
+    const [taken] = await run(connection, [
       `SELECT holdfast.queue_take_one(${Math.trunc(queue)}, ${Math.trunc(id)}, ${Math.trunc(priority)}::smallint, ${literal(group)}) AS jobs`,
       `SAVEPOINT ${savepoint}`,
     ]);
@@ -282,7 +282,7 @@ export const queues: Queues<SqlConnection> = {
   },
 
   async another(connection, savepoint, saved) {
-    await inOne(connection, [...(saved ? [`RELEASE SAVEPOINT ${savepoint}`] : []), `SAVEPOINT ${savepoint}`]);
+    await run(connection, [...(saved ? [`RELEASE SAVEPOINT ${savepoint}`] : []), `SAVEPOINT ${savepoint}`]);
   },
 
   async settle(connection, queue, jobs, failure) {
@@ -454,14 +454,6 @@ const tooLarge = new Set(["HF413", "54000", "53200"]);
 function isTooLarge(connection: SqlConnection, error: unknown): boolean {
   const { code } = (connection.unwrap?.(error) ?? error) as { code?: unknown };
   return tooLarge.has(String(code));
-}
-
-/** In one message, where the client can. */
-async function inOne(connection: SqlConnection, statements: readonly string[]): Promise<readonly Result[]> {
-  if (connection.script) return connection.script(statements.join("; "));
-  const results: Result[] = [];
-  for (const text of statements) results.push(await connection.query(sql.raw(text)));
-  return results;
 }
 
 /** It may have been completed in a transaction of its handler: then there is a mark to be deleted. */

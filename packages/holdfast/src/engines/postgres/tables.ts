@@ -270,7 +270,9 @@ async function select(connection: SqlConnection, call: RowCall): Promise<Selecti
     // One row that is free needs no bounded wait, which costs the server a sixth of the whole transaction. (Of several
     // rows the later ones must not be locked while an earlier one is waited for.)
     if ("keys" in which && which.keys.length === 1) {
-      const { rows } = await connection.query(immediate({ ...call, wait: "skip" }));
+      const statement = immediate({ ...call, wait: "skip" });
+      // One key is the same plan for all values. As a transaction's first statement it may be kept by the session.
+      const { rows } = await (connection.prepared?.(statement) ?? connection.query(statement));
       if (rows.length > 0) return { granted: true, rows };
     }
     const { rows } = await connection.query(waiting(call, wait));

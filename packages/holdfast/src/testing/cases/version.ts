@@ -1,7 +1,7 @@
 import { RowsMissingError, StaleVersionError, UsageError } from "../../core/errors.ts";
 import { versioned } from "../../index.ts";
 import { type Ground, execute } from "../ground.ts";
-import { assert, sql, suite, where } from "./support.ts";
+import { Gate, assert, sql, suite, where } from "./support.ts";
 
 /** Clients differ in what they make of an integer. */
 type Integer = number | bigint | string;
@@ -63,6 +63,37 @@ export const versionCases = suite("versioned", {
       return { balance: Number(balance) * 2 };
     });
     assert.deepEqual([runs, ...numbers(row)], [4, 206, 4]);
+  }),
+
+  "lets callers that have met at a row take turns": versionCase(async (ground) => {
+    const table = await accounts(ground);
+    const rows = versioned<Account>(ground.hf, table);
+    const others = versioned<Account>(ground.other, table);
+    const [callers, all] = [20, new Gate()];
+    let runs = 0;
+    const take = (id: number) =>
+      rows.update(id, async ({ balance }) => {
+        // Nobody writes before everybody has read.
+        if (++runs === callers) all.open();
+        await all.opened;
+        return { balance: Number(balance) - 1 };
+      });
+    await Promise.all(Array.from({ length: callers }, () => take(1)));
+    // One was the first; each of the others has decided in vain once, and not again.
+    assert.deepEqual([runs, ...numbers((await rows.read(1)) as Account)], [2 * callers - 1, 80, 20]);
+    // Those of other instances and processes stand in no line of ours.
+    const give = async () => void (await others.update(1, (row) => ({ balance: Number(row.balance) + 1 })));
+    await Promise.all([...Array.from({ length: 10 }, () => take(1)), ...Array.from({ length: 3 }, give)]);
+    assert.deepEqual(numbers((await rows.read(1)) as Account), [73, 33]);
+    // Several rows: some of them the same, and none waited for by two in different orders.
+    const move = (from: number, to: number) =>
+      rows.updateAll([from, to], ([a, b]) => [
+        { balance: Number(a?.balance) - 1 },
+        { balance: Number(b?.balance) + 1 },
+      ]);
+    await Promise.all([move(1, 2), move(2, 3), move(3, 1), move(2, 1), take(2), take(3)]);
+    const now = await Promise.all([1, 2, 3].map(async (id) => Number((await rows.read(id))?.balance)));
+    assert.deepEqual(now, [74, 98, 99]);
   }),
 
   "gives up with both versions": versionCase(async (ground) => {
