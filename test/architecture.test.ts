@@ -105,7 +105,8 @@ function mayImport(from: string, to: string, typeOnly: boolean, entrances: Reado
   if (theirs === "core") return true;
   switch (mine) {
     case "core":
-      return false;
+      // The seam names the contracts of patterns, which engines implement.
+      return typeOnly && to.endsWith("/store.ts");
     case "adapters":
       // Not one another: each is one door. What several need of a driver is in `drivers`.
       // An extension of a client, such as Prisma's, makes an instance of its own.
@@ -128,7 +129,14 @@ function mayImport(from: string, to: string, typeOnly: boolean, entrances: Reado
         !theirs.startsWith("engines")
       );
     default:
-      if (mine.startsWith("engines/")) return theirs === mine || (typeOnly && to.endsWith("/store.ts"));
+      if (mine.startsWith("engines/"))
+        // What is decided is written once, beside the contract.
+        return (
+          theirs === mine ||
+          theirs === "engines/sql" ||
+          (typeOnly && to.endsWith("/store.ts")) ||
+          (mine === "engines/sql" && to.endsWith("/decide.ts"))
+        );
       // `locks`, and whatever else the shared code is made of.
       return theirs === mine;
   }
@@ -279,6 +287,9 @@ describe("directions inside the library", () => {
     ["engines/x/a.ts", "../../adapters/pg.ts"],
     ["engines/x/a.ts", "../../locks/hold.ts"],
     ["engines/x/a.ts", "../../jobs/store.ts"],
+    ["engines/sql/a.ts", "../../jobs/store.ts"],
+    ["engines/sql/a.ts", "../x/index.ts"],
+    ["core/a.ts", "../jobs/store.ts"],
     ["adapters/a.ts", "./b.ts"],
     ["adapters/a.ts", "../sharded.ts"],
     ["drivers/a.ts", "../holdfast.ts"],
@@ -315,7 +326,9 @@ describe("directions inside the library", () => {
   });
 
   test.each([
-    ["engines/x/a.ts", `import type { A } from "../../jobs/store.ts";`],
+    ["core/a.ts", `import type { A } from "../jobs/store.ts";`],
+    ["engines/x/a.ts", `import type { A } from "../../jobs/store.ts"; import { b } from "../sql/b.ts";`],
+    ["engines/sql/a.ts", `import { a } from "../../jobs/decide.ts";`],
     ["engines/x/a.ts", `import { a } from "./b.ts"; import { c } from "../../core/c.ts";`],
     ["adapters/a.ts", `import { a } from "../engines/x/index.ts"; import { b } from "../drivers/b.ts";`],
     ["testing/cases/a.ts", `import { a } from "../../holdfast.ts"; import { b } from "../../index.ts";`],

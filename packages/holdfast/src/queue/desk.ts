@@ -13,13 +13,13 @@ import {
 } from "../core/calls.ts";
 import { Coalescer } from "../core/coalesce.ts";
 import type { Connection } from "../core/database.ts";
-import { again, undone, withConnection } from "../core/errand.ts";
+import { again, errandMs, undone, withConnection } from "../core/errand.ts";
 import { NoConnectionError, UnsupportedError } from "../core/errors.ts";
 import { Silence, within } from "../core/interrupt.ts";
 import type { Lockable } from "../core/key.ts";
-import type { Added, NewJob, Queues } from "../core/queues.ts";
 import { type Home, detached, homeOf } from "../core/scope.ts";
 import { Rounds } from "./rounds.ts";
+import type { Added, How, Leased, NewJob, QueueStore } from "./store.ts";
 
 /** A lock of a session. Its signal aborts when the session is lost. */
 export interface Session extends AsyncDisposable {
@@ -41,8 +41,8 @@ const besideMs = 300;
 
 const desks = new WeakMap<object, Desk>();
 
-export function deskOf(hf: unknown): Desk {
-  const home = homeOf(hf, "queue");
+export function deskOf(hf: unknown, call = "queue"): Desk {
+  const home = homeOf(hf, call);
   let desk = desks.get(home);
   if (!desk) desks.set(home, (desk = new Desk(home, hf as Instance)));
   return desk;
@@ -60,7 +60,7 @@ export class Desk {
   readonly bell: Bell<unknown, Connection>;
   readonly #numbers = new Map<string, Promise<number>>();
   readonly #lines = new Map<string, Line>();
-  readonly #marks: Coalescer<{ readonly lease: number; readonly place: number }, boolean>;
+  readonly #marks: Coalescer<Leased, boolean>;
   readonly rounds = new Rounds(this);
 
   constructor(home: Home<unknown, Connection>, instance: Instance) {
@@ -71,38 +71,45 @@ export class Desk {
     this.#marks = new Coalescer({
       inFlight: 2,
       most: 500,
-      run: (of) => this.ask((connection) => this.store.completed(connection, of)),
+      run: (of) => this.ask((connection, how) => this.store.completion.completed(connection, of, how)),
     });
   }
 
-  get store(): Queues<Connection> {
+  get store(): QueueStore<Connection> {
     const { engine } = this.home.database;
     if (!engine.queues) throw new UnsupportedError(`queue: ${engine.name} does not have queues yet`);
     return engine.queues;
   }
 
   /** Of workers: by itself, and not again if it may have been done. */
-  async ask<T>(work: (connection: Connection) => Promise<T>): Promise<T> {
-    const free = this.home.database.connect !== undefined;
+  async ask<T>(work: (connection: Connection, how: How) => Promise<T>, on = undone): Promise<T> {
+    const how = this.#how({ scope: undefined, waitMs: errandMs });
     const errand = async (connection: Connection) => {
-      await known(this.home, connection, free);
-      return work(connection);
+      await known(this.home, connection, how.free);
+      return work(connection, how);
     };
-    return again(this.home.database, () => withConnection(this.home, errand), undone);
+    return again(this.home.database, () => withConnection(this.home, errand), on);
+  }
+
+  /** A client that hands out no connection runs whatever it is sent in a transaction of its own. */
+  #how({ scope, waitMs }: Pick<Place, "scope" | "waitMs">): How {
+    return { free: scope === undefined && this.home.database.connect !== undefined, waitMs };
   }
 
   /** Of callers: in their transaction, if they are in one. What it does may be done again. */
   async call<T>(
     options: CallOptions,
     name: string,
-    work: (connection: Connection, number: number) => Promise<T>,
+    work: (connection: Connection, number: number, how: How) => Promise<T>,
   ): Promise<T> {
     const place = placeOf(this.home, options, "queue");
     const number = await this.number(name, place);
-    return send(this.home, place, aboutOf(name), (connection) => work(connection, number));
+    return send(this.home, place, aboutOf(name), (connection, { waitMs }) =>
+      work(connection, number, this.#how({ scope: place.scope, waitMs })),
+    );
   }
 
-  completed(mark: { readonly lease: number; readonly place: number }): Promise<boolean> {
+  completed(mark: Leased): Promise<boolean> {
     return this.#marks.add(mark);
   }
 
@@ -112,12 +119,17 @@ export class Desk {
    */
   async number(name: string, place: Pick<Place, "scope"> = { scope: undefined }): Promise<number> {
     const { scope } = place;
-    const open = (connection: Connection) => this.store.open(connection, name, undefined);
-    if (scope && this.home.database.traits.single) return scope.work(({ connection }) => open(connection));
+    const open = (connection: Connection, inside: Place["scope"], waitMs: number) =>
+      this.store.open(connection, name, undefined, this.#how({ scope: inside, waitMs }));
+    const inside = (of: NonNullable<Place["scope"]>) =>
+      of.work(({ connection }) => open(connection, of, errandMs));
+    if (scope && this.home.database.traits.single) return inside(scope);
     let asking = this.#numbers.get(name);
     if (!asking) {
       const apart = placeOf(this.home, { separate: true }, "queue");
-      asking = send(this.home, apart, aboutOf(name), open);
+      asking = send(this.home, apart, aboutOf(name), (connection, { waitMs }) =>
+        open(connection, undefined, waitMs),
+      );
       this.#numbers.set(name, asking);
       asking.catch(() => this.#numbers.delete(name));
     }
@@ -126,8 +138,7 @@ export class Desk {
       return await within(besideMs, asking);
     } catch (error) {
       // Everybody who holds a connection may be waiting for one more.
-      if (error instanceof Silence || error instanceof NoConnectionError)
-        return scope.work(({ connection }) => open(connection));
+      if (error instanceof Silence || error instanceof NoConnectionError) return inside(scope);
       throw error;
     }
   }
@@ -139,7 +150,7 @@ export class Desk {
     const number = await this.number(name, place);
     // It is told when the transaction is committed.
     return send(this.home, place, aboutOf(name, jobs), (connection, { waitMs }) =>
-      this.store.add(connection, number, jobs, { tell: name, joined: true, waitMs }),
+      this.store.add(connection, number, jobs, { tell: name, joined: true, free: false, waitMs }),
     );
   }
 
@@ -183,7 +194,7 @@ export class Desk {
     const added = await this.store.add(connection, number, calls.flat(), {
       tell: this.#tells(name),
       joined: false,
-      waitMs: brief ? Math.min(waitMs, briefMs) : waitMs,
+      ...this.#how({ scope: undefined, waitMs: brief ? Math.min(waitMs, briefMs) : waitMs }),
     });
     let next = 0;
     return calls.map((jobs) => added.slice(next, (next += jobs.length)));

@@ -9,9 +9,9 @@ import { emit } from "../core/events.ts";
 import { within } from "../core/interrupt.ts";
 import { key } from "../core/key.ts";
 import { NoConnectionError } from "../core/errors.ts";
-import type { Where } from "../core/queues.ts";
 import { sleep } from "../core/wait.ts";
 import type { Desk, Session } from "./desk.ts";
+import type { Where } from "./store.ts";
 
 /** One worker, as the others of its instance need to know it. */
 export interface Member {
@@ -62,14 +62,17 @@ export class Rounds {
     const name = `${hostname()} ${process.pid}`;
     for (;;) {
       const lock = this.#held?.lock;
-      const id = await this.#desk.ask((connection) => store.enlist(connection, queue, { ttlMs, name, lock }));
+      const id = await this.#desk.ask((connection, how) =>
+        store.workers.enlist(connection, queue, { ttlMs, name, lock }, how),
+      );
       member.lock = lock;
       const now = this.#held?.lock;
       if (now === lock) return id;
       // Lost meanwhile: whoever sweeps takes it for dead.
       if (lock !== undefined) continue;
       member.lock = now;
-      if (now !== undefined) await this.#desk.ask((connection) => store.locked(connection, [id], now));
+      if (now !== undefined)
+        await this.#desk.ask((connection, how) => store.workers.locked(connection, [id], now, how));
       return id;
     }
   }
@@ -119,7 +122,9 @@ export class Rounds {
     if (members.size === 0) return;
     const { store } = this.#desk;
     try {
-      const alive = await this.#desk.ask((connection) => store.beat(connection, [...members.keys()]));
+      const alive = await this.#desk.ask((connection, how) =>
+        store.workers.beat(connection, [...members.keys()], how),
+      );
       for (const [id, member] of members)
         if (!alive.has(id) && member.id === id)
           void member.lose().catch((error: unknown) => member.trouble(error));
@@ -166,8 +171,8 @@ export class Rounds {
     if (sweeps) this.#sweptAt = began;
     const whole = began >= this.#wholeAt;
     const { store, bell } = this.#desk;
-    const { jobs, queues, ready } = await this.#desk.ask((connection) =>
-      store.round(connection, { sweep: sweeps ? (whole ? "thorough" : "yes") : "no", idle, whole }),
+    const { jobs, queues, ready } = await this.#desk.ask((connection, how) =>
+      store.look(connection, { sweep: sweeps ? (whole ? "thorough" : "yes") : "no", idle, whole }, how),
     );
     if (whole) this.#wholeAt = performance.now() + wholeShare * (performance.now() - began);
     const some = new Set(ready);
@@ -205,7 +210,7 @@ export class Rounds {
             for (const member of members) member.lock = lock;
             const ids = members.flatMap(({ id }) => id ?? []);
             await this.#desk
-              .ask((connection) => store.locked(connection, ids, lock))
+              .ask((connection, how) => store.workers.locked(connection, ids, lock, how))
               .catch((error: unknown) => this.#trouble(error));
           }
           await Promise.race([lost.promise, aborted(signal)]);

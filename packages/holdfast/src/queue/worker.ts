@@ -1,14 +1,14 @@
 /** Claims jobs, runs their handler, and says how they ended. */
 import type { Ear } from "../core/bell.ts";
 import type { Connection } from "../core/database.ts";
-import { again, undone, withConnection } from "../core/errand.ts";
+import { passes, undone } from "../core/errand.ts";
 import { emit, heard, traced } from "../core/events.ts";
-import type { ClaimedJob, Ended, Where } from "../core/queues.ts";
 import { sleep } from "../core/wait.ts";
 import type { Desk } from "./desk.ts";
 import { JobLostError, words } from "./errors.ts";
 import { type Batch, type Job, JobOf, type Keeper } from "./job.ts";
 import type { Member } from "./rounds.ts";
+import type { ClaimedJob, Ended, How, Leased, Where } from "./store.ts";
 import { Trail } from "./trail.ts";
 
 export interface WorkOptions {
@@ -46,6 +46,9 @@ export interface Worker extends AsyncDisposable {
 
 /** After the signals of handlers were aborted. */
 export const leaveMs = 5000;
+
+/** Of what is called in a transaction that somebody else has begun. */
+export const inTransaction: How = { free: false, waitMs: 5000 };
 
 /** A batch that takes less is too small, one that takes more too large. */
 const shortMs = 50;
@@ -194,8 +197,8 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
     this.#settings.trouble(error);
   }
 
-  complete(connection: Connection, lease: number, place: number): Promise<boolean> {
-    return this.#desk.store.complete(connection, this.#id ?? 0, lease, place);
+  complete(connection: Connection, job: Leased): Promise<boolean> {
+    return this.#desk.store.completion.complete(connection, this.#id ?? 0, job, inTransaction);
   }
 
   async stop({ patienceMs = 30_000 }: { readonly patienceMs?: number } = {}): Promise<void> {
@@ -321,16 +324,11 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
     const look = this.#trail.look();
     this.#ear.rung = false;
     const claimed = await this.#desk
-      .ask((connection) =>
-        store.claim(connection, {
-          queue: number,
-          worker,
-          most: asked,
-          where: this.#trail,
-          whole: look.whole,
-          onward: this.#onward,
-        }),
-      )
+      .ask((connection, how) => {
+        const where = this.#trail;
+        const call = { queue: number, worker, most: asked, where, whole: look.whole, onward: this.#onward };
+        return store.claim(connection, call, how);
+      })
       .catch((error: unknown) => {
         if (!undone(this.#desk.home.database, error))
           this.#astray = { until: performance.now() + astrayForMs, at: 0 };
@@ -408,18 +406,18 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
     const worker = this.#id;
     if (worker === undefined) return;
     try {
-      const jobs = await this.#desk.ask((connection) => store.astray(connection, worker, [...this.#leases]));
+      const jobs = await this.#desk.ask((connection, how) =>
+        store.workers.astray(connection, worker, [...this.#leases], how),
+      );
       if (jobs.length > 0) await this.#giveBack(worker, jobs);
     } catch (error) {
       this.#settings.trouble(error);
     }
   }
 
-  async #giveBack(worker: number, jobs: readonly Pick<Ended, "lease" | "place">[]): Promise<void> {
-    const { home, store, bell } = this.#desk;
-    await again(home.database, () =>
-      withConnection(home, (connection) => store.giveBack(connection, worker, jobs)),
-    );
+  async #giveBack(worker: number, jobs: readonly Leased[]): Promise<void> {
+    const { store, bell } = this.#desk;
+    await this.#desk.ask((connection, how) => store.giveBack(connection, worker, jobs, how), passes);
     const { queue, trouble } = this.#settings;
     bell.ring(queue);
     await this.#desk.ask(async (connection) => store.ring?.(connection, queue)).catch(trouble);
@@ -592,8 +590,8 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
     const write = async () => {
       for (let pause = 50; ; pause = Math.min(pause * 2, 5000)) {
         try {
-          const ours = await this.#desk.ask((connection) =>
-            this.#desk.store.finish(connection, { queue: number, worker, whole, ended }),
+          const ours = await this.#desk.ask((connection, how) =>
+            this.#desk.store.finish(connection, { queue: number, worker, whole, ended }, how),
           );
           for (const lease of whole) this.#leases.delete(lease);
           // One that waits for its next attempt may be the first that is due.
@@ -683,7 +681,7 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
       while (this.#results.length + this.#whole.length > 0 || this.#flushing) await this.#flush();
       const worker = this.#id;
       if (worker !== undefined)
-        await this.#desk.ask((connection) => this.#desk.store.retire(connection, worker));
+        await this.#desk.ask((connection, how) => this.#desk.store.workers.retire(connection, worker, how));
     } finally {
       clearTimeout(impatient);
     }
