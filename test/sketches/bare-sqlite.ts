@@ -55,6 +55,15 @@ export const dialect: StoreDialect = {
   inside: (_, __, work) => work(),
   optimistic: false,
   failure: (_, error) => classify(error as { errcode?: number; message?: string }),
+  async numbers(connection, sequence, count) {
+    await connection.query(
+      sql`INSERT INTO holdfast_sequence (name, given) VALUES (${sequence}, 0) ON CONFLICT DO NOTHING`,
+    );
+    const { rows } = await connection.query(
+      sql`UPDATE holdfast_sequence SET given = given + ${count} WHERE name = ${sequence} RETURNING given`,
+    );
+    return Array.from({ length: count }, (_, i) => Number(rows[0]?.["given"]) - count + 1 + i);
+  },
   create(table: Table) {
     const columns = Object.keys(table.columns).map((column) => {
       const kind = kindOf(table, column);
@@ -90,7 +99,10 @@ export function bareSqlite(patterns: Partial<Engine<SqlConnection>>, tables: rea
   const migration: Migration = {
     id: 1,
     name: "patterns",
-    statements: tables.flatMap((table) => dialect.create(table)),
+    statements: [
+      sql`CREATE TABLE IF NOT EXISTS holdfast_sequence (name text PRIMARY KEY, given integer NOT NULL)`,
+      ...tables.flatMap((table) => dialect.create(table)),
+    ],
   };
   const engine: Engine<SqlConnection> = {
     ...patterns,

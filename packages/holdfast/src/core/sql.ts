@@ -77,11 +77,10 @@ sql.id = (...path: string[]): Identifier => new Identifier(path);
 sql.raw = (text: string): Statement => statement([text], []);
 
 sql.join = (items: readonly unknown[], separator = ", "): Statement => {
-  let joined = statement([""], []);
-  items.forEach((item, i) => {
-    joined = i === 0 ? sql`${item}` : sql`${joined}${sql.raw(separator)}${item}`;
-  });
-  return joined;
+  if (items.length === 0) return statement([""], []);
+  // In one go: thousands of values, each added to all before it, took seconds.
+  const between = Array.from({ length: items.length - 1 }, () => separator);
+  return sql(["", ...between, ""] as unknown as TemplateStringsArray, ...items);
 };
 
 /** How an engine writes what a {@link Statement} leaves open. */

@@ -6,14 +6,9 @@
  * is what a claim does, by whatever the engine has for it, and the conformance suite says what it must come to.
  */
 import type { Connection } from "../core/database.ts";
+import type { How } from "../core/store.ts";
 
-/** How a store is called. */
-export interface How {
-  /** The connection is in no transaction: what takes several statements begins one of its own, and ends it. */
-  readonly free: boolean;
-  /** For rows that others have locked. */
-  readonly waitMs: number;
-}
+export type { How };
 
 export interface QueueSettings {
   /** How often a job runs at the most. */

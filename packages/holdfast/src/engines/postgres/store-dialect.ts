@@ -1,8 +1,9 @@
 /** PostgreSQL as the generic stores see it: on the same tables as its functions, at the same time. */
 import type { SqlConnection } from "../../core/database.ts";
 import { type Statement, sql } from "../../core/sql.ts";
-import type { StoreDialect } from "../sql/dialect.ts";
+import type { Locking, Sequence, StoreDialect } from "../sql/dialect.ts";
 import { type Kind, never } from "../sql/table.ts";
+import { newest } from "./fences.ts";
 import { failureOf } from "./locks.ts";
 
 const epoch = sql.raw("timestamptz 'epoch'");
@@ -17,6 +18,7 @@ function bound(kind: Kind, value: unknown): Statement {
       return sql`${text}::text::boolean`;
     case "moment":
       if (value === never) return sql`'infinity'::timestamptz`;
+      if (value === -never) return sql`'-infinity'::timestamptz`;
       return sql`(${epoch} + ${text}::text::bigint * interval '1 microsecond')`;
     case "json":
       return sql`${value === undefined ? null : JSON.stringify(value)}::text::jsonb`;
@@ -35,6 +37,20 @@ async function patience(connection: SqlConnection, ms: string): Promise<void> {
 const timeout = (waitMs: number) =>
   Number.isFinite(waitMs) ? String(Math.min(Math.max(1, Math.ceil(waitMs)), 2_147_483_647)) : "0";
 
+const lockings: Readonly<Record<Locking, Statement>> = {
+  update: sql`FOR NO KEY UPDATE`,
+  skip: sql`FOR UPDATE SKIP LOCKED`,
+  share: sql`FOR SHARE`,
+  current: sql``,
+};
+
+const sequences: Readonly<Record<Sequence, string>> = {
+  queue: "holdfast.queue_id_seq",
+  queue_job: "holdfast.queue_job_id",
+  queue_lease: "holdfast.queue_lease_id_seq",
+  queue_worker: "holdfast.queue_worker_id_seq",
+};
+
 export const storeDialect: StoreDialect<SqlConnection> = {
   table: (name) => sql`${sql.id("holdfast", name)}`,
   clock: sql`(extract(epoch FROM clock_timestamp()) * 1000000)::bigint`,
@@ -42,7 +58,8 @@ export const storeDialect: StoreDialect<SqlConnection> = {
   read(kind, column) {
     switch (kind) {
       case "moment":
-        return sql`CASE WHEN ${column} = 'infinity' THEN ${sql.raw(String(never))} ELSE (extract(epoch FROM ${column}) * 1000000)::bigint END`;
+        return sql`CASE ${column} WHEN 'infinity' THEN ${sql.raw(String(never))} WHEN '-infinity' THEN ${sql.raw(String(-never))}
+  ELSE (extract(epoch FROM ${column}) * 1000000)::bigint END`;
       case "json":
         return sql`${column}::text`;
       case "integers":
@@ -54,11 +71,10 @@ export const storeDialect: StoreDialect<SqlConnection> = {
 
   write: bound,
 
-  locking: (how) =>
-    how === "update" ? sql`FOR NO KEY UPDATE` : how === "skip" ? sql`FOR UPDATE SKIP LOCKED` : sql``,
+  locking: (how) => lockings[how],
 
   insertMissing: (table, columns, values) =>
-    sql`INSERT INTO ${sql.id("holdfast", table.name)} (${columns}) VALUES ${values} ON CONFLICT DO NOTHING`,
+    sql`INSERT INTO ${sql.id("holdfast", table.name)} (${columns}) OVERRIDING SYSTEM VALUE VALUES ${values} ON CONFLICT DO NOTHING`,
 
   async transaction(connection, waitMs, work) {
     await connection.query(sql`BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`);
@@ -84,6 +100,17 @@ export const storeDialect: StoreDialect<SqlConnection> = {
 
   optimistic: true,
   failure: failureOf,
+
+  async numbers(connection, sequence, count) {
+    const { rows } = await connection.query(
+      sql`SELECT ${sql.raw(newest(sequences[sequence], false))} AS n FROM generate_series(1, ${String(count)}::text::int)`,
+    );
+    return rows.map(({ n }) => Number(n));
+  },
+
+  // As the functions do.
+  exclude: (name, shared) =>
+    sql`SELECT pg_advisory_xact_lock${sql.raw(shared ? "_shared" : "")}(hashtextextended(${name}::text, 0))::text`,
 
   create() {
     throw new Error("the tables of PostgreSQL come by its migrations");

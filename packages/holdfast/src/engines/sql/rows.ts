@@ -48,6 +48,13 @@ export class Rows<C extends SqlConnection = SqlConnection> {
     return sql`${name(column)} ${sql.raw(operator)} ${this.dialect.write(kindOf(of, column), value)}`;
   }
 
+  /** `column IN (…)`. */
+  among<T extends Table>(of: T, column: string & keyof T["columns"], values: readonly unknown[]): Statement {
+    if (values.length === 0) return sql`1 = 0`;
+    const kind = kindOf(of, column);
+    return sql`${name(column)} IN (${sql.join(values.map((value) => this.dialect.write(kind, value)))})`;
+  }
+
   /** The row, or one of the rows, with these values. */
   matching<T extends Table>(of: T, rows: readonly Partial<RowOf<T>>[]): Statement {
     const alternatives = rows.map((row) => {
@@ -57,18 +64,20 @@ export class Rows<C extends SqlConnection = SqlConnection> {
     return alternatives.length === 0 ? sql`1 = 0` : sql`(${sql.join(alternatives, " OR ")})`;
   }
 
-  async select<T extends Table>(
+  /** `columns`: only these. */
+  async select<T extends Table, K extends string & keyof T["columns"] = string & keyof T["columns"]>(
     connection: C,
     of: T,
     where: Statement,
     options: {
+      readonly columns?: readonly K[];
       readonly order?: Statement;
       readonly limit?: number;
       readonly locking?: Locking | undefined;
     } = {},
-  ): Promise<RowOf<T>[]> {
+  ): Promise<Pick<RowOf<T>, K>[]> {
     const { order, limit, locking } = options;
-    const columns = Object.keys(of.columns);
+    const columns: readonly string[] = options.columns ?? Object.keys(of.columns);
     const selected = columns.map(
       (column) => sql`${this.dialect.read(kindOf(of, column), name(column))} AS ${name(column)}`,
     );
@@ -83,7 +92,7 @@ export class Rows<C extends SqlConnection = SqlConnection> {
       (row) =>
         Object.fromEntries(
           columns.map((column) => [column, valueOf(kindOf(of, column), row[column])]),
-        ) as RowOf<T>,
+        ) as unknown as Pick<RowOf<T>, K>,
     );
   }
 
