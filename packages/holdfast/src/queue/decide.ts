@@ -198,7 +198,10 @@ export function decideAdd(
     readonly alone: boolean;
   },
   jobs: readonly Arrival[],
-): { readonly verdicts: readonly { readonly id: number; readonly added: boolean }[]; readonly writes: Writes } {
+): {
+  readonly verdicts: readonly { readonly id: number; readonly added: boolean }[];
+  readonly writes: Writes;
+} {
   const draft = new Draft();
   const { queue, moment, ids, alone } = view;
   const verdicts = ids.map((id) => ({ id, added: true }));

@@ -1,13 +1,10 @@
 import type { SqlConnection } from "../../core/database.ts";
-import { UsageError } from "../../core/errors.ts";
 import { sql } from "../../core/sql.ts";
 import type { FailedJob, JobInfo, JobPage, JobState, QueueCounts, QueueLists } from "../../queue/store.ts";
+import { type Place, nextOf, placeOf } from "../sql/page.ts";
 import { isTrue } from "./probe.ts";
 import { type Row, ask, bound } from "./queue-support.ts";
 import { texts } from "./values.ts";
-
-/** Where a page ends, in the columns of the index that it was read by; of jobs that wait, whether these were grouped. */
-type Place = readonly (string | number)[];
 
 const ms = (expression: string) => sql.raw(`(extract(epoch FROM ${expression}) * 1000)::float8`);
 const arg = (value: string | number, type: string) => sql`${String(value)}::text::${sql.raw(type)}`;
@@ -95,18 +92,6 @@ async function failed(connection: SqlConnection, q: number, after: Place, n: num
 }
 
 const readers = { waiting, delayed, running, failed };
-
-/** It came from a page before, and may have been typed. */
-function placeOf(after: string | undefined): Place {
-  if (after === undefined) return [];
-  try {
-    const place: unknown = JSON.parse(Buffer.from(after, "base64url").toString());
-    if (Array.isArray(place)) return place as Place;
-  } catch {
-    // None of ours.
-  }
-  throw new UsageError(`jobs: after must be the \`next\` of a page before, not ${JSON.stringify(after)}`);
-}
 
 function infoOf(row: Record<string, unknown>, state: JobState): JobInfo {
   const text = (name: string) => (typeof row[name] === "string" ? row[name] : undefined);
@@ -219,10 +204,7 @@ export const lists: QueueLists<SqlConnection> = {
     const last = rows.at(-1);
     return {
       jobs: rows.map((row) => infoOf(row, state)),
-      next:
-        last && rows.length === n
-          ? Buffer.from(JSON.stringify(place(last))).toString("base64url")
-          : undefined,
+      next: last && rows.length === n ? nextOf(place(last)) : undefined,
     };
   },
 
