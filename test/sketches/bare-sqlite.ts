@@ -12,9 +12,28 @@ import type {
   SqlConnection,
 } from "../../packages/holdfast/src/core/database.ts";
 import { UnsupportedError } from "../../packages/holdfast/src/core/errors.ts";
+import { Queue } from "../../packages/holdfast/src/core/queue.ts";
 import { render, sql } from "../../packages/holdfast/src/core/sql.ts";
 import type { StoreDialect } from "../../packages/holdfast/src/engines/sql/dialect.ts";
 import { type Table, kindOf, mayBeNull } from "../../packages/holdfast/src/engines/sql/table.ts";
+
+/**
+ * Where those of this process stand who want to write to the same file: SQLite's own wait would keep the whole process, and with it
+ * the one that is waited for.
+ */
+const lines = new Map<string, Queue>();
+const lineOf = new WeakMap<SqlConnection, Queue>();
+const leaving = new WeakMap<SqlConnection, () => void>();
+
+async function enter(connection: SqlConnection): Promise<void> {
+  const leave = await lineOf.get(connection)?.enter();
+  if (leave) leaving.set(connection, leave);
+}
+
+function leave(connection: SqlConnection): void {
+  leaving.get(connection)?.();
+  leaving.delete(connection);
+}
 
 const types = {
   text: "text",
@@ -41,14 +60,19 @@ export const dialect: StoreDialect = {
     sql`INSERT INTO ${dialect.table(table.name)} (${columns}) VALUES ${values} ON CONFLICT DO NOTHING`,
   async transaction(connection, waitMs, work) {
     await connection.query(sql.raw(`PRAGMA busy_timeout = ${Math.ceil(Math.min(waitMs, 60_000))}`));
-    await connection.query(sql`BEGIN IMMEDIATE`);
+    await enter(connection);
     try {
-      const value = await work();
-      await connection.query(sql`COMMIT`);
-      return value;
-    } catch (error) {
-      await connection.query(sql`ROLLBACK`);
-      throw error;
+      await connection.query(sql`BEGIN IMMEDIATE`);
+      try {
+        const value = await work();
+        await connection.query(sql`COMMIT`);
+        return value;
+      } catch (error) {
+        await connection.query(sql`ROLLBACK`);
+        throw error;
+      }
+    } finally {
+      leave(connection);
     }
   },
   // Whoever is inside is the writer already.
@@ -146,11 +170,13 @@ export function bareSqlite(patterns: Partial<Engine<SqlConnection>>, tables: rea
       };
     },
     async begin(connection) {
+      await enter(connection);
       await connection.query(sql`BEGIN IMMEDIATE`);
       return { granted: true, begun: {} };
     },
     async end(connection, how) {
       await connection.query(how === "commit" ? sql`COMMIT` : sql`ROLLBACK`);
+      leave(connection);
       return true;
     },
     async savepoint(connection, name, action) {
@@ -205,7 +231,14 @@ export function fromBareSqlite(
           return { rows: [], affected: Number(prepared.run(...bound).changes) };
         },
       };
-      return { connection, native, release: () => native.close() };
+      let line = lines.get(file);
+      if (!line) lines.set(file, (line = new Queue()));
+      lineOf.set(connection, line);
+      const release = () => {
+        native.close();
+        leave(connection);
+      };
+      return { connection, native, release };
     },
     join() {
       throw new UnsupportedError("transaction: this engine is a sketch of the patterns alone");
