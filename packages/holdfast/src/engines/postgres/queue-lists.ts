@@ -175,6 +175,7 @@ export const lists: QueueLists<SqlConnection> = {
     FROM holdfast.queue_lease l LEFT JOIN holdfast.queue_worker w ON w.id = l.worker,
       json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o)
     WHERE l.queue = ${bound(queue, "int")} AND (j->>0)::bigint = ${bound(id, "bigint")} AND NOT coalesce((o - 1)::int = ANY(l.done), false)
+      AND NOT EXISTS (SELECT FROM holdfast.queue_mark m WHERE m.lease = l.id AND m.place = o - 1)
   LIMIT 1`,
     );
     if (!row) return undefined;

@@ -97,10 +97,7 @@ export class Claims<C extends SqlConnection> {
     const seen = await read();
     if (seen.paused) return "paused";
     const alone = seen.most !== undefined;
-    if (dialect.exclude) {
-      if (alone) await connection.query(dialect.exclude(`holdfast_queue ${number}`, false));
-      return seen;
-    }
+    if (dialect.exclude && !alone) return seen;
     const settings = await read(alone ? "update" : "share");
     if (settings.paused) return "paused";
     // The limit came this moment, and is not ours alone to count.

@@ -470,6 +470,7 @@ export const queueCases = suite("queue", {
       const [q] = both<string>(ground, { backoff: { baseMs: 1 } });
       await q.enqueue("x");
       const attempts: number[] = [];
+      const found: unknown[] = [];
       await working(
         [q],
         async (job) => {
@@ -479,12 +480,14 @@ export const queueCases = suite("queue", {
             await job.complete(tx);
             if (job.attempt === 1) throw new Error("rolled back");
           });
-          // It has ended: what comes after makes no difference.
+          // It has ended, though its handler runs: what comes after makes no difference.
+          found.push(await q.inspect(job.id));
           throw new Error("too late to fail");
         },
         () => until("it has ended", () => isEmpty(q)),
       );
       assert.deepEqual(attempts, [1, 2]);
+      assert.deepEqual(found, [undefined]);
       const rows = await hf.transaction((tx) => tx.query(sql`SELECT n FROM ${sql.id(name)}`));
       assert.deepEqual(
         rows.map(({ n }) => Number(n)),
