@@ -76,7 +76,7 @@ describe.each(backends)("$name", ({ why: reason, open }) => {
   afterAll(() => opened?.close());
 
   for (const { name, run } of cases)
-    test(name, async ({ skip }) => {
+    test(`queue: ${name}`, async ({ skip }) => {
       skip(why !== undefined, why);
       await run(await ground("queue"));
     });

@@ -608,7 +608,7 @@ export function roomsOf(
       (queue.group_most ?? Infinity) - group.running,
       (queue.group_rate ?? Infinity) - used,
     );
-    return { group, room, used, since: open ? (group.since as number) : moment };
+    return { group, room, used, since: open ? group.since : moment };
   });
 }
 

@@ -194,7 +194,7 @@ class Lists<C extends SqlConnection> {
       const held =
         group?.head === id && group.next !== undefined && group.next > (await rows.clock(connection));
       return held
-        ? viewOf(grouped, "delayed", { runAt: milliseconds(group?.next as number) })
+        ? viewOf(grouped, "delayed", { runAt: milliseconds(group.next) })
         : viewOf(grouped, "waiting", {});
     }
     const { all } = await this.workers(connection);

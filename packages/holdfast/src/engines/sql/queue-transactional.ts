@@ -49,7 +49,7 @@ export function queueTransactional<C extends SqlConnection>(
         ]);
         const found = await rows.select(connection, from, which, { locking: "skip" });
         await savepoint(connection, what.savepoint);
-        return claimedJobs(leaseText(found.map((row) => ({ grp: group, ...row }) as JobRow)))[0];
+        return claimedJobs(leaseText(found.map((row) => ({ grp: group, ...row }))))[0];
       }),
 
     async another(connection, name, saved) {

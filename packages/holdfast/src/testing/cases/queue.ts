@@ -368,7 +368,8 @@ export const queueCases = suite("queue", {
       },
       { concurrency: 2 },
     );
-    assert.deepEqual(seen.toSorted(), [0, 1, 2, 5, 6, 7]);
+    assert.deepEqual(new Set(seen), new Set([0, 1, 2, 5, 6, 7]));
+    assert.equal(seen.length, 6);
     assert.equal((await q.counts()).waiting, 4);
   }),
 
