@@ -28,6 +28,8 @@
  */
 import { type JobRow, leasedRows } from "./lease-text.ts";
 
+export { type JobRow, claimedJobs, inOrder, leaseText, leasedRows } from "./lease-text.ts";
+
 export interface QueueRow {
   readonly id: number;
   readonly name: string;

@@ -10,8 +10,10 @@ import {
   roomSoon,
   roomsOf,
   shareOf,
+  type JobRow,
+  claimedJobs,
+  leaseText,
 } from "../../queue/decide.ts";
-import { type JobRow, claimedJobs, leaseText } from "../../queue/lease-text.ts";
 import type { Claim, ClaimCall, How, Where } from "../../queue/store.ts";
 import type { Locking } from "./dialect.ts";
 import { type QueueRows, largest, milliseconds } from "./queue-rows.ts";

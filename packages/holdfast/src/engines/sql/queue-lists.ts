@@ -1,8 +1,7 @@
 /** Queues, jobs and workers as people look at them. */
-import type { SqlConnection } from "../../core/database.ts";
+import type { Row, SqlConnection } from "../../core/database.ts";
 import { type Statement, sql } from "../../core/sql.ts";
-import { type QueueRow, isGone } from "../../queue/decide.ts";
-import { type JobRow, leasedRows } from "../../queue/lease-text.ts";
+import { type QueueRow, isGone, type JobRow, leasedRows } from "../../queue/decide.ts";
 import type {
   FailedJob,
   JobInfo,
@@ -122,34 +121,36 @@ class Lists<C extends SqlConnection> {
     return { all, moment: await rows.clock(connection) };
   }
 
-  /** A worker whose time is over is dead, and what it had waits to be found, also if nobody is there who could find it. */
+  /**
+   * A worker whose time is over is dead, and what it had waits to be found, also if nobody is there who could find it. In one statement:
+   * a job that moves meanwhile would be in neither place, or in both.
+   */
   async counts(connection: C, settings: QueueRow, { all, moment }: Workers): Promise<QueueCounts> {
     const { id } = settings;
+    const { dialect, rows } = this.#queue;
     const alive = new Set(all.filter((worker) => !isGone(worker, moment)).map((worker) => worker.id));
-    let [leased, running] = [0, 0];
-    for (const { worker, left } of await this.sizes(connection, id)) {
-      leased += left;
-      if (alive.has(worker)) running += left;
-    }
-    const waiting =
-      (await this.#count(connection, readyTable, id)) + (await this.#count(connection, groupedTable, id));
+    const counted = [readyTable, groupedTable, delayedTable, failedTable].map(
+      (of) => sql`SELECT ${sql.raw(`'${of.name}'`)}, count(*), 0, NULL FROM (
+    SELECT 1 AS one FROM ${dialect.table(of.name)} WHERE ${rows.is(of, "queue", id)} LIMIT ${sql.raw(String(mostCounted))}) x`,
+    );
+    const { rows: found } = await connection.query(
+      sql`SELECT 'lease' AS what, worker AS n, size, ${dialect.read("integers", sql`done`)} AS done
+  FROM ${dialect.table(leaseTable.name)} WHERE ${rows.is(leaseTable, "queue", id)} UNION ALL ${sql.join(counted, " UNION ALL ")}`,
+    );
+    const leases = found.filter(({ what }) => what === "lease");
+    const leftOf = (lease: Row) => Number(lease["size"]) - (placesOf(lease["done"])?.length ?? 0);
+    const sum = (of: readonly Row[]) => of.reduce((left, lease) => left + leftOf(lease), 0);
+    const running = sum(leases.filter(({ n }) => alive.has(Number(n))));
+    const count = ({ name }: Table) => Number(found.find(({ what }) => what === name)?.["n"]);
     return {
-      waiting: waiting + leased - running,
-      delayed: await this.#count(connection, delayedTable, id),
+      waiting: count(readyTable) + count(groupedTable) + sum(leases) - running,
+      delayed: count(delayedTable),
       running,
-      failed: await this.#count(connection, failedTable, id),
+      failed: count(failedTable),
       workers: all.filter((worker) => worker.queue === id && alive.has(worker.id)).length,
       paused: settings.paused,
       oldest: await this.#oldest(connection, id, moment),
     };
-  }
-
-  async #count(connection: C, of: Table, queue: number): Promise<number> {
-    const { rows, dialect } = this.#queue;
-    const { rows: found } = await connection.query(
-      sql`SELECT count(*) AS n FROM (SELECT 1 AS one FROM ${dialect.table(of.name)} WHERE ${rows.is(of, "queue", queue)} LIMIT ${sql.raw(String(mostCounted))}) x`,
-    );
-    return Number(found[0]?.["n"]);
   }
 
   async #oldest(connection: C, queue: number, moment: number): Promise<number | undefined> {
@@ -332,6 +333,11 @@ class Lists<C extends SqlConnection> {
     const found = await rows.select(connection, failedTable, where, { order: sql`id`, limit });
     return found.map((job) => ({ job, place: [job.id], error: job.error.split("\n")[0] }));
   }
+}
+
+/** Some clients have read it already. */
+function placesOf(done: unknown): readonly number[] | undefined {
+  return (typeof done === "string" ? JSON.parse(done) : (done ?? undefined)) as number[] | undefined;
 }
 
 /** A job of a page, and where the page after it begins. */

@@ -14,8 +14,8 @@ import {
   type Writes,
   byText,
   decideDue,
+  type JobRow,
 } from "../../queue/decide.ts";
-import type { JobRow } from "../../queue/lease-text.ts";
 import type { How } from "../../queue/store.ts";
 import type { StoreDialect } from "./dialect.ts";
 import {

@@ -1,8 +1,14 @@
 /** Jobs in the transaction of their handlers: its row locks are what keeps others from them. */
 import type { SqlConnection } from "../../core/database.ts";
 import { sql } from "../../core/sql.ts";
-import { type GroupRow, decideSettle } from "../../queue/decide.ts";
-import { type JobRow, claimedJobs, inOrder, leaseText } from "../../queue/lease-text.ts";
+import {
+  type GroupRow,
+  decideSettle,
+  type JobRow,
+  claimedJobs,
+  inOrder,
+  leaseText,
+} from "../../queue/decide.ts";
 import type { ClaimCall, QueueTransactional } from "../../queue/store.ts";
 import type { Claims } from "./queue-claim.ts";
 import { type QueueRows, largest, milliseconds } from "./queue-rows.ts";
