@@ -179,29 +179,65 @@ class Lists<C extends SqlConnection> {
     }));
   }
 
+  /** Where it is, by one statement: one that moves meanwhile is not taken for one that has ended. */
   async find(connection: C, queue: number, id: number): Promise<JobView | undefined> {
+    const { dialect, rows } = this.#queue;
+    const one = rows.matching(readyTable, [{ queue, id }]);
+    const places = [readyTable, groupedTable, delayedTable, failedTable].map(
+      ({ name }) =>
+        sql`SELECT ${sql.raw(`'${name}'`)}, 0, 0, NULL, NULL FROM ${dialect.table(name)} WHERE ${one}`,
+    );
+    for (;;) {
+      const { rows: found } = await connection.query(
+        sql`SELECT 'lease' AS what, id AS lease, worker, ${dialect.read("integers", sql`done`)} AS done, jobs
+  FROM ${dialect.table(leaseTable.name)} WHERE ${rows.is(leaseTable, "queue", queue)} UNION ALL ${sql.join(places, " UNION ALL ")}`,
+      );
+      const waits = found.find(({ what }) => what !== "lease");
+      if (!waits) return this.#inLeases(connection, found, queue, id);
+      const view = await this.#at(connection, String(waits["what"]), queue, id);
+      if (view) return view;
+    }
+  }
+
+  async #at(connection: C, name: string, queue: number, id: number): Promise<JobView | undefined> {
     const { rows } = this.#queue;
     const one = rows.matching(readyTable, [{ queue, id }]);
-    const [ready] = await rows.select(connection, readyTable, one);
-    if (ready) return viewOf({ ...ready, grp: undefined }, "waiting", {});
-    const [delayed] = await rows.select(connection, delayedTable, one);
-    if (delayed) return viewOf(delayed, "delayed", { runAt: milliseconds(delayed.run_at) });
-    const [failed] = await rows.select(connection, failedTable, one);
-    if (failed) return viewOf(failed, "failed", { error: failed.error });
-    const [grouped] = await rows.select(connection, groupedTable, one);
-    if (grouped) {
-      const { grp } = grouped;
-      const [group] = await rows.select(connection, groupTable, rows.matching(groupTable, [{ queue, grp }]));
-      const held =
-        group?.head === id && group.next !== undefined && group.next > (await rows.clock(connection));
-      return held
-        ? viewOf(grouped, "delayed", { runAt: milliseconds(group.next) })
-        : viewOf(grouped, "waiting", {});
+    if (name === readyTable.name) {
+      const [ready] = await rows.select(connection, readyTable, one);
+      return ready && viewOf({ ...ready, grp: undefined }, "waiting", {});
     }
-    const { all } = await this.workers(connection);
-    for await (const { job, worker } of this.#running(connection, queue, 0))
-      if (job.id === id)
-        return viewOf(job, "running", { worker: all.find((each) => each.id === worker)?.name });
+    if (name === delayedTable.name) {
+      const [delayed] = await rows.select(connection, delayedTable, one);
+      return delayed && viewOf(delayed, "delayed", { runAt: milliseconds(delayed.run_at) });
+    }
+    if (name === failedTable.name) {
+      const [failed] = await rows.select(connection, failedTable, one);
+      return failed && viewOf(failed, "failed", { error: failed.error });
+    }
+    const [grouped] = await rows.select(connection, groupedTable, one);
+    if (!grouped) return undefined;
+    const { grp } = grouped;
+    const [group] = await rows.select(connection, groupTable, rows.matching(groupTable, [{ queue, grp }]));
+    const held =
+      group?.head === id && group.next !== undefined && group.next > (await rows.clock(connection));
+    return held
+      ? viewOf(grouped, "delayed", { runAt: milliseconds(group.next) })
+      : viewOf(grouped, "waiting", {});
+  }
+
+  async #inLeases(connection: C, leases: readonly Row[], queue: number, id: number) {
+    const { rows } = this.#queue;
+    for (const { lease, worker, done, jobs } of leases) {
+      const all = leasedRows(queue, String(jobs));
+      const place = all.findIndex((job) => job.id === id);
+      if (place < 0 || placesOf(done)?.includes(place)) continue;
+      const mark = rows.matching(markTable, [{ lease: Number(lease), place }]);
+      // It was completed in a transaction of its handler.
+      if ((await rows.select(connection, markTable, mark)).length > 0) continue;
+      const who = rows.is(workerTable, "id", Number(worker));
+      const [its] = await rows.select(connection, workerTable, who, { columns: ["name"] });
+      return viewOf(all[place] as JobRow, "running", { worker: its?.name });
+    }
     return undefined;
   }
 
