@@ -16,8 +16,7 @@ import type { Schedules } from "../schedule/store.ts";
 import type { Statement } from "./sql.ts";
 import type { StockStore } from "../stock/store.ts";
 import type { RowStrength, Tables } from "./tables.ts";
-import type { QueueJobs } from "./queue-jobs.ts";
-import type { Queues } from "./queues.ts";
+import type { QueueStore } from "../queue/store.ts";
 import type { Quotas } from "./quotas.ts";
 import type { Wire } from "./wire.ts";
 
@@ -369,8 +368,7 @@ export interface Engine<C extends Connection = Connection> {
   readonly leases?: Leases<C>;
   readonly replay?: Replay<C>;
   readonly quotas?: Quotas<C>;
-  readonly queues?: Queues<C>;
-  readonly queueJobs?: QueueJobs<C>;
+  readonly queues?: QueueStore<C>;
   readonly stocks?: StockStore<C>;
   readonly schedules?: Schedules<C>;
   readonly audits?: Audits<C>;

@@ -5,11 +5,11 @@ import { type About, type CallOptions, type Place, placeOf, send } from "../core
 import type { Connection } from "../core/database.ts";
 import { NoConnectionError, UnsupportedError } from "../core/errors.ts";
 import { Silence, within } from "../core/interrupt.ts";
-import type { Added, NewJob, Queues } from "../core/queues.ts";
 import { rolledBack } from "../core/retry.ts";
 import { type Home, detached, homeOf } from "../core/scope.ts";
 import type { Instance } from "./instance.ts";
 import { Rounds } from "./rounds.ts";
+import type { Added, How, Leased, NewJob, QueueStore } from "./store.ts";
 
 /** Others are told of new jobs at once, and then at most this often: each message makes every commit wait in line. */
 const tellMs = 20;
@@ -20,8 +20,8 @@ const besideMs = 300;
 
 const desks = new WeakMap<object, Desk>();
 
-export function deskOf(hf: unknown): Desk {
-  const home = homeOf(hf, "queue");
+export function deskOf(hf: unknown, call = "queue"): Desk {
+  const home = homeOf(hf, call);
   let desk = desks.get(home);
   if (!desk) desks.set(home, (desk = new Desk(home, hf as Instance)));
   return desk;
@@ -39,7 +39,7 @@ export class Desk {
   readonly bell: Bell<unknown, Connection>;
   readonly #numbers = new Map<string, Promise<number>>();
   readonly #lines = new Map<string, Line>();
-  readonly #marks: Batcher<{ readonly lease: number; readonly place: number }, boolean>;
+  readonly #marks: Batcher<Leased, boolean>;
   readonly rounds = new Rounds(this);
 
   constructor(home: Home<unknown, Connection>, instance: Instance) {
@@ -55,18 +55,22 @@ export class Desk {
       inFlight: 2,
       most: 500,
       about: () => ({ names: ["queue"] }),
-      decide: (connection, of) => this.store.completed(connection, of),
+      decide: (connection, of, how) => this.store.completion.completed(connection, of, how),
     });
   }
 
-  get store(): Queues<Connection> {
+  get store(): QueueStore<Connection> {
     const { engine } = this.home.database;
     if (!engine.queues) throw new UnsupportedError(`queue: ${engine.name} does not have queues yet`);
     return engine.queues;
   }
 
   /** Of workers: by itself, and not again if it may have been done. `anyway`: it finds what it did before. */
-  async ask<T>(work: (connection: Connection) => Promise<T>, queue?: string, anyway = false): Promise<T> {
+  async ask<T>(
+    work: (connection: Connection, how: How) => Promise<T>,
+    queue?: string,
+    anyway = false,
+  ): Promise<T> {
     const about = { names: [queue === undefined ? "queue" : `queue ${queue}`] };
     const place = placeOf(this.home, { separate: true }, "queue");
     return send(this.home, place, anyway ? about : { ...about, on: rolledBack }, work);
@@ -76,14 +80,14 @@ export class Desk {
   async call<T>(
     options: CallOptions,
     name: string,
-    work: (connection: Connection, number: number) => Promise<T>,
+    work: (connection: Connection, number: number, how: How) => Promise<T>,
   ): Promise<T> {
     const place = placeOf(this.home, options, "queue");
     const number = await this.number(name, place);
-    return send(this.home, place, aboutOf(name), (connection) => work(connection, number));
+    return send(this.home, place, aboutOf(name), (connection, how) => work(connection, number, how));
   }
 
-  completed(mark: { readonly lease: number; readonly place: number }): Promise<boolean> {
+  completed(mark: Leased): Promise<boolean> {
     return this.#marks.add(mark, { separate: true });
   }
 
@@ -93,13 +97,17 @@ export class Desk {
    */
   async number(name: string, place: Pick<Place, "scope"> = { scope: undefined }): Promise<number> {
     const { scope } = place;
-    const open = (connection: Connection) => this.store.open(connection, name, undefined);
-    const inside = () =>
-      scope?.work(({ connection }) => open(connection), undefined, aboutOf(name).names) as Promise<number>;
-    if (scope && this.home.database.traits.single) return inside();
+    const open = (connection: Connection, how: How) => this.store.open(connection, name, undefined, how);
+    const apart = placeOf(this.home, { separate: true }, "queue");
+    const inside = (of: NonNullable<Place["scope"]>) =>
+      of.work(
+        ({ connection }) => open(connection, { waitMs: apart.waitMs, free: false }),
+        undefined,
+        aboutOf(name).names,
+      );
+    if (scope && this.home.database.traits.single) return inside(scope);
     let asking = this.#numbers.get(name);
     if (!asking) {
-      const apart = placeOf(this.home, { separate: true }, "queue");
       // Whoever comes meanwhile waits for it too: it is no part of what the first one is in.
       asking = detached(this.home, () => send(this.home, apart, aboutOf(name), open));
       this.#numbers.set(name, asking);
@@ -110,7 +118,7 @@ export class Desk {
       return await within(besideMs, asking);
     } catch (error) {
       // Everybody who holds a connection may be waiting for one more.
-      if (error instanceof Silence || error instanceof NoConnectionError) return inside();
+      if (error instanceof Silence || error instanceof NoConnectionError) return inside(scope);
       throw error;
     }
   }
@@ -133,12 +141,13 @@ export class Desk {
         once: true,
         about: (jobs) => aboutOf(name, jobs),
         prepare: (place) => this.number(name, place),
-        decide: async (connection, calls, { joined, waitMs, prepared: number }) => {
+        decide: async (connection, calls, { joined, waitMs, free, prepared: number }) => {
           const brief = calls.length > 1 && new Set(calls.flatMap(keysOf)).size > 1;
           const added = await this.store.add(connection, number, calls.flat(), {
             // In the caller's transaction it is told when that is committed.
             tell: joined ? name : this.#tells(name),
             joined,
+            free,
             waitMs: brief ? Math.min(waitMs, briefMs) : waitMs,
           });
           let next = 0;

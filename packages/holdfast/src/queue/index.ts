@@ -1,6 +1,4 @@
 export type { Older } from "../core/older.ts";
-export type { FailedJob, JobView, QueueCounts, QueueInfo } from "../core/queues.ts";
-export type { JobInfo, JobPage, JobState, WorkerInfo } from "../core/queue-jobs.ts";
 export { JobLostError, PayloadError } from "./errors.ts";
 export type { Job } from "./job.ts";
 export { jobs, workers } from "./jobs.ts";
@@ -15,5 +13,15 @@ export {
   type StandardSchema,
   queue,
 } from "./queue.ts";
+export type {
+  FailedJob,
+  JobInfo,
+  JobPage,
+  JobState,
+  JobView,
+  QueueCounts,
+  QueueInfo,
+  WorkerInfo,
+} from "./store.ts";
 export type { TransactionalJob } from "./transactional.ts";
 export type { WorkOptions, Worker } from "./worker.ts";

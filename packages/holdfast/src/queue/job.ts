@@ -1,7 +1,7 @@
 import type { Connection } from "../core/database.ts";
-import type { ClaimedJob } from "../core/queues.ts";
 import { scopeOf } from "../core/scope.ts";
 import { JobLostError } from "./errors.ts";
+import type { ClaimedJob, Leased } from "./store.ts";
 
 /** What a worker has claimed together. Its number is the fence of each of its jobs. */
 export interface Batch {
@@ -23,7 +23,7 @@ export interface Batch {
 export interface Keeper {
   /** Of its queue. */
   readonly name: string;
-  complete(connection: Connection, lease: number, place: number): Promise<boolean>;
+  complete(connection: Connection, job: Leased): Promise<boolean>;
 }
 
 /** A job in the hands of its handler. */
@@ -109,7 +109,7 @@ export class JobOf<P> implements Job<P> {
     const { lost } = this.#batch;
     if (lost) throw new JobLostError(this.#keeper.name, this.id, lost);
     const ours = await scope.work(
-      ({ connection }) => this.#keeper.complete(connection, this.#batch.lease, this.#place),
+      ({ connection }) => this.#keeper.complete(connection, { lease: this.#batch.lease, place: this.#place }),
       undefined,
       [`job ${this.id} of queue ${this.#keeper.name}`],
     );

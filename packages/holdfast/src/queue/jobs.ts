@@ -1,10 +1,10 @@
 import { placeOf, send } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
-import { UnsupportedError, UsageError } from "../core/errors.ts";
+import { UsageError } from "../core/errors.ts";
 import { checkRows, checkText, optionalText, shown } from "../core/input.ts";
 import { checkNames } from "../core/options.ts";
-import type { JobPage, JobState, QueueJobs, WorkerInfo } from "../core/queue-jobs.ts";
-import { homeOf } from "../core/scope.ts";
+import { deskOf } from "./desk.ts";
+import type { JobPage, JobState, QueueLists, WorkerInfo } from "./store.ts";
 
 const states: readonly unknown[] = ["waiting", "delayed", "running", "failed"] satisfies JobState[];
 
@@ -29,21 +29,20 @@ export async function jobs(
   if (!states.includes(state)) throw new UsageError(`jobs: there is no state ${shown(state)}`);
   optionalText("jobs", "after", after);
   checkRows("jobs", "limit", limit, 10_000);
-  return ask(hf, "jobs", (store, connection) => store.list(connection, queue, { state, after, most: limit }));
+  return ask(hf, "jobs", (lists, connection) => lists.jobs(connection, queue, { state, after, most: limit }));
 }
 
 /** The workers of all queues, those too that have died and were not noticed yet. */
 export async function workers(hf: object): Promise<readonly WorkerInfo[]> {
-  return ask(hf, "workers", (store, connection) => store.workers(connection));
+  return ask(hf, "workers", (lists, connection) => lists.workers(connection));
 }
 
 async function ask<T>(
   hf: object,
   call: string,
-  work: (store: QueueJobs<Connection>, connection: Connection) => Promise<T>,
+  work: (lists: QueueLists<Connection>, connection: Connection) => Promise<T>,
 ): Promise<T> {
-  const home = homeOf(hf, call);
-  const { queueJobs: store, name } = home.database.engine;
-  if (!store) throw new UnsupportedError(`queue: ${name} does not have queues yet`);
-  return send(home, placeOf(home, {}, call), { names: ["queues"] }, (connection) => work(store, connection));
+  const { home, store } = deskOf(hf, call);
+  const place = placeOf(home, {}, call);
+  return send(home, place, { names: ["queues"] }, (connection) => work(store.lists, connection));
 }

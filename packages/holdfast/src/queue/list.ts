@@ -2,9 +2,9 @@ import { placeOf, send } from "../core/calls.ts";
 import { checkTexts } from "../core/input.ts";
 import { merged } from "../core/merged.ts";
 import { checkNames } from "../core/options.ts";
-import type { QueueCounts, QueueInfo } from "../core/queues.ts";
 import { instancesOf } from "../core/shards.ts";
 import { deskOf } from "./desk.ts";
+import type { QueueCounts, QueueInfo } from "./store.ts";
 
 /** All queues of this database, or those of these names that are there, by name. Nothing is made by asking. */
 export async function queues(
@@ -18,7 +18,7 @@ export async function queues(
     instancesOf(hf, "queues").all.map((instance) => {
       const { home, store } = deskOf(instance);
       const place = placeOf(home, {}, "queues");
-      return send(home, place, { names: ["queues"] }, (connection) => store.list(connection, names));
+      return send(home, place, { names: ["queues"] }, (connection) => store.lists.queues(connection, names));
     }),
   );
   return merged(

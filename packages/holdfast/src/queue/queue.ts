@@ -8,7 +8,6 @@ import { Silence, within } from "../core/interrupt.ts";
 import { made } from "../core/made.ts";
 import { type Older, olderThan } from "../core/older.ts";
 import { checkNames, checkSignal } from "../core/options.ts";
-import type { FailedJob, JobView, NewJob, QueueCounts, QueueSettings, Step } from "../core/queues.ts";
 import { type Transaction, detached } from "../core/scope.ts";
 import { type Address, type Instances, instancesOf } from "../core/shards.ts";
 import { milliseconds, sleep } from "../core/wait.ts";
@@ -16,6 +15,7 @@ import { type Desk, deskOf } from "./desk.ts";
 import { sumOfCounts } from "./list.ts";
 import { PayloadError } from "./errors.ts";
 import type { Job } from "./job.ts";
+import type { FailedJob, How, JobView, NewJob, QueueCounts, QueueSettings, Step } from "./store.ts";
 import { type TransactionalJob, TransactionalWorker } from "./transactional.ts";
 import { QueueWorker, type WorkOptions, type Worker, type WorkerSettings, leaveMs } from "./worker.ts";
 
@@ -189,7 +189,7 @@ export class Queue<Input, Output = Input> {
   }
 
   get #desks(): readonly Desk[] {
-    return this.#instances.all.map(deskOf);
+    return this.#instances.all.map((instance) => deskOf(instance));
   }
 
   /** Several at once: each a payload, or with options of its own. All of them are added, or none. */
@@ -341,18 +341,22 @@ export class Queue<Input, Output = Input> {
   /** Nothing more is claimed, by any worker; what runs goes on. */
   async pause(): Promise<void> {
     for (const desk of this.#desks)
-      await this.#call(desk, (connection, number) => desk.store.pause(connection, number, true));
+      await this.#call(desk, (connection, number, how) =>
+        desk.store.administration.pause(connection, number, true, how),
+      );
   }
 
   async resume(): Promise<void> {
     for (const desk of this.#desks) {
-      await this.#call(desk, (connection, number) => desk.store.pause(connection, number, false));
+      await this.#call(desk, (connection, number, how) =>
+        desk.store.administration.pause(connection, number, false, how),
+      );
       await this.#wake(desk);
     }
   }
 
   /** In the transaction of the same instance whose body calls, if there is one. */
-  #call<T>(desk: Desk, work: (connection: Connection, number: number) => Promise<T>): Promise<T> {
+  #call<T>(desk: Desk, work: (connection: Connection, number: number, how: How) => Promise<T>): Promise<T> {
     return desk.call({}, this.name, work);
   }
 
@@ -374,7 +378,7 @@ export class Queue<Input, Output = Input> {
   async counts(): Promise<QueueCounts> {
     const all = await Promise.all(
       this.#desks.map((desk) =>
-        this.#call(desk, (connection, number) => desk.store.counts(connection, number)),
+        this.#call(desk, (connection, number) => desk.store.lists.counts(connection, number)),
       ),
     );
     return all.reduce(sumOfCounts);
@@ -389,14 +393,16 @@ export class Queue<Input, Output = Input> {
     if (after !== undefined) checkWhole("failed", "after", after);
     checkRows("failed", "limit", limit, 100_000);
     const desk = this.#one("failed");
-    return this.#call(desk, (connection, number) => desk.store.failed(connection, number, after, limit));
+    return this.#call(desk, (connection, number) =>
+      desk.store.lists.failed(connection, number, after, limit),
+    );
   }
 
   /** Where a job is, and how it stands; undefined if it has ended. Looks into what runs, so it is for people to ask. */
   async inspect(id: number): Promise<JobView | undefined> {
     checkWhole("inspect", "id", id);
     const desk = this.#one("inspect");
-    return this.#call(desk, (connection, number) => desk.store.find(connection, number, id));
+    return this.#call(desk, (connection, number) => desk.store.lists.find(connection, number, id));
   }
 
   /**
@@ -407,14 +413,14 @@ export class Queue<Input, Output = Input> {
     checkNames("retry", options, stepOptions);
     const progress = progressOf(options);
     for (const desk of ids === undefined ? this.#desks : [this.#one("retry")]) {
-      const { store } = desk;
+      const { administration } = desk.store;
       const count =
         ids === undefined
-          ? await this.#steps(desk, progress, (connection, number, from) =>
-              store.revive(connection, number, from),
+          ? await this.#steps(desk, progress, (connection, number, from, how) =>
+              administration.revive(connection, number, from, how),
             )
-          : await this.#chunks(desk, idsOf("retry", ids), progress, async (connection, number, some) => {
-              const step = await store.revive(connection, number, { ids: some });
+          : await this.#chunks(desk, idsOf("retry", ids), progress, async (connection, number, some, how) => {
+              const step = await administration.revive(connection, number, { ids: some }, how);
               return step.count;
             });
       if (count > 0) await this.#wake(desk);
@@ -430,7 +436,7 @@ export class Queue<Input, Output = Input> {
       desk,
       idsOf("discard", ids),
       progressOf(options),
-      (connection, number, some) => desk.store.discard(connection, number, some),
+      (connection, number, some, how) => desk.store.administration.discard(connection, number, some, how),
     );
     // A group may have waited for one of them.
     if (count > 0 && this.#settings.ordered) await this.#wake(desk);
@@ -444,8 +450,8 @@ export class Queue<Input, Output = Input> {
     const older = olderThan("prune", which);
     const progress = progressOf({ signal, onProgress });
     for (const desk of this.#desks)
-      await this.#steps(desk, progress, (connection, number, from) =>
-        desk.store.prune(connection, number, older, from),
+      await this.#steps(desk, progress, (connection, number, from, how) =>
+        desk.store.administration.prune(connection, number, older, from, how),
       );
     return progress.done;
   }
@@ -454,13 +460,13 @@ export class Queue<Input, Output = Input> {
   async #steps(
     desk: Desk,
     progress: Progress,
-    one: (connection: Connection, number: number, from: From) => Promise<Step & Partial<From>>,
+    one: (connection: Connection, number: number, from: From, how: How) => Promise<Step & Partial<From>>,
   ): Promise<number> {
     const before = progress.done;
     for (let from: From | undefined = { after: 0, upTo: undefined, most: perStep }; from;) {
       const now: From = from;
-      const step: Step & Partial<From> = await this.#call(desk, (connection, number) =>
-        one(connection, number, now),
+      const step: Step & Partial<From> = await this.#call(desk, (connection, number, how) =>
+        one(connection, number, now, how),
       );
       progress.add(step.count);
       from = step.last === undefined ? undefined : { after: step.last, upTo: step.upTo, most: perStep };
@@ -472,12 +478,12 @@ export class Queue<Input, Output = Input> {
     desk: Desk,
     ids: readonly number[],
     progress: Progress,
-    step: (connection: Connection, number: number, some: readonly number[]) => Promise<number>,
+    step: (connection: Connection, number: number, some: readonly number[], how: How) => Promise<number>,
   ): Promise<number> {
     for (let from = 0; from < ids.length; from += perStep)
       progress.add(
-        await this.#call(desk, (connection, number) =>
-          step(connection, number, ids.slice(from, from + perStep)),
+        await this.#call(desk, (connection, number, how) =>
+          step(connection, number, ids.slice(from, from + perStep), how),
         ),
       );
     return progress.done;
@@ -550,7 +556,9 @@ class Starting implements Worker {
     const begin = async () => {
       for (const pauses = new Pauses(100, 5000); !stops.aborted;) {
         try {
-          const number = await desk.ask((connection) => desk.store.open(connection, name, settings));
+          const number = await desk.ask((connection, how) =>
+            desk.store.open(connection, name, settings, how),
+          );
           return stops.aborted ? undefined : start(number, signal);
         } catch (error) {
           trouble(error);

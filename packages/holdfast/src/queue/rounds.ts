@@ -10,19 +10,19 @@ import { emit } from "../core/events.ts";
 import { within } from "../core/interrupt.ts";
 import { key } from "../core/key.ts";
 import { NoConnectionError } from "../core/errors.ts";
-import type { Queues, Where } from "../core/queues.ts";
 import { Pauses } from "../core/retry.ts";
 import type { Home } from "../core/scope.ts";
 import { sleep } from "../core/wait.ts";
 import type { Instance, Session } from "./instance.ts";
+import type { How, QueueStore, Where } from "./store.ts";
 
 /** What the rounds need of the queues of their instance. */
 interface Desk {
   readonly home: Home<unknown, Connection>;
   readonly instance: Instance;
   readonly bell: { hears(): boolean; ring(queue: string): void };
-  readonly store: Queues<Connection>;
-  ask<T>(work: (connection: Connection) => Promise<T>): Promise<T>;
+  readonly store: QueueStore<Connection>;
+  ask<T>(work: (connection: Connection, how: How) => Promise<T>): Promise<T>;
 }
 
 /** One worker, as the others of its instance need to know it. */
@@ -74,14 +74,17 @@ export class Rounds {
     const name = `${hostname()} ${process.pid}`;
     for (;;) {
       const lock = this.#held?.lock;
-      const id = await this.#desk.ask((connection) => store.enlist(connection, queue, { ttlMs, name, lock }));
+      const id = await this.#desk.ask((connection, how) =>
+        store.workers.enlist(connection, queue, { ttlMs, name, lock }, how),
+      );
       member.lock = lock;
       const now = this.#held?.lock;
       if (now === lock) return id;
       // Lost meanwhile: whoever sweeps takes it for dead.
       if (lock !== undefined) continue;
       member.lock = now;
-      if (now !== undefined) await this.#desk.ask((connection) => store.locked(connection, [id], now));
+      if (now !== undefined)
+        await this.#desk.ask((connection, how) => store.workers.locked(connection, [id], now, how));
       return id;
     }
   }
@@ -131,7 +134,9 @@ export class Rounds {
     if (members.size === 0) return;
     const { store } = this.#desk;
     try {
-      const alive = await this.#desk.ask((connection) => store.beat(connection, [...members.keys()]));
+      const alive = await this.#desk.ask((connection, how) =>
+        store.workers.beat(connection, [...members.keys()], how),
+      );
       for (const [id, member] of members)
         if (!alive.has(id) && member.id === id)
           void member.lose().catch((error: unknown) => member.trouble(error));
@@ -180,8 +185,8 @@ export class Rounds {
     if (sweeps) this.#sweptAt = began;
     const whole = began >= this.#wholeAt;
     const { store, bell } = this.#desk;
-    const { jobs, queues, ready } = await this.#desk.ask((connection) =>
-      store.round(connection, { sweep: sweeps ? (whole ? "thorough" : "yes") : "no", idle, whole }),
+    const { jobs, queues, ready } = await this.#desk.ask((connection, how) =>
+      store.look(connection, { sweep: sweeps ? (whole ? "thorough" : "yes") : "no", idle, whole }, how),
     );
     if (whole) this.#wholeAt = performance.now() + wholeShare * (performance.now() - began);
     const some = new Set(ready);
@@ -219,7 +224,7 @@ export class Rounds {
             for (const member of members) member.lock = lock;
             const ids = members.flatMap(({ id }) => id ?? []);
             await this.#desk
-              .ask((connection) => store.locked(connection, ids, lock))
+              .ask((connection, how) => store.workers.locked(connection, ids, lock, how))
               .catch((error: unknown) => this.#trouble(error));
           }
           await Promise.race([lost.promise, aborted(signal)]);

@@ -1,4 +1,4 @@
-import type { ClaimedJob, Where } from "../core/queues.ts";
+import type { ClaimedJob, Where } from "./store.ts";
 
 /** How far below the last one that was found the next are looked for: transactions that began earlier may end later. */
 const margin = 2000;

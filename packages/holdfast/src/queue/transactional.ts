@@ -3,14 +3,22 @@ import type { Ear } from "../core/bell.ts";
 import type { Connection } from "../core/database.ts";
 import { emit, traced } from "../core/events.ts";
 import { classify } from "../core/failure.ts";
-import type { ClaimedJob, Where } from "../core/queues.ts";
 import { type Scope, scopeOf } from "../core/scope.ts";
 import { sleep } from "../core/wait.ts";
 import type { Desk } from "./desk.ts";
 import { words } from "./errors.ts";
 import type { Member } from "./rounds.ts";
+import type { ClaimedJob, Where } from "./store.ts";
 import { Trail } from "./trail.ts";
-import { type Began, type Worker, type WorkerSettings, beginning, leaveMs, timesOf } from "./worker.ts";
+import {
+  type Began,
+  type Worker,
+  type WorkerSettings,
+  beginning,
+  inTransaction,
+  leaveMs,
+  timesOf,
+} from "./worker.ts";
 
 export interface TransactionalJob<P> {
   readonly id: number;
@@ -181,7 +189,9 @@ export class TransactionalWorker<P> implements Worker, Member {
       await enlisted;
       const worker = this.#id;
       if (worker !== undefined)
-        await this.#desk.ask((connection) => store.retire(connection, worker)).catch(trouble);
+        await this.#desk
+          .ask((connection, how) => store.workers.retire(connection, worker, how))
+          .catch(trouble);
       await part();
     }
   }
@@ -240,7 +250,7 @@ export class TransactionalWorker<P> implements Worker, Member {
         if (count > 0) {
           if (signal.aborted || turn.busy > togetherMs) break;
           const before = saved;
-          await scope.work(({ connection }) => store.another(connection, savepoint, before));
+          await scope.work(({ connection }) => store.transactional.another(connection, savepoint, before));
         }
         count++;
         turn.last = job;
@@ -251,7 +261,10 @@ export class TransactionalWorker<P> implements Worker, Member {
         if (saved) settled.push(job);
         if (saved && start) turn.ended.push({ job, ...timesOf(job, start) });
       }
-      if (settled.length > 0) await scope.work(({ connection }) => store.settle(connection, number, settled));
+      if (settled.length > 0)
+        await scope.work(({ connection }) =>
+          store.transactional.settle(connection, number, settled, undefined, inTransaction),
+        );
       return count;
     });
   }
@@ -262,14 +275,10 @@ export class TransactionalWorker<P> implements Worker, Member {
     turn.whole = look.whole;
     let jobs: readonly ClaimedJob[] = [];
     try {
+      const { whole } = look;
+      const what = { savepoint, most, where: this.#trail, whole, onward: this.#onward };
       const taken = await scope.work(({ connection }) =>
-        this.#desk.store.take(connection, number, {
-          savepoint,
-          most,
-          where: this.#trail,
-          whole: look.whole,
-          onward: this.#onward,
-        }),
+        this.#desk.store.transactional.take(connection, number, what, inTransaction),
       );
       jobs = taken.jobs;
       this.#onward = taken.onward ?? this.#onward;
@@ -332,8 +341,8 @@ export class TransactionalWorker<P> implements Worker, Member {
     if (idle) this.#grouped = false;
     const { after } = this.#trail;
     const ask = async () => {
-      const { soon, moment } = await this.#desk.ask((connection) =>
-        this.#desk.store.tend(connection, this.#settings.number, { after, whole: idle }),
+      const { soon, moment } = await this.#desk.ask((connection, how) =>
+        this.#desk.store.transactional.tend(connection, this.#settings.number, { after, whole: idle }, how),
       );
       this.#trail.moved(moment);
       return soon;
@@ -394,7 +403,7 @@ export class TransactionalWorker<P> implements Worker, Member {
       const scope = scopeOf(tx, "queue");
       const { number } = this.#settings;
       const job = await scope.work(({ connection }) =>
-        this.#desk.store.takeOne(connection, number, last, { savepoint }),
+        this.#desk.store.transactional.takeOne(connection, number, last, { savepoint }, inTransaction),
       );
       if (job) await this.#putBack(scope, job, error);
     });
@@ -411,7 +420,8 @@ export class TransactionalWorker<P> implements Worker, Member {
     const again = failures >= attempts ? undefined : backoff(failures, error);
     await scope.work(async ({ connection }) => {
       await this.#desk.home.database.engine.savepoint(connection, savepoint, "rollback");
-      await this.#desk.store.settle(connection, number, [job], { error: words(error), again });
+      const failure = { error: words(error), again };
+      await this.#desk.store.transactional.settle(connection, number, [job], failure, inTransaction);
     });
     emit("holdfast:queue:failed", () => ({ queue, job: job.id, attempt: failures, ...times, again, error }));
   }

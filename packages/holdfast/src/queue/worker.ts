@@ -4,12 +4,12 @@ import type { Connection } from "../core/database.ts";
 import { classify } from "../core/failure.ts";
 import { Pauses, rolledBack } from "../core/retry.ts";
 import { emit, heard, traced } from "../core/events.ts";
-import type { ClaimedJob, Ended, Where } from "../core/queues.ts";
 import { sleep } from "../core/wait.ts";
 import type { Desk } from "./desk.ts";
 import { JobLostError, words } from "./errors.ts";
 import { type Batch, type Job, JobOf, type Keeper } from "./job.ts";
 import type { Member } from "./rounds.ts";
+import type { ClaimedJob, Ended, How, Leased, Where } from "./store.ts";
 import { Trail } from "./trail.ts";
 
 export interface WorkOptions {
@@ -47,6 +47,9 @@ export interface Worker extends AsyncDisposable {
 
 /** After the signals of handlers were aborted. */
 export const leaveMs = 5000;
+
+/** Of what is called in a transaction that somebody else has begun. */
+export const inTransaction: How = { free: false, waitMs: 5000 };
 
 /** A batch that takes less is too small, one that takes more too large. */
 const shortMs = 50;
@@ -195,8 +198,8 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
     this.#settings.trouble(error);
   }
 
-  complete(connection: Connection, lease: number, place: number): Promise<boolean> {
-    return this.#desk.store.complete(connection, this.#id ?? 0, lease, place);
+  complete(connection: Connection, job: Leased): Promise<boolean> {
+    return this.#desk.store.completion.complete(connection, this.#id ?? 0, job, inTransaction);
   }
 
   async stop({ patienceMs = 30_000 }: { readonly patienceMs?: number } = {}): Promise<void> {
@@ -321,16 +324,11 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
     const look = this.#trail.look();
     this.#ear.rung = false;
     const claimed = await this.#desk
-      .ask((connection) =>
-        store.claim(connection, {
-          queue: number,
-          worker,
-          most: asked,
-          where: this.#trail,
-          whole: look.whole,
-          onward: this.#onward,
-        }),
-      )
+      .ask((connection, how) => {
+        const where = this.#trail;
+        const call = { queue: number, worker, most: asked, where, whole: look.whole, onward: this.#onward };
+        return store.claim(connection, call, how);
+      })
       .catch((error: unknown) => {
         const failure = classify(this.#desk.home.database, error);
         if (failure === undefined || !rolledBack.has(failure))
@@ -409,17 +407,20 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
     const worker = this.#id;
     if (worker === undefined) return;
     try {
-      const jobs = await this.#desk.ask((connection) => store.astray(connection, worker, [...this.#leases]));
+      const jobs = await this.#desk.ask((connection, how) =>
+        store.workers.astray(connection, worker, [...this.#leases], how),
+      );
       if (jobs.length > 0) await this.#giveBack(worker, jobs);
     } catch (error) {
       this.#settings.trouble(error);
     }
   }
 
-  async #giveBack(worker: number, jobs: readonly Pick<Ended, "lease" | "place">[]): Promise<void> {
+  async #giveBack(worker: number, jobs: readonly Leased[]): Promise<void> {
     const { store, bell } = this.#desk;
     const { queue, trouble } = this.#settings;
-    await this.#desk.ask((connection) => store.giveBack(connection, worker, jobs), queue, true);
+    const giving = (connection: Connection, how: How) => store.giveBack(connection, worker, jobs, how);
+    await this.#desk.ask(giving, queue, true);
     bell.ring(queue);
     await this.#desk.ask(async (connection) => store.ring?.(connection, queue)).catch(trouble);
   }
@@ -591,8 +592,8 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
     const write = async () => {
       for (const pauses = new Pauses(50, 5000); ;) {
         try {
-          const ours = await this.#desk.ask((connection) =>
-            this.#desk.store.finish(connection, { queue: number, worker, whole, ended }),
+          const ours = await this.#desk.ask((connection, how) =>
+            this.#desk.store.finish(connection, { queue: number, worker, whole, ended }, how),
           );
           for (const lease of whole) this.#leases.delete(lease);
           // One that waits for its next attempt may be the first that is due.
@@ -682,7 +683,7 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
       while (this.#results.length + this.#whole.length > 0 || this.#flushing) await this.#flush();
       const worker = this.#id;
       if (worker !== undefined)
-        await this.#desk.ask((connection) => this.#desk.store.retire(connection, worker));
+        await this.#desk.ask((connection, how) => this.#desk.store.workers.retire(connection, worker, how));
     } finally {
       clearTimeout(impatient);
     }

@@ -16,6 +16,7 @@ import { lateCases } from "./cases/late.ts";
 import { leaseCases } from "./cases/lease.ts";
 import { lockCases } from "./cases/lock.ts";
 import { onceCases } from "./cases/once.ts";
+import { queueCases } from "./cases/queue.ts";
 import { retryCases } from "./cases/retry.ts";
 import { rowCases, tableCases } from "./cases/rows.ts";
 import { scheduleCases } from "./cases/schedule.ts";
@@ -55,5 +56,6 @@ export function conformance(): ConformanceCase[] {
     ...stockCases,
     ...scheduleCases,
     ...auditCases,
+    ...queueCases,
   ];
 }

@@ -10,7 +10,6 @@ import { holders, lock } from "./locks.ts";
 import { leases } from "./leases.ts";
 import { outcome } from "./outcome.ts";
 import { probe } from "./probe.ts";
-import { queueJobs } from "./queue-jobs.ts";
 import { queues } from "./queue.ts";
 import { quotas } from "./quota.ts";
 import { replay } from "./replay.ts";
@@ -48,7 +47,6 @@ export const postgres: Engine<SqlConnection> = {
   replay,
   quotas,
   queues,
-  queueJobs,
   stocks,
   schedules,
   audits,

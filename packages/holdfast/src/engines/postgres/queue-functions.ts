@@ -268,8 +268,8 @@ BEGIN
     RETURN;
   END IF;
   IF s.most IS NOT NULL THEN
-    -- One claim at a time counts what is under way.
-    PERFORM pg_advisory_xact_lock(hashtextextended('holdfast_queue ' || q, 0));
+    -- One claim at a time counts what is under way. By the row, as there are servers whose advisory locks lock nothing.
+    PERFORM FROM holdfast.queue t WHERE t.id = q FOR NO KEY UPDATE;
     SELECT coalesce(sum(l.size - coalesce(cardinality(l.done), 0)), 0) INTO running FROM holdfast.queue_lease l WHERE l.queue = q;
     n := least(n, s.most - running);
     IF n <= 0 THEN
@@ -667,6 +667,8 @@ BEGIN
     END IF;
     UPDATE holdfast.queue_lease t SET done = ARRAY(SELECT DISTINCT p.place FROM unnest(t.done || l.places) p (place)) WHERE t.id = l.id;
     DELETE FROM holdfast.queue_lease t WHERE t.id = l.id AND cardinality(t.done) >= t.size;
+    -- Of those that had been completed in a transaction before.
+    IF FOUND THEN DELETE FROM holdfast.queue_mark t WHERE t.lease = l.id; END IF;
   END LOOP;
   PERFORM holdfast.queue_free(freed_queues, freed);
 END

@@ -1,69 +1,101 @@
 import type { SqlConnection } from "../../core/database.ts";
-import { SchemaMissingError } from "../../core/errors.ts";
 import { key } from "../../core/key.ts";
-import type { ClaimedJob, Ended, FailedJob, NewJob, QueueCounts, Queues, Where } from "../../core/queues.ts";
 import { type Statement, sql } from "../../core/sql.ts";
-import { hexText } from "./dialect.ts";
+import type { Ended, NewJob, QueueCompletion, QueueStore, QueueWorkers, Where } from "../../queue/store.ts";
 import { newest } from "./fences.ts";
 import { argument } from "./keys.ts";
-import { failureOf, run } from "./locks.ts";
 import { impatient, patiently } from "./patience.ts";
 import { isTrue } from "./probe.ts";
+import { administration } from "./queue-administration.ts";
+import { lists } from "./queue-lists.ts";
+import {
+  type Row,
+  type Written,
+  ask,
+  bound,
+  jobOf,
+  numberOf,
+  numbersOf,
+  sorted,
+  textOf,
+} from "./queue-support.ts";
+import { transactional } from "./queue-transactional.ts";
 import { list, texts } from "./values.ts";
 
 const channel = "holdfast_queue";
 
-type Row = Record<string, unknown>;
+const workers: QueueWorkers<SqlConnection> = {
+  async enlist(connection, queue, { ttlMs, name, lock }) {
+    const [row] = await ask(
+      connection,
+      sql`INSERT INTO holdfast.queue_worker (id, queue, beat, ttl, name, lock) OVERRIDING SYSTEM VALUE
+  VALUES (${sql.raw(newest("holdfast.queue_worker_id_seq", false))}, ${bound(queue, "int")}, clock_timestamp(), ${bound(ttlMs, "int")}, ${name}::text, ${lockOf(lock)}) RETURNING id`,
+    );
+    return Number(row?.["id"]);
+  },
 
-async function ask(connection: SqlConnection, statement: Statement): Promise<Row[]> {
-  const asking = connection.prepared?.(statement) ?? connection.query(statement);
-  const { rows } = await asking.catch((error: unknown) => {
-    throw failureOf(connection, error) === "schema-missing"
-      ? new SchemaMissingError("A table or function of queues", error)
-      : error;
-  });
-  return rows as Row[];
-}
+  async locked(connection, workers, lock) {
+    await ask(
+      connection,
+      sql`UPDATE holdfast.queue_worker SET lock = ${lockOf(lock)} WHERE id = ANY(${list(workers)}::text::bigint[])`,
+    );
+  },
 
-const bound = (value: string | number | boolean | undefined | null, type: string) =>
-  sql`${value === undefined || value === null ? null : String(value)}::text::${sql.raw(type)}`;
+  async beat(connection, workers) {
+    const rows = await ask(
+      connection,
+      sql`UPDATE holdfast.queue_worker SET beat = clock_timestamp() WHERE id = ANY(${list(workers)}::text::bigint[]) RETURNING id`,
+    );
+    return new Set(rows.map(({ id }) => Number(id)));
+  },
 
-/** As it stands in a lease. */
-type Written = [
-  id: number,
-  failures: number,
-  priority: number,
-  at: number,
-  key: string | null,
-  group: string | null,
-  payload: unknown,
-];
+  async astray(connection, worker, known) {
+    const rows = await ask(
+      connection,
+      sql`SELECT id, size FROM holdfast.queue_lease WHERE worker = ${bound(worker, "bigint")} AND id <> ALL(${list(known)}::text::bigint[])`,
+    );
+    return rows.flatMap(({ id, size }) =>
+      Array.from({ length: Number(size) }, (_, place) => ({ lease: Number(id), place })),
+    );
+  },
 
-function jobOf([id, failures, priority, at, jobKey, group, payload]: Written): ClaimedJob {
-  return { id, failures, priority, at, key: jobKey ?? undefined, group: group ?? undefined, payload };
-}
+  async retire(connection, worker) {
+    await ask(
+      connection,
+      sql`WITH gone AS (DELETE FROM holdfast.queue_worker w WHERE w.id = ${bound(worker, "bigint")}
+    AND NOT EXISTS (SELECT FROM holdfast.queue_lease l WHERE l.worker = w.id) RETURNING w.id)
+  UPDATE holdfast.queue_worker w SET beat = '-infinity' WHERE w.id = ${bound(worker, "bigint")} AND NOT EXISTS (SELECT FROM gone)`,
+    );
+  },
+};
 
-function numbersOf(value: unknown): number[] {
-  const text = String(value ?? "{}");
-  return text === "{}" ? [] : text.slice(1, -1).split(",").map(Number);
-}
+const completion: QueueCompletion<SqlConnection> = {
+  async complete(connection, worker, { lease, place }) {
+    const [row] = await ask(
+      connection,
+      sql`SELECT holdfast.queue_complete(${bound(worker, "bigint")}, ${bound(lease, "bigint")}, ${bound(place, "int")}) AS ours`,
+    );
+    return isTrue(row?.["ours"]);
+  },
 
-const msOf = (column: string) => sql.raw(`(extract(epoch FROM ${column}) * 1000)::float8`);
+  async completed(connection, of) {
+    const rows = await ask(
+      connection,
+      sql`SELECT m.lease, m.place FROM holdfast.queue_mark m WHERE (m.lease, m.place) IN (SELECT * FROM
+  unnest(${list(of.map(({ lease }) => lease))}::text::bigint[], ${list(of.map(({ place }) => place))}::text::int[]))`,
+    );
+    const marks = new Set(rows.map(({ lease, place }) => `${String(lease)}/${String(place)}`));
+    return of.map(({ lease, place }) => marks.has(`${lease}/${place}`));
+  },
+};
 
-function countsOf(row: Row | undefined): QueueCounts {
-  return {
-    waiting: Number(row?.["waiting"]),
-    delayed: Number(row?.["delayed"]),
-    running: Number(row?.["running"]),
-    failed: Number(row?.["failed"]),
-    workers: Number(row?.["workers"]),
-    paused: isTrue(row?.["paused"]),
-    oldest: row?.["oldest"] === null ? undefined : Number(row?.["oldest"]),
-  };
-}
-
-export const queues: Queues<SqlConnection> = {
+export const queues: QueueStore<SqlConnection> = {
   channel,
+  workers,
+  completion,
+  transactional,
+  administration,
+  lists,
 
   async ring(connection, payload) {
     await ask(connection, sql`SELECT pg_notify(${channel}::text, ${payload}::text)::text AS sent`);
@@ -112,30 +144,6 @@ export const queues: Queues<SqlConnection> = {
     const ids = numbersOf(row?.["ids"]);
     const added = row?.["added"] === null ? undefined : String(row?.["added"]).slice(1, -1).split(",");
     return ids.map((id, i) => ({ id, added: added?.[i] !== "f" }));
-  },
-
-  async enlist(connection, queue, { ttlMs, name, lock }) {
-    const [row] = await ask(
-      connection,
-      sql`INSERT INTO holdfast.queue_worker (id, queue, beat, ttl, name, lock) OVERRIDING SYSTEM VALUE
-  VALUES (${sql.raw(newest("holdfast.queue_worker_id_seq", false))}, ${bound(queue, "int")}, clock_timestamp(), ${bound(ttlMs, "int")}, ${name}::text, ${lockOf(lock)}) RETURNING id`,
-    );
-    return Number(row?.["id"]);
-  },
-
-  async locked(connection, workers, lock) {
-    await ask(
-      connection,
-      sql`UPDATE holdfast.queue_worker SET lock = ${lockOf(lock)} WHERE id = ANY(${list(workers)}::text::bigint[])`,
-    );
-  },
-
-  async beat(connection, workers) {
-    const rows = await ask(
-      connection,
-      sql`UPDATE holdfast.queue_worker SET beat = clock_timestamp() WHERE id = ANY(${list(workers)}::text::bigint[]) RETURNING id`,
-    );
-    return new Set(rows.map(({ id }) => Number(id)));
   },
 
   async claim(connection, { queue, worker, most, where, whole, onward }) {
@@ -208,34 +216,6 @@ export const queues: Queues<SqlConnection> = {
     return new Set(numbersOf(row?.["ours"]));
   },
 
-  async complete(connection, worker, lease, place) {
-    const [row] = await ask(
-      connection,
-      sql`SELECT holdfast.queue_complete(${bound(worker, "bigint")}, ${bound(lease, "bigint")}, ${bound(place, "int")}) AS ours`,
-    );
-    return isTrue(row?.["ours"]);
-  },
-
-  async completed(connection, of) {
-    const rows = await ask(
-      connection,
-      sql`SELECT m.lease, m.place FROM holdfast.queue_mark m WHERE (m.lease, m.place) IN (SELECT * FROM
-  unnest(${list(of.map(({ lease }) => lease))}::text::bigint[], ${list(of.map(({ place }) => place))}::text::int[]))`,
-    );
-    const marks = new Set(rows.map(({ lease, place }) => `${String(lease)}/${String(place)}`));
-    return of.map(({ lease, place }) => marks.has(`${lease}/${place}`));
-  },
-
-  async astray(connection, worker, known) {
-    const rows = await ask(
-      connection,
-      sql`SELECT id, size FROM holdfast.queue_lease WHERE worker = ${bound(worker, "bigint")} AND id <> ALL(${list(known)}::text::bigint[])`,
-    );
-    return rows.flatMap(({ id, size }) =>
-      Array.from({ length: Number(size) }, (_, place) => ({ lease: Number(id), place })),
-    );
-  },
-
   async giveBack(connection, worker, unstarted) {
     await ask(
       connection,
@@ -244,60 +224,7 @@ export const queues: Queues<SqlConnection> = {
     );
   },
 
-  async retire(connection, worker) {
-    await ask(
-      connection,
-      sql`WITH gone AS (DELETE FROM holdfast.queue_worker w WHERE w.id = ${bound(worker, "bigint")}
-    AND NOT EXISTS (SELECT FROM holdfast.queue_lease l WHERE l.worker = w.id) RETURNING w.id)
-  UPDATE holdfast.queue_worker w SET beat = '-infinity' WHERE w.id = ${bound(worker, "bigint")} AND NOT EXISTS (SELECT FROM gone)`,
-    );
-  },
-
-  async tend(connection, queue, { after, whole }) {
-    const [row] = await ask(
-      connection,
-      sql`SELECT soon, moment FROM holdfast.queue_tend(${bound(queue, "int")}, ${bound(after, "float8")}, ${bound(whole, "boolean")})`,
-    );
-    return { soon: numberOf(row?.["soon"]), moment: Number(row?.["moment"]) };
-  },
-
-  async take(connection, queue, { savepoint, most, where, whole, onward }) {
-    const { floors } = where;
-    const priorities = sorted(floors);
-    const [taken] = await run(connection, [
-      `SELECT jobs, last FROM holdfast.queue_take_jobs(${Math.trunc(queue)}, ${Math.trunc(most)}, '${list(priorities)}'::smallint[],
-  '${list(priorities.map((priority) => floors.get(priority)))}'::bigint[], ${whole}, ${literal(onward)})`,
-      `SAVEPOINT ${savepoint}`,
-    ]);
-    const row = taken?.rows[0];
-    return { jobs: jobsOf(row?.["jobs"]), onward: textOf(row?.["last"]) };
-  },
-
-  async takeOne(connection, queue, { id, priority, group }, { savepoint }) {
-    const [taken] = await run(connection, [
-      `SELECT holdfast.queue_take_one(${Math.trunc(queue)}, ${Math.trunc(id)}, ${Math.trunc(priority)}::smallint, ${literal(group)}) AS jobs`,
-      `SAVEPOINT ${savepoint}`,
-    ]);
-    return jobsOf(taken?.rows[0]?.["jobs"])[0];
-  },
-
-  async another(connection, savepoint, saved) {
-    await run(connection, [...(saved ? [`RELEASE SAVEPOINT ${savepoint}`] : []), `SAVEPOINT ${savepoint}`]);
-  },
-
-  async settle(connection, queue, jobs, failure) {
-    const any = (has: (job: ClaimedJob) => boolean) => jobs.some(has);
-    await ask(
-      connection,
-      sql`SELECT holdfast.queue_settle(${bound(queue, "int")}, ${list(jobs.map(({ id }) => id))}::text::bigint[],
-  ${list(jobs.map(({ priority }) => priority))}::text::smallint[],
-  ${any(({ group }) => group !== undefined) ? texts(jobs, ({ group }) => group) : null}::text::text[],
-  ${any((job) => job.key !== undefined) ? texts(jobs, (job) => job.key) : null}::text::text[],
-  ${bound(failure?.again, "float8")}, ${failure?.error ?? null}::text)::text AS done`,
-    );
-  },
-
-  async round(connection, { sweep, idle, whole }) {
+  async look(connection, { sweep, idle, whole }) {
     const floors = idle.flatMap(({ queue, floors: of }) =>
       sorted(of).map((priority) => ({ queue, priority, floor: of.get(priority) })),
     );
@@ -320,125 +247,9 @@ export const queues: Queues<SqlConnection> = {
       ready: numbersOf(row?.["ready"]),
     };
   },
-
-  async pause(connection, queue, paused) {
-    await ask(
-      connection,
-      sql`SELECT holdfast.queue_pause(${bound(queue, "int")}, ${bound(paused, "boolean")})::text AS done`,
-    );
-  },
-
-  async counts(connection, queue) {
-    const [row] = await ask(
-      connection,
-      sql`SELECT * FROM holdfast.queue_count(ARRAY[${bound(queue, "int")}], NULL)`,
-    );
-    return countsOf(row);
-  },
-
-  async list(connection, names) {
-    const rows = await ask(
-      connection,
-      sql`SELECT * FROM holdfast.queue_count(NULL, ${names ? texts(names, (name) => name) : null}::text::text[])`,
-    );
-    return rows.map((row) => ({ name: String(row["name"]), ...countsOf(row) }));
-  },
-
-  async failed(connection, queue, after, most) {
-    const rows = await ask(
-      connection,
-      sql`SELECT id, attempt, payload, error, key, grp, ${msOf("at")} AS at, ${msOf("failed_at")} AS failed_at FROM holdfast.queue_failed
-  WHERE queue = ${bound(queue, "int")} AND id > ${bound(after ?? 0, "bigint")} ORDER BY id LIMIT ${bound(most, "int")}`,
-    );
-    return rows.map((row): FailedJob => ({
-      id: Number(row["id"]),
-      attempts: Number(row["attempt"]),
-      payload: JSON.parse(String(row["payload"])),
-      error: String(row["error"]),
-      key: typeof row["key"] === "string" ? row["key"] : undefined,
-      group: typeof row["grp"] === "string" ? row["grp"] : undefined,
-      at: Number(row["at"]),
-      failedAt: Number(row["failed_at"]),
-    }));
-  },
-
-  async find(connection, queue, id) {
-    const common = sql.raw("t.attempt, t.priority, t.payload, t.key");
-    const which = sql`t.queue = ${bound(queue, "int")} AND t.id = ${bound(id, "bigint")}`;
-    const [row] = await ask(
-      connection,
-      sql`SELECT 'waiting' AS state, ${common}, NULL AS grp, ${msOf("t.at")} AS at, NULL::float8 AS run_at, NULL AS worker, NULL AS error
-    FROM holdfast.queue_ready t WHERE ${which}
-  UNION ALL SELECT CASE WHEN g.next > clock_timestamp() THEN 'delayed' ELSE 'waiting' END, ${common}, t.grp, ${msOf("t.at")},
-    CASE WHEN g.next > clock_timestamp() THEN ${msOf("g.next")} END, NULL, NULL
-    FROM holdfast.queue_grouped t LEFT JOIN holdfast.queue_group g ON g.queue = t.queue AND g.grp = t.grp AND g.head = t.id WHERE ${which}
-  UNION ALL SELECT 'delayed', ${common}, t.grp, ${msOf("t.at")}, ${msOf("t.run_at")}, NULL, NULL FROM holdfast.queue_delayed t WHERE ${which}
-  UNION ALL SELECT 'failed', ${common}, t.grp, ${msOf("t.at")}, NULL, NULL, t.error FROM holdfast.queue_failed t WHERE ${which}
-  UNION ALL SELECT 'running', (j->>1)::smallint, (j->>2)::smallint, (j->6)::text, j->>4, j->>5, (j->>3)::float8, NULL, w.name, NULL
-    FROM holdfast.queue_lease l LEFT JOIN holdfast.queue_worker w ON w.id = l.worker,
-      json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o)
-    WHERE l.queue = ${bound(queue, "int")} AND (j->>0)::bigint = ${bound(id, "bigint")} AND NOT coalesce((o - 1)::int = ANY(l.done), false)
-  LIMIT 1`,
-    );
-    if (!row) return undefined;
-    const text = (name: string) => (typeof row[name] === "string" ? row[name] : undefined);
-    return {
-      id,
-      state: String(row["state"]) as "waiting",
-      failures: Number(row["attempt"]),
-      priority: Number(row["priority"]),
-      payload: JSON.parse(String(row["payload"])),
-      key: text("key"),
-      group: text("grp"),
-      at: Number(row["at"]),
-      runAt: row["run_at"] === null ? undefined : Number(row["run_at"]),
-      worker: text("worker"),
-      error: text("error"),
-    };
-  },
-
-  async revive(connection, queue, which) {
-    const given = "ids" in which ? which.ids : undefined;
-    const { after, upTo, most } = "ids" in which ? { after: 0, upTo: undefined, most: 0 } : which;
-    const [row] = await ask(
-      connection,
-      sql`SELECT n, last, upto FROM holdfast.queue_revive_some(${bound(queue, "int")}, ${given ? list(given) : null}::text::bigint[],
-  ${bound(after, "bigint")}, ${bound(upTo, "bigint")}, ${bound(most, "int")})`,
-    );
-    return { count: Number(row?.["n"]), last: numberOf(row?.["last"]), upTo: numberOf(row?.["upto"]) };
-  },
-
-  async discard(connection, queue, ids) {
-    const [row] = await ask(
-      connection,
-      sql`SELECT holdfast.queue_discard_some(${bound(queue, "int")}, ${list(ids)}::text::bigint[]) AS n`,
-    );
-    return Number(row?.["n"]);
-  },
-
-  async prune(connection, queue, older, { after, most }) {
-    const [row] = await ask(
-      connection,
-      sql`SELECT n, last FROM holdfast.queue_prune_some(${bound(queue, "int")},
-  least(${bound(older.before, "float8")}, extract(epoch FROM clock_timestamp()) * 1000 - ${bound(older.ageMs, "float8")})::float8,
-  ${bound(after, "bigint")}, ${bound(most, "int")})`,
-    );
-    return { count: Number(row?.["n"]), last: numberOf(row?.["last"]) };
-  },
 };
 
-const numberOf = (value: unknown) => (value === null || value === undefined ? undefined : Number(value));
-const textOf = (value: unknown) => (typeof value === "string" ? value : undefined);
-
-function jobsOf(text: unknown): ClaimedJob[] {
-  return typeof text === "string" ? (JSON.parse(text) as Written[]).map(jobOf) : [];
-}
-
-const literal = (text: string | undefined) => (text === undefined ? "NULL" : hexText(text));
-
 const lockOf = (name: string | undefined) => sql.raw(name === undefined ? "NULL" : argument(key(name)));
-
-const sorted = (floors: Where["floors"]) => [...floors.keys()].toSorted((a, b) => a - b);
 
 function floorsOf({ floors }: Where): { readonly priorities: Statement; readonly floors: Statement } {
   const priorities = sorted(floors);

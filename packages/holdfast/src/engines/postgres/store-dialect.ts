@@ -1,9 +1,9 @@
 /** PostgreSQL as the generic stores see it: on the same tables as its functions, at the same time. */
 import type { SqlConnection } from "../../core/database.ts";
 import { type Statement, sql } from "../../core/sql.ts";
-import type { Sequence, StoreDialect } from "../sql/dialect.ts";
+import type { Locking, Sequence, StoreDialect } from "../sql/dialect.ts";
 import { type Kind, never } from "../sql/table.ts";
-import { nextFence } from "./fences.ts";
+import { newest, nextFence } from "./fences.ts";
 import { failureOf } from "./locks.ts";
 
 const epoch = sql.raw("timestamptz 'epoch'");
@@ -18,6 +18,7 @@ function bound(kind: Kind, value: unknown): Statement {
       return sql`${text}::text::boolean`;
     case "moment":
       if (value === never) return sql`'infinity'::timestamptz`;
+      if (value === -never) return sql`'-infinity'::timestamptz`;
       return sql`(${epoch} + ${text}::text::bigint * interval '1 microsecond')`;
     case "json":
       return sql`${value === undefined ? null : JSON.stringify(value)}::text::jsonb`;
@@ -36,9 +37,20 @@ async function patience(connection: SqlConnection, ms: string): Promise<void> {
 const timeout = (waitMs: number) =>
   Number.isFinite(waitMs) ? String(Math.min(Math.max(1, Math.ceil(waitMs)), 2_147_483_647)) : "0";
 
+const lockings: Readonly<Record<Locking, Statement>> = {
+  update: sql`FOR NO KEY UPDATE`,
+  skip: sql`FOR UPDATE SKIP LOCKED`,
+  share: sql`FOR SHARE`,
+  current: sql``,
+};
+
 const sequences: Readonly<Record<Sequence, string>> = {
   fence: nextFence,
   audit: "nextval('holdfast.audit_id_seq')",
+  queue: newest("holdfast.queue_id_seq", false),
+  queue_job: newest("holdfast.queue_job_id", false),
+  queue_lease: newest("holdfast.queue_lease_id_seq", false),
+  queue_worker: newest("holdfast.queue_worker_id_seq", false),
 };
 
 export const storeDialect: StoreDialect<SqlConnection> = {
@@ -48,7 +60,8 @@ export const storeDialect: StoreDialect<SqlConnection> = {
   read(kind, column) {
     switch (kind) {
       case "moment":
-        return sql`CASE WHEN ${column} = 'infinity' THEN ${sql.raw(String(never))} ELSE (extract(epoch FROM ${column}) * 1000000)::bigint END`;
+        return sql`CASE ${column} WHEN 'infinity' THEN ${sql.raw(String(never))} WHEN '-infinity' THEN ${sql.raw(String(-never))}
+  ELSE (extract(epoch FROM ${column}) * 1000000)::bigint END`;
       case "json":
         return sql`${column}::text`;
       case "integers":
@@ -60,8 +73,7 @@ export const storeDialect: StoreDialect<SqlConnection> = {
 
   write: bound,
 
-  locking: (how) =>
-    how === "update" ? sql`FOR NO KEY UPDATE` : how === "skip" ? sql`FOR UPDATE SKIP LOCKED` : sql``,
+  locking: (how) => lockings[how],
 
   insertMissing: (table, columns, values) =>
     sql`INSERT INTO ${sql.id("holdfast", table.name)} (${columns}) OVERRIDING SYSTEM VALUE VALUES ${values} ON CONFLICT DO NOTHING`,
@@ -94,6 +106,9 @@ export const storeDialect: StoreDialect<SqlConnection> = {
     await connection.query(sql`RELEASE SAVEPOINT holdfast_store`);
   },
 
+  optimistic: true,
+  failure: failureOf,
+
   async numbers(connection, sequence, count) {
     const { rows } = await connection.query(
       sql`SELECT ${sql.raw(sequences[sequence])} AS n FROM generate_series(1, ${String(count)}::text::int)`,
@@ -101,8 +116,9 @@ export const storeDialect: StoreDialect<SqlConnection> = {
     return rows.map(({ n }) => Number(n));
   },
 
-  optimistic: true,
-  failure: failureOf,
+  // As the functions do.
+  exclude: (name, shared) =>
+    sql`SELECT pg_advisory_xact_lock${sql.raw(shared ? "_shared" : "")}(hashtextextended(${name}::text, 0))::text`,
 
   create() {
     throw new Error("the tables of PostgreSQL come by its migrations");

@@ -9,12 +9,13 @@ import type { Kind, Table } from "./table.ts";
 
 /**
  * `update`: nobody else changes these rows until the end of the transaction; waited for. `skip`: the same, and those that
- * somebody has are left out. `current`: as they are now, and not as they were when the transaction's snapshot was taken.
+ * somebody has are left out. `share`: nobody changes them, but several may have them at once. `current`: as they are now, and not
+ * as they were when the transaction's snapshot was taken.
  */
-export type Locking = "update" | "skip" | "current";
+export type Locking = "update" | "skip" | "share" | "current";
 
 /** Whose numbers they are. */
-export type Sequence = "fence" | "audit";
+export type Sequence = "fence" | "audit" | "queue" | "queue_job" | "queue_lease" | "queue_worker";
 
 export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   /** One of our tables, by its bare name: "quota_bucket". */
@@ -49,6 +50,11 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
    * transaction that has taken some.
    */
   numbers(connection: C, sequence: Sequence, count: number): Promise<readonly number[]>;
+  /**
+   * A lock by a name until the end of the transaction, shared or not, where there is something cheaper than a row for it. Absent: a
+   * row is locked.
+   */
+  exclude?(name: string, shared: boolean): Statement;
   /** CREATE TABLE and its indexes, for engines whose migrations do not have them written out. */
   create(table: Table): readonly Statement[];
 }

@@ -32,6 +32,13 @@ export function* chunksOf<T>(items: readonly T[], size = mostRows): Generator<re
   for (let start = 0; start < items.length; start += size) yield items.slice(start, start + size);
 }
 
+export interface Selection {
+  readonly order?: Statement;
+  readonly limit?: number;
+  readonly offset?: number;
+  readonly locking?: Locking | undefined;
+}
+
 /** Statements on the tables of one engine. */
 export class Rows<C extends SqlConnection = SqlConnection> {
   readonly dialect: StoreDialect<C>;
@@ -72,19 +79,15 @@ export class Rows<C extends SqlConnection = SqlConnection> {
     return alternatives.length === 0 ? sql`1 = 0` : sql`(${sql.join(alternatives, " OR ")})`;
   }
 
-  async select<T extends Table>(
+  /** `columns`: only these. */
+  async select<T extends Table, K extends string & keyof T["columns"] = string & keyof T["columns"]>(
     connection: C,
     of: T,
     where: Statement,
-    options: {
-      readonly order?: Statement;
-      readonly limit?: number;
-      readonly offset?: number;
-      readonly locking?: Locking | undefined;
-    } = {},
-  ): Promise<RowOf<T>[]> {
+    options: Selection & { readonly columns?: readonly K[] } = {},
+  ): Promise<Pick<RowOf<T>, K>[]> {
     const { order, limit, offset, locking } = options;
-    const columns = Object.keys(of.columns);
+    const columns: readonly string[] = options.columns ?? Object.keys(of.columns);
     const selected = columns.map(
       (column) => sql`${this.dialect.read(kindOf(of, column), name(column))} AS ${name(column)}`,
     );
@@ -99,7 +102,7 @@ export class Rows<C extends SqlConnection = SqlConnection> {
       (row) =>
         Object.fromEntries(
           columns.map((column) => [column, valueOf(kindOf(of, column), row[column])]),
-        ) as RowOf<T>,
+        ) as unknown as Pick<RowOf<T>, K>,
     );
   }
 

@@ -29,7 +29,7 @@ import type {
   Step,
 } from "../../schedule/store.ts";
 import type { Locking, StoreDialect } from "./dialect.ts";
-import { Rows } from "./rows.ts";
+import { Rows, type Selection } from "./rows.ts";
 import { type Table, table } from "./table.ts";
 
 export const scheduleTable = table({
@@ -162,7 +162,7 @@ class Stepping<C extends SqlConnection> {
     return this.#rows.select(this.#connection, scheduleTable, which, { locking });
   }
 
-  #runs(where: Statement, options: Parameters<Rows<C>["select"]>[3] = {}): Promise<StoredRun[]> {
+  #runs(where: Statement, options: Selection = {}): Promise<StoredRun[]> {
     return selectRuns(this.#rows, this.#connection, where, options);
   }
 }
@@ -171,7 +171,7 @@ async function selectRuns<C extends SqlConnection>(
   rows: Rows<C>,
   connection: C,
   where: Statement,
-  options: Parameters<Rows<C>["select"]>[3] = {},
+  options: Selection = {},
 ): Promise<StoredRun[]> {
   const found = await rows.select(connection, runTable, where, options);
   return found.map((run) => ({ ...run, state: run.state as RunState }));

@@ -245,8 +245,10 @@ class StockWork<C extends SqlConnection> {
     return found;
   }
 
-  #select<T extends Table>(of: T, where: Statement, locked: boolean): Promise<RowOf<T>[]> {
-    return this.#rows.select(this.#connection, of, where, { locking: locked ? "current" : undefined });
+  async #select<T extends Table>(of: T, where: Statement, locked: boolean): Promise<RowOf<T>[]> {
+    const locking = locked ? "current" : undefined;
+    const found: readonly unknown[] = await this.#rows.select(this.#connection, of, where, { locking });
+    return found as RowOf<T>[];
   }
 
   /** The lines of what came before, which do not change: they are found before anything is locked. */

@@ -1,12 +1,10 @@
 import type { SqlConnection } from "../../core/database.ts";
-import { SchemaMissingError, UsageError } from "../../core/errors.ts";
-import type { JobInfo, JobPage, JobState, QueueJobs } from "../../core/queue-jobs.ts";
-import { type Statement, sql } from "../../core/sql.ts";
-import { failureOf } from "./locks.ts";
+import { sql } from "../../core/sql.ts";
+import type { FailedJob, JobInfo, JobPage, JobState, QueueCounts, QueueLists } from "../../queue/store.ts";
+import { type Place, nextOf, placeOf } from "../sql/page.ts";
 import { isTrue } from "./probe.ts";
-
-/** Where a page ends, in the columns of the index that it was read by; of jobs that wait, whether these were grouped. */
-type Place = readonly (string | number)[];
+import { type Row, ask, bound } from "./queue-support.ts";
+import { texts } from "./values.ts";
 
 const ms = (expression: string) => sql.raw(`(extract(epoch FROM ${expression}) * 1000)::float8`);
 const arg = (value: string | number, type: string) => sql`${String(value)}::text::${sql.raw(type)}`;
@@ -20,16 +18,6 @@ const none = sql.raw(
 const alive = sql.raw(`w.id IS NOT NULL AND w.beat > clock_timestamp() - w.ttl * interval '1 millisecond'
     AND (w.lock IS NULL OR EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
       AND ((l.classid::bigint << 32) | l.objid::bigint) = w.lock))`);
-
-async function ask(connection: SqlConnection, statement: Statement): Promise<Record<string, unknown>[]> {
-  try {
-    return (await connection.query(statement)).rows as Record<string, unknown>[];
-  } catch (error) {
-    throw failureOf(connection, error) === "schema-missing"
-      ? new SchemaMissingError("A table of queues", error)
-      : error;
-  }
-}
 
 interface Read {
   readonly rows: readonly Record<string, unknown>[];
@@ -105,18 +93,6 @@ async function failed(connection: SqlConnection, q: number, after: Place, n: num
 
 const readers = { waiting, delayed, running, failed };
 
-/** It came from a page before, and may have been typed. */
-function placeOf(after: string | undefined): Place {
-  if (after === undefined) return [];
-  try {
-    const place: unknown = JSON.parse(Buffer.from(after, "base64url").toString());
-    if (Array.isArray(place)) return place as Place;
-  } catch {
-    // None of ours.
-  }
-  throw new UsageError(`jobs: after must be the \`next\` of a page before, not ${JSON.stringify(after)}`);
-}
-
 function infoOf(row: Record<string, unknown>, state: JobState): JobInfo {
   const text = (name: string) => (typeof row[name] === "string" ? row[name] : undefined);
   const worker = text("worker");
@@ -136,8 +112,90 @@ function infoOf(row: Record<string, unknown>, state: JobState): JobInfo {
   };
 }
 
-export const queueJobs: QueueJobs<SqlConnection> = {
-  async list(connection, queue, { state, after, most: n }): Promise<JobPage | undefined> {
+function countsOf(row: Row | undefined): QueueCounts {
+  return {
+    waiting: Number(row?.["waiting"]),
+    delayed: Number(row?.["delayed"]),
+    running: Number(row?.["running"]),
+    failed: Number(row?.["failed"]),
+    workers: Number(row?.["workers"]),
+    paused: isTrue(row?.["paused"]),
+    oldest: row?.["oldest"] === null ? undefined : Number(row?.["oldest"]),
+  };
+}
+
+export const lists: QueueLists<SqlConnection> = {
+  async counts(connection, queue) {
+    const [row] = await ask(
+      connection,
+      sql`SELECT * FROM holdfast.queue_count(ARRAY[${bound(queue, "int")}], NULL)`,
+    );
+    return countsOf(row);
+  },
+
+  async queues(connection, names) {
+    const rows = await ask(
+      connection,
+      sql`SELECT * FROM holdfast.queue_count(NULL, ${names ? texts(names, (name) => name) : null}::text::text[])`,
+    );
+    return rows.map((row) => ({ name: String(row["name"]), ...countsOf(row) }));
+  },
+
+  async failed(connection, queue, after, most) {
+    const rows = await ask(
+      connection,
+      sql`SELECT id, attempt, payload, error, key, grp, ${ms("at")} AS at, ${ms("failed_at")} AS failed_at FROM holdfast.queue_failed
+  WHERE queue = ${bound(queue, "int")} AND id > ${bound(after ?? 0, "bigint")} ORDER BY id LIMIT ${bound(most, "int")}`,
+    );
+    return rows.map((row): FailedJob => ({
+      id: Number(row["id"]),
+      attempts: Number(row["attempt"]),
+      payload: JSON.parse(String(row["payload"])),
+      error: String(row["error"]),
+      key: typeof row["key"] === "string" ? row["key"] : undefined,
+      group: typeof row["grp"] === "string" ? row["grp"] : undefined,
+      at: Number(row["at"]),
+      failedAt: Number(row["failed_at"]),
+    }));
+  },
+
+  async find(connection, queue, id) {
+    const common = sql.raw("t.attempt, t.priority, t.payload, t.key");
+    const which = sql`t.queue = ${bound(queue, "int")} AND t.id = ${bound(id, "bigint")}`;
+    const [row] = await ask(
+      connection,
+      sql`SELECT 'waiting' AS state, ${common}, NULL AS grp, ${ms("t.at")} AS at, NULL::float8 AS run_at, NULL AS worker, NULL AS error
+    FROM holdfast.queue_ready t WHERE ${which}
+  UNION ALL SELECT CASE WHEN g.next > clock_timestamp() THEN 'delayed' ELSE 'waiting' END, ${common}, t.grp, ${ms("t.at")},
+    CASE WHEN g.next > clock_timestamp() THEN ${ms("g.next")} END, NULL, NULL
+    FROM holdfast.queue_grouped t LEFT JOIN holdfast.queue_group g ON g.queue = t.queue AND g.grp = t.grp AND g.head = t.id WHERE ${which}
+  UNION ALL SELECT 'delayed', ${common}, t.grp, ${ms("t.at")}, ${ms("t.run_at")}, NULL, NULL FROM holdfast.queue_delayed t WHERE ${which}
+  UNION ALL SELECT 'failed', ${common}, t.grp, ${ms("t.at")}, NULL, NULL, t.error FROM holdfast.queue_failed t WHERE ${which}
+  UNION ALL SELECT 'running', (j->>1)::smallint, (j->>2)::smallint, (j->6)::text, j->>4, j->>5, (j->>3)::float8, NULL, w.name, NULL
+    FROM holdfast.queue_lease l LEFT JOIN holdfast.queue_worker w ON w.id = l.worker,
+      json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o)
+    WHERE l.queue = ${bound(queue, "int")} AND (j->>0)::bigint = ${bound(id, "bigint")} AND NOT coalesce((o - 1)::int = ANY(l.done), false)
+      AND NOT EXISTS (SELECT FROM holdfast.queue_mark m WHERE m.lease = l.id AND m.place = o - 1)
+  LIMIT 1`,
+    );
+    if (!row) return undefined;
+    const text = (name: string) => (typeof row[name] === "string" ? row[name] : undefined);
+    return {
+      id,
+      state: String(row["state"]) as "waiting",
+      failures: Number(row["attempt"]),
+      priority: Number(row["priority"]),
+      payload: JSON.parse(String(row["payload"])),
+      key: text("key"),
+      group: text("grp"),
+      at: Number(row["at"]),
+      runAt: row["run_at"] === null ? undefined : Number(row["run_at"]),
+      worker: text("worker"),
+      error: text("error"),
+    };
+  },
+
+  async jobs(connection, queue, { state, after, most: n }): Promise<JobPage | undefined> {
     const [found] = await ask(
       connection,
       sql`SELECT q.id FROM holdfast.queue q WHERE q.name = ${queue}::text`,
@@ -147,10 +205,7 @@ export const queueJobs: QueueJobs<SqlConnection> = {
     const last = rows.at(-1);
     return {
       jobs: rows.map((row) => infoOf(row, state)),
-      next:
-        last && rows.length === n
-          ? Buffer.from(JSON.stringify(place(last))).toString("base64url")
-          : undefined,
+      next: last && rows.length === n ? nextOf(place(last)) : undefined,
     };
   },
 

@@ -1,5 +1,14 @@
-/** What an engine keeps of queues: the contract behind `queue`. Moments are in milliseconds of the database's clock. */
-import type { Connection } from "./database.ts";
+/**
+ * What an engine keeps of queues: the contract behind `queue`, `queues`, `jobs` and `workers`. Moments are in milliseconds of the
+ * database's clock. The work itself is six methods; the rest is apart, by who needs it.
+ *
+ * What becomes of jobs is decided in `decide.ts`, for every engine. Who gets one is not: to choose jobs that nobody else gets
+ * is what a claim does, by whatever the engine has for it, and the conformance suite says what it must come to.
+ */
+import type { Connection } from "../core/database.ts";
+import type { How } from "../core/store.ts";
+
+export type { How };
 
 export interface QueueSettings {
   /** How often a job runs at the most. */
@@ -89,7 +98,7 @@ export type Claim =
     };
 
 /** What the workers of a process that have nothing to do ask together. */
-export interface Round {
+export interface Look {
   /** Look for workers that are gone; `thorough`: and for leases of workers that are not there any more. */
   readonly sweep: "no" | "yes" | "thorough";
   readonly idle: readonly (Where & { readonly queue: number })[];
@@ -97,7 +106,7 @@ export interface Round {
   readonly whole: boolean;
 }
 
-export interface RoundAnswer {
+export interface Looked {
   /** Jobs of dead workers that others can have, and the names of their queues. */
   readonly jobs: number;
   readonly queues: readonly string[];
@@ -111,10 +120,13 @@ export interface Step {
   readonly last: number | undefined;
 }
 
-export interface Ended {
+/** Where a job is that was claimed: the number of the lease is the fence, the place is where it stands in it. */
+export interface Leased {
   readonly lease: number;
-  /** Its place in the lease. */
   readonly place: number;
+}
+
+export interface Ended extends Leased {
   readonly job: ClaimedJob;
   /** It was counted in its group when it was claimed. */
   readonly counted: boolean;
@@ -159,10 +171,12 @@ export interface FailedJob {
   readonly failedAt: number;
 }
 
+export type JobState = "waiting" | "delayed" | "running" | "failed";
+
 /** Where a job is. */
 export interface JobView {
   readonly id: number;
-  readonly state: "waiting" | "delayed" | "running" | "failed";
+  readonly state: JobState;
   /** How often it has failed. */
   readonly failures: number;
   readonly priority: number;
@@ -178,11 +192,51 @@ export interface JobView {
   readonly error: string | undefined;
 }
 
-export interface Queues<C extends Connection> {
+export interface JobInfo {
+  readonly id: number;
+  readonly state: JobState;
+  /** How often it has failed. */
+  readonly failures: number;
+  readonly priority: number;
+  readonly key: string | undefined;
+  readonly group: string | undefined;
+  readonly at: number;
+  /** For how many milliseconds it has been there. */
+  readonly ageMs: number;
+  /** Of one that is delayed: when it is due. */
+  readonly runAt: number | undefined;
+  /** Of one that runs, or was claimed to: since when. */
+  readonly startedAt: number | undefined;
+  /** Of one that runs, or was claimed to: the worker that has it, and whether that is alive. */
+  readonly worker: { readonly name: string; readonly alive: boolean } | undefined;
+  /** Of one that has failed: the first line of why. */
+  readonly error: string | undefined;
+}
+
+export interface JobPage {
+  readonly jobs: readonly JobInfo[];
+  /** Where the next page begins; undefined: there is none. */
+  readonly next: string | undefined;
+}
+
+/** A worker that has not said that it ends. */
+export interface WorkerInfo {
+  readonly queue: string;
+  readonly name: string;
+  readonly since: number;
+  /** Its session is there, and it has said in time that it lives. If not, others take over what it had. */
+  readonly alive: boolean;
+  /** How many jobs it has. */
+  readonly jobs: number;
+}
+
+/** The work: jobs come, are claimed, and end. */
+export interface QueueStore<C extends Connection> {
   /** The channel on which new jobs are told, for clients that can listen; the payload is the queue's name. */
   readonly channel?: string;
   ring?(connection: C, payload: string): Promise<void>;
-  open(connection: C, name: string, settings: QueueSettings | undefined): Promise<number>;
+  /** The number of a queue, which is made if it is new. `settings`: what a worker wants of it; the last one is right. */
+  open(connection: C, name: string, settings: QueueSettings | undefined, how: How): Promise<number>;
   /**
    * `tell`: ring with this, if the jobs are committed. `joined`: in a transaction of the caller's. `waitMs`: for somebody's
    * transaction that has added a job with the same key.
@@ -191,75 +245,118 @@ export interface Queues<C extends Connection> {
     connection: C,
     queue: number,
     jobs: readonly NewJob[],
-    how: { readonly tell: string | undefined; readonly joined: boolean; readonly waitMs: number },
+    how: How & { readonly tell: string | undefined; readonly joined: boolean },
   ): Promise<readonly Added[]>;
+  /** Each job is given to one worker; nobody else gets it before it comes back. */
+  claim(connection: C, call: ClaimCall, how: How): Promise<Claim>;
+  /** The leases that are still this worker's; what belongs to others changes nothing. Twice is as once. */
+  finish(connection: C, call: Finish, how: How): Promise<ReadonlySet<number>>;
+  /** What has not been started goes back as it was, without counting as an attempt. Twice is as once. */
+  giveBack(connection: C, worker: number, unstarted: readonly Leased[], how: How): Promise<void>;
+  /** For dead workers, whose jobs others get, and then for jobs. */
+  look(connection: C, look: Look, how: How): Promise<Looked>;
+
+  readonly workers: QueueWorkers<C>;
+  readonly completion: QueueCompletion<C>;
+  readonly transactional: QueueTransactional<C>;
+  readonly administration: QueueAdministration<C>;
+  readonly lists: QueueLists<C>;
+}
+
+/** Who works on a queue. Numbers of workers are never used twice. */
+export interface QueueWorkers<C extends Connection> {
   enlist(
     connection: C,
     queue: number,
     what: { readonly ttlMs: number; readonly name: string; readonly lock: string | undefined },
+    how: How,
   ): Promise<number>;
   /** From now on these workers are gone when this lock is free. */
-  locked(connection: C, workers: readonly number[], lock: string): Promise<void>;
+  locked(connection: C, workers: readonly number[], lock: string, how: How): Promise<void>;
   /** Those of them that have not been given up for dead. */
-  beat(connection: C, workers: readonly number[]): Promise<ReadonlySet<number>>;
-  claim(connection: C, call: ClaimCall): Promise<Claim>;
-  /** The leases that are still this worker's; what belongs to others changes nothing. */
-  finish(connection: C, call: Finish): Promise<ReadonlySet<number>>;
-  /** In a transaction of the caller's. False: it is not this worker's any more. */
-  complete(connection: C, worker: number, lease: number, place: number): Promise<boolean>;
-  /** Whether these were completed in a transaction that was committed. */
-  completed(connection: C, of: readonly Pick<Ended, "lease" | "place">[]): Promise<readonly boolean[]>;
+  beat(connection: C, workers: readonly number[], how: How): Promise<ReadonlySet<number>>;
   /** The jobs of leases that this worker does not know of: the answer to their claim was lost. */
-  astray(
-    connection: C,
-    worker: number,
-    known: readonly number[],
-  ): Promise<readonly Pick<Ended, "lease" | "place">[]>;
-  /** What has not been started goes back as it was, without counting as an attempt. Twice is as once. */
-  giveBack(
-    connection: C,
-    worker: number,
-    unstarted: readonly Pick<Ended, "lease" | "place">[],
-  ): Promise<void>;
+  astray(connection: C, worker: number, known: readonly number[], how: How): Promise<readonly Leased[]>;
   /** The worker is gone. If it has left something behind, others find it. */
-  retire(connection: C, worker: number): Promise<void>;
+  retire(connection: C, worker: number, how: How): Promise<void>;
+}
+
+/** The end of a job in a transaction of its handler's own. */
+export interface QueueCompletion<C extends Connection> {
+  /** In that transaction. False: it is not this worker's any more. */
+  complete(connection: C, worker: number, job: Leased, how: How): Promise<boolean>;
+  /** Whether these were completed in a transaction that was committed. */
+  completed(connection: C, of: readonly Leased[], how: How): Promise<readonly boolean[]>;
+}
+
+/** Jobs in the transaction of their handlers: `tend` beside it, the rest inside. */
+export interface QueueTransactional<C extends Connection> {
   /** What is due can be taken. `soon`: milliseconds until more is due; 0: some was; undefined: nothing waits. */
   tend(
     connection: C,
     queue: number,
-    how: { readonly after: number | undefined; readonly whole: boolean },
+    what: { readonly after: number | undefined; readonly whole: boolean },
+    how: How,
   ): Promise<{ readonly soon: number | undefined; readonly moment: number }>;
   /**
-   * The next jobs, for the transaction of their handlers, and a savepoint. Nobody else gets them before its end; those that
-   * are not settled in it are as they were.
+   * The next jobs, and a savepoint. Nobody else gets them before the end of the transaction; those that are not settled in it
+   * are as they were.
    */
   take(
     connection: C,
     queue: number,
-    how: Pick<ClaimCall, "most" | "where" | "whole" | "onward"> & { readonly savepoint: string },
+    what: Pick<ClaimCall, "most" | "where" | "whole" | "onward"> & { readonly savepoint: string },
+    how: How,
   ): Promise<{ readonly jobs: readonly ClaimedJob[]; readonly onward: string | undefined }>;
   /** The same of one job, if it is still there and nobody has it. */
   takeOne(
     connection: C,
     queue: number,
     job: ClaimedJob,
-    how: { readonly savepoint: string },
+    what: { readonly savepoint: string },
+    how: How,
   ): Promise<ClaimedJob | undefined>;
   /** A savepoint for the next one. `saved`: that of the one before is there, and not needed any more. */
   another(connection: C, savepoint: string, saved: boolean): Promise<void>;
-  /** In the same transaction: they are done, or have failed and were rolled back. */
+  /** They are done, or have failed and were rolled back. */
   settle(
     connection: C,
     queue: number,
     jobs: readonly ClaimedJob[],
-    failure?: NonNullable<Ended["failure"]>,
+    failure: NonNullable<Ended["failure"]> | undefined,
+    how: How,
   ): Promise<void>;
-  /** In one statement, whatever the number of queues. */
-  round(connection: C, round: Round): Promise<RoundAnswer>;
-  pause(connection: C, queue: number, paused: boolean): Promise<void>;
+}
+
+export interface QueueAdministration<C extends Connection> {
+  /** Nothing is claimed after it, not by those either who were at it. */
+  pause(connection: C, queue: number, paused: boolean, how: How): Promise<void>;
+  /** Failed jobs begin anew: those with these ids, or `most` of those after one and up to another (undefined: the last). */
+  revive(
+    connection: C,
+    queue: number,
+    which:
+      | { readonly ids: readonly number[] }
+      | { readonly after: number; readonly upTo: number | undefined; readonly most: number },
+    how: How,
+  ): Promise<Step & { readonly upTo: number | undefined }>;
+  /** Jobs that have failed, or wait. Resolves to how many. */
+  discard(connection: C, queue: number, ids: readonly number[], how: How): Promise<number>;
+  /** Of `most` failed jobs after an id, those that are older: than a moment, or so many milliseconds, whichever is first. */
+  prune(
+    connection: C,
+    queue: number,
+    older: { readonly before: number | undefined; readonly ageMs: number },
+    from: { readonly after: number; readonly most: number },
+    how: How,
+  ): Promise<Step>;
+}
+
+/** For people who look. Nothing is made, or locked, by asking. */
+export interface QueueLists<C extends Connection> {
   counts(connection: C, queue: number): Promise<QueueCounts>;
-  /** All of them, or those of these names that are there, by name. Makes none. */
-  list(connection: C, names: readonly string[] | undefined): Promise<readonly QueueInfo[]>;
+  /** All of them, or those of these names that are there, by name. */
+  queues(connection: C, names: readonly string[] | undefined): Promise<readonly QueueInfo[]>;
   failed(
     connection: C,
     queue: number,
@@ -268,21 +365,15 @@ export interface Queues<C extends Connection> {
   ): Promise<readonly FailedJob[]>;
   /** Undefined: it has ended, or there never was one. */
   find(connection: C, queue: number, id: number): Promise<JobView | undefined>;
-  /** Failed jobs begin anew: those with these ids, or `most` of those after one and up to another (undefined: the last). */
-  revive(
+  /**
+   * Of one state, in the order in which they are begun, as far as that is known: found by index, however many there are.
+   * Undefined: there is no such queue.
+   */
+  jobs(
     connection: C,
-    queue: number,
-    which:
-      | { readonly ids: readonly number[] }
-      | { readonly after: number; readonly upTo: number | undefined; readonly most: number },
-  ): Promise<Step & { readonly upTo: number | undefined }>;
-  /** Jobs that have failed, or wait. Resolves to how many. */
-  discard(connection: C, queue: number, ids: readonly number[]): Promise<number>;
-  /** Of `most` failed jobs after an id, those that are older: than a moment, or so many milliseconds, whichever is first. */
-  prune(
-    connection: C,
-    queue: number,
-    older: { readonly before: number | undefined; readonly ageMs: number },
-    from: { readonly after: number; readonly most: number },
-  ): Promise<Step>;
+    queue: string,
+    which: { readonly state: JobState; readonly after: string | undefined; readonly most: number },
+  ): Promise<JobPage | undefined>;
+  /** Of all queues. */
+  workers(connection: C): Promise<readonly WorkerInfo[]>;
 }

@@ -1,0 +1,20 @@
+/** Where a page ends, in the columns of the index that it was read by, as text that callers pass on. */
+import { UsageError } from "../../core/errors.ts";
+
+export type Place = readonly (string | number)[];
+
+export function nextOf(place: Place): string {
+  return Buffer.from(JSON.stringify(place)).toString("base64url");
+}
+
+/** It came from a page before, and may have been typed. */
+export function placeOf(after: string | undefined): Place {
+  if (after === undefined) return [];
+  try {
+    const place: unknown = JSON.parse(Buffer.from(after, "base64url").toString());
+    if (Array.isArray(place)) return place as Place;
+  } catch {
+    // None of ours.
+  }
+  throw new UsageError(`jobs: after must be the \`next\` of a page before, not ${JSON.stringify(after)}`);
+}
