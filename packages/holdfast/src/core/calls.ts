@@ -110,11 +110,17 @@ interface Sending {
   readonly once?: boolean;
 }
 
-/** What is sent: `again`: it may have been applied before; `waitMs`: for locks of others. */
-type Work<T> = (
-  connection: Connection,
-  how: { readonly again: boolean; readonly waitMs: number },
-) => Promise<T>;
+/** How it is sent. */
+export interface Sent {
+  /** It may have been applied before. */
+  readonly again: boolean;
+  /** For locks of others. */
+  readonly waitMs: number;
+  /** The connection is in no transaction. */
+  readonly free: boolean;
+}
+
+type Work<T> = (connection: Connection, how: Sent) => Promise<T>;
 
 const policy = retryPolicy(undefined);
 
@@ -138,8 +144,10 @@ async function attempts<T>(home: Home<unknown, Connection>, sending: Sending, wo
       return await withConnection(
         home,
         async (connection) => {
-          await known(home, connection, home.database.connect !== undefined);
-          return work(connection, { again: perhaps || attempt > 1, waitMs });
+          // A client that hands out no connection runs it in a transaction of its own.
+          const free = home.database.connect !== undefined;
+          await known(home, connection, free);
+          return work(connection, { again: perhaps || attempt > 1, waitMs, free });
         },
         sending.ms ?? Math.max(errandMs, waitMs + graceMs),
         // Once it may have been applied, the question is no longer whether it is wanted, but what became of it.
@@ -253,7 +261,7 @@ export async function send<T>(
     try {
       const answer = await scope.work(async ({ connection }) => {
         await known(home, connection, false);
-        return work(connection, { again: true, waitMs });
+        return work(connection, { again: true, waitMs, free: false });
       }, signal);
       if (about.keeps ?? about.locks)
         for (const name of about.names)
@@ -289,11 +297,7 @@ export interface Together<Item, Answer> {
   about(item: Item): About;
   /** What was applied cannot be found again: nothing is sent a second time that may have been. */
   readonly once?: boolean;
-  decide(
-    connection: Connection,
-    items: readonly Item[],
-    how: { readonly again: boolean; readonly waitMs: number },
-  ): Promise<readonly Answer[]>;
+  decide(connection: Connection, items: readonly Item[], how: Sent): Promise<readonly Answer[]>;
 }
 
 /**

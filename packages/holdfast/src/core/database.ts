@@ -18,7 +18,7 @@ import type { Stocks } from "./stocks.ts";
 import type { RowStrength, Tables } from "./tables.ts";
 import type { QueueJobs } from "./queue-jobs.ts";
 import type { Queues } from "./queues.ts";
-import type { Quotas } from "./quotas.ts";
+import type { Quotas } from "../quota/store.ts";
 import type { Wire } from "./wire.ts";
 
 export type Isolation = "read uncommitted" | "read committed" | "repeatable read" | "serializable";

@@ -2,6 +2,7 @@
 import {
   type About,
   type CallOptions,
+  type Sent,
   type Together,
   placeOf,
   send,
@@ -12,7 +13,7 @@ import { Coalescer } from "../core/coalesce.ts";
 import type { Connection } from "../core/database.ts";
 import { UnsupportedError } from "../core/errors.ts";
 import { type Home, detached, homeOf } from "../core/scope.ts";
-import type { Bucket, Definition, Late, Quotas, Use, Verdict } from "../core/quotas.ts";
+import type { Bucket, Definition, How, Late, Quotas, Use, Verdict } from "./store.ts";
 
 /** One limit of one call. */
 export interface Part {
@@ -52,7 +53,7 @@ export class Desk {
   readonly #coalescer: Coalescer<readonly Part[], readonly Verdict[]>;
   readonly #together: Together<readonly Part[], readonly Verdict[]> = {
     about: aboutOf,
-    decide: (connection, calls, { again, waitMs }) => this.#decide(connection, calls, again, waitMs),
+    decide: (connection, calls, how) => this.#decide(connection, calls, how),
   };
   #known = new Set<string>();
   /** The database's clock, ahead of ours. */
@@ -82,8 +83,8 @@ export class Desk {
     if (!place.scope)
       // A batch is of many callers, who are in different transactions, or in none.
       return detached(this.home, () => this.#coalescer.add(parts, place.signal, place.waitMs));
-    const [verdicts] = await send(this.home, place, aboutOf(parts), (connection, { again, waitMs }) =>
-      this.#decide(connection, [parts], again, waitMs),
+    const [verdicts] = await send(this.home, place, aboutOf(parts), (connection, how) =>
+      this.#decide(connection, [parts], how),
     );
     return verdicts as readonly Verdict[];
   }
@@ -91,13 +92,13 @@ export class Desk {
   /** A statement of its own, in the caller's transaction or outside of any; again, if what was named is out of date. */
   async alone<T extends object>(
     options: CallOptions | undefined,
-    work: (connection: Connection, now: number, waitMs: number) => Promise<T | Late>,
+    work: (connection: Connection, now: number, how: How) => T | Late | Promise<T | Late>,
     about: About & { readonly ms?: number } = { names: ["quota"] },
   ): Promise<T> {
     const place = placeOf(this.home, options ?? {}, "quota");
-    return send(this.home, place, about, async (connection, { waitMs }) => {
+    return send(this.home, place, about, async (connection, how) => {
       for (;;) {
-        const answer = await work(connection, Date.now() + this.#skew, waitMs);
+        const answer = await work(connection, Date.now() + this.#skew, how);
         if (!("late" in answer)) return answer;
         this.#skew = answer.late - Date.now();
       }
@@ -107,8 +108,7 @@ export class Desk {
   async #decide(
     connection: Connection,
     calls: readonly (readonly Part[])[],
-    again: boolean,
-    waitMs: number,
+    { again, waitMs, free }: Sent,
   ): Promise<(readonly Verdict[])[]> {
     for (let make = false; ; make = true) {
       const definitions: Definition[] = [];
@@ -140,14 +140,8 @@ export class Desk {
           uses.push({ bucket, id, amount, group, holdMs, details });
         }
       }
-      const answer = await this.store.consume(connection, {
-        definitions,
-        buckets,
-        uses,
-        make,
-        look,
-        waitMs,
-      });
+      const batch = { definitions, buckets, uses, make, look };
+      const answer = await this.store.consume(connection, batch, { waitMs, free });
       this.#skew = answer.at - Date.now();
       if (answer.missing) continue;
       this.#remember(bucketPlaces.keys());

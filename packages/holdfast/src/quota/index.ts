@@ -19,6 +19,6 @@ export {
   quota,
 } from "./quota.ts";
 export type { Older } from "../core/older.ts";
-export type { QuotaInfo } from "../core/quotas.ts";
 export type { Trust } from "../core/trust.ts";
+export type { QuotaInfo } from "./store.ts";
 export type { Period, Unit } from "./windows.ts";

@@ -26,7 +26,7 @@ import type { Transactor } from "../core/transaction.ts";
 import { type Trust, checkTrust } from "../core/trust.ts";
 import { type Desk, type Part, deskOf } from "./desk.ts";
 import { QuotaError, QuotaExceededError } from "./errors.ts";
-import type { Amended, Amendment, Definition, Entry, Standing, Verdict } from "../core/quotas.ts";
+import type { Amended, Amendment, Definition, Entry, Standing, Verdict } from "./store.ts";
 import { type Period, type Span, checkZone, spanOf, startsAround } from "./windows.ts";
 
 /** Whom a limit is for: text, a number, or several dimensions such as `{ org: "acme", model: "large" }`. */
@@ -354,8 +354,8 @@ export class Quota {
     checkNames("grants", options, new Set(readNames));
     const bucket = { quota: this.name, subject: textOf(subject) };
     const desk = this.#at(bucket.subject);
-    const { grants } = await desk.alone(options, async (connection) => ({
-      grants: await desk.store.grants(connection, bucket),
+    const { grants } = await desk.alone(options, async (connection, _, how) => ({
+      grants: await desk.store.lists.grants(connection, bucket, how),
     }));
     return grants.map(({ id, amount, spent, priority, until, over, at }) => ({
       id,
@@ -407,8 +407,8 @@ export class Quota {
     checkNames("peek", options, new Set(readNames));
     const bucket = { quota: this.name, subject: textOf(subject), limit: await this.#limitOf(subject) };
     const desk = this.#at(bucket.subject);
-    const found = await desk.alone(options, (connection, now) =>
-      desk.store.peek(connection, this.definition(now), bucket),
+    const found = await desk.alone(options, (connection, now, how) =>
+      desk.store.peek(connection, this.definition(now), bucket, how),
     );
     return this.#standing(found);
   }
@@ -449,7 +449,8 @@ export class Quota {
     const desk = this.#at(bucket.subject);
     const { findings, entries, repaired } = await desk.alone(
       undefined,
-      (connection, now) => desk.store.reconcile(connection, this.definition(now), bucket, repair),
+      (connection, now, how) =>
+        desk.store.upkeep.reconcile(connection, this.definition(now), bucket, repair, how),
       { names: [`quota ${this.name}:${bucket.subject}`], id: repair?.id, ms: patienceMs },
     );
     return { ok: findings.length === 0, entries, findings, repaired };
@@ -474,8 +475,8 @@ export class Quota {
       do {
         signal?.throwIfAborted();
         const what = { before, ageMs, from, most: 2000 };
-        const done = await desk.alone(undefined, (connection) =>
-          desk.store.rollUp(connection, this.name, what),
+        const done = await desk.alone(undefined, (connection, _, how) =>
+          desk.store.upkeep.rollUp(connection, this.name, what, how),
         );
         entries += done.gone;
         broken.push(...done.broken);
@@ -586,8 +587,8 @@ export class Quota {
   ): Promise<readonly Entry[]> {
     const bucket = { quota: this.name, subject: textOf(subject) };
     const desk = this.#at(bucket.subject);
-    const { entries } = await desk.alone(options, async (connection) => ({
-      entries: await desk.store.entries(connection, bucket, before, most),
+    const { entries } = await desk.alone(options, async (connection, _, how) => ({
+      entries: await desk.store.lists.entries(connection, bucket, { below: before, most }, how),
     }));
     return entries;
   }
@@ -604,8 +605,8 @@ export class Quota {
     const desk = this.#at(text);
     const done = await desk.alone(
       options,
-      (connection, now, waitMs) =>
-        desk.store.amend(connection, { ...what, definition: this.definition(now), bucket, details }, waitMs),
+      (connection, now, how) =>
+        desk.store.amend(connection, { ...what, definition: this.definition(now), bucket, details }, how),
       {
         names: [`quota ${this.name}:${text}`],
         id: what.id,

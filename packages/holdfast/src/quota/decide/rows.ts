@@ -1,0 +1,206 @@
+/**
+ * What is stored of quotas, as plain rows with the columns' names. Moments are whole microseconds since 1970, by the
+ * database's clock: exact up to the year 2255.
+ */
+import type { Definition, Standing } from "../store.ts";
+
+/** The most that can be counted: whole numbers are exact up to here. */
+export const mostUsed = Number.MAX_SAFE_INTEGER;
+
+/** "No limit", where one is stored: null there means that it has none of its own. */
+export const unlimited = 2 ** 53;
+
+export interface BucketRow {
+  readonly id: number;
+  readonly quota: string;
+  readonly subject: string;
+  readonly used: number;
+  readonly held: number;
+  readonly credit: number;
+  /** Of its newest line. Every change of a line, a hold or a grant raises it. */
+  readonly version: number;
+  /** The version that began anew: what was used before it is not to be given back. */
+  readonly reset: number;
+  /** When what `used` counts began: the window, the last refill, the newest of the parts, the last line. */
+  readonly since: number | null;
+  /** Of a window that slides in parts: what was used in each, the newest first. */
+  readonly parts: readonly number[] | null;
+  readonly own_limit: number | null;
+  readonly plan: string | null;
+  /** The version of its roll-up, below which there are no lines. */
+  readonly rolled: number | null;
+}
+
+/** A line of the ledger: used = used of the version before - forgotten + delta; held and credit after it. */
+export interface LineRow {
+  readonly bucket: number;
+  readonly version: number;
+  readonly kind: string;
+  readonly id: string;
+  /** The line, hold or grant that it is about. */
+  readonly entry: string | null;
+  readonly amount: number;
+  /** What it added to `used`; null: its amount. */
+  readonly delta: number | null;
+  /** What time had given back since the line before; null: nothing. */
+  readonly forgotten: number | null;
+  /** What was given back of it since; null: nothing. */
+  readonly refunded: number | null;
+  readonly used: number;
+  /** Null: nothing, as of `credit`. */
+  readonly held: number | null;
+  readonly credit: number | null;
+  /** The limit that was in force; null: none. */
+  readonly max: number | null;
+  readonly since: number | null;
+  readonly at: number;
+  /** Of a roll-up: the first version that it stands for; null: its own. */
+  readonly first: number | null;
+  /** The grants that it was taken from, in that order; null: none. */
+  readonly drains: readonly Drain[] | null;
+  readonly details: unknown;
+}
+
+export interface Drain {
+  readonly id: string;
+  readonly amount: number;
+}
+
+interface Of {
+  readonly quota: string;
+  readonly subject: string;
+  readonly id: string;
+}
+
+export interface HoldRow extends Of {
+  readonly amount: number;
+  readonly until: number;
+}
+
+export interface GrantRow extends Of {
+  readonly amount: number;
+  readonly spent: number;
+  readonly priority: number;
+  /** Infinity: it does not run out. */
+  readonly until: number;
+}
+
+/** What was read of a bucket. What is undefined was not read, and is asked for where it matters. */
+export interface BucketView {
+  readonly row: BucketRow;
+  /** Its lines with the ids of the calls, and with those that the calls are about. */
+  readonly lines?: ReadonlyMap<string, LineRow>;
+  /** Those that are over, and the one that a call is about. */
+  readonly holds?: readonly HoldRow[];
+  /** Those that are over or not spent, and those that a call gives back to. */
+  readonly grants?: readonly GrantRow[];
+  /** Of an exact sliding window: what it still counts ({@link counts}). */
+  readonly counted?: number;
+  /** Of an exact sliding window: its uses in the order of their versions ({@link counts}). */
+  readonly uses?: readonly Counted[];
+}
+
+/** What is left of a use, and when it was. */
+export interface Counted {
+  readonly at: number;
+  readonly left: number;
+}
+
+/** What a decision cannot do without, of which buckets: it is to be read, and the decision asked for again. */
+export interface Need {
+  readonly what: "lines" | "holds" | "grants" | "counted" | "uses";
+  /** Their places in the view. */
+  readonly buckets: readonly number[];
+}
+
+/** What is to be written, by table. */
+export interface Writes {
+  readonly buckets: { readonly update: readonly BucketRow[] };
+  readonly lines: {
+    readonly insert: readonly LineRow[];
+    readonly update: readonly Pick<LineRow, "bucket" | "version" | "refunded">[];
+  };
+  readonly holds: { readonly insert: readonly HoldRow[]; readonly delete: readonly Of[] };
+  readonly grants: {
+    readonly insert: readonly GrantRow[];
+    readonly update: readonly (Of & Pick<GrantRow, "spent">)[];
+    readonly delete: readonly Of[];
+  };
+}
+
+/** Thrown inside of a decision, which returns it. */
+export class Lacking {
+  readonly need: Need;
+  constructor(what: Need["what"], ...buckets: readonly number[]) {
+    this.need = { what, buckets };
+  }
+}
+
+/** Runs a decision until it is made, or lacks something. */
+export function unlessLacking<T extends object>(decision: () => T): T | { readonly need: Need } {
+  try {
+    return decision();
+  } catch (error) {
+    if (error instanceof Lacking) return { need: error.need };
+    throw error;
+  }
+}
+
+/** Of each bucket: a new one counts nothing. */
+export const emptyBucket: Omit<BucketRow, "id" | "quota" | "subject"> = {
+  used: 0,
+  held: 0,
+  credit: 0,
+  version: 0,
+  reset: 0,
+  since: null,
+  parts: null,
+  own_limit: null,
+  plan: null,
+  rolled: null,
+};
+
+/** The limit of a bucket's own, of its plan, or of the code; null: there is none. */
+export function limitOf(
+  { own_limit, plan }: Pick<BucketRow, "own_limit" | "plan">,
+  { plans }: Pick<Definition, "plans">,
+  code: number | undefined,
+): number | null {
+  const ofPlan = plan !== null && plans && Object.hasOwn(plans, plan) ? plans[plan] : undefined;
+  const limit = own_limit ?? ofPlan ?? code ?? Infinity;
+  return limit >= unlimited ? null : limit;
+}
+
+/** What may be counted in all: the limit and what is let through above it. Without one of them, all that can be counted. */
+export function capOf(limit: number | null, { over }: Pick<Definition, "over">): number {
+  return limit === null || over === undefined ? mostUsed : Math.min(mostUsed, limit + over);
+}
+
+export const deltaOf = ({ delta, amount }: Pick<LineRow, "delta" | "amount">): number => delta ?? amount;
+
+/** What is left of a line's use in its window. Of what was given back, credits came first. */
+export function leftOf(line: Pick<LineRow, "delta" | "amount" | "refunded">): number {
+  const delta = deltaOf(line);
+  return delta - Math.max(0, (line.refunded ?? 0) - (line.amount - delta));
+}
+
+/** How it stood after a line. */
+export function standingOf(line: LineRow): Standing {
+  return {
+    used: line.used,
+    held: line.held ?? 0,
+    credit: line.credit ?? 0,
+    limit: line.max ?? undefined,
+    version: line.version,
+    at: milliseconds(line.at),
+  };
+}
+
+export const milliseconds = (moment: number): number => moment / 1000;
+
+/** As all engines order names: by their bytes in UTF-8. */
+export function compareNames(a: string, b: string): number {
+  return a === b ? 0 : Buffer.compare(Buffer.from(a), Buffer.from(b));
+}
+
+export const unusual = (value: number, usual: number): number | null => (value === usual ? null : value);
