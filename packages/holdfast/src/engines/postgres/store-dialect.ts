@@ -1,0 +1,91 @@
+/** PostgreSQL as the generic stores see it: on the same tables as its functions, at the same time. */
+import type { SqlConnection } from "../../core/database.ts";
+import { type Statement, sql } from "../../core/sql.ts";
+import type { StoreDialect } from "../sql/dialect.ts";
+import { type Kind, never } from "../sql/table.ts";
+import { failureOf } from "./locks.ts";
+
+const epoch = sql.raw("timestamptz 'epoch'");
+
+/** As text, which every client sends the same way. */
+function bound(kind: Kind, value: unknown): Statement {
+  const text = value === undefined || value === null ? null : String(value);
+  switch (kind) {
+    case "text":
+      return sql`${text}::text`;
+    case "boolean":
+      return sql`${text}::text::boolean`;
+    case "moment":
+      if (value === never) return sql`'infinity'::timestamptz`;
+      return sql`(${epoch} + ${text}::text::bigint * interval '1 microsecond')`;
+    case "json":
+      return sql`${value === undefined ? null : JSON.stringify(value)}::text::jsonb`;
+    case "integers":
+      return sql`${Array.isArray(value) ? `{${value.join()}}` : null}::text::bigint[]`;
+    default:
+      return sql`${text}::text::bigint`;
+  }
+}
+
+async function patience(connection: SqlConnection, ms: string): Promise<void> {
+  await connection.query(sql`SELECT set_config('lock_timeout', ${ms}::text, true)`);
+}
+
+/** 0 would mean for ever. */
+const timeout = (waitMs: number) =>
+  Number.isFinite(waitMs) ? String(Math.min(Math.max(1, Math.ceil(waitMs)), 2_147_483_647)) : "0";
+
+export const storeDialect: StoreDialect<SqlConnection> = {
+  table: (name) => sql`${sql.id("holdfast", name)}`,
+  clock: sql`(extract(epoch FROM clock_timestamp()) * 1000000)::bigint`,
+
+  read(kind, column) {
+    switch (kind) {
+      case "moment":
+        return sql`CASE WHEN ${column} = 'infinity' THEN ${sql.raw(String(never))} ELSE (extract(epoch FROM ${column}) * 1000000)::bigint END`;
+      case "json":
+        return sql`${column}::text`;
+      case "integers":
+        return sql`array_to_json(${column})::text`;
+      default:
+        return column;
+    }
+  },
+
+  write: bound,
+
+  locking: (how) =>
+    how === "update" ? sql`FOR NO KEY UPDATE` : how === "skip" ? sql`FOR UPDATE SKIP LOCKED` : sql``,
+
+  insertMissing: (table, columns, values) =>
+    sql`INSERT INTO ${sql.id("holdfast", table.name)} (${columns}) VALUES ${values} ON CONFLICT DO NOTHING`,
+
+  async transaction(connection, waitMs, work) {
+    await connection.query(sql`BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`);
+    try {
+      await patience(connection, timeout(waitMs));
+      const value = await work();
+      await connection.query(sql`COMMIT`);
+      return value;
+    } catch (error) {
+      // A connection that is gone has rolled back by itself; the first error is the one that counts.
+      await connection.query(sql`ROLLBACK`).catch(() => {});
+      throw error;
+    }
+  },
+
+  async inside(connection, waitMs, work) {
+    const { rows } = await connection.query(sql`SELECT current_setting('lock_timeout') AS before`);
+    await patience(connection, timeout(waitMs));
+    const value = await work();
+    await patience(connection, String(rows[0]?.["before"]));
+    return value;
+  },
+
+  optimistic: true,
+  failure: failureOf,
+
+  create() {
+    throw new Error("the tables of PostgreSQL come by its migrations");
+  },
+};

@@ -1,0 +1,44 @@
+/**
+ * What the generic stores need of an engine: with this alone it has quotas, stock, queues and schedules, decided in this
+ * process by the same rules as everywhere. An engine that can do better (one function on the server, one round trip) has a
+ * store of its own, on the same tables.
+ */
+import type { Failure, SqlConnection } from "../../core/database.ts";
+import type { Statement } from "../../core/sql.ts";
+import type { Kind, Table } from "./table.ts";
+
+/**
+ * `update`: nobody else changes these rows until the end of the transaction; waited for. `skip`: the same, and those that
+ * somebody has are left out. `current`: as they are now, and not as they were when the transaction's snapshot was taken.
+ */
+export type Locking = "update" | "skip" | "current";
+
+export interface StoreDialect<C extends SqlConnection = SqlConnection> {
+  /** One of our tables, by its bare name: "quota_bucket". */
+  table(name: string): Statement;
+  /** The database's clock at this statement, not at the beginning of the transaction: whole microseconds since 1970. */
+  readonly clock: Statement;
+  /** A column in a list of what is selected, as something that `table.ts` makes a value of its kind of. */
+  read(kind: Kind, column: Statement): Statement;
+  /** A value, as it is compared with a column of its kind or written into one. Undefined: NULL. */
+  write(kind: Kind, value: unknown): Statement;
+  /** Behind a SELECT. Empty where that holds without it: there is one writer, and this is it. */
+  locking(how: Locking): Statement;
+  /** INSERT that leaves alone what is there, by the table's key, and does not fail for it. */
+  insertMissing(table: Table, columns: Statement, values: Statement): Statement;
+  /**
+   * Runs work in a transaction of its own, READ COMMITTED or better, that can write; commits when it resolves, rolls back when
+   * it throws. Nobody's row is waited for longer than this, which is classified "lock-timeout". The connection is in none.
+   */
+  transaction<T>(connection: C, waitMs: number, work: () => Promise<T>): Promise<T>;
+  /** The same inside of the caller's transaction: only the patience. Afterwards that is as it was. */
+  inside<T>(connection: C, waitMs: number, work: () => Promise<T>): Promise<T>;
+  /**
+   * It is worth trying without locks first: readers keep nobody out, and an UPDATE tells how many rows it has changed. Not
+   * where there is one writer, who decides alone anyway.
+   */
+  readonly optimistic: boolean;
+  failure(connection: C, error: unknown): Failure | undefined;
+  /** CREATE TABLE and its indexes, for engines whose migrations do not have them written out. */
+  create(table: Table): readonly Statement[];
+}

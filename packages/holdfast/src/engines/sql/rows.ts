@@ -1,0 +1,157 @@
+/** Statements on tables of ours, in an engine's own words. */
+import type { Result, SqlConnection } from "../../core/database.ts";
+import { type Statement, sql } from "../../core/sql.ts";
+import type { Locking, StoreDialect } from "./dialect.ts";
+import { type Kind, type NewRow, type RowOf, type Table, kindOf } from "./table.ts";
+
+const name = (column: string) => sql`${sql.id(column)}`;
+
+function valueOf(kind: Kind, found: unknown): unknown {
+  if (found === null || found === undefined) return undefined;
+  switch (kind) {
+    case "text":
+      return String(found);
+    case "boolean":
+      return (
+        found === true || found === 1 || found === 1n || found === "1" || found === "t" || found === "true"
+      );
+    case "json":
+    case "integers":
+      // Some clients have read it already.
+      return typeof found === "string" ? (JSON.parse(found) as unknown) : found;
+    default:
+      return Number(found);
+  }
+}
+
+/** Statements on the tables of one engine. */
+export class Rows<C extends SqlConnection = SqlConnection> {
+  readonly dialect: StoreDialect<C>;
+
+  constructor(dialect: StoreDialect<C>) {
+    this.dialect = dialect;
+  }
+
+  /** `column = value`, or IS NULL. */
+  is<T extends Table>(of: T, column: string & keyof T["columns"], value: unknown): Statement {
+    if (value === undefined) return sql`${name(column)} IS NULL`;
+    return sql`${name(column)} = ${this.dialect.write(kindOf(of, column), value)}`;
+  }
+
+  /** `column <op> value`. */
+  compare<T extends Table>(
+    of: T,
+    column: string & keyof T["columns"],
+    operator: "<" | "<=" | ">" | ">=" | "<>",
+    value: unknown,
+  ): Statement {
+    return sql`${name(column)} ${sql.raw(operator)} ${this.dialect.write(kindOf(of, column), value)}`;
+  }
+
+  /** The row, or one of the rows, with these values. */
+  matching<T extends Table>(of: T, rows: readonly Partial<RowOf<T>>[]): Statement {
+    const alternatives = rows.map((row) => {
+      const conditions = Object.entries(row).map(([column, value]) => this.is(of, column, value));
+      return sql`(${sql.join(conditions, " AND ")})`;
+    });
+    return alternatives.length === 0 ? sql`1 = 0` : sql`(${sql.join(alternatives, " OR ")})`;
+  }
+
+  async select<T extends Table>(
+    connection: C,
+    of: T,
+    where: Statement,
+    options: {
+      readonly order?: Statement;
+      readonly limit?: number;
+      readonly locking?: Locking | undefined;
+    } = {},
+  ): Promise<RowOf<T>[]> {
+    const { order, limit, locking } = options;
+    const columns = Object.keys(of.columns);
+    const selected = columns.map(
+      (column) => sql`${this.dialect.read(kindOf(of, column), name(column))} AS ${name(column)}`,
+    );
+    const { rows } = await connection.query(
+      sql`SELECT ${sql.join(selected)} FROM ${this.dialect.table(of.name)} WHERE ${where}${
+        order ? sql` ORDER BY ${order}` : sql``
+      }${limit === undefined ? sql`` : sql` LIMIT ${sql.raw(String(Math.floor(limit)))}`}${
+        locking ? sql` ${this.dialect.locking(locking)}` : sql``
+      }`,
+    );
+    return rows.map(
+      (row) =>
+        Object.fromEntries(
+          columns.map((column) => [column, valueOf(kindOf(of, column), row[column])]),
+        ) as RowOf<T>,
+    );
+  }
+
+  /** In the order of the key, so that who locks several meets nobody who does it the other way round. */
+  order(of: Table): Statement {
+    return sql.join(of.key.map(name));
+  }
+
+  #values(
+    of: Table,
+    columns: readonly string[],
+    rows: readonly Readonly<Record<string, unknown>>[],
+  ): Statement {
+    return sql.join(
+      rows.map(
+        (row) =>
+          sql`(${sql.join(columns.map((column) => this.dialect.write(kindOf(of, column), row[column])))})`,
+      ),
+    );
+  }
+
+  #columns(of: Table, rows: readonly Readonly<Record<string, unknown>>[]): string[] {
+    return Object.keys(of.columns).filter((column) => rows.some((row) => row[column] !== undefined));
+  }
+
+  /** All columns that any of them has; the others are NULL, or as the database gives them. */
+  async insert<T extends Table>(connection: C, into: T, rows: readonly NewRow<T>[]): Promise<void> {
+    if (rows.length === 0) return;
+    const columns = this.#columns(into, rows);
+    await connection.query(
+      sql`INSERT INTO ${this.dialect.table(into.name)} (${sql.join(columns.map(name))}) VALUES ${this.#values(into, columns, rows)}`,
+    );
+  }
+
+  /** Those that are there, by the key, stay as they are. */
+  async insertMissing<T extends Table>(connection: C, into: T, rows: readonly NewRow<T>[]): Promise<void> {
+    if (rows.length === 0) return;
+    const columns = this.#columns(into, rows);
+    await connection.query(
+      this.dialect.insertMissing(into, sql.join(columns.map(name)), this.#values(into, columns, rows)),
+    );
+  }
+
+  /** Resolves to how many it has changed. What is undefined becomes NULL. */
+  async update<T extends Table>(
+    connection: C,
+    of: T,
+    where: Statement,
+    set: Partial<RowOf<T>>,
+  ): Promise<number> {
+    const assignments = Object.entries(set).map(
+      ([column, value]) => sql`${name(column)} = ${this.dialect.write(kindOf(of, column), value)}`,
+    );
+    const { affected }: Result = await connection.query(
+      sql`UPDATE ${this.dialect.table(of.name)} SET ${sql.join(assignments)} WHERE ${where}`,
+    );
+    return affected;
+  }
+
+  async remove(connection: C, from: Table, where: Statement): Promise<number> {
+    const { affected } = await connection.query(
+      sql`DELETE FROM ${this.dialect.table(from.name)} WHERE ${where}`,
+    );
+    return affected;
+  }
+
+  async clock(connection: C): Promise<number> {
+    const { rows } = await connection.query(sql`SELECT ${this.dialect.clock} AS now`);
+    return Number(rows[0]?.["now"]);
+  }
+}

@@ -1,0 +1,58 @@
+/** Tables of ours, described once: what makes, reads and writes them is made from that, whatever the engine. */
+
+/** What a column holds. `serial`: a number that the database gives it. `moment`: microseconds since 1970. */
+export type Kind = "text" | "integer" | "moment" | "json" | "integers" | "boolean" | "serial";
+
+/** `?`: it may be NULL, which is undefined here. */
+export type Column = Kind | `${Exclude<Kind, "serial">}?`;
+
+export interface Table<Columns extends Readonly<Record<string, Column>> = Readonly<Record<string, Column>>> {
+  readonly name: string;
+  readonly columns: Columns;
+  readonly key: readonly (string & keyof Columns)[];
+  /** Besides the key. */
+  readonly unique?: readonly (readonly (string & keyof Columns)[])[];
+  readonly indexes?: readonly (readonly (string & keyof Columns)[])[];
+}
+
+/** Stands for a moment that never comes: what a `moment` can be at the most. The year 2255. */
+export const never = Number.MAX_SAFE_INTEGER;
+
+interface Values {
+  text: string;
+  integer: number;
+  serial: number;
+  moment: number;
+  json: unknown;
+  integers: readonly number[];
+  boolean: boolean;
+}
+
+type ValueOf<C extends Column> = C extends `${infer K extends Kind}?`
+  ? Values[K] | undefined
+  : C extends Kind
+    ? Values[C]
+    : never;
+
+export type RowOf<T extends Table> = { readonly [K in keyof T["columns"]]: ValueOf<T["columns"][K]> };
+
+/** A row to be written: what may be NULL, or is given by the database, may be left out. */
+export type NewRow<T extends Table> = {
+  readonly [K in keyof T["columns"] as T["columns"][K] extends `${string}?` | "serial" ? never : K]: ValueOf<
+    T["columns"][K]
+  >;
+} & { readonly [K in keyof T["columns"]]?: ValueOf<T["columns"][K]> };
+
+export function table<const Columns extends Readonly<Record<string, Column>>>(
+  description: Table<Columns>,
+): Table<Columns> {
+  return description;
+}
+
+const bare = (column: Column): Kind => column.replace("?", "") as Kind;
+
+export function kindOf(of: Table, column: string): Kind {
+  return bare(of.columns[column] as Column);
+}
+
+export const mayBeNull = (of: Table, column: string): boolean => of.columns[column]?.endsWith("?") ?? false;
