@@ -12,8 +12,9 @@ import {
 import { Coalescer } from "../core/coalesce.ts";
 import type { Connection } from "../core/database.ts";
 import { UnsupportedError } from "../core/errors.ts";
+import type { How } from "../core/store.ts";
 import { type Home, detached, homeOf } from "../core/scope.ts";
-import type { Bucket, Definition, How, Late, Quotas, Use, Verdict } from "./store.ts";
+import type { Bucket, Definition, Late, Quotas, Use, Verdict } from "./store.ts";
 
 /** One limit of one call. */
 export interface Part {

@@ -2,10 +2,11 @@ import { checkRows, checkText, optionalText } from "../core/input.ts";
 import type { Connection } from "../core/database.ts";
 import { merged } from "../core/merged.ts";
 import { checkNames } from "../core/options.ts";
+import type { How, Soon } from "../core/store.ts";
 import { instancesOf } from "../core/shards.ts";
 import { deskOf } from "./desk.ts";
 import { type Subject, textOf } from "./quota.ts";
-import type { How, QuotaInfo, QuotaLists, StoredBucket } from "./store.ts";
+import type { QuotaInfo, QuotaLists, StoredBucket } from "./store.ts";
 
 /** What is stored for a subject. Windows and limits of the code are not: `peek` knows how it stands by now. */
 export interface SubjectInfo extends Omit<StoredBucket, "since"> {
@@ -25,11 +26,7 @@ export async function quotas(hf: object): Promise<readonly QuotaInfo[]> {
 
 async function eachOf<T>(
   hf: object,
-  ask: (
-    connection: Connection,
-    lists: QuotaLists<Connection>,
-    how: How,
-  ) => readonly T[] | Promise<readonly T[]>,
+  ask: (connection: Connection, lists: QuotaLists<Connection>, how: How) => Soon<readonly T[]>,
 ): Promise<readonly T[][]> {
   return Promise.all(
     instancesOf(hf, "quota").all.map(async (instance) => {

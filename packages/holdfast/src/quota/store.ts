@@ -3,18 +3,8 @@
  * writes, or is a faster way to the same.
  */
 import type { Connection } from "../core/database.ts";
+import type { How, Soon } from "../core/store.ts";
 import type { Trust } from "../core/trust.ts";
-
-/** An engine inside of this process answers at once. */
-type Answer<T> = T | Promise<T>;
-
-/** How a store is called. */
-export interface How {
-  /** How long it may wait for somebody else's transaction. */
-  readonly waitMs: number;
-  /** The connection is in no transaction: the store may open one of its own. Else: it is part of one, and must not end it. */
-  readonly free: boolean;
-}
 
 /** What is counted. Moments are in milliseconds, `per` in microseconds. */
 export type Rule =
@@ -188,14 +178,14 @@ export interface RollUp {
 }
 
 export interface Quotas<C extends Connection> {
-  consume(connection: C, batch: Batch, how: How): Answer<Verdicts>;
-  amend(connection: C, amendment: Amendment, how: How): Answer<Amended | Late>;
+  consume(connection: C, batch: Batch, how: How): Soon<Verdicts>;
+  amend(connection: C, amendment: Amendment, how: How): Soon<Amended | Late>;
   peek(
     connection: C,
     definition: Definition,
     bucket: Omit<Bucket, "definition">,
     how: How,
-  ): Answer<(Standing & { readonly plan: string | undefined }) | Late>;
+  ): Soon<(Standing & { readonly plan: string | undefined }) | Late>;
   readonly lists: QuotaLists<C>;
   readonly upkeep: QuotaUpkeep<C>;
 }
@@ -203,7 +193,7 @@ export interface Quotas<C extends Connection> {
 /** What is there, for people. */
 export interface QuotaLists<C extends Connection> {
   /** Of those that have a bucket. */
-  names(connection: C, how: How): Answer<readonly QuotaInfo[]>;
+  names(connection: C, how: How): Soon<readonly QuotaInfo[]>;
   /** By subject: those after this one, or these, as far as they are there. */
   subjects(
     connection: C,
@@ -214,16 +204,16 @@ export interface QuotaLists<C extends Connection> {
       readonly of: readonly string[] | undefined;
     },
     how: How,
-  ): Answer<readonly StoredBucket[]>;
+  ): Soon<readonly StoredBucket[]>;
   /** What is left of them, and what is not. */
-  grants(connection: C, bucket: Pick<Bucket, "quota" | "subject">, how: How): Answer<readonly StoredGrant[]>;
+  grants(connection: C, bucket: Pick<Bucket, "quota" | "subject">, how: How): Soon<readonly StoredGrant[]>;
   /** Newest first, below this version. */
   entries(
     connection: C,
     bucket: Pick<Bucket, "quota" | "subject">,
     which: { readonly below: number | undefined; readonly most: number },
     how: How,
-  ): Answer<readonly Entry[]>;
+  ): Soon<readonly Entry[]>;
 }
 
 /** Whether the ledger adds up to what is counted, and what is old made short. */
@@ -238,13 +228,13 @@ export interface QuotaUpkeep<C extends Connection> {
     bucket: Omit<Bucket, "definition">,
     repair: { readonly id: string; readonly trust: Trust } | undefined,
     how: How,
-  ): Answer<Reconciled | Late>;
+  ): Soon<Reconciled | Late>;
   /**
    * Lines before a moment, of buckets from this subject on, become one line for each bucket. Some at a time: `next`
    * says where to go on, and `before` which moment it was. `broken`: subjects whose lines do not add up, and were left as
    * they are.
    */
-  rollUp(connection: C, quota: string, what: RollUp, how: How): Answer<RolledUp>;
+  rollUp(connection: C, quota: string, what: RollUp, how: How): Soon<RolledUp>;
 }
 
 export interface RolledUp {

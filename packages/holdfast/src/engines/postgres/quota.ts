@@ -1,6 +1,7 @@
 import type { SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError } from "../../core/errors.ts";
 import { type Statement, sql } from "../../core/sql.ts";
+import type { How } from "../../core/store.ts";
 import type {
   Amendment,
   Amended,
@@ -8,7 +9,6 @@ import type {
   Bucket,
   Definition,
   Entry,
-  How,
   Late,
   QuotaLists,
   QuotaUpkeep,

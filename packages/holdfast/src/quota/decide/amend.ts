@@ -29,6 +29,7 @@ import {
   limitOf,
   milliseconds,
   mostUsed,
+  never,
   standingOf,
   unlessLacking,
   unlimited,
@@ -47,7 +48,7 @@ export interface AmendDecided {
 
 /** What a change comes to: the line that says so, or why not. */
 type Change =
-  | { readonly amount: number; readonly delta?: number; readonly drains?: readonly Drain[] | null }
+  | { readonly amount: number; readonly delta?: number; readonly drains?: readonly Drain[] | undefined }
   | { readonly not: Exclude<Amended["kind"], "done" | "before" | "conflict">; readonly amount: number };
 
 export function decideAmendment(
@@ -67,18 +68,18 @@ export function decideAmendment(
       const answer = { ...draft.standing(), kind: change.not, amount: change.amount };
       return { answer, writes: Draft.writes([draft]) };
     }
-    const { amount, delta = 0, drains = null } = change;
-    const entry = "of" in amendment ? amendment.of : null;
+    const { amount, delta = 0, drains } = change;
+    const entry = "of" in amendment ? amendment.of : undefined;
     draft.write({ kind, id, entry, amount, delta, drains, details: parsed(details), max: draft.limit });
     return { answer: { ...draft.standing(), kind: "done", amount }, writes: Draft.writes([draft]) };
   });
 }
 
 function repeated(amendment: Amendment, line: LineRow): Amended {
-  const entry = "of" in amendment ? amendment.of : null;
-  const amount = "amount" in amendment ? stored(amendment.amount) : null;
+  const entry = "of" in amendment ? amendment.of : undefined;
+  const amount = "amount" in amendment ? stored(amendment.amount) : undefined;
   const same =
-    line.kind === amendment.kind && line.entry === entry && (amount === null || amount === line.amount);
+    line.kind === amendment.kind && line.entry === entry && (amount === undefined || amount === line.amount);
   return { ...standingOf(line), kind: same ? "before" : "conflict", amount: line.amount };
 }
 
@@ -95,7 +96,7 @@ function changeOf(draft: Draft, amendment: Amendment): Change {
     case "grant": {
       const { id, amount, priority, until } = amendment;
       if (draft.credit + amount > mostUsed) return { not: "too much", amount: mostUsed - draft.credit };
-      draft.startGrant(id, { amount, priority, until: until === undefined ? Infinity : until * 1000 });
+      draft.startGrant(id, { amount, priority, until: until === undefined ? never : until * 1000 });
       return { amount };
     }
     case "revoke":
@@ -105,7 +106,7 @@ function changeOf(draft: Draft, amendment: Amendment): Change {
       draft.own_limit = stored(amendment.amount);
       return { amount: draft.own_limit ?? 0 };
     case "plan":
-      draft.plan = amendment.plan ?? null;
+      draft.plan = amendment.plan;
       return { amount: 0 };
     case "reset":
       return reset(draft);
@@ -113,8 +114,8 @@ function changeOf(draft: Draft, amendment: Amendment): Change {
 }
 
 /** A limit, or an amount, as it is stored. */
-const stored = (amount: number | undefined): number | null =>
-  amount === undefined ? null : Math.min(amount, unlimited);
+const stored = (amount: number | undefined): number | undefined =>
+  amount === undefined ? undefined : Math.min(amount, unlimited);
 
 function refund(draft: Draft, of: string, wanted: number | undefined): Change {
   const line = draft.line(of);
@@ -156,7 +157,7 @@ function stillCounted(draft: Draft, line: LineRow, amount: number): number {
       return line.at <= draft.now - rule.per ? 0 : amount;
     case "parts": {
       const parts = draft.parts ?? [];
-      if (line.since === null || draft.since === null) return 0;
+      if (line.since === undefined || draft.since === undefined) return 0;
       const place = partsBetween(line.since, draft.since, partLength(rule));
       const counted = Math.min(amount, parts[place] ?? 0);
       draft.parts = parts.map((part, i) => (i === place ? part - counted : part));
@@ -174,7 +175,7 @@ function settle(draft: Draft, of: string, amount: number): Change {
   draft.endHold(of);
   const fits = Math.min(amount, Math.max(draft.cap - draft.used, 0));
   const fromCredit = Math.min(amount - fits, draft.credit);
-  const drains = fromCredit > 0 ? draft.drain(fromCredit) : null;
+  const drains = fromCredit > 0 ? draft.drain(fromCredit) : undefined;
   const delta = amount - fromCredit;
   draft.count(delta);
   return { amount, delta, drains };
@@ -184,8 +185,8 @@ function reset(draft: Draft): Change {
   const amount = draft.used;
   draft.used = 0;
   draft.reset = draft.version + 1;
-  draft.parts = null;
-  if (draft.definition.rule.window !== "fixed") draft.since = null;
+  draft.parts = undefined;
+  if (draft.definition.rule.window !== "fixed") draft.since = undefined;
   return { amount, delta: -amount };
 }
 
@@ -208,16 +209,16 @@ export function standingNow(
 ): (Standing & { readonly plan: string | undefined }) | Late {
   const at = milliseconds(now);
   if (isLate(definition.rule, now)) return { late: at };
-  const { own_limit = null, plan = null, used = 0, since = null, parts = null, version = 0 } = row ?? {};
+  const { own_limit, plan, used = 0, since, parts, version = 0 }: Partial<BucketRow> = row ?? {};
   const limit = limitOf({ own_limit, plan }, definition, bucket.limit);
   const rolled = roll({ used, since, parts }, definition.rule, limit, now, () => counted);
   return {
     used: rolled.used,
     held,
     credit,
-    limit: limit ?? undefined,
+    limit,
     version,
     at,
-    plan: plan ?? undefined,
+    plan,
   };
 }

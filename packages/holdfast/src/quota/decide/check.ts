@@ -33,7 +33,7 @@ export interface Checked {
 export class Ledger {
   readonly #bucket: BucketRow;
   readonly #rule: Rule;
-  #before: Chain = { version: 0, used: 0, held: 0, credit: 0, since: null };
+  #before: Chain = { version: 0, used: 0, held: 0, credit: 0, since: undefined };
   #used = 0;
   #entries = 0;
   #broken = false;
@@ -109,7 +109,7 @@ export class Ledger {
     const { since, used: last } = this.#before;
     // It reads its lines each time, so what they say was right whatever the bucket said.
     if (rule.window === "log") return { used: last, parts };
-    if (rule.window === "parts" && parts?.length === rule.parts + 1 && since !== null)
+    if (rule.window === "parts" && parts?.length === rule.parts + 1 && since !== undefined)
       return { ...this.#countedParts(parts, since, partLength(rule)), known: true };
     // Of a window that is not known here: rather given back too late than too early.
     if (parts && sum(parts) !== this.#used)
@@ -139,9 +139,9 @@ export class Ledger {
 
   #addPart(line: LineRow, rule: Rule & { window: "parts" }): void {
     if (line.kind === "reset") this.#parts = new Map();
-    if (line.kind === "rollup" && line.since !== null)
+    if (line.kind === "rollup" && line.since !== undefined)
       this.#rolled = Math.max(this.#rolled ?? line.since, line.since);
-    if (!countedKinds.includes(line.kind) || line.since === null) return;
+    if (!countedKinds.includes(line.kind) || line.since === undefined) return;
     this.#parts.set(line.since, (this.#parts.get(line.since) ?? 0) + leftOf(line));
     if (this.#parts.size <= 4 * (rule.parts + 2)) return;
     const oldest = line.since - (rule.parts + 2) * partLength(rule);
@@ -198,8 +198,8 @@ function usedBy(line: LineRow, before: Chain, used: number): number {
   return Math.max(0, used - forgotten + delta);
 }
 
-const shown = (moment: number | null): string =>
-  moment === null ? "nothing" : new Date(Math.floor(moment / 1000)).toISOString();
+const shown = (moment: number | undefined): string =>
+  moment === undefined ? "nothing" : new Date(Math.floor(moment / 1000)).toISOString();
 
 export interface Repair {
   readonly id: string;
@@ -233,19 +233,19 @@ export function repair(
     version: row.version,
     kind: "repair",
     id,
-    entry: null,
+    entry: undefined,
     amount: row.used,
-    delta: null,
+    delta: undefined,
     forgotten: unusual(last, 0),
-    refunded: null,
+    refunded: undefined,
     used: row.used,
     held: unusual(held, 0),
     credit: unusual(credit, 0),
     max: limit,
     since: row.since,
     at: now,
-    first: null,
-    drains: null,
+    first: undefined,
+    drains: undefined,
     details: { metadata: { findings, entries } },
   };
   return {

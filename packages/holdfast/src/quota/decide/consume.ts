@@ -149,7 +149,7 @@ function grant(draft: Draft, use: Use): Verdict {
     draft.write({ ...line, delta: 0 });
   } else {
     const fits = Math.min(amount, Math.max(draft.cap - draft.used, 0));
-    const drains = fits < amount ? draft.drain(amount - fits) : null;
+    const drains = fits < amount ? draft.drain(amount - fits) : undefined;
     draft.count(fits);
     draft.write({ ...line, delta: fits, drains });
   }
@@ -157,5 +157,5 @@ function grant(draft: Draft, use: Use): Verdict {
 }
 
 export function parsed(details: string | undefined): unknown {
-  return details === undefined ? null : (JSON.parse(details) as unknown);
+  return details === undefined ? undefined : (JSON.parse(details) as unknown);
 }

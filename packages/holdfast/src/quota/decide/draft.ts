@@ -31,11 +31,11 @@ export class Draft {
   held: number;
   credit: number;
   version: number;
-  since: number | null;
-  parts: readonly number[] | null;
+  since: number | undefined;
+  parts: readonly number[] | undefined;
   reset: number;
-  own_limit: number | null;
-  plan: string | null;
+  own_limit: number | undefined;
+  plan: string | undefined;
   /** Used by calls of this batch. */
   newest = 0;
   /** What time has given back, and no line says yet. */
@@ -78,8 +78,8 @@ export class Draft {
     this.#roll();
   }
 
-  /** The limit in force; null: none. */
-  get limit(): number | null {
+  /** The limit in force; undefined: none. */
+  get limit(): number | undefined {
     return limitOf(this, this.definition, this.#code);
   }
 
@@ -222,7 +222,7 @@ export class Draft {
   }
 
   /** Another line, of how it stands now. What time gave back is said by the first of them. */
-  write({ kind, id, amount, delta = amount, entry = null, drains = null, details = null, max = null }: Kind) {
+  write({ kind, id, amount, delta = amount, entry, drains, details, max }: Kind): void {
     this.version++;
     this.lines.push({
       bucket: this.row.id,
@@ -231,16 +231,16 @@ export class Draft {
       id,
       entry,
       amount,
-      delta: unusual(delta ?? amount, amount),
+      delta: unusual(delta, amount),
       forgotten: unusual(this.#forgotten, 0),
-      refunded: null,
+      refunded: undefined,
       used: this.used,
       held: unusual(this.held, 0),
       credit: unusual(this.credit, 0),
       max,
       since: this.since,
       at: this.now,
-      first: null,
+      first: undefined,
       drains,
       details,
     });
@@ -249,7 +249,7 @@ export class Draft {
 
   standing(): Standing {
     const { used, held, credit, limit, version, now } = this;
-    return { used, held, credit, limit: limit ?? undefined, version, at: milliseconds(now) };
+    return { used, held, credit, limit, version, at: milliseconds(now) };
   }
 
   /** All that has changed. Without a line, nothing has: what time gave back is found again. */
@@ -277,7 +277,7 @@ export class Draft {
 
   #update(): BucketRow {
     const { row, used, held, credit, version, since, reset, own_limit, plan } = this;
-    const parts = this.parts && this.parts.length > 0 ? this.parts : null;
+    const parts = this.parts && this.parts.length > 0 ? this.parts : undefined;
     return { ...row, used, held, credit, version, since, parts, reset, own_limit, plan };
   }
 

@@ -41,13 +41,13 @@ export function decideRollUp({ bucket, lines }: RollUpView, before: number, most
     ...last,
     kind: "rollup",
     id: `rollup:${last.version}`,
-    entry: null,
+    entry: undefined,
     amount,
     delta: unusual(delta, amount),
     forgotten: unusual(delta - last.used, 0),
-    refunded: null,
+    refunded: undefined,
     first: 1,
-    drains: null,
+    drains: undefined,
     details: { kinds: kindsOf(old) },
   };
   const gone = old.filter(({ kind }) => kind !== "rollup").length;
@@ -91,7 +91,7 @@ function kindsOf(lines: readonly LineRow[]): Kinds {
   for (const { kind, amount, details } of lines) {
     if (kind !== "rollup") add(kind, 1, amount);
     else
-      for (const [each, sums] of Object.entries((details as { kinds?: Kinds } | null)?.kinds ?? {}))
+      for (const [each, sums] of Object.entries((details as { kinds?: Kinds } | undefined)?.kinds ?? {}))
         add(each, sums.lines, sums.amount);
   }
   return kinds;

@@ -7,8 +7,11 @@ import type { Definition, Standing } from "../store.ts";
 /** The most that can be counted: whole numbers are exact up to here. */
 export const mostUsed = Number.MAX_SAFE_INTEGER;
 
-/** "No limit", where one is stored: null there means that it has none of its own. */
+/** "No limit", where one is stored: undefined there means that it has none of its own. */
 export const unlimited = 2 ** 53;
+
+/** A moment that does not come. */
+export const never = Number.MAX_SAFE_INTEGER;
 
 export interface BucketRow {
   readonly id: number;
@@ -22,13 +25,13 @@ export interface BucketRow {
   /** The version that began anew: what was used before it is not to be given back. */
   readonly reset: number;
   /** When what `used` counts began: the window, the last refill, the newest of the parts, the last line. */
-  readonly since: number | null;
+  readonly since: number | undefined;
   /** Of a window that slides in parts: what was used in each, the newest first. */
-  readonly parts: readonly number[] | null;
-  readonly own_limit: number | null;
-  readonly plan: string | null;
+  readonly parts: readonly number[] | undefined;
+  readonly own_limit: number | undefined;
+  readonly plan: string | undefined;
   /** The version of its roll-up, below which there are no lines. */
-  readonly rolled: number | null;
+  readonly rolled: number | undefined;
 }
 
 /** A line of the ledger: used = used of the version before - forgotten + delta; held and credit after it. */
@@ -38,26 +41,26 @@ export interface LineRow {
   readonly kind: string;
   readonly id: string;
   /** The line, hold or grant that it is about. */
-  readonly entry: string | null;
+  readonly entry: string | undefined;
   readonly amount: number;
-  /** What it added to `used`; null: its amount. */
-  readonly delta: number | null;
-  /** What time had given back since the line before; null: nothing. */
-  readonly forgotten: number | null;
-  /** What was given back of it since; null: nothing. */
-  readonly refunded: number | null;
+  /** What it added to `used`; undefined: its amount. */
+  readonly delta: number | undefined;
+  /** What time had given back since the line before; undefined: nothing. */
+  readonly forgotten: number | undefined;
+  /** What was given back of it since; undefined: nothing. */
+  readonly refunded: number | undefined;
   readonly used: number;
   /** Null: nothing, as of `credit`. */
-  readonly held: number | null;
-  readonly credit: number | null;
-  /** The limit that was in force; null: none. */
-  readonly max: number | null;
-  readonly since: number | null;
+  readonly held: number | undefined;
+  readonly credit: number | undefined;
+  /** The limit that was in force; undefined: none. */
+  readonly max: number | undefined;
+  readonly since: number | undefined;
   readonly at: number;
-  /** Of a roll-up: the first version that it stands for; null: its own. */
-  readonly first: number | null;
-  /** The grants that it was taken from, in that order; null: none. */
-  readonly drains: readonly Drain[] | null;
+  /** Of a roll-up: the first version that it stands for; undefined: its own. */
+  readonly first: number | undefined;
+  /** The grants that it was taken from, in that order; undefined: none. */
+  readonly drains: readonly Drain[] | undefined;
   readonly details: unknown;
 }
 
@@ -81,7 +84,7 @@ export interface GrantRow extends Of {
   readonly amount: number;
   readonly spent: number;
   readonly priority: number;
-  /** Infinity: it does not run out. */
+  /** `never`: it does not run out. */
   readonly until: number;
 }
 
@@ -146,34 +149,20 @@ export function unlessLacking<T extends object>(decision: () => T): T | { readon
   }
 }
 
-/** Of each bucket: a new one counts nothing. */
-export const emptyBucket: Omit<BucketRow, "id" | "quota" | "subject"> = {
-  used: 0,
-  held: 0,
-  credit: 0,
-  version: 0,
-  reset: 0,
-  since: null,
-  parts: null,
-  own_limit: null,
-  plan: null,
-  rolled: null,
-};
-
-/** The limit of a bucket's own, of its plan, or of the code; null: there is none. */
+/** The limit of a bucket's own, of its plan, or of the code; undefined: there is none. */
 export function limitOf(
   { own_limit, plan }: Pick<BucketRow, "own_limit" | "plan">,
   { plans }: Pick<Definition, "plans">,
   code: number | undefined,
-): number | null {
-  const ofPlan = plan !== null && plans && Object.hasOwn(plans, plan) ? plans[plan] : undefined;
+): number | undefined {
+  const ofPlan = plan !== undefined && plans && Object.hasOwn(plans, plan) ? plans[plan] : undefined;
   const limit = own_limit ?? ofPlan ?? code ?? Infinity;
-  return limit >= unlimited ? null : limit;
+  return limit >= unlimited ? undefined : limit;
 }
 
 /** What may be counted in all: the limit and what is let through above it. Without one of them, all that can be counted. */
-export function capOf(limit: number | null, { over }: Pick<Definition, "over">): number {
-  return limit === null || over === undefined ? mostUsed : Math.min(mostUsed, limit + over);
+export function capOf(limit: number | undefined, { over }: Pick<Definition, "over">): number {
+  return limit === undefined || over === undefined ? mostUsed : Math.min(mostUsed, limit + over);
 }
 
 export const deltaOf = ({ delta, amount }: Pick<LineRow, "delta" | "amount">): number => delta ?? amount;
@@ -190,7 +179,7 @@ export function standingOf(line: LineRow): Standing {
     used: line.used,
     held: line.held ?? 0,
     credit: line.credit ?? 0,
-    limit: line.max ?? undefined,
+    limit: line.max,
     version: line.version,
     at: milliseconds(line.at),
   };
@@ -203,4 +192,5 @@ export function compareNames(a: string, b: string): number {
   return a === b ? 0 : Buffer.compare(Buffer.from(a), Buffer.from(b));
 }
 
-export const unusual = (value: number, usual: number): number | null => (value === usual ? null : value);
+export const unusual = (value: number, usual: number): number | undefined =>
+  value === usual ? undefined : value;

@@ -30,7 +30,7 @@ export function isLate(rule: Rule, now: number): boolean {
 export function roll(
   bucket: Rolled,
   rule: Rule,
-  limit: number | null,
+  limit: number | undefined,
   now: number,
   counted: () => number,
 ): Rolled {
@@ -39,7 +39,9 @@ export function roll(
       return bucket;
     case "fixed": {
       const start = Math.max(...rule.starts.map((ms) => ms * 1000).filter((each) => each <= now));
-      return bucket.since === null || start > bucket.since ? { ...bucket, used: 0, since: start } : bucket;
+      return bucket.since === undefined || start > bucket.since
+        ? { ...bucket, used: 0, since: start }
+        : bucket;
     }
     case "refill":
       return refill(bucket, rule.per, limit, now);
@@ -50,11 +52,11 @@ export function roll(
   }
 }
 
-function refill(bucket: Rolled, per: number, limit: number | null, now: number): Rolled {
+function refill(bucket: Rolled, per: number, limit: number | undefined, now: number): Rolled {
   const { used, since } = bucket;
   const elapsed = Math.max(0, now - (since ?? now));
-  if (since === null || elapsed >= per || limit === null || limit <= 0)
-    return { ...bucket, used: limit !== null && limit <= 0 ? used : 0, since: now };
+  if (since === undefined || elapsed >= per || limit === undefined || limit <= 0)
+    return { ...bucket, used: limit !== undefined && limit <= 0 ? used : 0, since: now };
   const units = floorOf(elapsed, limit, per);
   if (units >= used) return { ...bucket, used: 0, since: now };
   return { ...bucket, used: used - units, since: since + ceilOf(units, per, limit) };
@@ -65,7 +67,7 @@ function slide(bucket: Rolled, rule: Rule & { window: "parts" }, now: number): R
   const start = Math.floor(now / length) * length;
   let { parts, since } = bucket;
   parts ??= zeros(rule.parts + 1);
-  if (since !== null && start > since) {
+  if (since !== undefined && start > since) {
     const passed = Math.min(rule.parts + 1, partsBetween(since, start, length));
     parts = [...zeros(passed), ...parts.slice(0, rule.parts + 1 - passed)];
   }
@@ -106,7 +108,7 @@ export function counts(lines: Iterable<LineRow>, per: number, now: number): numb
 /** What a refusal knows of the bucket. */
 export interface Refused {
   readonly bucket: Rolled;
-  readonly limit: number | null;
+  readonly limit: number | undefined;
   /** So much has to come back. */
   readonly need: number;
   /** Used by calls of the same batch, and not among the lines yet. */
@@ -126,7 +128,7 @@ export function retryIn(rule: Rule, refused: Refused, now: number): Exclude<Verd
     case "fixed":
       return "window";
     case "refill":
-      if (limit === null || limit <= 0 || need > bucket.used) return "never";
+      if (limit === undefined || limit <= 0 || need > bucket.used) return "never";
       return orNever(ceilOf(need, rule.per, limit) - (now - since));
     case "parts": {
       const passing = partsUntil(bucket.parts ?? [], need);
