@@ -147,7 +147,7 @@ export function bareSqlite(patterns: Partial<Engine<SqlConnection>>, tables: rea
     },
     lock: async () => ({ granted: true }),
     query: (connection, statement) => connection.query(statement),
-    classify: (error) => classify(error as { errcode?: number }),
+    classify,
     migrations: {
       all: [migration],
       print: (statement) => render(statement, { placeholder: () => "?", quote: (n) => `"${n}"` }).text,
@@ -189,8 +189,7 @@ export function fromBareSqlite(
           const prepared = native.prepare(text);
           prepared.setReadBigInts(true);
           const bound = values as SQLInputValue[];
-          if (prepared.columns().length > 0)
-            return { rows: prepared.all(...bound) as Record<string, unknown>[], affected: 0 };
+          if (prepared.columns().length > 0) return { rows: prepared.all(...bound), affected: 0 };
           return { rows: [], affected: Number(prepared.run(...bound).changes) };
         },
       };
