@@ -105,7 +105,8 @@ function mayImport(from: string, to: string, typeOnly: boolean, entrances: Reado
   if (theirs === "core") return true;
   switch (mine) {
     case "core":
-      return false;
+      // An engine is made of the contracts of the patterns.
+      return typeOnly && to.endsWith("/store.ts");
     case "adapters":
       // Not one another: each is one door. What several need of a driver is in `drivers`.
       // An extension of a client, such as Prisma's, makes an instance of its own.
@@ -128,7 +129,14 @@ function mayImport(from: string, to: string, typeOnly: boolean, entrances: Reado
         !theirs.startsWith("engines")
       );
     default:
-      if (mine.startsWith("engines/")) return theirs === mine || (typeOnly && to.endsWith("/store.ts"));
+      if (mine.startsWith("engines/"))
+        return (
+          theirs === mine ||
+          // What every engine can have, by a dialect of its own; and what it decides.
+          theirs === "engines/sql" ||
+          /\/decide(\/[^/]+)?\.ts$/.test(to) ||
+          (typeOnly && to.endsWith("/store.ts"))
+        );
       // `locks`, and whatever else the shared code is made of.
       return theirs === mine;
   }
@@ -279,6 +287,9 @@ describe("directions inside the library", () => {
     ["engines/x/a.ts", "../../adapters/pg.ts"],
     ["engines/x/a.ts", "../../locks/hold.ts"],
     ["engines/x/a.ts", "../../jobs/store.ts"],
+    ["engines/sql/a.ts", "../x/index.ts"],
+    ["core/a.ts", "../jobs/store.ts"],
+    ["core/a.ts", "../jobs/decide.ts"],
     ["adapters/a.ts", "./b.ts"],
     ["adapters/a.ts", "../sharded.ts"],
     ["drivers/a.ts", "../holdfast.ts"],
@@ -316,6 +327,8 @@ describe("directions inside the library", () => {
 
   test.each([
     ["engines/x/a.ts", `import type { A } from "../../jobs/store.ts";`],
+    ["engines/x/a.ts", `import { a } from "../sql/jobs.ts"; import { b } from "../../jobs/decide.ts";`],
+    ["core/a.ts", `import type { A } from "../jobs/store.ts";`],
     ["engines/x/a.ts", `import { a } from "./b.ts"; import { c } from "../../core/c.ts";`],
     ["adapters/a.ts", `import { a } from "../engines/x/index.ts"; import { b } from "../drivers/b.ts";`],
     ["testing/cases/a.ts", `import { a } from "../../holdfast.ts"; import { b } from "../../index.ts";`],
@@ -417,8 +430,9 @@ describe("everybody else", () => {
 const adapters = [...sources.keys()]
   .filter((file) => layerOf(file) === "adapters")
   .map((file) => relative(`${src}/adapters`, file).replace(/\.ts$/, ""));
-const engines = [...new Set([...sources.keys()].map(layerOf))].filter((layer) =>
-  layer.startsWith("engines/"),
+/** `engines/sql` is what several have in common. */
+const engines = [...new Set([...sources.keys()].map(layerOf))].filter(
+  (layer) => layer.startsWith("engines/") && layer !== "engines/sql",
 );
 
 function pages(folder: string): string[] {

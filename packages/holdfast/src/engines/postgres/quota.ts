@@ -375,13 +375,13 @@ function plainly(
   return { opens, ends, over };
 }
 
-/** For each, the earlier one of the same bucket and id, counted from 1. */
+/** For each, the last one before it of the same bucket and id, counted from 1: any of them may be the one that was granted. */
 function repeats(uses: Batch["uses"]): number[] {
-  const first = new Map<string, number>();
+  const last = new Map<string, number>();
   return uses.map(({ bucket, id }, i) => {
     const name = `${bucket}:${id}`;
-    const before = first.get(name);
-    if (before === undefined) first.set(name, i + 1);
-    return before ?? 0;
+    const before = last.get(name) ?? 0;
+    last.set(name, i + 1);
+    return before;
   });
 }

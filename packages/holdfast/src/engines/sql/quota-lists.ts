@@ -68,7 +68,13 @@ export function quotaLists<C extends SqlConnection>(rows: QuotaRows<C>): QuotaLi
           amount,
           spent,
           priority,
-          until: until === never ? undefined : Math.round(milliseconds(until)),
+          until:
+            until === never
+              ? undefined
+              : // Later ones are not exact to the microsecond.
+                until < never
+                ? milliseconds(until)
+                : Math.round(milliseconds(until)),
           over: until <= now,
           at: at === undefined ? undefined : milliseconds(at),
         };

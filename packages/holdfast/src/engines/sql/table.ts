@@ -9,8 +9,15 @@ export type Column = Kind | `${Exclude<Kind, "serial">}?`;
 export interface Table<Columns extends Readonly<Record<string, Column>> = Readonly<Record<string, Column>>> {
   readonly name: string;
   readonly columns: Columns;
-  readonly key: readonly (string & keyof Columns)[];
+  readonly key: readonly string[];
   /** Besides the key. */
+  readonly unique?: readonly (readonly string[])[];
+  readonly indexes?: readonly (readonly string[])[];
+}
+
+/** The same, of columns that it has. */
+interface Description<Columns extends Readonly<Record<string, Column>>> extends Table<Columns> {
+  readonly key: readonly (string & keyof Columns)[];
   readonly unique?: readonly (readonly (string & keyof Columns)[])[];
   readonly indexes?: readonly (readonly (string & keyof Columns)[])[];
 }
@@ -44,7 +51,7 @@ export type NewRow<T extends Table> = {
 } & { readonly [K in keyof T["columns"]]?: ValueOf<T["columns"][K]> };
 
 export function table<const Columns extends Readonly<Record<string, Column>>>(
-  description: Table<Columns>,
+  description: Description<Columns>,
 ): Table<Columns> {
   return description;
 }

@@ -42,7 +42,7 @@ export interface AmendView {
 }
 
 export interface AmendDecided {
-  readonly answer: Amended | Late;
+  readonly verdicts: Amended | Late;
   readonly writes: Writes;
 }
 
@@ -58,20 +58,20 @@ export function decideAmendment(
   return unlessLacking((): AmendDecided => {
     const { definition, id, kind, details } = amendment;
     if (isLate(definition.rule, now))
-      return { answer: { late: milliseconds(now) }, writes: Draft.writes([]) };
+      return { verdicts: { late: milliseconds(now) }, writes: Draft.writes([]) };
     const draft = new Draft(bucket, 0, definition, amendment.bucket.limit, now);
     const before = draft.line(id);
-    if (before) return { answer: repeated(amendment, before), writes: Draft.writes([]) };
+    if (before) return { verdicts: repeated(amendment, before), writes: Draft.writes([]) };
     draft.reap();
     const change = changeOf(draft, amendment);
     if ("not" in change) {
       const answer = { ...draft.standing(), kind: change.not, amount: change.amount };
-      return { answer, writes: Draft.writes([draft]) };
+      return { verdicts: answer, writes: Draft.writes([draft]) };
     }
     const { amount, delta = 0, drains } = change;
     const entry = "of" in amendment ? amendment.of : undefined;
     draft.write({ kind, id, entry, amount, delta, drains, details: parsed(details), max: draft.limit });
-    return { answer: { ...draft.standing(), kind: "done", amount }, writes: Draft.writes([draft]) };
+    return { verdicts: { ...draft.standing(), kind: "done", amount }, writes: Draft.writes([draft]) };
   });
 }
 
@@ -131,7 +131,7 @@ function refund(draft: Draft, of: string, wanted: number | undefined): Change {
   const back = Math.min(stillCounted(draft, line, amount - toGrants), draft.used);
   draft.used -= back;
   draft.refunded(line.version, refunded + amount);
-  return { amount, delta: -back };
+  return { amount, delta: 0 - back };
 }
 
 /** The last one first; `before`: what went back to them earlier. */
@@ -187,7 +187,7 @@ function reset(draft: Draft): Change {
   draft.reset = draft.version + 1;
   draft.parts = undefined;
   if (draft.definition.rule.window !== "fixed") draft.since = undefined;
-  return { amount, delta: -amount };
+  return { amount, delta: 0 - amount };
 }
 
 export interface PeekView {

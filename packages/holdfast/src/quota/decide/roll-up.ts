@@ -34,9 +34,7 @@ export function decideRollUp({ bucket, lines }: RollUpView, before: number, most
   if (!last || old.every(({ kind }) => kind === "rollup")) return { kind: "nothing" };
   if (!addsUp(old)) return { kind: "broken" };
   const delta = total(old.map(deltaOf));
-  const amount = total(
-    old.filter(({ kind }) => countedKinds.includes(kind) || kind === "rollup").map((line) => line.amount),
-  );
+  const amount = total(old.map(usedBy));
   const line: LineRow = {
     ...last,
     kind: "rollup",
@@ -54,12 +52,16 @@ export function decideRollUp({ bucket, lines }: RollUpView, before: number, most
   return { kind: "rolled up", gone, line, from: bucket.rolled ?? 0 };
 }
 
+const usedBy = ({ kind, amount }: LineRow): number =>
+  countedKinds.includes(kind) || kind === "rollup" ? amount : 0;
+
 /** Up to the first one that is not that old, or the newest, or with which the sums could not be exact any more. */
 function oldLines(lines: readonly LineRow[], newest: number, before: number): readonly LineRow[] {
-  let sums = 0;
+  let [amounts, deltas] = [0, 0];
   const stop = lines.findIndex((line) => {
-    sums += Math.max(line.amount, Math.abs(deltaOf(line)));
-    return line.at >= before || line.version >= newest || sums > mostUsed;
+    amounts += usedBy(line);
+    deltas += Math.abs(deltaOf(line));
+    return line.at >= before || line.version >= newest || Math.max(amounts, deltas) > mostUsed;
   });
   return stop < 0 ? lines : lines.slice(0, stop);
 }
