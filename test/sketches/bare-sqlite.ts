@@ -1,7 +1,7 @@
 /**
  * A sketch of an engine that has nothing but a dialect: what it takes to bring the patterns to another database. It is a
- * real SQLite file, by Node's own module, without anything of the real engine for it: one writer at a time, who waits by
- * SQLite's busy handler.
+ * real SQLite file, by Node's own module, without anything of the real engine for it: one writer at a time, and whoever
+ * else wants to be asks again.
  */
 import { DatabaseSync, type SQLInputValue } from "node:sqlite";
 import { type Capabilities, unsupported } from "../../packages/holdfast/src/core/capabilities.ts";
@@ -40,8 +40,7 @@ export const dialect: StoreDialect = {
   insertMissing: (table, columns, values) =>
     sql`INSERT INTO ${dialect.table(table.name)} (${columns}) VALUES ${values} ON CONFLICT DO NOTHING`,
   async transaction(connection, waitMs, work) {
-    await connection.query(sql.raw(`PRAGMA busy_timeout = ${Math.ceil(Math.min(waitMs, 60_000))}`));
-    await connection.query(sql`BEGIN IMMEDIATE`);
+    await begin(connection, waitMs);
     try {
       const value = await work();
       await connection.query(sql`COMMIT`);
@@ -76,6 +75,20 @@ export const dialect: StoreDialect = {
     ];
   },
 };
+
+/** SQLite's own waiting would keep this process from everything else, and from whom it waits for. */
+async function begin(connection: SqlConnection, waitMs: number): Promise<void> {
+  await connection.query(sql`PRAGMA busy_timeout = 0`);
+  const end = performance.now() + waitMs;
+  for (;;)
+    try {
+      await connection.query(sql`BEGIN IMMEDIATE`);
+      return;
+    } catch (error) {
+      if (classify(error as { errcode?: number }) !== "lock-timeout" || performance.now() > end) throw error;
+      await new Promise((resolve) => setTimeout(resolve, 5));
+    }
+}
 
 function classify({ errcode, message = "" }: { errcode?: number; message?: string }) {
   // SQLITE_BUSY; SQLITE_CONSTRAINT_PRIMARYKEY and _UNIQUE.
@@ -133,8 +146,8 @@ export function bareSqlite(patterns: Partial<Engine<SqlConnection>>, tables: rea
         connections: "many",
       };
     },
-    async begin(connection) {
-      await connection.query(sql`BEGIN IMMEDIATE`);
+    async begin(connection, { wait }) {
+      await begin(connection, wait === "nowait" ? 0 : wait);
       return { granted: true, begun: {} };
     },
     async end(connection, how) {

@@ -83,6 +83,10 @@ async function consume(batch: Batch, hint: string): Promise<string[]> {
     subject,
     rule: batch.definitions[definition]?.rule as never,
     ids: batch.uses.filter(({ bucket }) => bucket === place).map(({ id }) => id),
+    holds: batch.uses
+      .filter(({ bucket, holdMs }) => bucket === place && holdMs !== undefined)
+      .map(({ id }) => id),
+    allGrants: false,
   }));
   let look = batch.look;
   for (;;) {
@@ -107,13 +111,23 @@ async function amend(amendment: Amendment, hint: string): Promise<string> {
   const answer = await functions.amend(pinned.connection, amendment, how);
   const after = await readState(pool);
   const start = made(before, after);
-  const known = "late" in answer || answer.kind === "before" || answer.kind === "conflict";
+  // The answer of then has the moment of then.
+  const { lines } = own(start, amendment.bucket.quota, amendment.bucket.subject);
+  const known = lines.some(({ id }) => id === amendment.id);
   const now = microseconds("late" in answer ? answer.late : known ? Date.now() : answer.at);
   const about = "of" in amendment ? amendment.of : undefined;
   const ids = about === undefined ? [amendment.id] : [amendment.id, about];
   const reader = new Reader(
     start,
-    [{ ...amendment.bucket, rule: amendment.definition.rule, ids, about }],
+    [
+      {
+        ...amendment.bucket,
+        rule: amendment.definition.rule,
+        ids,
+        holds: about === undefined ? [] : [about],
+        allGrants: true,
+      },
+    ],
     now,
   );
   const { verdicts, writes } = decided(reader, ([bucket]) =>
@@ -182,7 +196,7 @@ async function reconcile(calls: Calls, of: Kept, subject: string, hint: string):
   for (const line of lines) ledger.add(line);
   const checked = ledger.checked({
     held: holds.reduce((sum, { amount }) => sum + amount, 0),
-    credit: grants.reduce((sum, { amount, spent }) => sum + amount - spent, 0),
+    credit: grants.reduce((sum, { amount, spent }) => sum + (amount - spent), 0),
   });
   const { findings, entries } = checked;
   for (const store of [functions, generic])

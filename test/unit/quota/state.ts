@@ -79,8 +79,8 @@ const isOf =
 export interface Wanted extends Named {
   readonly rule: Rule;
   readonly ids: readonly string[];
-  /** The line, hold or grant that a change is about. */
-  readonly about?: string | undefined;
+  readonly holds: readonly string[];
+  readonly allGrants: boolean;
 }
 
 /** What a store reads of a bucket, and no more: what a decision needs besides, it has to ask for. */
@@ -111,7 +111,7 @@ export class Reader {
 
   #more(place: number, what: Need["what"]): Partial<BucketView> {
     const { row } = this.#view(place);
-    const { rule, ids, about } = this.#wanted[place] as Wanted;
+    const { rule, ids, holds: held, allGrants } = this.#wanted[place] as Wanted;
     const { lines, holds, grants } = this.#state;
     const now = this.#now;
     const own = lines.filter(({ bucket }) => bucket === row.id);
@@ -120,12 +120,14 @@ export class Reader {
       case "lines":
         return { lines: new Map(own.filter(({ id }) => ids.includes(id)).map((line) => [line.id, line])) };
       case "holds":
-        return { holds: holds.filter(isOf(row)).filter(({ until, id }) => until <= now || id === about) };
+        return {
+          holds: holds.filter(isOf(row)).filter(({ until, id }) => until <= now || held.includes(id)),
+        };
       case "grants":
         return {
           grants: grants
             .filter(isOf(row))
-            .filter(({ until, spent, amount }) => about !== undefined || until <= now || spent < amount),
+            .filter(({ until, spent, amount }) => allGrants || until <= now || spent < amount),
         };
       case "counted":
         return { counted: counts(own.toReversed(), per, now) };

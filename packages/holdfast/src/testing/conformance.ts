@@ -15,6 +15,7 @@ import { lateCases } from "./cases/late.ts";
 import { leaseCases } from "./cases/lease.ts";
 import { lockCases } from "./cases/lock.ts";
 import { onceCases } from "./cases/once.ts";
+import { quotaCases } from "./cases/quota.ts";
 import { retryCases } from "./cases/retry.ts";
 import { rowCases, tableCases } from "./cases/rows.ts";
 import { sessionCases } from "./cases/session.ts";
@@ -49,5 +50,6 @@ export function conformance(): ConformanceCase[] {
     ...inspectCases,
     ...onceCases,
     ...leaseCases,
+    ...quotaCases,
   ];
 }

@@ -155,8 +155,13 @@ BEGIN
       END IF;
     END IF;
   WHEN 'grant' THEN
+    SELECT t.amount INTO part FROM holdfast.quota_grant t WHERE t.quota = q AND t.subject = s AND t.id = op;
+    IF FOUND THEN
+      -- It is known also after its line was rolled up.
+      verdict := CASE WHEN part = n THEN 2 ELSE 3 END;
+      amount := part;
     -- Their sum has to be exact too.
-    IF b.credit + n > ${mostUsed} THEN
+    ELSIF b.credit + n > ${mostUsed} THEN
       verdict := 5;
       amount := ${mostUsed} - b.credit;
     ELSE

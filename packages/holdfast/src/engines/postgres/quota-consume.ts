@@ -226,6 +226,21 @@ BEGIN
             maxes[m] := maxes[k];
             versions[m] := versions[k];
           END IF;
+          -- A hold that has not ended is known also after its line was rolled up.
+          IF looked AND NOT prior[m] AND ot[m] IS NOT NULL THEN
+            k := ob[m];
+            need := (SELECT h.amount FROM holdfast.quota_hold h WHERE h.quota = bq[k] AND h.subject = bs[k] AND h.id = oi[m]);
+            IF need IS NOT NULL THEN
+              prior[m] := true;
+              pamount[m] := need;
+              pkind[m] := 'hold';
+              useds[m] := used[k];
+              helds[m] := held[k];
+              credits[m] := credit[k];
+              maxes[m] := max[k];
+              versions[m] := version[k];
+            END IF;
+          END IF;
           IF prior[m] THEN
             found := found + 1;
             verdicts[m] := CASE WHEN pamount[m] = oa[m]

@@ -15,7 +15,6 @@ import type { Bucket } from "../../quota/store.ts";
 import type { StoreDialect } from "./dialect.ts";
 import { quotaBuckets, quotaGrants, quotaHolds, quotaLines } from "./quota-tables.ts";
 import { Rows } from "./rows.ts";
-import type { NewRow } from "./table.ts";
 
 export type Named = Pick<Bucket, "quota" | "subject">;
 
@@ -123,15 +122,16 @@ export class QuotaRows<C extends SqlConnection> {
     return lines.map((line) => ({ ...line, drains: line.drains as LineRow["drains"] }));
   }
 
-  /** Those that are over, and the one with this id. */
+  /** Those that are over, and those with these ids. */
   async holds(
     connection: C,
     { quota, subject }: Named,
-    { now, about }: { readonly now: number; readonly about: string | undefined },
+    { now, ids }: { readonly now: number; readonly ids: readonly string[] },
     current: boolean,
   ): Promise<readonly HoldRow[]> {
     const over = this.rows.compare(quotaHolds, "until", "<=", now);
-    const which = about === undefined ? over : sql`(${over} OR ${this.rows.is(quotaHolds, "id", about)})`;
+    const named = ids.map((id) => this.rows.is(quotaHolds, "id", id));
+    const which = sql`(${sql.join([over, ...named], " OR ")})`;
     const where = sql`${this.rows.matching(quotaHolds, [{ quota, subject }])} AND ${which}`;
     return this.rows.select(connection, quotaHolds, where, { locking: current ? "current" : undefined });
   }
@@ -243,8 +243,7 @@ export class QuotaRows<C extends SqlConnection> {
       await rows.update(connection, quotaLines, rows.matching(quotaLines, [{ bucket, version }]), {
         refunded,
       });
-    for (const some of chunks(lines.insert))
-      await rows.insert(connection, quotaLines, some as readonly NewRow<typeof quotaLines>[]);
+    for (const some of chunks(lines.insert)) await rows.insert(connection, quotaLines, some);
     for (const some of chunks(holds.insert)) await rows.insert(connection, quotaHolds, some);
     for (const some of chunks(grants.insert)) await rows.insert(connection, quotaGrants, some);
   }

@@ -46,6 +46,10 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
         subject,
         rule: batch.definitions[definition]?.rule ?? { window: "none" as const },
         ids: batch.uses.filter(({ bucket }) => bucket === place).map(({ id }) => id),
+        holds: batch.uses
+          .filter(({ bucket, holdMs }) => bucket === place && holdMs !== undefined)
+          .map(({ id }) => id),
+        allGrants: false,
       }));
       return run(connection, how, batch.look, (look) => {
         const decide = (view: UsesView) => decideUses(view, { ...batch, look });
@@ -57,7 +61,8 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
       const { bucket, definition, id } = amendment;
       const about = "of" in amendment ? amendment.of : undefined;
       const ids = about === undefined ? [id] : [id, about];
-      const wanted = [{ ...bucket, rule: definition.rule, ids, about }];
+      const holds = about === undefined ? [] : [about];
+      const wanted = [{ ...bucket, rule: definition.rule, ids, holds, allGrants: true }];
       const decide = ({ now, buckets: [first] }: UsesView) =>
         decideAmendment({ now, bucket: first as BucketView }, amendment);
       return run(
@@ -89,8 +94,10 @@ interface Wanted extends Named {
   readonly rule: Rule;
   /** Lines with these may be there already, or are what it is about. */
   readonly ids: readonly string[];
-  /** The line, hold or grant that a change is about. */
-  readonly about?: string | undefined;
+  /** Holds with these may be there already, or are what it is about. */
+  readonly holds: readonly string[];
+  /** Also those that are spent. */
+  readonly allGrants: boolean;
 }
 
 interface Question<Answer> {
@@ -149,12 +156,11 @@ class QuotaExchange<C extends SqlConnection, Answer> implements Exchange<UsesVie
 
   async #add(place: number, what: Exclude<Need["what"], "lines">, locked: boolean): Promise<void> {
     const view = this.#view(place);
-    const { rule, about } = this.#question.wanted[place] as Wanted;
+    const { rule, holds: ids, allGrants: all } = this.#question.wanted[place] as Wanted;
     const [connection, rows, now] = [this.#connection, this.#rows, this.#now];
     const per = rule.window === "log" ? rule.per : 0;
-    const all = about !== undefined;
     const more = {
-      holds: async () => ({ holds: await rows.holds(connection, view.row, { now, about }, locked) }),
+      holds: async () => ({ holds: await rows.holds(connection, view.row, { now, ids }, locked) }),
       grants: async () => ({ grants: await rows.grants(connection, view.row, { now, all }, locked) }),
       counted: async () => ({ counted: await rows.counted(connection, view.row.id, { per, now }, locked) }),
       uses: async () => ({ uses: await rows.uses(connection, view.row.id, { per, now }, locked) }),

@@ -10,7 +10,8 @@
  * - **settle**: ends a hold, and uses what it came to. More than was held only if there is room (refused). What does not
  *   fit into the limit is taken from credits; what they do not cover (a grant ran out meanwhile) is used above the limit.
  * - **release**: ends a hold. A hold that is not there, for these two: unknown.
- * - **grant**: credits; those of a bucket come to what can be counted exactly, at the most (too much: so many more).
+ * - **grant**: credits; those of a bucket come to what can be counted exactly, at the most (too much: so many more). One
+ *   that is there is known by its id also after its line was rolled up: then it is answered with how it stands now.
  * - **revoke**: ends a grant. What was used of it stays used. One that is not there: unknown.
  * - **limit**, **plan**: from now on, in mid-window too. The line says the limit that follows from it.
  * - **reset**: nothing is used any more. Holds and credits stay. A window that is not fixed begins anew.
@@ -49,7 +50,7 @@ export interface AmendDecided {
 /** What a change comes to: the line that says so, or why not. */
 type Change =
   | { readonly amount: number; readonly delta?: number; readonly drains?: readonly Drain[] | undefined }
-  | { readonly not: Exclude<Amended["kind"], "done" | "before" | "conflict">; readonly amount: number };
+  | { readonly not: Exclude<Amended["kind"], "done">; readonly amount: number };
 
 export function decideAmendment(
   { now, bucket }: AmendView,
@@ -95,6 +96,8 @@ function changeOf(draft: Draft, amendment: Amendment): Change {
     }
     case "grant": {
       const { id, amount, priority, until } = amendment;
+      const there = draft.grants.find((each) => each.id === id);
+      if (there) return { not: there.amount === amount ? "before" : "conflict", amount: there.amount };
       if (draft.credit + amount > mostUsed) return { not: "too much", amount: mostUsed - draft.credit };
       draft.startGrant(id, { amount, priority, until: until === undefined ? never : until * 1000 });
       return { amount };

@@ -5,7 +5,8 @@
  * - An **id** stands for one use of one bucket. One that was granted before, by an earlier call or by an earlier one of
  *   these, is answered again with the answer of then; with another amount, or for something else, it is a conflict. Of a
  *   group all were granted together, or it is another group: then those that are new are a conflict too. A refusal is not
- *   kept.
+ *   kept. A hold that has not ended is known by its id also after its line was rolled up: then it is answered with how it
+ *   stands now.
  * - **Room**: what is used and held, and what is asked for, must fit into the limit, what is let through above it, and
  *   the credits. Only if it does not, or takes credits, is it looked for holds and grants that are over: they make room,
  *   or are none. What was found of them is kept, also if the call is refused.
@@ -66,7 +67,12 @@ export function decideUses(
     const granted = new Map<string, Known>();
     const verdicts = groupsOf(uses).flatMap((group) => {
       const draftOf = ({ bucket }: Use) => drafts[bucket] as Draft;
-      const known = group.map((use) => granted.get(nameOf(use)) ?? lineKnown(view.buckets[use.bucket], use));
+      const known = group.map(
+        (use) =>
+          granted.get(nameOf(use)) ??
+          lineKnown(view.buckets[use.bucket], use) ??
+          (look ? holdKnown(draftOf(use), use) : undefined),
+      );
       if (known.some((each) => each !== undefined)) return group.map((use, i) => repeated(use, known[i], at));
       const refused = group.find((use) => !hasRoom(draftOf(use), use.amount));
       if (refused) return group.map((use) => refuse(draftOf(use), use, use === refused));
@@ -98,6 +104,11 @@ const kindOf = ({ holdMs }: Use): string => (holdMs === undefined ? "consume" : 
 function lineKnown(view: BucketView | undefined, { id }: Use): Known | undefined {
   const line = view?.lines?.get(id);
   return line && { kind: line.kind, amount: line.amount, standing: standingOf(line) };
+}
+
+function holdKnown(draft: Draft, { id, holdMs }: Use): Known | undefined {
+  const hold = holdMs === undefined ? undefined : draft.holds.find((each) => each.id === id);
+  return hold && { kind: "hold", amount: hold.amount, standing: draft.standing() };
 }
 
 /** One of a group of which at least one was granted before. */

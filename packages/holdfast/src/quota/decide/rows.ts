@@ -93,9 +93,9 @@ export interface BucketView {
   readonly row: BucketRow;
   /** Its lines with the ids of the calls, and with those that the calls are about. */
   readonly lines?: ReadonlyMap<string, LineRow>;
-  /** Those that are over, and the one that a call is about. */
+  /** Those that are over, those with the ids of the calls, and the one that a call is about. */
   readonly holds?: readonly HoldRow[];
-  /** Those that are over or not spent, and those that a call gives back to. */
+  /** Those that are over or not spent; all of them for a call that makes one, ends one, or gives back to them. */
   readonly grants?: readonly GrantRow[];
   /** Of an exact sliding window: what it still counts ({@link counts}). */
   readonly counted?: number;
