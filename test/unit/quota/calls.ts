@@ -147,6 +147,8 @@ export class Calls {
     now: number,
     known: {
       readonly lines: readonly string[];
+      /** Of these, those that took credits. */
+      readonly drained?: readonly string[];
       readonly holds: readonly string[];
       readonly grants: readonly string[];
     },
@@ -167,9 +169,12 @@ export class Calls {
       this.pick([
         "refund",
         "refund",
+        "refund",
         "settle",
         "settle",
         "release",
+        "grant",
+        "grant",
         "grant",
         "grant",
         "revoke",
@@ -182,7 +187,7 @@ export class Calls {
         return {
           ...common,
           kind: "refund",
-          of: one(known.lines),
+          of: one(known.drained?.length && this.chance(0.7) ? known.drained : known.lines),
           amount: this.chance(0.5) ? undefined : this.#amount(of),
         };
       case "settle": {
@@ -200,7 +205,7 @@ export class Calls {
         return { ...common, kind: "release", of: one(known.holds) };
       case "grant": {
         const until = this.chance(0.4) ? undefined : Math.floor(now) + this.below(60_000) - 5000;
-        return { ...common, kind: "grant", amount: this.#amount(of), priority: this.below(3) - 1, until };
+        return { ...common, kind: "grant", amount: this.#amount(of), priority: this.below(2), until };
       }
       case "revoke":
         return { ...common, kind: "revoke", of: one(known.grants) };

@@ -302,7 +302,8 @@ describe("the functions and the decision come to the same", () => {
         } else if (what < 0.86) {
           const { lines, holds, grants } = own(await readState(pool), of.name, subject);
           const ids = (rows: readonly { id: string }[]) => rows.map(({ id }) => id);
-          const known = { lines: ids(lines), holds: ids(holds), grants: ids(grants) };
+          const drained = ids(lines.filter(({ drains }) => drains));
+          const known = { lines: ids(lines), drained, holds: ids(holds), grants: ids(grants) };
           const amendment = calls.amendment(Date.now(), known, of, subject);
           happened.add(await amend(amendment, `${hint}: ${JSON.stringify(amendment)}`));
         } else if (what < 0.9) await peek(calls, of, subject, hint);

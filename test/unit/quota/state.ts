@@ -155,7 +155,7 @@ export function decided<T extends object>(
 
 const sameKey = (a: Named & { id: string }) => (b: Named & { id: string }) => isOf(a)(b) && a.id === b.id;
 
-/** Undefined: an id, or a version, is there already. */
+/** Undefined: an id, or a version, is there already, of a line, a hold or a grant. */
 export function applied(state: State, { buckets, lines, holds, grants }: Writes): State | undefined {
   const refunded = state.lines.map((line) => {
     const update = lines.update.find((each) => each.bucket === line.bucket && each.version === line.version);
@@ -164,6 +164,13 @@ export function applied(state: State, { buckets, lines, holds, grants }: Writes)
   const all = [...refunded, ...lines.insert];
   if (new Set(all.map(({ bucket, id }) => `${bucket}:${id}`)).size < all.length) return undefined;
   if (new Set(all.map(({ bucket, version }) => `${bucket}:${version}`)).size < all.length) return undefined;
+  const taken = <T extends Named & { id: string }>(
+    rows: readonly T[],
+    gone: readonly (Named & { id: string })[],
+    more: readonly T[],
+  ) => more.some((row) => rows.some(sameKey(row)) && !gone.some(sameKey(row)));
+  if (taken(state.holds, holds.delete, holds.insert) || taken(state.grants, grants.delete, grants.insert))
+    return undefined;
   return sorted({
     buckets: state.buckets.map((row) => buckets.update.find(isOf(row)) ?? row),
     lines: all,
