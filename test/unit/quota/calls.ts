@@ -81,6 +81,11 @@ export class Calls {
     return scale * (1 + this.below(6));
   }
 
+  /** So that a use takes several grants, and a refund leaves something to be refunded. */
+  #few(of: Kept): number {
+    return this.chance(0.1) ? this.#amount(of) : of.scale * (1 + this.below(2));
+  }
+
   /** Those that come again are the same call mostly. */
   #id(of: Kept): { id: string; amount: number } {
     if (this.chance(0.4)) return { id: `new-${++this.#made}`, amount: this.#amount(of) };
@@ -188,7 +193,7 @@ export class Calls {
           ...common,
           kind: "refund",
           of: one(known.drained?.length && this.chance(0.7) ? known.drained : known.lines),
-          amount: this.chance(0.5) ? undefined : this.#amount(of),
+          amount: this.chance(0.4) ? undefined : this.#few(of),
         };
       case "settle": {
         const hold = one(known.holds);
@@ -205,7 +210,7 @@ export class Calls {
         return { ...common, kind: "release", of: one(known.holds) };
       case "grant": {
         const until = this.chance(0.4) ? undefined : Math.floor(now) + this.below(60_000) - 5000;
-        return { ...common, kind: "grant", amount: this.#amount(of), priority: this.below(2), until };
+        return { ...common, kind: "grant", amount: this.#few(of), priority: this.below(2), until };
       }
       case "revoke":
         return { ...common, kind: "revoke", of: one(known.grants) };
