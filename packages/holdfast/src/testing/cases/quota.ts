@@ -204,7 +204,7 @@ export const quotaCases = suite("quota", {
     ]);
     await Promise.all(others);
     assert.ok(!refused.granted && first.granted && second.granted);
-    assert.deepEqual([first.replayed, second.replayed].toSorted(), [false, true]);
+    assert.notEqual(first.replayed, second.replayed);
     has(await of.peek("u"), { used: 1 });
   }),
 
