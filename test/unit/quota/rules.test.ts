@@ -223,6 +223,26 @@ describe.each(Object.entries(sliding))("%s", (name, rule) => {
   });
 });
 
+test("however many buckets a batch has, it asks for each kind of what it lacks once", () => {
+  const names = Array.from({ length: 40 }, (_, i) => `u${i}`);
+  const rows = names.map((subject, i) => ({ ...bucket(i + 1, "log", subject), held: 1, credit: 1 }));
+  const memory = new Memory(rows);
+  const verdicts = memory.consume({
+    definitions: [{ rule: { window: "log", per: 1000 }, plans: undefined, over: 0 }],
+    buckets: names.map((subject) => ({ quota: "log", subject, definition: 0, limit: 1 })),
+    uses: names.map((_, i) => ({
+      bucket: i,
+      id: "x",
+      amount: 5,
+      group: i,
+      holdMs: undefined,
+      details: undefined,
+    })),
+    look: true,
+  });
+  expect(new Set(verdicts.map(({ kind }) => kind))).toEqual(new Set(["refused"]));
+});
+
 test("products that are larger than a number holds exactly are divided exactly", () => {
   const next = random(inject("seed"));
   const wrong: (readonly number[])[] = [];

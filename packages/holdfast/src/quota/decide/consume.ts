@@ -52,7 +52,7 @@ export function decideUses(
   view: UsesView,
   batch: Omit<Batch, "make">,
 ): UsesDecided | { readonly need: Need } {
-  return unlessLacking(() => {
+  const found = unlessLacking((): UsesDecided => {
     const { definitions, buckets, uses, look } = batch;
     const at = milliseconds(view.now);
     if (definitions.some(({ rule }) => isLate(rule, view.now)))
@@ -84,6 +84,21 @@ export function decideUses(
     });
     return { verdicts: { missing: false, at, verdicts }, writes: Draft.writes(drafts) };
   });
+  return "need" in found ? { need: everywhere(found.need, view, batch) } : found;
+}
+
+/** What one bucket lacks is read of all that may come to lack it: else a batch would ask as often as it has buckets. */
+function everywhere({ what, buckets: [first] }: Need, view: UsesView, batch: Omit<Batch, "make">): Need {
+  const mayLack = ({ row }: BucketView, place: number): boolean => {
+    if (place === first || what === "lines") return true;
+    if (what === "holds") return row.held > 0;
+    if (what === "grants") return row.credit > 0;
+    return batch.definitions[batch.buckets[place]?.definition ?? 0]?.rule.window === "log";
+  };
+  const lacking = [...view.buckets.entries()].filter(
+    ([place, each]) => each[what] === undefined && mayLack(each, place),
+  );
+  return { what, buckets: lacking.map(([place]) => place) };
 }
 
 /** Those of one group are side by side. */

@@ -88,6 +88,8 @@ export class Draft {
   }
 
   get holds(): readonly HoldRow[] {
+    // None is of nothing.
+    if (!this.#holds && this.row.held === 0) return [];
     if (!this.#holds) throw new Lacking("holds", this.#place);
     return this.#holds;
   }
