@@ -8,16 +8,8 @@ import { type TestDatabase, createDatabase } from "./harness/databases.ts";
 import { startWorker } from "./harness/processes.ts";
 import { random } from "./harness/random.ts";
 import { startProxy } from "./harness/proxy.ts";
-import { type Line, checkLedger, linesQuery } from "./harness/quota-ledger.ts";
-import {
-  type Answer,
-  type QuotaArg,
-  definitions,
-  names,
-  quotasOf,
-  subjects,
-  together,
-} from "./workers/quota-random.ts";
+import { checkAnswers } from "./harness/quota-answers.ts";
+import type { Answer, QuotaArg } from "./workers/quota-random.ts";
 
 const worker = new URL("./workers/quota-random.ts", import.meta.url);
 const long = process.env["HOLDFAST_LONG"] === "1";
@@ -56,63 +48,13 @@ async function crew(url: string, seed: number, lives: number, naive = false): Pr
   return (await Promise.all([0, -900, 900, 0].map(one))).flat();
 }
 
-async function check(pool: Pool, answers: readonly Answer[], hint: string): Promise<Set<string>> {
-  const all = quotasOf(holdfast(fromPg(pool)));
-  const kinds = new Set<string>();
-  for (const subject of subjects) {
-    const sets = new Map<string, Line[]>();
-    for (const name of names) {
-      const { rows } = await pool.query<Line>(linesQuery, [name, subject]);
-      const where = `${hint} ${name} of ${subject}`;
-      checkLedger(definitions[name], rows, where);
-      expect(await all[name].reconcile(subject), where).toMatchObject({ ok: true });
-      // What is counted is what the last entry says.
-      const last = rows.at(-1);
-      const { rows: buckets } = await pool.query(
-        `SELECT version::int, held::int, credit::int,
-          (SELECT coalesce(sum(amount), 0)::int FROM holdfast.quota_hold h WHERE h.quota = b.quota AND h.subject = b.subject) AS open,
-          (SELECT coalesce(sum(amount - spent), 0)::int FROM holdfast.quota_grant g WHERE g.quota = b.quota AND g.subject = b.subject) AS left
-          FROM holdfast.quota_bucket b WHERE quota = $1 AND subject = $2`,
-        [name, subject],
-      );
-      expect(buckets, where).toEqual([
-        {
-          version: last?.version,
-          held: last?.held,
-          credit: last?.credit,
-          open: last?.held,
-          left: last?.credit,
-        },
-      ]);
-      // Who was told that it was granted finds its entry, with the same answer as everybody.
-      const byId = new Map(rows.map((line) => [line.id, line]));
-      for (const { id, granted, quota: of, subject: whose, amount, used, at } of answers) {
-        if (of !== name || whose !== subject || !granted) continue;
-        const line = byId.get(id);
-        expect(line, `${where} ${id}`).toMatchObject({ kind: "consume", amount, used });
-        expect(Math.floor((line?.at ?? 0) / 1000), `${where} ${id}`).toBe(at);
-      }
-      for (const line of rows) {
-        kinds.add(line.kind);
-        if (line.id.startsWith("set-")) sets.set(line.id, [...(sets.get(line.id) ?? []), line]);
-      }
-    }
-    // All of them, or none.
-    for (const [id, lines] of sets) {
-      expect(lines.length, `${hint} ${id} of ${subject}`).toBe(together.length);
-      expect(new Set(lines.map(({ amount }) => amount)).size, `${hint} ${id} of ${subject}`).toBe(1);
-    }
-  }
-  return kinds;
-}
-
 describe("4 processes, each killed once in the middle of it", () => {
   test.for(Array.from({ length: seeds }, (_, i) => i))("seed + %i", { timeout: 120_000 }, async (i) => {
     const seed = inject("seed") + i;
     await within(async (database, pool) => {
       const answers = await crew(database.url, seed, 2);
       expect(answers.length).toBeGreaterThan(100);
-      const kinds = await check(pool, answers, `HOLDFAST_SEED=${seed}`);
+      const kinds = await checkAnswers(pool, answers, `HOLDFAST_SEED=${seed}`);
       // It happened, or it was not shown.
       const wanted = "consume hold settle release expire refund grant lapse limit plan reset".split(" ");
       expect(wanted.filter((kind) => !kinds.has(kind))).toEqual([]);
@@ -124,7 +66,7 @@ test("callers who look first and use then are found out", async () => {
   const seed = inject("seed");
   await within(async (database, pool) => {
     const answers = await crew(database.url, seed, 1, true);
-    await expect(check(pool, answers, `HOLDFAST_SEED=${seed}`)).rejects.toThrow(
+    await expect(checkAnswers(pool, answers, `HOLDFAST_SEED=${seed}`)).rejects.toThrow(
       /never above the limit|or there is room/,
     );
   });

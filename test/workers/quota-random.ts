@@ -81,7 +81,13 @@ async function orNothing<T>(work: Promise<T>): Promise<T | undefined> {
   }
 }
 
-function plan({ seed, index, calls: count, naive = false }: QuotaArg): Step[] {
+/** What a process does: the same seed, the same calls. */
+export function plan({
+  seed,
+  index,
+  calls: count,
+  naive = false,
+}: Pick<QuotaArg, "seed" | "index" | "calls" | "naive">): Step[] {
   const next = random(seed * 31 + index);
   const below = (most: number) => Math.floor(next() * most);
   const pick = <T>(of: readonly T[]) => of[below(of.length)] as T;

@@ -118,6 +118,7 @@ export async function attempts<T>(
       return withConnection(
         home,
         async (connection) => {
+          // A client that hands out no connection runs it in a transaction of its own.
           const free = home.database.connect !== undefined;
           await known(home, connection, free);
           return work(connection, { again: perhaps || attempt > 1, waitMs, free });

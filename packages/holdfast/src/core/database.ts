@@ -17,7 +17,7 @@ import type { Statement } from "./sql.ts";
 import type { StockStore } from "../stock/store.ts";
 import type { RowStrength, Tables } from "./tables.ts";
 import type { QueueStore } from "../queue/store.ts";
-import type { Quotas } from "./quotas.ts";
+import type { Quotas } from "../quota/store.ts";
 import type { Wire } from "./wire.ts";
 
 export type Isolation = "read uncommitted" | "read committed" | "repeatable read" | "serializable";

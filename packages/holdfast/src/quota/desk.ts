@@ -5,7 +5,8 @@ import { type About, type CallOptions, type Sent, placeOf, send } from "../core/
 import type { Connection } from "../core/database.ts";
 import { UnsupportedError } from "../core/errors.ts";
 import { type Home, homeOf } from "../core/scope.ts";
-import type { Bucket, Definition, Late, Quotas, Use, Verdict } from "../core/quotas.ts";
+import type { How } from "../core/store.ts";
+import type { Bucket, Definition, Late, Quotas, Use, Verdict } from "./store.ts";
 
 /** One limit of one call. */
 export interface Part {
@@ -70,13 +71,13 @@ export class Desk {
   /** A statement of its own, in the caller's transaction or outside of any; again, if what was named is out of date. */
   async alone<T extends object>(
     options: CallOptions | undefined,
-    work: (connection: Connection, now: number, waitMs: number) => Promise<T | Late>,
+    work: (connection: Connection, now: number, how: How) => T | Late | Promise<T | Late>,
     about: About & { readonly ms?: number },
   ): Promise<T> {
     const place = placeOf(this.home, options ?? {}, "quota");
-    return send(this.home, place, about, async (connection, { waitMs }) => {
+    return send(this.home, place, about, async (connection, how) => {
       for (;;) {
-        const answer = await work(connection, Date.now() + this.#skew, waitMs);
+        const answer = await work(connection, Date.now() + this.#skew, how);
         if (!("late" in answer)) return answer;
         this.#skew = answer.late - Date.now();
       }
@@ -86,7 +87,7 @@ export class Desk {
   async #decide(
     connection: Connection,
     calls: readonly (readonly Part[])[],
-    { again, waitMs }: Sent,
+    { again, waitMs, free }: Sent,
   ): Promise<(readonly Verdict[])[]> {
     for (let make = false; ; make = true) {
       const definitions: Definition[] = [];
@@ -118,14 +119,8 @@ export class Desk {
           uses.push({ bucket, id, amount, group, holdMs, details });
         }
       }
-      const answer = await this.store.consume(connection, {
-        definitions,
-        buckets,
-        uses,
-        make,
-        look,
-        waitMs,
-      });
+      const batch = { definitions, buckets, uses, make, look };
+      const answer = await this.store.consume(connection, batch, { waitMs, free });
       this.#skew = answer.at - Date.now();
       if (answer.missing) continue;
       this.#known.add(bucketPlaces.keys());

@@ -19,7 +19,7 @@ export {
   quota,
 } from "./quota.ts";
 export type { Older } from "../core/older.ts";
-export type { QuotaInfo } from "../core/quotas.ts";
 export type { Trust } from "../core/trust.ts";
 export type { Unit } from "../time/units.ts";
 export type { Period } from "../time/windows.ts";
+export type { QuotaInfo } from "./store.ts";

@@ -2,10 +2,11 @@ import { checkRows, checkText, optionalText } from "../core/input.ts";
 import type { Connection } from "../core/database.ts";
 import { merged } from "../core/merged.ts";
 import { checkNames } from "../core/options.ts";
-import type { QuotaInfo, Quotas, StoredBucket } from "../core/quotas.ts";
+import type { How, Soon } from "../core/store.ts";
 import { instancesOf } from "../core/shards.ts";
 import { deskOf } from "./desk.ts";
 import { type Subject, textOf } from "./quota.ts";
+import type { QuotaInfo, QuotaLists, StoredBucket } from "./store.ts";
 
 /** What is stored for a subject. Windows and limits of the code are not: `peek` knows how it stands by now. */
 export interface SubjectInfo extends Omit<StoredBucket, "since"> {
@@ -15,7 +16,7 @@ export interface SubjectInfo extends Omit<StoredBucket, "since"> {
 
 /** All quotas that have a subject, by name. */
 export async function quotas(hf: object): Promise<readonly QuotaInfo[]> {
-  const found = await eachOf(hf, (connection, store) => store.names(connection));
+  const found = await eachOf(hf, (connection, lists, how) => lists.names(connection, how));
   return merged(
     found,
     ({ name }) => name,
@@ -25,14 +26,14 @@ export async function quotas(hf: object): Promise<readonly QuotaInfo[]> {
 
 async function eachOf<T>(
   hf: object,
-  ask: (connection: Connection, store: Quotas<Connection>) => Promise<readonly T[]>,
+  ask: (connection: Connection, lists: QuotaLists<Connection>, how: How) => Soon<readonly T[]>,
 ): Promise<readonly T[][]> {
   return Promise.all(
     instancesOf(hf, "quota").all.map(async (instance) => {
       const desk = deskOf(instance);
       const { found } = await desk.alone(
         undefined,
-        async (connection) => ({ found: await ask(connection, desk.store) }),
+        async (connection, _, how) => ({ found: await ask(connection, desk.store.lists, how) }),
         { names: ["quotas"] },
       );
       return [...found];
@@ -52,7 +53,7 @@ export async function subjects(
   optionalText("subjects", "after", after);
   checkRows("subjects", "limit", limit, 10_000);
   const which = { after, most: limit, of: of?.map(textOf) };
-  const pages = await eachOf(hf, (connection, store) => store.stored(connection, quota, which));
+  const pages = await eachOf(hf, (connection, lists, how) => lists.subjects(connection, quota, which, how));
   const found = merged(pages, ({ subject }) => subject);
   // Those that were asked for by name are all of them.
   return (of ? found : found.slice(0, limit)).map(({ since, ...rest }) => ({

@@ -26,7 +26,7 @@ import type { Transactor } from "../core/transaction.ts";
 import { type Trust, checkTrust } from "../core/trust.ts";
 import { type Desk, type Part, deskOf } from "./desk.ts";
 import { QuotaError, QuotaExceededError } from "./errors.ts";
-import type { Amended, Amendment, Definition, Entry, Standing, Verdict } from "../core/quotas.ts";
+import type { Amended, Amendment, Definition, Entry, Standing, Verdict } from "./store.ts";
 import { type Period, type Span, spanOf, startsAround } from "../time/windows.ts";
 import { checkZone } from "../time/zone.ts";
 
@@ -357,7 +357,7 @@ export class Quota {
     const desk = this.#at(bucket.subject);
     const { grants } = await desk.alone(
       options,
-      async (connection) => ({ grants: await desk.store.grants(connection, bucket) }),
+      async (connection, _, how) => ({ grants: await desk.store.lists.grants(connection, bucket, how) }),
       { names: [this.#nameOf(bucket.subject)] },
     );
     return grants.map(({ id, amount, spent, priority, until, over, at }) => ({
@@ -412,7 +412,7 @@ export class Quota {
     const desk = this.#at(bucket.subject);
     const found = await desk.alone(
       options,
-      (connection, now) => desk.store.peek(connection, this.definition(now), bucket),
+      (connection, now, how) => desk.store.peek(connection, this.definition(now), bucket, how),
       { names: [this.#nameOf(bucket.subject)] },
     );
     return this.#standing(found);
@@ -454,7 +454,8 @@ export class Quota {
     const desk = this.#at(bucket.subject);
     const { findings, entries, repaired } = await desk.alone(
       undefined,
-      (connection, now) => desk.store.reconcile(connection, this.definition(now), bucket, repair),
+      (connection, now, how) =>
+        desk.store.upkeep.reconcile(connection, this.definition(now), bucket, repair, how),
       { names: [this.#nameOf(bucket.subject)], id: repair?.id, ms: patienceMs },
     );
     return { ok: findings.length === 0, entries, findings, repaired };
@@ -481,7 +482,7 @@ export class Quota {
         const what = { before, ageMs, from, most: 2000 };
         const done = await desk.alone(
           undefined,
-          (connection) => desk.store.rollUp(connection, this.name, what),
+          (connection, _, how) => desk.store.upkeep.rollUp(connection, this.name, what, how),
           { names: [`quota ${this.name}`] },
         );
         entries += done.gone;
@@ -600,7 +601,9 @@ export class Quota {
     const desk = this.#at(bucket.subject);
     const { entries } = await desk.alone(
       options,
-      async (connection) => ({ entries: await desk.store.entries(connection, bucket, before, most) }),
+      async (connection, _, how) => ({
+        entries: await desk.store.lists.entries(connection, bucket, { below: before, most }, how),
+      }),
       { names: [this.#nameOf(bucket.subject)] },
     );
     return entries;
@@ -618,8 +621,8 @@ export class Quota {
     const desk = this.#at(text);
     const done = await desk.alone(
       options,
-      (connection, now, waitMs) =>
-        desk.store.amend(connection, { ...what, definition: this.definition(now), bucket, details }, waitMs),
+      (connection, now, how) =>
+        desk.store.amend(connection, { ...what, definition: this.definition(now), bucket, details }, how),
       {
         names: [this.#nameOf(text)],
         id: what.id,

@@ -17,6 +17,7 @@ import { leaseCases } from "./cases/lease.ts";
 import { lockCases } from "./cases/lock.ts";
 import { onceCases } from "./cases/once.ts";
 import { queueCases } from "./cases/queue.ts";
+import { quotaCases } from "./cases/quota.ts";
 import { retryCases } from "./cases/retry.ts";
 import { rowCases, tableCases } from "./cases/rows.ts";
 import { scheduleCases } from "./cases/schedule.ts";
@@ -57,5 +58,6 @@ export function conformance(): ConformanceCase[] {
     ...scheduleCases,
     ...auditCases,
     ...queueCases,
+    ...quotaCases,
   ];
 }

@@ -113,7 +113,8 @@ BEGIN
     WHEN 'log' THEN IF e.at <= moment - (rule->>'per')::bigint * interval '1 microsecond' THEN base := 0; END IF;
     WHEN 'parts' THEN
       place := 1 + round(extract(epoch FROM b.since - e.since) * 1000000 / ((rule->>'per')::bigint / (rule->>'parts')::int));
-      IF place > cardinality(b.parts) THEN base := 0;
+      -- NULL: it was used under another definition, which had no window.
+      IF place BETWEEN 1 AND cardinality(b.parts) IS NOT TRUE THEN base := 0;
       ELSE
         base := least(base, b.parts[place]);
         b.parts[place] := b.parts[place] - base;
@@ -140,7 +141,7 @@ BEGIN
           IF base < n THEN
             -- A grant may have run out since: then it is over the limit, and recorded as what it is.
             part := least(n - base, b.credit);
-            drains := holdfast.quota_drain(q, s, part, moment);
+            IF part > 0 THEN drains := holdfast.quota_drain(q, s, part, moment); END IF;
             b.credit := b.credit - part;
             base := n - part;
           END IF;
@@ -154,8 +155,13 @@ BEGIN
       END IF;
     END IF;
   WHEN 'grant' THEN
+    SELECT t.amount INTO part FROM holdfast.quota_grant t WHERE t.quota = q AND t.subject = s AND t.id = op;
+    IF FOUND THEN
+      -- It is known also after its line was rolled up.
+      verdict := CASE WHEN part = n THEN 2 ELSE 3 END;
+      amount := part;
     -- Their sum has to be exact too.
-    IF b.credit + n > ${mostUsed} THEN
+    ELSIF b.credit + n > ${mostUsed} THEN
       verdict := 5;
       amount := ${mostUsed} - b.credit;
     ELSE
@@ -194,7 +200,8 @@ BEGIN
     b.used := b.used + delta;
     b.version := b.version + 1;
     INSERT INTO holdfast.quota_line (bucket, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, entry, drains, details)
-      VALUES (b.id, b.version, amount, delta, before, b.used, b.held, b.credit, max, b.since, moment, what, op, of_entry, drains, note::jsonb);
+      VALUES (b.id, b.version, amount, nullif(delta, amount), nullif(before, 0), b.used, nullif(b.held, 0), nullif(b.credit, 0), max, b.since,
+        moment, what, op, of_entry, drains, note::jsonb);
     UPDATE holdfast.quota_bucket t SET used = b.used, held = b.held, credit = b.credit, version = b.version, since = b.since,
       parts = b.parts, own_limit = b.own_limit, plan = b.plan, reset = b.reset WHERE t.quota = q AND t.subject = s;
   ELSIF b.version > (SELECT t.version FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s) THEN

@@ -106,12 +106,12 @@ BEGIN
       parts := coalesce(parts, '{}') || jsonb_build_object(k::text, to_jsonb(r.parts));
     END IF;
   END LOOP;
+  moment := clock_timestamp();
+  at := extract(epoch FROM moment) * 1000;
   IF found < nb THEN
     missing := true;
     RETURN;
   END IF;
-  moment := clock_timestamp();
-  at := extract(epoch FROM moment) * 1000;
 
   FOR i IN 1..jsonb_array_length(rules) LOOP
     rule := rules->(i - 1);
@@ -210,19 +210,36 @@ BEGIN
         refused := 0;
         found := 0;
         FOR m IN i..j LOOP
-          IF same[m] > 0 AND verdicts[same[m]] IN (1, 2) AND NOT prior[m] THEN
+          k := same[m];
+          WHILE k > 0 AND verdicts[k] NOT IN (1, 2) LOOP k := same[k]; END LOOP;
+          IF k > 0 AND NOT prior[m] THEN
             prior[m] := true;
             IF pamount IS NULL THEN
               pamount := array_fill(NULL::bigint, ARRAY[no]);
               pkind := array_fill(NULL::text, ARRAY[no]);
             END IF;
-            pamount[m] := oa[same[m]];
-            pkind[m] := CASE WHEN ot[same[m]] IS NULL THEN 'consume' ELSE 'hold' END;
-            useds[m] := useds[same[m]];
-            helds[m] := helds[same[m]];
-            credits[m] := credits[same[m]];
-            maxes[m] := maxes[same[m]];
-            versions[m] := versions[same[m]];
+            pamount[m] := oa[k];
+            pkind[m] := CASE WHEN ot[k] IS NULL THEN 'consume' ELSE 'hold' END;
+            useds[m] := useds[k];
+            helds[m] := helds[k];
+            credits[m] := credits[k];
+            maxes[m] := maxes[k];
+            versions[m] := versions[k];
+          END IF;
+          -- A hold that has not ended is known also after its line was rolled up.
+          IF looked AND NOT prior[m] AND ot[m] IS NOT NULL THEN
+            k := ob[m];
+            need := (SELECT h.amount FROM holdfast.quota_hold h WHERE h.quota = bq[k] AND h.subject = bs[k] AND h.id = oi[m]);
+            IF need IS NOT NULL THEN
+              prior[m] := true;
+              pamount[m] := need;
+              pkind[m] := 'hold';
+              useds[m] := used[k];
+              helds[m] := held[k];
+              credits[m] := credit[k];
+              maxes[m] := max[k];
+              versions[m] := version[k];
+            END IF;
           END IF;
           IF prior[m] THEN
             found := found + 1;
@@ -277,14 +294,17 @@ BEGIN
             IF m = refused THEN
               need := used[k] + held[k] + oa[m] - cap[k] - credit[k];
               retries[m] := CASE windows[br[k]]
+                -- More than can be counted is never.
                 WHEN 'refill' THEN CASE WHEN max[k] > 0 AND need <= used[k] THEN
-                  ceil(need::numeric * (rules->(br[k] - 1)->>'per')::bigint / max[k])
-                  - floor(extract(epoch FROM moment - since[k]) * 1000000) END
+                  nullif(least(${mostUsed} + 1, div(need::numeric * (rules->(br[k] - 1)->>'per')::bigint + max[k] - 1, max[k])
+                  - floor(extract(epoch FROM moment - since[k]) * 1000000)), ${mostUsed} + 1) END
                 WHEN 'parts' THEN holdfast.quota_room(ARRAY(SELECT p::bigint
                   FROM jsonb_array_elements_text(parts->k::text) WITH ORDINALITY x (p, n) ORDER BY n), newest[k], need)
                   * ((rules->(br[k] - 1)->>'per')::bigint / (rules->(br[k] - 1)->>'parts')::int)
                   - floor(extract(epoch FROM moment - since[k]) * 1000000)
-                WHEN 'log' THEN holdfast.quota_leaves(ids[k], resets[k], need, (rules->(br[k] - 1)->>'per')::bigint, moment)
+                -- What these calls have used leaves last.
+                WHEN 'log' THEN CASE WHEN need > used[k] - newest[k] AND need <= used[k] THEN (rules->(br[k] - 1)->>'per')::bigint
+                  ELSE holdfast.quota_leaves(ids[k], resets[k], need, (rules->(br[k] - 1)->>'per')::bigint, moment) END
                 ELSE -1 END;
               IF retries[m] IS NULL THEN retries[m] := -2; END IF;
             END IF;
@@ -398,10 +418,10 @@ BEGIN
       array_agg(b.held ORDER BY b.n), array_agg(b.credit ORDER BY b.n), array_agg(b.version ORDER BY b.n),
       array_agg(b.version + b.c ORDER BY b.n), array_agg(b.max ORDER BY b.n),
       array_agg(coalesce(opens, b.since) ORDER BY b.n), bool_and(b.since IS NULL OR opens IS NULL OR b.since <= opens),
-      bool_and(b.before + ${held("b.held")} + b.a <= least(${mostUsed}, b.max + over))
+      bool_and(b.plain AND b.before + ${held("b.held")} + b.a <= least(${mostUsed}, b.max + over))
     INTO found, ids, places, useds, rolled, after, helds, credits, versions, next, maxes, since, forward, fits FROM (
       SELECT u.n, u.a, u.c, t.id, t.ctid AS place, t.used, t.held, t.credit, t.version, t.since,
-        CASE WHEN opens IS NULL OR t.since = opens THEN t.used ELSE 0 END AS before,
+        CASE WHEN opens IS NULL OR t.since = opens THEN t.used ELSE 0 END AS before, t.parts IS NULL AS plain,
         ${limitOf("t", "rules->0", "u.m")} AS max
       FROM (SELECT * FROM unnest(bs, bm, bt, bn) WITH ORDINALITY l (s, m, a, c, n) ORDER BY l.s COLLATE "C") u,
       -- Apart, so that it is looked up by both columns: as a join, one plan read the whole quota for each.
@@ -445,18 +465,18 @@ DECLARE
   moment timestamptz;
   before bigint;
 BEGIN
-  SELECT t.id, t.used, t.held, t.credit, t.version, t.since, ${limitOf("t", "rules->0", "own")} AS max
+  SELECT t.id, t.used, t.held, t.credit, t.version, t.since, t.parts IS NULL AS plain, ${limitOf("t", "rules->0", "own")} AS max
     INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s ${locked};
   IF NOT FOUND THEN
     INSERT INTO holdfast.quota_bucket (quota, subject) VALUES (q, s) ON CONFLICT DO NOTHING;
-    SELECT t.id, t.used, t.held, t.credit, t.version, t.since, ${limitOf("t", "rules->0", "own")} AS max
+    SELECT t.id, t.used, t.held, t.credit, t.version, t.since, t.parts IS NULL AS plain, ${limitOf("t", "rules->0", "own")} AS max
       INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s ${locked};
   END IF;
   IF FOUND THEN
     moment := clock_timestamp();
     before := CASE WHEN opens IS NULL OR b.since = opens THEN b.used ELSE 0 END;
     used := before + amount;
-    IF (opens IS NULL OR moment >= opens AND moment < ends AND (b.since IS NULL OR b.since <= opens))
+    IF b.plain AND (opens IS NULL OR moment >= opens AND moment < ends AND (b.since IS NULL OR b.since <= opens))
       AND used + ${held("b.held")} <= least(${mostUsed}, b.max + over) THEN
       INSERT INTO holdfast.quota_line (bucket, version, amount, used, at, max, since, forgotten, held, credit, kind, id, details)
         VALUES (b.id, b.version + 1, amount, used, moment, b.max, coalesce(opens, b.since), nullif(b.used - before, 0),

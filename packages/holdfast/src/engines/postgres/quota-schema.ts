@@ -112,14 +112,15 @@ BEGIN
       b.used := CASE WHEN max <= 0 THEN b.used ELSE 0 END;
       b.since := moment;
     ELSE
-      units := floor(elapsed::numeric * max / per);
+      -- div is exact: what is divided first is rounded, and may come to one more.
+      units := div(elapsed::numeric * max, per);
       IF units >= b.used THEN
         b.used := 0;
         b.since := moment;
       ELSE
         b.used := b.used - units;
         -- What is left over of the time counts for the next unit.
-        b.since := b.since + ceil(units::numeric * per / max) * interval '1 microsecond';
+        b.since := b.since + div(units::numeric * per + max - 1, max) * interval '1 microsecond';
       END IF;
     END IF;
   WHEN 'parts' THEN
@@ -154,7 +155,7 @@ BEGIN
 END
 $function$`;
 
-/** Holds and grants of a bucket that are over. Its row is locked. */
+/** Holds and grants of a bucket that are over, those that ended first first, then by id. Its row is locked. */
 const reap = sql`CREATE OR REPLACE FUNCTION holdfast.quota_reap(INOUT b holdfast.quota_bucket, moment timestamptz, forgotten bigint)
 LANGUAGE plpgsql AS $function$
 DECLARE
@@ -163,23 +164,23 @@ DECLARE
   gone bigint;
 BEGIN
   IF b.held > 0 THEN
-    FOR h IN DELETE FROM holdfast.quota_hold q WHERE q.quota = b.quota AND q.subject = b.subject AND q.until <= moment
-      RETURNING q.* LOOP
+    FOR h IN WITH gone AS (DELETE FROM holdfast.quota_hold q WHERE q.quota = b.quota AND q.subject = b.subject AND q.until <= moment
+      RETURNING q.*) SELECT * FROM gone ORDER BY gone.until, gone.id LOOP
       b.held := b.held - h.amount;
       b.version := b.version + 1;
       INSERT INTO holdfast.quota_line (bucket, version, amount, delta, forgotten, used, held, credit, since, at, kind, id, entry)
-        VALUES (b.id, b.version, h.amount, 0, nullif(forgotten, 0), b.used, b.held, b.credit, b.since, moment, 'expire',
+        VALUES (b.id, b.version, h.amount, nullif(0, h.amount), nullif(forgotten, 0), b.used, nullif(b.held, 0), nullif(b.credit, 0), b.since, moment, 'expire',
           'expire:' || b.version || ':' || h.id, h.id);
       forgotten := 0;
     END LOOP;
   END IF;
   IF b.credit > 0 THEN
-    FOR g IN DELETE FROM holdfast.quota_grant q WHERE q.quota = b.quota AND q.subject = b.subject AND q.until <= moment
-      RETURNING q.* LOOP
+    FOR g IN WITH gone AS (DELETE FROM holdfast.quota_grant q WHERE q.quota = b.quota AND q.subject = b.subject AND q.until <= moment
+      RETURNING q.*) SELECT * FROM gone ORDER BY gone.until, gone.id LOOP
       b.credit := b.credit - (g.amount - g.spent);
       b.version := b.version + 1;
       INSERT INTO holdfast.quota_line (bucket, version, amount, delta, forgotten, used, held, credit, since, at, kind, id, entry)
-        VALUES (b.id, b.version, g.amount - g.spent, 0, nullif(forgotten, 0), b.used, b.held, b.credit, b.since, moment, 'lapse',
+        VALUES (b.id, b.version, g.amount - g.spent, nullif(0, g.amount - g.spent), nullif(forgotten, 0), b.used, nullif(b.held, 0), nullif(b.credit, 0), b.since, moment, 'lapse',
           'lapse:' || b.version || ':' || g.id, g.id);
       forgotten := 0;
     END LOOP;

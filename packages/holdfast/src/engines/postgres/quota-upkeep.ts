@@ -1,6 +1,6 @@
 /** The functions that look after the ledger: whether it adds up to what is counted, and what is old made short. */
 import { type Statement, sql } from "../../core/sql.ts";
-import { limitOf } from "./quota-limits.ts";
+import { limitOf, mostUsed } from "./quota-limits.ts";
 
 /** Of a line: its change of used, what was forgotten before it, and what is left of it in its window. */
 const delta = sql.raw("coalesce(l.delta, l.amount)");
@@ -202,7 +202,7 @@ BEGIN
   b := holdfast.quota_roll(b, rule, ${limitOf("b", "rule", "code_max")}, moment);
   b.version := greatest(b.version, c.version) + 1;
   INSERT INTO holdfast.quota_line (bucket, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, details)
-    VALUES (b.id, b.version, b.used, b.used, c.last, b.used, b.held, b.credit, ${limitOf("b", "rule", "code_max")}, b.since, moment,
+    VALUES (b.id, b.version, b.used, NULL, nullif(c.last, 0), b.used, nullif(b.held, 0), nullif(b.credit, 0), ${limitOf("b", "rule", "code_max")}, b.since, moment,
       'repair', op, jsonb_build_object('metadata', jsonb_build_object('findings', to_jsonb(findings), 'entries', entries)));
   UPDATE holdfast.quota_bucket t SET used = b.used, held = b.held, credit = b.credit, version = b.version, since = b.since,
     parts = b.parts WHERE t.quota = q AND t.subject = s;
@@ -221,7 +221,7 @@ $function$`;
  * Lines before a moment, of the buckets from this subject on, become one line each: its version, and what was used after
  * it, are those of the last; delta and forgotten are sums, so that the chain goes on. The newest line of a bucket stays,
  * and so does what comes after a line that is not that old, should the clock have been set back.
- * A ledger that does not add up is left as it is. next: where to go on, NULL at the end. Only the first one is waited for,
+ * A ledger that does not add up is left as it is, and a sum that is larger than what can be counted exactly is not made. next: where to go on, NULL at the end. Only the first one is waited for,
  * with nothing in hand: who uses several in one transaction could wait for the others.
  */
 const rollUp = sql`CREATE OR REPLACE FUNCTION holdfast.quota_roll_up(q text, onward text, before timestamptz, most int,
@@ -261,9 +261,11 @@ BEGIN
       locked := true;
     END IF;
     SELECT max(o.version) FILTER (WHERE o.version < coalesce(o.stop, o.version + 1)) INTO top FROM (
-      SELECT f.version, min(f.version) FILTER (WHERE f.at >= before OR f.version >= newest) OVER () AS stop FROM (
-        SELECT l.version, l.at FROM holdfast.quota_line l
-        WHERE l.bucket = b.id AND l.version >= lowest ORDER BY l.version LIMIT most + 1) f) o;
+      SELECT s.version, min(s.version) FILTER (WHERE s.at >= before OR s.version >= newest
+        OR greatest(s.amounts, s.deltas) > ${mostUsed}) OVER () AS stop FROM (
+        SELECT f.version, f.at, sum(f.amount) OVER (ORDER BY f.version) AS amounts, sum(abs(f.delta)) OVER (ORDER BY f.version) AS deltas
+        FROM (SELECT l.version, l.at, CASE WHEN l.kind IN ('consume', 'settle', 'rollup') THEN l.amount ELSE 0 END AS amount, ${delta} AS delta
+          FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.version >= lowest ORDER BY l.version LIMIT most + 1) f) s) o;
     -- Nothing but the roll-up: there is no progress in it.
     CONTINUE WHEN NOT EXISTS (SELECT FROM holdfast.quota_line l
       WHERE l.bucket = b.id AND l.version >= lowest AND l.version <= top AND l.kind <> 'rollup');
@@ -285,7 +287,7 @@ BEGIN
         UNION ALL SELECT x.key, (x.value->>'lines')::numeric, (x.value->>'amount')::numeric
         FROM lines l, jsonb_each(l.details->'kinds') x WHERE l.kind = 'rollup') k GROUP BY k.kind),
     made AS (INSERT INTO holdfast.quota_line (bucket, version, amount, used, at, max, since, delta, forgotten, held, credit, first, kind, id, details)
-      SELECT b.id, top, s.amount, l.used, l.at, l.max, l.since, s.delta, s.delta - l.used, l.held, l.credit, 1, 'rollup', 'rollup:' || top,
+      SELECT b.id, top, s.amount, l.used, l.at, l.max, l.since, nullif(s.delta, s.amount), nullif(s.delta - l.used, 0), l.held, l.credit, 1, 'rollup', 'rollup:' || top,
         jsonb_build_object('kinds', (SELECT jsonb_object_agg(k.kind, jsonb_build_object('lines', k.lines, 'amount', k.amount)) FROM kinds k))
       FROM lines l, (SELECT coalesce(sum(l.amount) FILTER (WHERE l.kind IN ('consume', 'settle', 'rollup')), 0) AS amount,
           sum(${delta}) AS delta FROM lines l) s

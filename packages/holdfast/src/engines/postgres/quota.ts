@@ -1,6 +1,7 @@
 import type { SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError } from "../../core/errors.ts";
 import { type Statement, sql } from "../../core/sql.ts";
+import type { How } from "../../core/store.ts";
 import type {
   Amendment,
   Amended,
@@ -9,12 +10,14 @@ import type {
   Definition,
   Entry,
   Late,
+  QuotaLists,
+  QuotaUpkeep,
   Quotas,
   Standing,
   Use,
   Verdict,
   Verdicts,
-} from "../../core/quotas.ts";
+} from "../../quota/store.ts";
 import { failureOf } from "./locks.ts";
 import { impatient, patiently } from "./patience.ts";
 import { isTrue } from "./probe.ts";
@@ -59,50 +62,7 @@ function standing(row: Record<string, unknown> | undefined): Standing {
   };
 }
 
-export const quotas: Quotas<SqlConnection> = {
-  async consume(connection, batch: Batch): Promise<Verdicts> {
-    const again = repeats(batch.uses);
-    const plain = plainly(batch, again);
-    if (!plain) return decide(connection, batch, again);
-    return batch.uses.length === 1 ? useOne(connection, batch, plain) : useMany(connection, batch, plain);
-  },
-
-  async amend(connection, amendment: Amendment, waitMs: number): Promise<Amended | Late> {
-    const { definition, bucket, id, details, kind } = amendment;
-    const of = "of" in amendment ? amendment.of : null;
-    const amount = "amount" in amendment ? finite(amendment.amount) : null;
-    const more =
-      kind === "grant"
-        ? { priority: amendment.priority, until: amendment.until }
-        : kind === "plan"
-          ? { plan: amendment.plan }
-          : {};
-    const [row] = await ask(
-      connection,
-      sql`SELECT f.*${impatient(waitMs)} FROM holdfast.quota_amend(${patiently(waitMs, sql`${definitionJson(definition)}::text::jsonb`)}, ${kind}::text,
-  ${bucket.quota}::text, ${bucket.subject}::text, ${bucket.limit === undefined ? null : String(bucket.limit)}::text::bigint,
-  ${id}::text, ${of}::text, ${amount}::text::bigint,
-  ${JSON.stringify(more)}::text::jsonb, ${details ?? null}::text) f`,
-    );
-    if (Number(row?.["verdict"]) === -1) return { late: Number(row?.["at"]) };
-    const kinds = ["refused", "done", "before", "conflict", "unknown", "too much"] as const;
-    return {
-      ...standing(row),
-      kind: kinds[Number(row?.["verdict"])] as Amended["kind"],
-      amount: Number(row?.["amount"]),
-    };
-  },
-
-  async peek(connection, definition, bucket) {
-    const [row] = await ask(
-      connection,
-      sql`SELECT * FROM holdfast.quota_peek(${definitionJson(definition)}::text::jsonb,
-  ${bucket.quota}::text, ${bucket.subject}::text, ${bucket.limit === undefined ? null : String(bucket.limit)}::text::bigint)`,
-    );
-    if (Number(row?.["version"]) === -1) return { late: Number(row?.["at"]) };
-    return { ...standing(row), plan: typeof row?.["plan"] === "string" ? row["plan"] : undefined };
-  },
-
+const lists: QuotaLists<SqlConnection> = {
   async names(connection) {
     // From one name to the next, by the index: buckets are many, quotas are few.
     const rows = await ask(
@@ -117,7 +77,7 @@ export const quotas: Quotas<SqlConnection> = {
     return rows.map((row) => ({ name: String(row["name"]), subjects: Number(row["subjects"]) }));
   },
 
-  async stored(connection, quota, { after, most, of }) {
+  async subjects(connection, quota, { after, most, of }) {
     const which = of
       ? sql`b.subject = ANY (${texts(of, (subject) => subject)}::text::text[])`
       : sql`b.subject > ${after ?? ""}::text`;
@@ -158,7 +118,7 @@ export const quotas: Quotas<SqlConnection> = {
     }));
   },
 
-  async entries(connection, { quota, subject }, below, most) {
+  async entries(connection, { quota, subject }, { below, most }) {
     const rows = await ask(
       connection,
       sql`SELECT version, kind, id, entry, amount, coalesce(delta, amount) AS delta, coalesce(forgotten, 0) AS forgotten,
@@ -184,7 +144,9 @@ export const quotas: Quotas<SqlConnection> = {
           : undefined,
     }));
   },
+};
 
+const upkeep: QuotaUpkeep<SqlConnection> = {
   async reconcile(connection, definition, bucket, repair) {
     const [row] = await ask(
       connection,
@@ -216,6 +178,55 @@ export const quotas: Quotas<SqlConnection> = {
   },
 };
 
+export const quotas: Quotas<SqlConnection> = {
+  async consume(connection, batch: Batch, { waitMs }: How): Promise<Verdicts> {
+    const again = repeats(batch.uses);
+    const plain = plainly(batch, again);
+    if (!plain) return decide(connection, batch, waitMs, again);
+    const use = batch.uses.length === 1 ? useOne : useMany;
+    return use(connection, batch, waitMs, plain);
+  },
+
+  async amend(connection, amendment: Amendment, { waitMs }: How): Promise<Amended | Late> {
+    const { definition, bucket, id, details, kind } = amendment;
+    const of = "of" in amendment ? amendment.of : null;
+    const amount = "amount" in amendment ? finite(amendment.amount) : null;
+    const more =
+      kind === "grant"
+        ? { priority: amendment.priority, until: amendment.until }
+        : kind === "plan"
+          ? { plan: amendment.plan }
+          : {};
+    const [row] = await ask(
+      connection,
+      sql`SELECT f.*${impatient(waitMs)} FROM holdfast.quota_amend(${patiently(waitMs, sql`${definitionJson(definition)}::text::jsonb`)}, ${kind}::text,
+  ${bucket.quota}::text, ${bucket.subject}::text, ${bucket.limit === undefined ? null : String(bucket.limit)}::text::bigint,
+  ${id}::text, ${of}::text, ${amount}::text::bigint,
+  ${JSON.stringify(more)}::text::jsonb, ${details ?? null}::text) f`,
+    );
+    if (Number(row?.["verdict"]) === -1) return { late: Number(row?.["at"]) };
+    const kinds = ["refused", "done", "before", "conflict", "unknown", "too much"] as const;
+    return {
+      ...standing(row),
+      kind: kinds[Number(row?.["verdict"])] as Amended["kind"],
+      amount: Number(row?.["amount"]),
+    };
+  },
+
+  async peek(connection, definition, bucket) {
+    const [row] = await ask(
+      connection,
+      sql`SELECT * FROM holdfast.quota_peek(${definitionJson(definition)}::text::jsonb,
+  ${bucket.quota}::text, ${bucket.subject}::text, ${bucket.limit === undefined ? null : String(bucket.limit)}::text::bigint)`,
+    );
+    if (Number(row?.["version"]) === -1) return { late: Number(row?.["at"]) };
+    return { ...standing(row), plan: typeof row?.["plan"] === "string" ? row["plan"] : undefined };
+  },
+
+  lists,
+  upkeep,
+};
+
 const numberOf = ({ quota, subject }: Pick<Bucket, "quota" | "subject">) =>
   sql`(SELECT b.id FROM holdfast.quota_bucket b WHERE b.quota = ${quota}::text AND b.subject = ${subject}::text)`;
 
@@ -224,7 +235,8 @@ const rulesOf = (definitions: readonly Definition[], waitMs: number) =>
 
 async function useOne(
   connection: SqlConnection,
-  { definitions, buckets, uses, make, look, waitMs }: Batch,
+  { definitions, buckets, uses, make, look }: Batch,
+  waitMs: number,
   { opens, ends, over }: Plain,
 ): Promise<Verdicts> {
   const { quota, subject, limit } = buckets[0] as Bucket;
@@ -246,7 +258,8 @@ async function useOne(
 
 async function useMany(
   connection: SqlConnection,
-  { definitions, buckets, uses, make, look, waitMs }: Batch,
+  { definitions, buckets, uses, make, look }: Batch,
+  waitMs: number,
   { opens, ends, over }: Plain,
 ): Promise<Verdicts> {
   const totals = buckets.map(() => 0);
@@ -287,7 +300,8 @@ async function useMany(
 
 async function decide(
   connection: SqlConnection,
-  { definitions, buckets, uses, make, look, waitMs }: Batch,
+  { definitions, buckets, uses, make, look }: Batch,
+  waitMs: number,
   again: readonly number[],
 ): Promise<Verdicts> {
   const [row] = await ask(
@@ -361,13 +375,13 @@ function plainly(
   return { opens, ends, over };
 }
 
-/** For each, the earlier one of the same bucket and id, counted from 1. */
+/** For each, the last one before it of the same bucket and id, counted from 1: any of them may be the one that was granted. */
 function repeats(uses: Batch["uses"]): number[] {
-  const first = new Map<string, number>();
+  const last = new Map<string, number>();
   return uses.map(({ bucket, id }, i) => {
     const name = `${bucket}:${id}`;
-    const before = first.get(name);
-    if (before === undefined) first.set(name, i + 1);
-    return before ?? 0;
+    const before = last.get(name) ?? 0;
+    last.set(name, i + 1);
+    return before;
   });
 }

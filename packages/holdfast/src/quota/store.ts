@@ -1,6 +1,10 @@
-/** What an engine keeps of quotas: the contract behind `quota`. */
-import type { Connection } from "./database.ts";
-import type { Trust } from "./trust.ts";
+/**
+ * What an engine keeps of quotas: the contract behind `quota`. What is decided is written in `decide/`; a store reads and
+ * writes, or is a faster way to the same.
+ */
+import type { Connection } from "../core/database.ts";
+import type { How, Soon } from "../core/store.ts";
+import type { Trust } from "../core/trust.ts";
 
 /** What is counted. Moments are in milliseconds, `per` in microseconds. */
 export type Rule =
@@ -47,8 +51,6 @@ export interface Batch {
   readonly make: boolean;
   /** Ids may have been used before. */
   readonly look: boolean;
-  /** How long it may wait for somebody else's transaction. */
-  readonly waitMs: number;
 }
 
 export interface Standing {
@@ -176,17 +178,24 @@ export interface RollUp {
 }
 
 export interface Quotas<C extends Connection> {
-  consume(connection: C, batch: Batch): Promise<Verdicts>;
-  amend(connection: C, amendment: Amendment, waitMs: number): Promise<Amended | Late>;
+  consume(connection: C, batch: Batch, how: How): Soon<Verdicts>;
+  amend(connection: C, amendment: Amendment, how: How): Soon<Amended | Late>;
   peek(
     connection: C,
     definition: Definition,
     bucket: Omit<Bucket, "definition">,
-  ): Promise<(Standing & { readonly plan: string | undefined }) | Late>;
+    how: How,
+  ): Soon<(Standing & { readonly plan: string | undefined }) | Late>;
+  readonly lists: QuotaLists<C>;
+  readonly upkeep: QuotaUpkeep<C>;
+}
+
+/** What is there, for people. */
+export interface QuotaLists<C extends Connection> {
   /** Of those that have a bucket. */
-  names(connection: C): Promise<readonly QuotaInfo[]>;
+  names(connection: C, how: How): Soon<readonly QuotaInfo[]>;
   /** By subject: those after this one, or these, as far as they are there. */
-  stored(
+  subjects(
     connection: C,
     quota: string,
     which: {
@@ -194,16 +203,21 @@ export interface Quotas<C extends Connection> {
       readonly most: number;
       readonly of: readonly string[] | undefined;
     },
-  ): Promise<readonly StoredBucket[]>;
+    how: How,
+  ): Soon<readonly StoredBucket[]>;
   /** What is left of them, and what is not. */
-  grants(connection: C, bucket: Pick<Bucket, "quota" | "subject">): Promise<readonly StoredGrant[]>;
+  grants(connection: C, bucket: Pick<Bucket, "quota" | "subject">, how: How): Soon<readonly StoredGrant[]>;
   /** Newest first, below this version. */
   entries(
     connection: C,
     bucket: Pick<Bucket, "quota" | "subject">,
-    below: number | undefined,
-    most: number,
-  ): Promise<readonly Entry[]>;
+    which: { readonly below: number | undefined; readonly most: number },
+    how: How,
+  ): Soon<readonly Entry[]>;
+}
+
+/** Whether the ledger adds up to what is counted, and what is old made short. */
+export interface QuotaUpkeep<C extends Connection> {
   /**
    * What does not add up, in words. With an id for it (`repair`), it is mended in the same moment, and the same id again
    * has the same answer.
@@ -213,20 +227,19 @@ export interface Quotas<C extends Connection> {
     definition: Definition,
     bucket: Omit<Bucket, "definition">,
     repair: { readonly id: string; readonly trust: Trust } | undefined,
-  ): Promise<Reconciled | Late>;
+    how: How,
+  ): Soon<Reconciled | Late>;
   /**
    * Lines before a moment, of buckets from this subject on, become one line for each bucket. Some at a time: `next`
    * says where to go on, and `before` which moment it was. `broken`: subjects whose lines do not add up, and were left as
    * they are.
    */
-  rollUp(
-    connection: C,
-    quota: string,
-    what: RollUp,
-  ): Promise<{
-    readonly before: number;
-    readonly gone: number;
-    readonly next: string | undefined;
-    readonly broken: readonly string[];
-  }>;
+  rollUp(connection: C, quota: string, what: RollUp, how: How): Soon<RolledUp>;
+}
+
+export interface RolledUp {
+  readonly before: number;
+  readonly gone: number;
+  readonly next: string | undefined;
+  readonly broken: readonly string[];
 }

@@ -1,0 +1,196 @@
+/**
+ * What is stored of quotas, as plain rows with the columns' names. Moments are whole microseconds since 1970, by the
+ * database's clock: exact up to the year 2255.
+ */
+import type { Definition, Standing } from "../store.ts";
+
+/** The most that can be counted: whole numbers are exact up to here. */
+export const mostUsed = Number.MAX_SAFE_INTEGER;
+
+/** "No limit", where one is stored: undefined there means that it has none of its own. */
+export const unlimited = 2 ** 53;
+
+/** A moment that does not come. */
+export const never = Number.MAX_SAFE_INTEGER;
+
+export interface BucketRow {
+  readonly id: number;
+  readonly quota: string;
+  readonly subject: string;
+  readonly used: number;
+  readonly held: number;
+  readonly credit: number;
+  /** Of its newest line. Every change of a line, a hold or a grant raises it. */
+  readonly version: number;
+  /** The version that began anew: what was used before it is not to be given back. */
+  readonly reset: number;
+  /** When what `used` counts began: the window, the last refill, the newest of the parts, the last line. */
+  readonly since: number | undefined;
+  /** Of a window that slides in parts: what was used in each, the newest first. */
+  readonly parts: readonly number[] | undefined;
+  readonly own_limit: number | undefined;
+  readonly plan: string | undefined;
+  /** The version of its roll-up, below which there are no lines. */
+  readonly rolled: number | undefined;
+}
+
+/** A line of the ledger: used = used of the version before - forgotten + delta; held and credit after it. */
+export interface LineRow {
+  readonly bucket: number;
+  readonly version: number;
+  readonly kind: string;
+  readonly id: string;
+  /** The line, hold or grant that it is about. */
+  readonly entry: string | undefined;
+  readonly amount: number;
+  /** What it added to `used`; undefined: its amount. */
+  readonly delta: number | undefined;
+  /** What time had given back since the line before; undefined: nothing. */
+  readonly forgotten: number | undefined;
+  /** What was given back of it since; undefined: nothing. */
+  readonly refunded: number | undefined;
+  readonly used: number;
+  /** Null: nothing, as of `credit`. */
+  readonly held: number | undefined;
+  readonly credit: number | undefined;
+  /** The limit that was in force; undefined: none. */
+  readonly max: number | undefined;
+  readonly since: number | undefined;
+  readonly at: number;
+  /** Of a roll-up: the first version that it stands for; undefined: its own. */
+  readonly first: number | undefined;
+  /** The grants that it was taken from, in that order; undefined: none. */
+  readonly drains: readonly Drain[] | undefined;
+  readonly details: unknown;
+}
+
+export interface Drain {
+  readonly id: string;
+  readonly amount: number;
+}
+
+interface Of {
+  readonly quota: string;
+  readonly subject: string;
+  readonly id: string;
+}
+
+export interface HoldRow extends Of {
+  readonly amount: number;
+  readonly until: number;
+}
+
+export interface GrantRow extends Of {
+  readonly amount: number;
+  readonly spent: number;
+  readonly priority: number;
+  /** `never`: it does not run out. */
+  readonly until: number;
+}
+
+/** What was read of a bucket. What is undefined was not read, and is asked for where it matters. */
+export interface BucketView {
+  readonly row: BucketRow;
+  /** Its lines with the ids of the calls, and with those that the calls are about. */
+  readonly lines?: ReadonlyMap<string, LineRow>;
+  /** Those that are over, those with the ids of the calls, and the one that a call is about. */
+  readonly holds?: readonly HoldRow[];
+  /** Those that are over or not spent; all of them for a call that makes one, ends one, or gives back to them. */
+  readonly grants?: readonly GrantRow[];
+  /** Of an exact sliding window: what it still counts ({@link counts}). */
+  readonly counted?: number;
+  /** Of an exact sliding window: its uses in the order of their versions ({@link counts}). */
+  readonly uses?: readonly Counted[];
+}
+
+/** What is left of a use, and when it was. */
+export interface Counted {
+  readonly at: number;
+  readonly left: number;
+}
+
+/** What a decision cannot do without, of which buckets: it is to be read, and the decision asked for again. */
+export interface Need {
+  readonly what: "lines" | "holds" | "grants" | "counted" | "uses";
+  /** Their places in the view. */
+  readonly buckets: readonly number[];
+}
+
+/** What is to be written, by table. */
+export interface Writes {
+  readonly buckets: { readonly update: readonly BucketRow[] };
+  readonly lines: {
+    readonly insert: readonly LineRow[];
+    readonly update: readonly Pick<LineRow, "bucket" | "version" | "refunded">[];
+  };
+  readonly holds: { readonly insert: readonly HoldRow[]; readonly delete: readonly Of[] };
+  readonly grants: {
+    readonly insert: readonly GrantRow[];
+    readonly update: readonly (Of & Pick<GrantRow, "spent">)[];
+    readonly delete: readonly Of[];
+  };
+}
+
+/** Thrown inside of a decision, which returns it. */
+export class Lacking {
+  readonly need: Need;
+  constructor(what: Need["what"], ...buckets: readonly number[]) {
+    this.need = { what, buckets };
+  }
+}
+
+/** Runs a decision until it is made, or lacks something. */
+export function unlessLacking<T extends object>(decision: () => T): T | { readonly need: Need } {
+  try {
+    return decision();
+  } catch (error) {
+    if (error instanceof Lacking) return { need: error.need };
+    throw error;
+  }
+}
+
+/** The limit of a bucket's own, of its plan, or of the code; undefined: there is none. */
+export function limitOf(
+  { own_limit, plan }: Pick<BucketRow, "own_limit" | "plan">,
+  { plans }: Pick<Definition, "plans">,
+  code: number | undefined,
+): number | undefined {
+  const ofPlan = plan !== undefined && plans && Object.hasOwn(plans, plan) ? plans[plan] : undefined;
+  const limit = own_limit ?? ofPlan ?? code ?? Infinity;
+  return limit >= unlimited ? undefined : limit;
+}
+
+/** What may be counted in all: the limit and what is let through above it. Without one of them, all that can be counted. */
+export function capOf(limit: number | undefined, { over }: Pick<Definition, "over">): number {
+  return limit === undefined || over === undefined ? mostUsed : Math.min(mostUsed, limit + over);
+}
+
+export const deltaOf = ({ delta, amount }: Pick<LineRow, "delta" | "amount">): number => delta ?? amount;
+
+/** What is left of a line's use in its window. Of what was given back, credits came first. */
+export function leftOf(line: Pick<LineRow, "delta" | "amount" | "refunded">): number {
+  const delta = deltaOf(line);
+  return delta - Math.max(0, (line.refunded ?? 0) - (line.amount - delta));
+}
+
+/** How it stood after a line. */
+export function standingOf(line: LineRow): Standing {
+  return {
+    used: line.used,
+    held: line.held ?? 0,
+    credit: line.credit ?? 0,
+    limit: line.max,
+    version: line.version,
+    at: milliseconds(line.at),
+  };
+}
+
+export const milliseconds = (moment: number): number => moment / 1000;
+
+/** As all engines order names: by their bytes in UTF-8. */
+export function compareNames(a: string, b: string): number {
+  return a === b ? 0 : Buffer.compare(Buffer.from(a), Buffer.from(b));
+}
+
+export const unusual = (value: number, usual: number): number | undefined =>
+  value === usual ? undefined : value;
