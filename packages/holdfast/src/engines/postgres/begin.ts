@@ -3,6 +3,7 @@ import type { Begun, Grant, Open, Result, SqlConnection } from "../../core/datab
 import { ReplicaError, SerializationError, TransactionAbortedError, UsageError } from "../../core/errors.ts";
 import type { LockRequest } from "../../core/key.ts";
 import { sql } from "../../core/sql.ts";
+import { namesOf } from "./dialect.ts";
 import { takingRows } from "./lock-rows.ts";
 import { explain, isolationNow, run, standby, taking, waitIsOver } from "./locks.ts";
 import { identityOf, xid, xidOn } from "./outcome.ts";
@@ -36,7 +37,7 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Gran
   }
   let row: Row | undefined;
   try {
-    const rows = byRows ? [takingRows(locks, wait, open.names)] : [];
+    const rows = byRows ? [takingRows(locks, wait, open.names, namesOf(connection))] : [];
     const start = begun ? [] : [beginText(open)];
     const usual = byRows ? undefined : usualOpening(open);
     if (byRows) {

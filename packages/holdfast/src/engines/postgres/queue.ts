@@ -1,17 +1,16 @@
 import type { Result, SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError } from "../../core/errors.ts";
-import { key } from "../../core/key.ts";
+import { key, keyIn } from "../../core/key.ts";
 import type { ClaimedJob, Ended, FailedJob, NewJob, QueueCounts, Queues, Where } from "../../core/queues.ts";
-import { type Statement, sql } from "../../core/sql.ts";
-import { hexText } from "./dialect.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
+import { dialect, hexText, namesOf } from "./dialect.ts";
 import { newest } from "./fences.ts";
 import { argument } from "./keys.ts";
 import { failureOf } from "./locks.ts";
 import { impatient, patiently } from "./patience.ts";
 import { isTrue } from "./probe.ts";
+import { queueChannel } from "./queue-functions.ts";
 import { list, texts } from "./values.ts";
-
-const channel = "holdfast_queue";
 
 type Row = Record<string, unknown>;
 
@@ -63,10 +62,10 @@ function countsOf(row: Row | undefined): QueueCounts {
 }
 
 export const queues: Queues<SqlConnection> = {
-  channel,
+  channel: dialect.names.label(queueChannel),
 
   async ring(connection, payload) {
-    await ask(connection, sql`SELECT pg_notify(${channel}::text, ${payload}::text)::text AS sent`);
+    await ask(connection, sql`SELECT pg_notify(${own.label(queueChannel)}, ${payload}::text)::text AS sent`);
   },
 
   async open(connection, name, settings) {
@@ -82,7 +81,7 @@ export const queues: Queues<SqlConnection> = {
       });
     const [row] = await ask(
       connection,
-      sql`SELECT holdfast.queue_open(${name}::text, ${bound(json, "jsonb")}) AS id`,
+      sql`SELECT ${own("queue_open")}(${name}::text, ${bound(json, "jsonb")}) AS id`,
     );
     return Number(row?.["id"]);
   },
@@ -95,7 +94,7 @@ export const queues: Queues<SqlConnection> = {
     const delays = numeric(({ delayMs }) => delayMs);
     const [row] = await ask(
       connection,
-      sql`SELECT ids::text AS ids, added::text AS added${impatient(waitMs)} FROM holdfast.queue_add(${patiently(waitMs, bound(queue, "int"))},
+      sql`SELECT ids::text AS ids, added::text AS added${impatient(waitMs)} FROM ${own("queue_add")}(${patiently(waitMs, bound(queue, "int"))},
   ${texts(jobs, ({ payload }) => payload)}::text::text[],
   ${any(({ priority }) => priority !== 0) ? list(jobs.map(({ priority }) => priority)) : null}::text::smallint[],
   ${
@@ -117,8 +116,8 @@ export const queues: Queues<SqlConnection> = {
   async enlist(connection, queue, { ttlMs, name, lock }) {
     const [row] = await ask(
       connection,
-      sql`INSERT INTO holdfast.queue_worker (id, queue, beat, ttl, name, lock) OVERRIDING SYSTEM VALUE
-  VALUES (${sql.raw(newest("holdfast.queue_worker_id_seq", false))}, ${bound(queue, "int")}, clock_timestamp(), ${bound(ttlMs, "int")}, ${name}::text, ${lockOf(lock)}) RETURNING id`,
+      sql`INSERT INTO ${own("queue_worker")} (id, queue, beat, ttl, name, lock) OVERRIDING SYSTEM VALUE
+  VALUES (${newest("queue_worker_id_seq", false)}, ${bound(queue, "int")}, clock_timestamp(), ${bound(ttlMs, "int")}, ${name}::text, ${lockOf(connection, lock)}) RETURNING id`,
     );
     return Number(row?.["id"]);
   },
@@ -126,14 +125,14 @@ export const queues: Queues<SqlConnection> = {
   async locked(connection, workers, lock) {
     await ask(
       connection,
-      sql`UPDATE holdfast.queue_worker SET lock = ${lockOf(lock)} WHERE id = ANY(${list(workers)}::text::bigint[])`,
+      sql`UPDATE ${own("queue_worker")} SET lock = ${lockOf(connection, lock)} WHERE id = ANY(${list(workers)}::text::bigint[])`,
     );
   },
 
   async beat(connection, workers) {
     const rows = await ask(
       connection,
-      sql`UPDATE holdfast.queue_worker SET beat = clock_timestamp() WHERE id = ANY(${list(workers)}::text::bigint[]) RETURNING id`,
+      sql`UPDATE ${own("queue_worker")} SET beat = clock_timestamp() WHERE id = ANY(${list(workers)}::text::bigint[]) RETURNING id`,
     );
     return new Set(rows.map(({ id }) => Number(id)));
   },
@@ -142,7 +141,7 @@ export const queues: Queues<SqlConnection> = {
     const { priorities, floors } = floorsOf(where);
     const asking = ask(
       connection,
-      sql`SELECT lease, jobs, counted, last, idle, soon, moment FROM holdfast.queue_claim_jobs(${bound(queue, "int")}, ${bound(worker, "bigint")},
+      sql`SELECT lease, jobs, counted, last, idle, soon, moment FROM ${own("queue_claim_jobs")}(${bound(queue, "int")}, ${bound(worker, "bigint")},
   ${bound(most, "int")}, ${priorities}, ${floors}, ${bound(where.after, "float8")}, ${bound(whole, "boolean")}, ${onward ?? null}::text)`,
     );
     const [row] = await asking.catch((error: unknown): Row[] => {
@@ -180,8 +179,8 @@ export const queues: Queues<SqlConnection> = {
       const rows = await ask(
         connection,
         // Marks of jobs that were written down before.
-        sql`WITH gone AS (DELETE FROM holdfast.queue_lease WHERE id = ANY(${list(whole)}::text::bigint[]) AND worker = ${bound(worker, "bigint")} RETURNING id),
-  marks AS (DELETE FROM holdfast.queue_mark m USING gone g WHERE m.lease = g.id)
+        sql`WITH gone AS (DELETE FROM ${own("queue_lease")} WHERE id = ANY(${list(whole)}::text::bigint[]) AND worker = ${bound(worker, "bigint")} RETURNING id),
+  marks AS (DELETE FROM ${own("queue_mark")} m USING gone g WHERE m.lease = g.id)
   SELECT g.id FROM gone g`,
       );
       return new Set(rows.map(({ id }) => Number(id)));
@@ -190,7 +189,7 @@ export const queues: Queues<SqlConnection> = {
       items.length > 0 ? make(items) : null;
     const [row] = await ask(
       connection,
-      sql`SELECT ours::text AS ours FROM holdfast.queue_finish(${bound(queue, "int")}, ${bound(worker, "bigint")},
+      sql`SELECT ours::text AS ours FROM ${own("queue_finish")}(${bound(queue, "int")}, ${bound(worker, "bigint")},
   ${some(whole, list)}::text::bigint[],
   ${some(parts, (items) => list(items.map(({ lease }) => lease)))}::text::bigint[],
   ${some(parts, (items) => list(items.map(({ place }) => place)))}::text::int[],
@@ -211,7 +210,7 @@ export const queues: Queues<SqlConnection> = {
   async complete(connection, worker, lease, place) {
     const [row] = await ask(
       connection,
-      sql`SELECT holdfast.queue_complete(${bound(worker, "bigint")}, ${bound(lease, "bigint")}, ${bound(place, "int")}) AS ours`,
+      sql`SELECT ${own("queue_complete")}(${bound(worker, "bigint")}, ${bound(lease, "bigint")}, ${bound(place, "int")}) AS ours`,
     );
     return isTrue(row?.["ours"]);
   },
@@ -219,7 +218,7 @@ export const queues: Queues<SqlConnection> = {
   async completed(connection, of) {
     const rows = await ask(
       connection,
-      sql`SELECT m.lease, m.place FROM holdfast.queue_mark m WHERE (m.lease, m.place) IN (SELECT * FROM
+      sql`SELECT m.lease, m.place FROM ${own("queue_mark")} m WHERE (m.lease, m.place) IN (SELECT * FROM
   unnest(${list(of.map(({ lease }) => lease))}::text::bigint[], ${list(of.map(({ place }) => place))}::text::int[]))`,
     );
     const marks = new Set(rows.map(({ lease, place }) => `${String(lease)}/${String(place)}`));
@@ -229,7 +228,7 @@ export const queues: Queues<SqlConnection> = {
   async astray(connection, worker, known) {
     const rows = await ask(
       connection,
-      sql`SELECT id, size FROM holdfast.queue_lease WHERE worker = ${bound(worker, "bigint")} AND id <> ALL(${list(known)}::text::bigint[])`,
+      sql`SELECT id, size FROM ${own("queue_lease")} WHERE worker = ${bound(worker, "bigint")} AND id <> ALL(${list(known)}::text::bigint[])`,
     );
     return rows.flatMap(({ id, size }) =>
       Array.from({ length: Number(size) }, (_, place) => ({ lease: Number(id), place })),
@@ -239,7 +238,7 @@ export const queues: Queues<SqlConnection> = {
   async giveBack(connection, worker, unstarted) {
     await ask(
       connection,
-      sql`SELECT holdfast.queue_give_back(${bound(worker, "bigint")}, ${list(unstarted.map(({ lease }) => lease))}::text::bigint[],
+      sql`SELECT ${own("queue_give_back")}(${bound(worker, "bigint")}, ${list(unstarted.map(({ lease }) => lease))}::text::bigint[],
   ${list(unstarted.map(({ place }) => place))}::text::int[])::text AS done`,
     );
   },
@@ -247,16 +246,16 @@ export const queues: Queues<SqlConnection> = {
   async retire(connection, worker) {
     await ask(
       connection,
-      sql`WITH gone AS (DELETE FROM holdfast.queue_worker w WHERE w.id = ${bound(worker, "bigint")}
-    AND NOT EXISTS (SELECT FROM holdfast.queue_lease l WHERE l.worker = w.id) RETURNING w.id)
-  UPDATE holdfast.queue_worker w SET beat = '-infinity' WHERE w.id = ${bound(worker, "bigint")} AND NOT EXISTS (SELECT FROM gone)`,
+      sql`WITH gone AS (DELETE FROM ${own("queue_worker")} w WHERE w.id = ${bound(worker, "bigint")}
+    AND NOT EXISTS (SELECT FROM ${own("queue_lease")} l WHERE l.worker = w.id) RETURNING w.id)
+  UPDATE ${own("queue_worker")} w SET beat = '-infinity' WHERE w.id = ${bound(worker, "bigint")} AND NOT EXISTS (SELECT FROM gone)`,
     );
   },
 
   async tend(connection, queue, { after, whole }) {
     const [row] = await ask(
       connection,
-      sql`SELECT soon, moment FROM holdfast.queue_tend(${bound(queue, "int")}, ${bound(after, "float8")}, ${bound(whole, "boolean")})`,
+      sql`SELECT soon, moment FROM ${own("queue_tend")}(${bound(queue, "int")}, ${bound(after, "float8")}, ${bound(whole, "boolean")})`,
     );
     return { soon: numberOf(row?.["soon"]), moment: Number(row?.["moment"]) };
   },
@@ -265,7 +264,7 @@ export const queues: Queues<SqlConnection> = {
     const { floors } = where;
     const priorities = sorted(floors);
     const [taken] = await inOne(connection, [
-      `SELECT jobs, last FROM holdfast.queue_take_jobs(${Math.trunc(queue)}, ${Math.trunc(most)}, '${list(priorities)}'::smallint[],
+      `SELECT jobs, last FROM ${namesOf(connection).own("queue_take_jobs")}(${Math.trunc(queue)}, ${Math.trunc(most)}, '${list(priorities)}'::smallint[],
   '${list(priorities.map((priority) => floors.get(priority)))}'::bigint[], ${whole}, ${literal(onward)})`,
       `SAVEPOINT ${savepoint}`,
     ]);
@@ -275,7 +274,7 @@ export const queues: Queues<SqlConnection> = {
 
   async takeOne(connection, queue, { id, priority, group }, { savepoint }) {
     const [taken] = await inOne(connection, [
-      `SELECT holdfast.queue_take_one(${Math.trunc(queue)}, ${Math.trunc(id)}, ${Math.trunc(priority)}::smallint, ${literal(group)}) AS jobs`,
+      `SELECT ${namesOf(connection).own("queue_take_one")}(${Math.trunc(queue)}, ${Math.trunc(id)}, ${Math.trunc(priority)}::smallint, ${literal(group)}) AS jobs`,
       `SAVEPOINT ${savepoint}`,
     ]);
     return jobsOf(taken?.rows[0]?.["jobs"])[0];
@@ -289,7 +288,7 @@ export const queues: Queues<SqlConnection> = {
     const any = (has: (job: ClaimedJob) => boolean) => jobs.some(has);
     await ask(
       connection,
-      sql`SELECT holdfast.queue_settle(${bound(queue, "int")}, ${list(jobs.map(({ id }) => id))}::text::bigint[],
+      sql`SELECT ${own("queue_settle")}(${bound(queue, "int")}, ${list(jobs.map(({ id }) => id))}::text::bigint[],
   ${list(jobs.map(({ priority }) => priority))}::text::smallint[],
   ${any(({ group }) => group !== undefined) ? texts(jobs, ({ group }) => group) : null}::text::text[],
   ${any((job) => job.key !== undefined) ? texts(jobs, (job) => job.key) : null}::text::text[],
@@ -303,7 +302,7 @@ export const queues: Queues<SqlConnection> = {
     );
     const looking =
       idle.length > 0
-        ? sql`holdfast.queue_look(${list(idle.map(({ queue }) => queue))}::text::int[], ${list(idle.map(({ after }) => after))}::text::float8[],
+        ? sql`${own("queue_look")}(${list(idle.map(({ queue }) => queue))}::text::int[], ${list(idle.map(({ after }) => after))}::text::float8[],
   ${list(floors.map(({ queue }) => queue))}::text::int[], ${list(floors.map(({ priority }) => priority))}::text::smallint[],
   ${list(floors.map(({ floor }) => floor))}::text::bigint[], ${bound(whole, "boolean")})::text`
         : sql`'{}'`;
@@ -312,7 +311,7 @@ export const queues: Queues<SqlConnection> = {
       connection,
       sweep === "no"
         ? sql`SELECT 0 AS jobs, '[]' AS queues, ${looking} AS ready`
-        : sql`SELECT s.jobs, to_json(s.queues)::text AS queues, ${looking} AS ready FROM holdfast.queue_sweep(${bound(sweep === "thorough", "boolean")}) s`,
+        : sql`SELECT s.jobs, to_json(s.queues)::text AS queues, ${looking} AS ready FROM ${own("queue_sweep")}(${bound(sweep === "thorough", "boolean")}) s`,
     );
     return {
       jobs: Number(row?.["jobs"]),
@@ -324,14 +323,14 @@ export const queues: Queues<SqlConnection> = {
   async pause(connection, queue, paused) {
     await ask(
       connection,
-      sql`SELECT holdfast.queue_pause(${bound(queue, "int")}, ${bound(paused, "boolean")})::text AS done`,
+      sql`SELECT ${own("queue_pause")}(${bound(queue, "int")}, ${bound(paused, "boolean")})::text AS done`,
     );
   },
 
   async counts(connection, queue) {
     const [row] = await ask(
       connection,
-      sql`SELECT * FROM holdfast.queue_count(ARRAY[${bound(queue, "int")}], NULL)`,
+      sql`SELECT * FROM ${own("queue_count")}(ARRAY[${bound(queue, "int")}], NULL)`,
     );
     return countsOf(row);
   },
@@ -339,7 +338,7 @@ export const queues: Queues<SqlConnection> = {
   async list(connection, names) {
     const rows = await ask(
       connection,
-      sql`SELECT * FROM holdfast.queue_count(NULL, ${names ? texts(names, (name) => name) : null}::text::text[])`,
+      sql`SELECT * FROM ${own("queue_count")}(NULL, ${names ? texts(names, (name) => name) : null}::text::text[])`,
     );
     return rows.map((row) => ({ name: String(row["name"]), ...countsOf(row) }));
   },
@@ -347,7 +346,7 @@ export const queues: Queues<SqlConnection> = {
   async failed(connection, queue, after, most) {
     const rows = await ask(
       connection,
-      sql`SELECT id, attempt, payload, error, key, grp, ${msOf("at")} AS at, ${msOf("failed_at")} AS failed_at FROM holdfast.queue_failed
+      sql`SELECT id, attempt, payload, error, key, grp, ${msOf("at")} AS at, ${msOf("failed_at")} AS failed_at FROM ${own("queue_failed")}
   WHERE queue = ${bound(queue, "int")} AND id > ${bound(after ?? 0, "bigint")} ORDER BY id LIMIT ${bound(most, "int")}`,
     );
     return rows.map((row): FailedJob => ({
@@ -368,14 +367,14 @@ export const queues: Queues<SqlConnection> = {
     const [row] = await ask(
       connection,
       sql`SELECT 'waiting' AS state, ${common}, NULL AS grp, ${msOf("t.at")} AS at, NULL::float8 AS run_at, NULL AS worker, NULL AS error
-    FROM holdfast.queue_ready t WHERE ${which}
+    FROM ${own("queue_ready")} t WHERE ${which}
   UNION ALL SELECT CASE WHEN g.next > clock_timestamp() THEN 'delayed' ELSE 'waiting' END, ${common}, t.grp, ${msOf("t.at")},
     CASE WHEN g.next > clock_timestamp() THEN ${msOf("g.next")} END, NULL, NULL
-    FROM holdfast.queue_grouped t LEFT JOIN holdfast.queue_group g ON g.queue = t.queue AND g.grp = t.grp AND g.head = t.id WHERE ${which}
-  UNION ALL SELECT 'delayed', ${common}, t.grp, ${msOf("t.at")}, ${msOf("t.run_at")}, NULL, NULL FROM holdfast.queue_delayed t WHERE ${which}
-  UNION ALL SELECT 'failed', ${common}, t.grp, ${msOf("t.at")}, NULL, NULL, t.error FROM holdfast.queue_failed t WHERE ${which}
+    FROM ${own("queue_grouped")} t LEFT JOIN ${own("queue_group")} g ON g.queue = t.queue AND g.grp = t.grp AND g.head = t.id WHERE ${which}
+  UNION ALL SELECT 'delayed', ${common}, t.grp, ${msOf("t.at")}, ${msOf("t.run_at")}, NULL, NULL FROM ${own("queue_delayed")} t WHERE ${which}
+  UNION ALL SELECT 'failed', ${common}, t.grp, ${msOf("t.at")}, NULL, NULL, t.error FROM ${own("queue_failed")} t WHERE ${which}
   UNION ALL SELECT 'running', (j->>1)::smallint, (j->>2)::smallint, (j->6)::text, j->>4, j->>5, (j->>3)::float8, NULL, w.name, NULL
-    FROM holdfast.queue_lease l LEFT JOIN holdfast.queue_worker w ON w.id = l.worker,
+    FROM ${own("queue_lease")} l LEFT JOIN ${own("queue_worker")} w ON w.id = l.worker,
       json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o)
     WHERE l.queue = ${bound(queue, "int")} AND (j->>0)::bigint = ${bound(id, "bigint")} AND NOT coalesce((o - 1)::int = ANY(l.done), false)
   LIMIT 1`,
@@ -402,7 +401,7 @@ export const queues: Queues<SqlConnection> = {
     const { after, upTo, most } = "ids" in which ? { after: 0, upTo: undefined, most: 0 } : which;
     const [row] = await ask(
       connection,
-      sql`SELECT n, last, upto FROM holdfast.queue_revive_some(${bound(queue, "int")}, ${given ? list(given) : null}::text::bigint[],
+      sql`SELECT n, last, upto FROM ${own("queue_revive_some")}(${bound(queue, "int")}, ${given ? list(given) : null}::text::bigint[],
   ${bound(after, "bigint")}, ${bound(upTo, "bigint")}, ${bound(most, "int")})`,
     );
     return { count: Number(row?.["n"]), last: numberOf(row?.["last"]), upTo: numberOf(row?.["upto"]) };
@@ -411,7 +410,7 @@ export const queues: Queues<SqlConnection> = {
   async discard(connection, queue, ids) {
     const [row] = await ask(
       connection,
-      sql`SELECT holdfast.queue_discard_some(${bound(queue, "int")}, ${list(ids)}::text::bigint[]) AS n`,
+      sql`SELECT ${own("queue_discard_some")}(${bound(queue, "int")}, ${list(ids)}::text::bigint[]) AS n`,
     );
     return Number(row?.["n"]);
   },
@@ -419,7 +418,7 @@ export const queues: Queues<SqlConnection> = {
   async prune(connection, queue, older, { after, most }) {
     const [row] = await ask(
       connection,
-      sql`SELECT n, last FROM holdfast.queue_prune_some(${bound(queue, "int")},
+      sql`SELECT n, last FROM ${own("queue_prune_some")}(${bound(queue, "int")},
   least(${bound(older.before, "float8")}, extract(epoch FROM clock_timestamp()) * 1000 - ${bound(older.ageMs, "float8")})::float8,
   ${bound(after, "bigint")}, ${bound(most, "int")})`,
     );
@@ -436,7 +435,11 @@ function jobsOf(text: unknown): ClaimedJob[] {
 
 const literal = (text: string | undefined) => (text === undefined ? "NULL" : hexText(text));
 
-const lockOf = (name: string | undefined) => sql.raw(name === undefined ? "NULL" : argument(key(name)));
+/** As the worker's session holds it. */
+function lockOf({ names }: SqlConnection, name: string | undefined): Statement {
+  if (name === undefined) return sql.raw("NULL");
+  return sql.raw(argument(names ? keyIn(names.schema, key(name)) : key(name)));
+}
 
 const sorted = (floors: Where["floors"]) => [...floors.keys()].toSorted((a, b) => a - b);
 
