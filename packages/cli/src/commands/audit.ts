@@ -4,6 +4,7 @@ import { urlOption } from "../url.ts";
 
 export interface AuditOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly limit: number;
   readonly before?: number;
   readonly target?: string;

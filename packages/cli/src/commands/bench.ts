@@ -4,6 +4,7 @@ import { urlOption } from "../url.ts";
 
 export interface BenchOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly seconds: number;
   readonly connections: number;
   readonly list?: true;

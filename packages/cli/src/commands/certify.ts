@@ -3,6 +3,7 @@ import { urlOption } from "../url.ts";
 
 export interface CertifyFlags {
   readonly url?: string;
+  readonly schema?: string;
   readonly only?: readonly string[];
   readonly list?: true;
   readonly readOnly?: true;

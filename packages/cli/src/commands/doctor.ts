@@ -3,6 +3,7 @@ import { urlOption } from "../url.ts";
 
 export interface DoctorOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly only?: readonly string[];
   readonly skip?: readonly string[];
   readonly list?: true;

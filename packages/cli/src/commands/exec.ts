@@ -4,6 +4,7 @@ import { urlOption } from "../url.ts";
 
 export interface ExecOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly lock: readonly string[];
   readonly wait?: number;
   readonly skip?: true;

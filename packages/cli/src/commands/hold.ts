@@ -5,6 +5,7 @@ import { urlOption } from "../url.ts";
 
 export interface HoldOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly shared?: true;
   readonly wait?: number;
   readonly lease?: true;

@@ -3,6 +3,7 @@ import { urlOption } from "../url.ts";
 
 export interface KeysOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly find?: string;
   readonly names?: string;
   readonly database?: string;

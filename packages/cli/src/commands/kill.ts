@@ -5,6 +5,7 @@ import { urlOption } from "../url.ts";
 
 export interface KillOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly cancel?: true;
   readonly terminate?: true;
   readonly patience: number;

@@ -3,6 +3,7 @@ import { urlOption } from "../url.ts";
 
 export interface LocksOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly blocked?: true;
   readonly json?: true;
 }

@@ -7,6 +7,7 @@ import { urlOption } from "../url.ts";
 
 export interface MigrateOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly yes?: true;
   readonly note?: string;
   readonly json?: true;
@@ -14,6 +15,7 @@ export interface MigrateOptions {
 
 export interface PrintOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly engine?: Kind;
   readonly from: number;
   readonly only?: "tables" | "routines";

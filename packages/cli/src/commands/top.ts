@@ -3,6 +3,7 @@ import { urlOption } from "../url.ts";
 
 export interface TopOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly blocked?: true;
 }
 

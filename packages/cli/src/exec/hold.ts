@@ -20,7 +20,7 @@ const lookMs = 1000;
 export async function holdKey(text: string, options: HoldOptions): Promise<void> {
   const key = parseKey(text);
   using interrupt = interruptible();
-  const server = await connect({ url: options.url, application: "holdfast hold" });
+  const server = await connect({ url: options.url, schema: options.schema, application: "holdfast hold" });
   try {
     await holdOn(server, key, options, interrupt.signal);
   } finally {

@@ -200,6 +200,7 @@ function list(ids: readonly string[]): string {
 export async function killSessions(ids: readonly string[], options: KillOptions): Promise<void> {
   await using server = await connect({
     url: options.url,
+    schema: options.schema,
     application: `holdfast kill ${process.pid}`,
     most: 1,
   });

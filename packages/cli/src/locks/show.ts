@@ -5,8 +5,8 @@ import { colorsOf, fit, note, print, printJson } from "../terminal.ts";
 import { look } from "./look.ts";
 import { type Line, counts, drawn, viewOf } from "./view.ts";
 
-export async function showLocks({ url, blocked, json }: LocksOptions): Promise<void> {
-  await using server = await connect({ url, application: "holdfast locks" });
+export async function showLocks({ url, schema, blocked, json }: LocksOptions): Promise<void> {
+  await using server = await connect({ url, schema, application: "holdfast locks" });
   const seen = await look(server);
   if (seen.blind) process.exitCode = exitCodes.failed;
   if (json) {

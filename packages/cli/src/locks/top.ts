@@ -29,6 +29,7 @@ export async function runTop(options: TopOptions): Promise<void> {
     throw new Failure("holdfast top needs a terminal. holdfast locks prints the same once, also as JSON.");
   await using server = await connect({
     url: options.url,
+    schema: options.schema,
     application: `holdfast top ${process.pid}`,
     most: 1,
   });

@@ -179,6 +179,9 @@ key.hashtextextended = (s: string, seed: bigint | number = 0n): Key => {
   });
 };
 
+/** The lock that a key names for instances with this `schema`: to look for it on the server, or to take it by SQL. */
+key.in = keyIn;
+
 /** Take this key so that other sharers may hold it too, and exclusive takers may not. */
 export function shared(lock: Key): LockRequest {
   assertKey(lock);
