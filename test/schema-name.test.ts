@@ -228,6 +228,20 @@ describe("PostgreSQL", () => {
     });
   });
 
+  test.skipIf(missingPostgres !== undefined)("a schema that was renamed is mended by migrate", async () => {
+    await using before = holdfast(fromPg(pool), { schema: "first" });
+    await before.migrate();
+    const daily = (hf: Holdfast<PoolClient>) => quota(hf, { name: "renamed", limit: 2, per: "1 day" });
+    await daily(before).consume("ada", 1);
+    await pool.query("ALTER SCHEMA first RENAME TO second");
+    await using after = holdfast(fromPg(pool), { schema: "second" });
+    const made = await after.migrate();
+    expect(new Set(made.map(({ kind }) => kind))).toEqual(new Set(["routine"]));
+    expect((await daily(after).tryConsume("ada", 2)).granted).toBe(false);
+    expect((await daily(after).tryConsume("ada", 1)).granted).toBe(true);
+    expect(await after.migrate()).toEqual([]);
+  });
+
   test.skipIf(missingPostgres !== undefined)("the command", async () => {
     const run = async (...args: string[]) => command(args, { env: { HOLDFAST_URL: database.url } });
     const schema = "by command";
