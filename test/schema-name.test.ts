@@ -9,6 +9,7 @@ import { queue } from "holdfast/queue";
 import { quota } from "holdfast/quota";
 import { schedule } from "holdfast/schedule";
 import { stock } from "holdfast/stock";
+import { explore } from "holdfast/testing";
 import { type Pool as MysqlPool, createPool } from "mysql2/promise";
 import { Client, Pool, type PoolClient } from "pg";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
@@ -160,6 +161,15 @@ describe("PostgreSQL", () => {
       await mine.enqueue("of the first");
       await theirs.enqueue("of the second");
       await eventually(() => done.length === 1);
+      // The lock of its session, by which others see that it lives, is the one that it says.
+      const schema = [app, other].find((each) => of(each) === two) as string;
+      const { rows } = await pool.query<{ holds: boolean | null }>(
+        `SELECT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1
+  AND ((l.classid::bigint << 32) | l.objid::bigint) = w.lock) AS holds
+FROM "${schema}".queue_worker w JOIN "${schema}".queue q ON q.id = w.queue WHERE q.name = $1`,
+        [name],
+      );
+      expect(rows).toEqual([{ holds: true }]);
       expect(done).toEqual(["of the second"]);
       expect(await mine.counts()).toMatchObject({ waiting: 1, running: 0 });
       await worker.stop();
@@ -226,6 +236,35 @@ describe("PostgreSQL", () => {
       code: "HF_SCHEMA_MISSING",
       message: expect.stringContaining('The table "not there".lease'),
     });
+  });
+
+  test.skipIf(missingPostgres !== undefined)("explore lets leases of the schema run out", async () => {
+    const hf = of(app);
+    await pool.query("CREATE TABLE account (balance int); INSERT INTO account VALUES (0)");
+    const act = async () => {
+      const lease = await hf.lease(key("report"), { wait: 30_000, renew: false, ttl: 60_000 });
+      try {
+        const { rows } = await pool.query<{ balance: number }>("SELECT balance FROM account");
+        await pool.query("UPDATE account SET balance = $1", [(rows[0]?.balance ?? 0) + 1]);
+      } finally {
+        await lease.release().catch(() => {});
+      }
+    };
+    const found = await explore("lease", {
+      db: fromPg(pool),
+      schema: app,
+      reset: async () => void (await pool.query(`UPDATE account SET balance = 0; DELETE FROM ${app}.lease`)),
+      actors: { A: act, B: act },
+      invariant: async (results) => {
+        const ended = Object.values(results).filter(({ status }) => status === "fulfilled").length;
+        expect((await pool.query("SELECT balance FROM account")).rows).toEqual([{ balance: ended }]);
+      },
+      faults: ["pause", "expired lease"],
+      preemptions: 0,
+      minCoverage: 0,
+      maxMs: 60_000,
+    });
+    expect(found, found.text).toMatchObject({ ok: false, anomaly: "fault" });
   });
 
   test.skipIf(missingPostgres !== undefined)("a schema that was renamed is mended by migrate", async () => {
