@@ -12,7 +12,7 @@ import { stock } from "holdfast/stock";
 import { explore } from "holdfast/testing";
 import { type Pool as MysqlPool, createPool } from "mysql2/promise";
 import { Client, Pool, type PoolClient } from "pg";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { command } from "./harness/command.ts";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
 import { eventually } from "./harness/wait.ts";
@@ -50,18 +50,11 @@ describe("PostgreSQL", () => {
     await database.drop();
   });
 
-  const both = (
-    name: string,
-    run: (one: Holdfast<PoolClient>, two: Holdfast<PoolClient>, fresh: string) => Promise<void>,
-  ) =>
-    test.each([
-      [plain, app],
-      [app, other],
-    ])(`${name}: %s and %s`, async (one, two) => {
-      await run(of(one), of(two), `${name} ${++count}`);
-    });
+  beforeEach(({ skip }) => {
+    skip(missingPostgres !== undefined, missingPostgres);
+  });
 
-  test.skipIf(missingPostgres !== undefined)("each has all of it, and nothing is left to do", async () => {
+  test("each has all of it, and nothing is left to do", async () => {
     expect(Buffer.byteLength(odd)).toBe(63);
     for (const hf of instances.values()) {
       expect(await hf.migrate()).toEqual([]);
@@ -74,20 +67,28 @@ describe("PostgreSQL", () => {
     expect(new Set(rows.map(({ n }) => n)).size).toBe(1);
   });
 
-  test.skipIf(missingPostgres !== undefined)(
-    "an instance without the option is the default one",
-    async () => {
-      await using hf = holdfast(fromPg(pool));
-      await of(plain).lock(key("default"), async () => {
-        expect(await hf.tryLock(key("default"), async () => {}, { separate: true })).toEqual({
-          acquired: false,
-        });
+  test("an instance without the option is the default one", async () => {
+    await using hf = holdfast(fromPg(pool));
+    await of(plain).lock(key("default"), async () => {
+      expect(await hf.tryLock(key("default"), async () => {}, { separate: true })).toEqual({
+        acquired: false,
       });
-    },
-  );
+    });
+  });
 
-  describe.skipIf(missingPostgres !== undefined)("apart", () => {
-    both("locks of transactions", async (one, two) => {
+  describe.each([
+    [plain, app],
+    [app, other],
+  ])("%s and %s are apart", (first, second) => {
+    /** Two applications, and a name that was not used before. */
+    const pair = (): [Holdfast<PoolClient>, Holdfast<PoolClient>, string] => [
+      of(first),
+      of(second),
+      `${first} ${second.length} ${++count}`,
+    ];
+
+    test("locks of transactions", async () => {
+      const [one, two] = pair();
       const lock = key("upload", 42);
       await one.lock(lock, async () => {
         await two.lock(lock, async () => {}, { wait: "nowait" });
@@ -99,14 +100,16 @@ describe("PostgreSQL", () => {
       expect([held.signal.aborted, too.signal.aborted]).toEqual([false, false]);
     });
 
-    both("numbers that older code locks are the same for all", async (one, two) => {
+    test("numbers that older code locks are the same for all", async () => {
+      const [one, two] = pair();
       const lock = key.bigint(77n);
       await one.lock(lock, async () => {
         expect(await two.tryLock(lock, async () => {})).toEqual({ acquired: false });
       });
     });
 
-    both("leases, and semaphores", async (one, two, fresh) => {
+    test("leases, and semaphores", async () => {
+      const [one, two, fresh] = pair();
       await using lease = await one.lease(key(fresh));
       await using other = await two.lease(key(fresh), { wait: "nowait" });
       expect((await one.leases()).map(({ fence }) => fence)).toContain(lease.fence);
@@ -118,21 +121,24 @@ describe("PostgreSQL", () => {
       expect([permit.signal.aborted, free.signal.aborted]).toEqual([false, false]);
     });
 
-    both("once", async (one, two, id) => {
+    test("once", async () => {
+      const [one, two, id] = pair();
       expect((await once(one, id, async () => "one")).value).toBe("one");
       expect((await once(two, id, async () => "two")).value).toBe("two");
       expect((await once(one, id, async () => "again")).value).toBe("one");
     });
 
-    both("quotas", async (one, two, name) => {
-      const [mine, theirs] = [one, two].map((hf) => quota(hf, { name, limit: 2, per: "1 day" }));
-      for (const each of [mine, theirs]) {
-        const answers = await Promise.all([1, 2, 3].map(() => each?.tryConsume("ada")));
-        expect(answers.filter((answer) => answer?.granted)).toHaveLength(2);
+    test("quotas", async () => {
+      const [one, two, name] = pair();
+      const both = [one, two].map((hf) => quota(hf, { name, limit: 2, per: "1 day" }));
+      for (const each of both) {
+        const answers = await Promise.all([1, 2, 3].map(() => each.tryConsume("ada")));
+        expect(answers.filter(({ granted }) => granted)).toHaveLength(2);
       }
     });
 
-    both("stock", async (one, two, sku) => {
+    test("stock", async () => {
+      const [one, two, sku] = pair();
       await stock(one).increase(sku, 3);
       await stock(two).increase(sku, 5);
       await stock(one).decrease(sku, 1);
@@ -140,7 +146,8 @@ describe("PostgreSQL", () => {
       expect((await stock(two).level(sku))?.onHand).toBe(5);
     });
 
-    both("schedules", async (one, two, name) => {
+    test("schedules", async () => {
+      const [one, two, name] = pair();
       const ran: string[] = [];
       const [mine, theirs] = [one, two].map((hf, i) =>
         schedule(hf, name, { cron: "0 3 * * *" }, async () => void ran.push(String(i))),
@@ -151,7 +158,8 @@ describe("PostgreSQL", () => {
       await Promise.all([mine?.stop(), theirs?.stop()]);
     });
 
-    both("queues, and who is woken", async (one, two, name) => {
+    test("queues, and who is woken", async () => {
+      const [one, two, name] = pair();
       const heard: string[] = [];
       await using listener = await listening(database.url, (channel) => heard.push(channel));
       await listener.to("holdfast_queue");
@@ -178,14 +186,15 @@ FROM "${schema}".queue_worker w JOIN "${schema}".queue q ON q.id = w.queue WHERE
       if (one !== of(plain)) expect(heard).toEqual([]);
     });
 
-    both("the audit", async (one, two, target) => {
+    test("the audit", async () => {
+      const [one, two, target] = pair();
       await audited(one, { action: "mend", target, actor: "ada" }, async () => {});
       expect(await trail(one, { target })).toHaveLength(1);
       expect(await trail(two, { target })).toEqual([]);
     });
   });
 
-  test.skipIf(missingPostgres !== undefined)("each has its own way to keep locks", async () => {
+  test("each has its own way to keep locks", async () => {
     const schema = "rows_of_its_own";
     await using hf = holdfast(fromPg(pool), { schema, strategy: "lock row" });
     await hf.migrate();
@@ -200,28 +209,25 @@ FROM "${schema}".queue_worker w JOIN "${schema}".queue q ON q.id = w.queue WHERE
     });
   });
 
-  test.skipIf(missingPostgres !== undefined).each([plain, app, other])(
-    "psql takes the same lock in %s",
-    async (schema) => {
-      const quoted = `"${schema}"`;
-      const { rows } = await pool.query<{ id: string }>(`SELECT ${quoted}.key('upload', '42')::text AS id`);
-      const lock = key("upload", 42);
-      expect(rows[0]?.id).toBe((schema === plain ? lock : key.in(schema, lock)).id.slice(1));
-      const client = await pool.connect();
-      try {
-        await client.query(`BEGIN; SELECT pg_advisory_xact_lock(${quoted}.key('upload', '42'))`);
-        for (const each of [plain, app, other]) {
-          const { acquired } = await of(each).tryLock(lock, async () => {});
-          expect([each, acquired]).toEqual([each, each !== schema]);
-        }
-      } finally {
-        await client.query("ROLLBACK");
-        client.release();
+  test.each([plain, app, other])("psql takes the same lock in %s", async (schema) => {
+    const quoted = `"${schema}"`;
+    const { rows } = await pool.query<{ id: string }>(`SELECT ${quoted}.key('upload', '42')::text AS id`);
+    const lock = key("upload", 42);
+    expect(rows[0]?.id).toBe((schema === plain ? lock : key.in(schema, lock)).id.slice(1));
+    const client = await pool.connect();
+    try {
+      await client.query(`BEGIN; SELECT pg_advisory_xact_lock(${quoted}.key('upload', '42'))`);
+      for (const each of [plain, app, other]) {
+        const { acquired } = await of(each).tryLock(lock, async () => {});
+        expect([each, acquired]).toEqual([each, each !== schema]);
       }
-    },
-  );
+    } finally {
+      await client.query("ROLLBACK");
+      client.release();
+    }
+  });
 
-  test.skipIf(missingPostgres !== undefined)("names of locks are shown, whoever's they are", async () => {
+  test("names of locks are shown, whoever's they are", async () => {
     await of(app).lock(key("shown", 7), async () => {
       for (const schema of [app]) {
         const { holders } = await of(schema).inspect();
@@ -230,7 +236,7 @@ FROM "${schema}".queue_worker w JOIN "${schema}".queue q ON q.id = w.queue WHERE
     });
   });
 
-  test.skipIf(missingPostgres !== undefined)("what is missing is named", async () => {
+  test("what is missing is named", async () => {
     await using hf = holdfast(fromPg(pool), { schema: "not there" });
     await expect(hf.lease(key("a"))).rejects.toMatchObject({
       code: "HF_SCHEMA_MISSING",
@@ -238,7 +244,7 @@ FROM "${schema}".queue_worker w JOIN "${schema}".queue q ON q.id = w.queue WHERE
     });
   });
 
-  test.skipIf(missingPostgres !== undefined)("explore lets leases of the schema run out", async () => {
+  test("explore lets leases of the schema run out", async () => {
     const hf = of(app);
     await pool.query("CREATE TABLE account (balance int); INSERT INTO account VALUES (0)");
     const act = async () => {
@@ -267,7 +273,7 @@ FROM "${schema}".queue_worker w JOIN "${schema}".queue q ON q.id = w.queue WHERE
     expect(found, found.text).toMatchObject({ ok: false, anomaly: "fault" });
   });
 
-  test.skipIf(missingPostgres !== undefined)("a schema that was renamed is mended by migrate", async () => {
+  test("a schema that was renamed is mended by migrate", async () => {
     await using before = holdfast(fromPg(pool), { schema: "first" });
     await before.migrate();
     const daily = (hf: Holdfast<PoolClient>) => quota(hf, { name: "renamed", limit: 2, per: "1 day" });
@@ -281,7 +287,7 @@ FROM "${schema}".queue_worker w JOIN "${schema}".queue q ON q.id = w.queue WHERE
     expect(await after.migrate()).toEqual([]);
   });
 
-  test.skipIf(missingPostgres !== undefined)("the command", async () => {
+  test("the command", async () => {
     const run = async (...args: string[]) => command(args, { env: { HOLDFAST_URL: database.url } });
     const schema = "by command";
     expect(await run("migrate", "--yes", "--schema", schema)).toMatchObject({ code: 0 });
