@@ -23,7 +23,14 @@ export const bin = ["--conditions=holdfast-source", `${root}packages/cli/src/bin
 
 /** Without the variables that would name a database, or change what is printed. */
 export function environment(more: NodeJS.ProcessEnv = {}): NodeJS.ProcessEnv {
-  const { HOLDFAST_URL: _, DATABASE_URL: __, DEBUG: ___, FORCE_COLOR: ____, ...rest } = process.env;
+  const {
+    HOLDFAST_URL: _,
+    DATABASE_URL: __,
+    HOLDFAST_SCHEMA: ___,
+    DEBUG: ____,
+    FORCE_COLOR: _____,
+    ...rest
+  } = process.env;
   return { ...rest, NO_COLOR: "1", ...more };
 }
 

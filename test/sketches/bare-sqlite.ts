@@ -12,7 +12,8 @@ import type {
   SqlConnection,
 } from "../../packages/holdfast/src/core/database.ts";
 import { UnsupportedError } from "../../packages/holdfast/src/core/errors.ts";
-import { render, sql } from "../../packages/holdfast/src/core/sql.ts";
+import { defaultSchema, prefixNames } from "../../packages/holdfast/src/core/names.ts";
+import { type Dialect, own, render, sql } from "../../packages/holdfast/src/core/sql.ts";
 import type { StoreDialect } from "../../packages/holdfast/src/engines/sql/dialect.ts";
 import { type Table, kindOf, mayBeNull } from "../../packages/holdfast/src/engines/sql/table.ts";
 
@@ -26,8 +27,14 @@ const types = {
   boolean: "integer",
 } as const;
 
+const written: Dialect = {
+  placeholder: () => "?",
+  quote: (name) => `"${name}"`,
+  names: prefixNames(defaultSchema),
+};
+
 export const dialect: StoreDialect = {
-  table: (name) => sql`${sql.id(`holdfast_${name}`)}`,
+  table: (name) => sql`${own(name)}`,
   // As exact as SQLite's own clock, which has milliseconds.
   clock: sql`(CAST(unixepoch('now', 'subsec') * 1000 AS integer) * 1000)`,
   read: (_, column) => column,
@@ -175,7 +182,7 @@ export function bareSqlite(patterns: Partial<Engine<SqlConnection>>, tables: rea
     classify,
     migrations: {
       all: [migration],
-      print: (statement) => render(statement, { placeholder: () => "?", quote: (n) => `"${n}"` }).text,
+      print: (statement) => render(statement, written).text,
       record: () => sql`SELECT 1`,
       applied: async () => [],
       async apply(connection) {
@@ -211,7 +218,7 @@ export function fromBareSqlite(
       const connection: SqlConnection = {
         lost: never,
         async query(statement) {
-          const { text, values } = render(statement, { placeholder: () => "?", quote: (n) => `"${n}"` });
+          const { text, values } = render(statement, written);
           const prepared = native.prepare(text);
           prepared.setReadBigInts(true);
           const bound = values as SQLInputValue[];

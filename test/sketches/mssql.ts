@@ -44,7 +44,11 @@ interface MssqlConnection extends SqlConnection {
   execute(procedure: string, inputs: Readonly<Record<string, unknown>>): Promise<number>;
 }
 
-const dialect: Dialect = { placeholder: (i) => `@p${i}`, quote: (name) => `[${name.replaceAll("]", "]]")}]` };
+const dialect: Dialect = {
+  placeholder: (i) => `@p${i}`,
+  quote: (name) => `[${name.replaceAll("]", "]]")}]`,
+  names: { schema: "holdfast", own: (name) => `holdfast.${name}`, label: (name) => `holdfast_${name}` },
+};
 /** As `mssql.ISOLATION_LEVEL` numbers them. */
 const levels = { "read uncommitted": 1, "read committed": 2, "repeatable read": 3, serializable: 4 };
 

@@ -6,7 +6,7 @@ import { describe } from "./describe.ts";
 import { startPostgres } from "./embedded.ts";
 import { Failure } from "./failure.ts";
 import { note } from "./terminal.ts";
-import { given, withoutSecrets } from "./url.ts";
+import { defaultSchema, given, givenSchema, ownIn, withoutSecrets } from "./url.ts";
 
 export type Kind = "postgres" | "mysql" | "mariadb" | "sqlite";
 
@@ -25,6 +25,10 @@ export interface Server extends AsyncDisposable {
   readonly shown: string;
   readonly url: string;
   readonly hf: Holdfast<unknown>;
+  /** Where Holdfast's own tables are. */
+  readonly schema: string;
+  /** One of them, as it is written in SQL. */
+  own(name: string): string;
   /** On any connection. Values are bound: $1 on PostgreSQL, ? elsewhere. */
   query(text: string, values?: readonly unknown[]): Promise<Row[]>;
   /** A session of its own, for what has to be seen from two of them. */
@@ -33,6 +37,8 @@ export interface Server extends AsyncDisposable {
 
 export interface ConnectOptions {
   readonly url?: string | undefined;
+  /** Default: as HOLDFAST_SCHEMA says. */
+  readonly schema?: string | undefined;
   /** A PostgreSQL of its own if none is named. */
   readonly embedded?: boolean;
   /** Kinds that the verb knows; default: all. */
@@ -42,6 +48,8 @@ export interface ConnectOptions {
   /** Connections at the most. Default 4. */
   readonly most?: number;
 }
+
+type Chosen = ConnectOptions & { readonly schema: string };
 
 const names: Record<Kind, string> = {
   postgres: "PostgreSQL",
@@ -128,7 +136,9 @@ function remedy(error: unknown): string {
   }
 }
 
-async function open(url: string, kind: Kind, options: ConnectOptions): Promise<Server> {
+async function open(url: string, kind: Kind, given: ConnectOptions): Promise<Server> {
+  const schema = givenSchema(given.schema);
+  const options = { ...given, schema, holdfast: { ...given.holdfast, schema } };
   if (kind === "postgres") return openPostgres(url, options);
   if (kind === "sqlite") return openSqlite(url, options);
   return openMysql(url, options);
@@ -148,7 +158,7 @@ function rowsOf(result: { readonly rows: Row[] } | readonly { readonly rows: Row
 
 async function openPostgres(
   url: string,
-  { application = "holdfast", holdfast: settings, most = 4 }: ConnectOptions,
+  { application = "holdfast", holdfast: settings, schema, most = 4 }: Chosen,
 ): Promise<Server> {
   const [{ Client, Pool }, { holdfast }, { fromPg }] = await Promise.all([
     import("pg"),
@@ -171,6 +181,8 @@ async function openPostgres(
     shown: withoutSecrets(url),
     url,
     hf,
+    schema,
+    own: ownIn("postgres", schema),
     query: async (text, values = []) => rowsOf(await pool.query<Row>(text, [...values])),
     async session() {
       const client = new Client(config);
@@ -189,7 +201,7 @@ async function openPostgres(
   };
 }
 
-async function openMysql(url: string, { holdfast: settings, most = 4 }: ConnectOptions): Promise<Server> {
+async function openMysql(url: string, { holdfast: settings, schema, most = 4 }: Chosen): Promise<Server> {
   const [mysql, { holdfast }, { fromMysql2 }] = await Promise.all([
     import("mysql2/promise"),
     import("holdfast"),
@@ -213,6 +225,8 @@ async function openMysql(url: string, { holdfast: settings, most = 4 }: ConnectO
     shown: withoutSecrets(url),
     url,
     hf,
+    schema,
+    own: ownIn("mysql", schema),
     query: async (text, values = []) => (await pool.query(text, [...values]))[0] as Row[],
     async session() {
       const connection = await mysql.createConnection(config);
@@ -230,7 +244,7 @@ async function openMysql(url: string, { holdfast: settings, most = 4 }: ConnectO
   };
 }
 
-async function openSqlite(url: string, { holdfast: settings }: ConnectOptions): Promise<Server> {
+async function openSqlite(url: string, { holdfast: settings, schema }: Chosen): Promise<Server> {
   const path = fileOf(url);
   // A verb that looks must not make the file that is not there.
   if (!statSync(path, { throwIfNoEntry: false })?.isFile()) throw new Failure(`There is no file ${path}.`);
@@ -263,6 +277,8 @@ async function openSqlite(url: string, { holdfast: settings }: ConnectOptions): 
     shown: url,
     url,
     hf,
+    schema,
+    own: ownIn("sqlite", schema),
     query: (text, values = []) => Promise.resolve(all(db, text, values)),
     session() {
       const own = handle();
@@ -287,4 +303,9 @@ async function openSqlite(url: string, { holdfast: settings }: ConnectOptions): 
 export function fileOf(url: string): string {
   const rest = url.replace(/^(?:file|sqlite):/i, "").replace(/\?.*$/, "");
   return rest.startsWith("//") ? fileURLToPath(`file:${rest}`) : decodeURIComponent(rest);
+}
+
+/** The schema on PostgreSQL, as it is written in SQL. */
+export function schemaIn({ schema }: Server): string {
+  return schema === defaultSchema ? schema : `"${schema}"`;
 }

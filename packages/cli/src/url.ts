@@ -4,6 +4,8 @@ import { Failure } from "./failure.ts";
 
 export interface UrlOption {
   readonly url?: string;
+  /** Where Holdfast's own tables are. */
+  readonly schema?: string;
 }
 
 export interface Given {
@@ -14,9 +16,30 @@ export interface Given {
 
 const variables = ["HOLDFAST_URL", "DATABASE_URL"];
 
-/** `--url`, as every verb that needs a database has it. */
+/** `--url` and `--schema`, as every verb that needs a database has them. */
 export function urlOption(command: Command): Command {
-  return command.option("--url <url>", "the database (default: HOLDFAST_URL, or DATABASE_URL)");
+  return schemaOption(command.option("--url <url>", "the database (default: HOLDFAST_URL, or DATABASE_URL)"));
+}
+
+export function schemaOption(command: Command): Command {
+  return command.option(
+    "--schema <name>",
+    "where Holdfast's own tables are: as `schema` of holdfast(…) (default: HOLDFAST_SCHEMA, or holdfast)",
+  );
+}
+
+export const defaultSchema = "holdfast";
+
+/** As it was given, or said by the environment. What cannot be one is refused by the library. */
+export function givenSchema(schema: string | undefined): string {
+  return schema ?? (process.env["HOLDFAST_SCHEMA"] || defaultSchema);
+}
+
+/** One of Holdfast's own tables or functions, as it is written in SQL. */
+export function ownIn(kind: string, schema: string): (name: string) => string {
+  if (kind !== "postgres") return (name) => `${schema}_${name}`;
+  const written = schema === defaultSchema ? schema : `"${schema}"`;
+  return (name) => `${written}.${name}`;
 }
 
 export function given(url: string | undefined): Given | undefined {

@@ -14,6 +14,7 @@ import {
   retried,
   retryPolicy,
 } from "./core/retry.ts";
+import { namedDatabase } from "./core/names.ts";
 import type { Migrated, RoutineState } from "./core/routine.ts";
 import { checkRuntime } from "./core/runtime.ts";
 import type { LeaseInfo } from "./core/leases.ts";
@@ -66,6 +67,11 @@ export interface HoldfastOptions {
   readonly hazards?: HazardMode;
   /** After how many milliseconds a transaction that holds locks is told of as slow. `false`: never. */
   readonly slow?: SlowOptions | false;
+  /**
+   * Where Holdfast keeps its own tables: a schema of PostgreSQL, elsewhere what their names begin with. Applications that share a
+   * database and have different ones share no locks either. Everybody who works together has the same. Default "holdfast".
+   */
+  readonly schema?: string;
   /** A file to which the order of locks is added, for `holdfast order`. Default: what HOLDFAST_ORDER says. */
   readonly orderFile?: string;
 }
@@ -128,9 +134,9 @@ export class Holdfast<Native> {
   #asking: Promise<Capabilities> | undefined;
 
   /** `shard`: of which this is one; see `sharded`. */
-  constructor(database: Database<Native, Connection>, options: HoldfastOptions = {}, shard?: ShardOf) {
+  constructor(given: Database<Native, Connection>, options: HoldfastOptions = {}, shard?: ShardOf) {
     checkRuntime();
-    if (typeof database !== "object" || database === null || typeof database.engine?.begin !== "function") {
+    if (typeof given !== "object" || given === null || typeof given.engine?.begin !== "function") {
       throw new UsageError(
         "holdfast(…) takes what an adapter returns, e.g. holdfast(fromPg(pool)) with fromPg of holdfast/pg",
       );
@@ -148,6 +154,7 @@ export class Holdfast<Native> {
         "wrongConnection",
         "hazards",
         "slow",
+        "schema",
         "orderFile",
       ]),
     );
@@ -161,6 +168,7 @@ export class Holdfast<Native> {
       throw new UsageError(
         `wrongConnection must be one of ${besideModes.map((each) => `"${each}"`).join(", ")}`,
       );
+    const database = options.schema === undefined ? given : namedDatabase(given, options.schema);
     this.#database = database;
     this.#common = new Common(database, options.strategy, shard?.placement);
     this.#defaults = {
@@ -201,7 +209,7 @@ export class Holdfast<Native> {
     this.#sessions = new Sessions(this.#home);
     this.#leases = new LeaseDesk(this.#home);
     this.#home.started.finally(() => Promise.all([this.#sessions.close(), this.#leases.close()]));
-    remember(database);
+    remember(given);
     rememberHome(this, this.#home);
   }
 

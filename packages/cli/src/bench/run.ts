@@ -16,6 +16,7 @@ import { suites } from "./suites.ts";
 
 export interface BenchOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly seconds: number;
   readonly connections: number;
   readonly list?: true;
@@ -147,11 +148,12 @@ async function bench(
   left: string[],
   begun: () => void,
 ): Promise<BenchResult | undefined> {
-  const { connections, seconds, yes, url } = options;
+  const { connections, seconds, yes, url, schema } = options;
   await using cleanup = new AsyncDisposableStack();
   const embedded = given(url) === undefined;
   const connecting = connect({
     url,
+    schema,
     embedded: true,
     kinds: ["postgres", "mysql", "mariadb"],
     application: "holdfast bench",

@@ -12,6 +12,7 @@ import { listed, report, summary } from "./report.ts";
 
 export interface CertifyFlags {
   readonly url?: string;
+  readonly schema?: string;
   readonly only?: readonly string[];
   readonly list?: true;
   readonly readOnly?: true;
@@ -38,7 +39,11 @@ export async function runCertify(url: string | undefined, flags: CertifyFlags): 
   if (url !== undefined && flags.url !== undefined)
     throw new Failure("The database is named twice: leave --url out.");
   using stop = interruptible();
-  await using server = await connect({ url: url ?? flags.url, application: "holdfast certify" });
+  await using server = await connect({
+    url: url ?? flags.url,
+    schema: flags.schema,
+    application: "holdfast certify",
+  });
   const certificate = await certify(server, {
     only: flags.only,
     readOnly: flags.readOnly,

@@ -76,7 +76,7 @@ export function ownChecks<P extends Patient>(own: Own<P>): readonly Check<P>[] {
                 ? `${table} has no unique key on (${columns.join(", ")})`
                 : `the table ${table} is missing`,
               fix: there.has(table)
-                ? `CREATE UNIQUE INDEX ${own.quote([table.split(".").at(-1), ...columns, "key"].join("_"))} ON ${table.split(".").map(own.quote).join(".")} (${columns.map(own.quote).join(", ")});`
+                ? `CREATE UNIQUE INDEX ${own.quote([table.split(".").at(-1), ...columns, "key"].join("_"))} ON ${table.startsWith('"') ? table : table.split(".").map(own.quote).join(".")} (${columns.map(own.quote).join(", ")});`
                 : "Restore it from a backup: what was in it is what had been granted.",
             })),
           ),
@@ -116,7 +116,7 @@ export function keysOf(migrationSql: string): OwnKey[] {
   for (const part of migrationSql.split(/^(?=-- holdfast \d+: )/m)) {
     const migration = Number(/^-- holdfast (\d+)/.exec(part)?.[1]);
     for (const [, table = "", body = ""] of part.matchAll(
-      /^CREATE TABLE IF NOT EXISTS (\S+) \(([^]*?)\)[^()]*;$/gm,
+      /^CREATE TABLE IF NOT EXISTS ((?:"[^"]+"\.)?\S+) \(([^]*?)\)[^()]*;$/gm,
     ))
       for (const line of body.split("\n")) {
         const [, several] = /^\s*(?:PRIMARY KEY|UNIQUE(?: KEY \w+)?) \(([^)]*)\)?/.exec(line) ?? [];

@@ -1,7 +1,7 @@
 import { Failure, exitCodes, interruptible } from "../failure.ts";
 import { type Kind, connect, kindOf } from "../server.ts";
 import { colorsOf, fit, print, printJson } from "../terminal.ts";
-import { given } from "../url.ts";
+import { defaultSchema, given } from "../url.ts";
 import { severities } from "./check.ts";
 import type { Examined } from "./examine.ts";
 import { practices } from "./kinds.ts";
@@ -9,6 +9,7 @@ import { listed, report } from "./report.ts";
 
 export interface DoctorOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly only?: readonly string[];
   readonly skip?: readonly string[];
   readonly list?: true;
@@ -20,7 +21,11 @@ export async function runDoctor(options: DoctorOptions): Promise<number> {
   refuseUnknown([...(options.only ?? []), ...(options.skip ?? [])], Object.keys(practices) as Kind[]);
   if (options.list) return list(options);
   using stop = interruptible();
-  await using server = await connect({ url: options.url, application: "holdfast doctor" });
+  await using server = await connect({
+    url: options.url,
+    schema: options.schema,
+    application: "holdfast doctor",
+  });
   const practice = practices[server.kind];
   // Of another kind of server: a mistake, unless it is left out anyway.
   refuseUnknown(options.only ?? [], [server.kind]);
@@ -60,6 +65,10 @@ export async function runDoctor(options: DoctorOptions): Promise<number> {
         width: Math.min(process.stdout.columns ?? 100, 100),
         colors: colorsOf(process.stdout),
       }),
+    );
+  if (!options.json && server.schema !== defaultSchema && findings.length > 0)
+    print(
+      `\nThis is about the schema ${server.schema}: give what is named above \`--schema\`, or HOLDFAST_SCHEMA, too.`,
     );
   return verdict(examined, options);
 }

@@ -16,6 +16,7 @@ import { way, wishOf } from "./wish.ts";
 
 export interface HoldOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly shared?: true;
   readonly wait?: number;
   readonly lease?: true;
@@ -28,7 +29,7 @@ const lookMs = 1000;
 export async function holdKey(text: string, options: HoldOptions): Promise<void> {
   const key = parseKey(text);
   using interrupt = interruptible();
-  const server = await connect({ url: options.url, application: "holdfast hold" });
+  const server = await connect({ url: options.url, schema: options.schema, application: "holdfast hold" });
   try {
     await holdOn(server, key, options, interrupt.signal);
   } finally {

@@ -14,6 +14,7 @@ import { passing, way, wishOf } from "./wish.ts";
 
 export interface ExecOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly lock: readonly string[];
   readonly wait?: number;
   readonly skip?: true;
@@ -56,7 +57,7 @@ export async function execute(
   for (const signal of forwarded) process.on(signal, onSignal);
   let server: Server | undefined;
   try {
-    server = await connect({ url: options.url, application: "holdfast exec" });
+    server = await connect({ url: options.url, schema: options.schema, application: "holdfast exec" });
     const wish = await wishOf(server, keys, options, say);
     const grip = await gripOf(server, wish, names, options, stop.signal, say);
     if (!grip) return 0;

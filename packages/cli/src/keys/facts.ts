@@ -1,9 +1,11 @@
 /** What a key is on each kind of server. */
 import { createHash } from "node:crypto";
-import type { Key } from "holdfast";
+import { type Key, key as keyOf } from "holdfast";
 import { shown } from "../text.ts";
+import { defaultSchema, ownIn } from "../url.ts";
 
 export interface Facts {
+  readonly schema: string;
   readonly name: string;
   readonly parts: readonly string[];
   /** The 64 bits, as 16 hexadecimal digits. */
@@ -24,18 +26,26 @@ export interface Facts {
   };
 }
 
-export function hashOf({ form }: Key): bigint {
+/** In a schema that was chosen, other numbers. */
+export function hashOf(key: Key, schema: string): bigint {
+  const { form } = inSchema(key, schema);
   if (form.kind === "name") return form.hash;
   throw new TypeError(`not a named key: ${form.kind}`);
 }
 
-export function factsOf(key: Key, database: string | undefined): Facts {
-  const hash = hashOf(key);
+function inSchema(key: Key, schema: string): Key {
+  return schema === defaultSchema ? key : keyOf.in(schema, key);
+}
+
+export function factsOf(given: Key, schema: string, database: string | undefined): Facts {
+  const key = inSchema(given, schema);
+  const hash = hashOf(given, schema);
   const bits = BigInt.asUintN(64, hash);
   const classid = Number(bits >> 32n);
   const objid = Number(bits & 0xffff_ffffn);
   const { id, name, parts } = key;
   return {
+    schema,
     name,
     parts,
     hex: bits.toString(16).padStart(16, "0"),
@@ -48,7 +58,7 @@ export function factsOf(key: Key, database: string | undefined): Facts {
       postgres: `SELECT pg_advisory_xact_lock(${hash});`,
       holders: `SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = ${classid} AND objid = ${objid} AND objsubid = 1;`,
       // Both quotes are safe: a name is printable ASCII, and nothing else is in it but digits.
-      mysql: `INSERT INTO holdfast_lock (id, name) VALUES ('${id}', '${name.replaceAll("\\", "\\\\").replaceAll("'", "''")}') ON DUPLICATE KEY UPDATE turn = turn + 1;`,
+      mysql: `INSERT INTO ${schema}_lock (id, name) VALUES ('${id}', '${name.replaceAll("\\", "\\\\").replaceAll("'", "''")}') ON DUPLICATE KEY UPDATE turn = turn + 1;`,
     },
   };
 }
@@ -59,7 +69,7 @@ export function getLockName(database: string, id: string): string {
 }
 
 /** The same lock by name, where SQL can spell it. */
-export function byName({ parts }: Facts): string | undefined {
+export function byName({ schema, parts }: Facts): string | undefined {
   if (parts.some((part) => shown(part) !== part)) return undefined;
-  return `holdfast.key(${parts.map((part) => `'${part.replaceAll("'", "''")}'`).join(", ")})`;
+  return `${ownIn("postgres", schema)("key")}(${parts.map((part) => `'${part.replaceAll("'", "''")}'`).join(", ")})`;
 }

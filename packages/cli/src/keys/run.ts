@@ -4,13 +4,14 @@ import { Failure, exitCodes } from "../failure.ts";
 import { shown } from "../text.ts";
 import { connect, kindOf } from "../server.ts";
 import { colorsOf, fit, print, printJson, table } from "../terminal.ts";
-import { given } from "../url.ts";
+import { given, givenSchema } from "../url.ts";
 import { type Facts, byName, factsOf, hashOf } from "./facts.ts";
 import { parseKey, readings, written } from "./parse.ts";
 import { type InUse, type Used, candidates, collisions, inUse, namespaceOf } from "./used.ts";
 
 export interface KeysOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly find?: string;
   readonly names?: string;
   readonly database?: string;
@@ -48,8 +49,8 @@ function databaseOf(url: string | undefined): string | undefined {
     : undefined;
 }
 
-function describeKeys(keys: readonly Key[], { url, database, json }: KeysOptions): void {
-  const facts = keys.map((key) => factsOf(key, database ?? databaseOf(url)));
+function describeKeys(keys: readonly Key[], { url, schema, database, json }: KeysOptions): void {
+  const facts = keys.map((key) => factsOf(key, givenSchema(schema), database ?? databaseOf(url)));
   if (json) return printJson({ keys: facts.map((each) => ({ ...each, sqlByName: byName(each) })) });
   for (const [i, each] of facts.entries()) {
     if (i > 0) print();
@@ -70,7 +71,7 @@ function lines(key: Key, facts: Facts): string[] {
       ? []
       : [["", `SELECT pg_advisory_xact_lock(${shown(name)});`] as [string, string]]),
     ["who has it", facts.sql.holders],
-    ["MySQL, row", `holdfast_lock.id = '${facts.id}'`],
+    ["MySQL, row", `${facts.schema}_lock.id = '${facts.id}'`],
     ["", shown(facts.sql.mysql)],
     [
       "MySQL, session",
@@ -104,14 +105,16 @@ function numberOf(text: string): bigint {
 
 async function find(text: string, names: readonly string[], options: KeysOptions): Promise<void> {
   const number = numberOf(text);
+  const schema = givenSchema(options.schema);
   const typed = [...names, ...listed(options.names)];
   const known = new Map<bigint, Key>();
   for (const line of typed) {
     const exact = parseKey(line);
-    known.set(hashOf(exact), exact);
+    known.set(hashOf(exact, schema), exact);
     // A list in JSON is read as it stands.
     if (exact.parts.join(":") === line)
-      for (const each of readings(line)) if (!known.has(hashOf(each))) known.set(hashOf(each), each);
+      for (const each of readings(line))
+        if (!known.has(hashOf(each, schema))) known.set(hashOf(each, schema), each);
   }
   let used: readonly Used[] = [];
   const asked = given(options.url) !== undefined;
@@ -120,12 +123,21 @@ async function find(text: string, names: readonly string[], options: KeysOptions
       "Among which names? Name a database (--url, HOLDFAST_URL, DATABASE_URL), or give names (--names - reads them).",
     );
   if (!known.has(number) && asked) {
-    await using server = await connect({ url: options.url, application: "holdfast keys" });
+    await using server = await connect({
+      url: options.url,
+      schema: options.schema,
+      application: "holdfast keys",
+    });
     used = (await inUse(server)).used;
   }
   // Known by its number, or by a name that hashes to it.
   const direct = used.find(({ bigint, name }) => bigint === number && name !== "");
-  const key = known.get(number) ?? candidates(used.map(({ name }) => name)).get(number);
+  const key =
+    known.get(number) ??
+    candidates(
+      used.map(({ name }) => name),
+      schema,
+    ).get(number);
   const name = key ? written(key) : direct && shown(direct.name);
   if (options.json)
     printJson({ bigint: String(number), name: key?.name ?? direct?.name ?? null, parts: key?.parts ?? null });
@@ -134,8 +146,8 @@ async function find(text: string, names: readonly string[], options: KeysOptions
   if (name === undefined) process.exitCode = exitCodes.no;
 }
 
-async function survey({ url, json }: KeysOptions): Promise<void> {
-  await using server = await connect({ url, application: "holdfast keys" });
+async function survey({ url, schema, json }: KeysOptions): Promise<void> {
+  await using server = await connect({ url, schema, application: "holdfast keys" });
   const found = await inUse(server);
   const spaces = namespaces(found);
   const clashes = collisions(found);

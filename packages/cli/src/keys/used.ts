@@ -2,6 +2,7 @@
 import { key } from "holdfast";
 import { type Look, look, plainName } from "../locks/look.ts";
 import type { Row, Server } from "../server.ts";
+import { hashOf } from "./facts.ts";
 import { readings } from "./parse.ts";
 
 /** Where a key was seen. */
@@ -32,12 +33,12 @@ const most = 10_000;
 
 export async function inUse(server: Server): Promise<InUse> {
   const seen = await look(server);
-  const { used, bare } = fromLocks(seen);
+  const { used, bare } = fromLocks(seen, server.schema);
   const rows = await fromTables(server);
   return { used: [...used, ...rows], bare };
 }
 
-function fromLocks({ entries }: Look): { used: Used[]; bare: Bare[] } {
+function fromLocks({ entries }: Look, schema: string): { used: Used[]; bare: Bare[] } {
   const used: Used[] = [];
   const bare: Bare[] = [];
   for (const { kind, name, session } of entries) {
@@ -49,7 +50,7 @@ function fromLocks({ entries }: Look): { used: Used[]; bare: Bare[] } {
       used.push({ name: plain, place: "lock", bigint: BigInt(number) });
     else if (number !== undefined) bare.push({ ...who(session), number: BigInt(number) });
     else if (two) bare.push({ ...who(session), number: [Number(two[1]), Number(two[2])] });
-    else used.push({ name: plain, place: "lock", bigint: idOf(plain) });
+    else used.push({ name: plain, place: "lock", bigint: idOf(plain, schema) });
   }
   return { used, bare };
 }
@@ -59,16 +60,16 @@ function who({ id, application }: { id: string; application: string }) {
 }
 
 /** If the name can be read in one way only. */
-function idOf(name: string): bigint | undefined {
+function idOf(name: string, schema: string): bigint | undefined {
   const [only, ...others] = name === "" || name.includes("?") || name.endsWith("...") ? [] : readings(name);
-  return only?.form.kind === "name" && others.length === 0 ? only.form.hash : undefined;
+  return only && others.length === 0 ? hashOf(only, schema) : undefined;
 }
 
 const ofId = /^(?:(?:lease|permit) )?n(-?\d+)$/;
 
-async function fromTables({ kind, query }: Server): Promise<Used[]> {
-  const schema = kind === "postgres" ? "holdfast." : "holdfast_";
-  const has = await tables({ kind, query }, schema);
+async function fromTables(server: Server): Promise<Used[]> {
+  const { query, own } = server;
+  const has = await tables(server);
   const found: Used[] = [];
   const add = (rows: readonly Row[], place: Place): void => {
     for (const row of rows) {
@@ -77,11 +78,10 @@ async function fromTables({ kind, query }: Server): Promise<Used[]> {
       found.push({ name, place, bigint: id === undefined ? undefined : BigInt(id) });
     }
   };
-  const ask = (columns: string, table: string) =>
-    query(`SELECT ${columns} FROM ${schema}${table} LIMIT ${most}`);
+  const ask = (columns: string, table: string) => query(`SELECT ${columns} FROM ${own(table)} LIMIT ${most}`);
   if (has.has("lock")) add(await ask("id, name", "lock"), "lock row");
   if (has.has("lease"))
-    add(await query(`SELECT DISTINCT resource AS id, name FROM ${schema}lease LIMIT ${most}`), "lease");
+    add(await query(`SELECT DISTINCT resource AS id, name FROM ${own("lease")} LIMIT ${most}`), "lease");
   if (has.has("queue")) add(await ask("'' AS id, name", "queue"), "queue");
   if (has.has("schedule")) add(await ask("'' AS id, name", "schedule"), "schedule");
   return found;
@@ -93,17 +93,23 @@ function text(value: unknown): string {
 }
 
 /** Those of Holdfast that are there, and may be read. */
-async function tables({ kind, query }: Pick<Server, "kind" | "query">, schema: string): Promise<Set<string>> {
+async function tables({ kind, query, schema }: Server): Promise<Set<string>> {
   const rows =
     kind === "postgres"
-      ? await query(`SELECT c.relname AS name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-          WHERE n.nspname = 'holdfast' AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')`)
+      ? await query(
+          `SELECT c.relname AS name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+          WHERE n.nspname = $1 AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')`,
+          [schema],
+        )
       : kind === "sqlite"
         ? await query("SELECT name AS name FROM sqlite_schema WHERE type = 'table'")
         : await query(
             "SELECT table_name AS name FROM information_schema.tables WHERE table_schema = DATABASE()",
           );
-  return new Set(rows.map(({ name }) => text(name).replace(kind === "postgres" ? "" : schema, "")));
+  const names = rows.map(({ name }) => text(name));
+  if (kind === "postgres") return new Set(names);
+  const prefix = `${schema}_`;
+  return new Set(names.filter((name) => name.startsWith(prefix)).map((name) => name.slice(prefix.length)));
 }
 
 /** The first part of a key, as far as it can be told from its name. */
@@ -143,12 +149,12 @@ export function collisions({ used, bare }: InUse): Collision[] {
 }
 
 /** Every key that these names can be read as, for looking one up by its number. */
-export function candidates(names: Iterable<string>): Map<bigint, ReturnType<typeof key>> {
+export function candidates(names: Iterable<string>, schema: string): Map<bigint, ReturnType<typeof key>> {
   const found = new Map<bigint, ReturnType<typeof key>>();
   for (const name of names) {
     if (name === "" || !name.isWellFormed()) continue;
     for (const each of readings(name))
-      if (each.form.kind === "name" && !found.has(each.form.hash)) found.set(each.form.hash, each);
+      if (!found.has(hashOf(each, schema))) found.set(hashOf(each, schema), each);
   }
   return found;
 }

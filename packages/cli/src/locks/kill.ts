@@ -17,6 +17,7 @@ import { described, oneLine } from "./view.ts";
 
 export interface KillOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly cancel?: true;
   readonly terminate?: true;
   readonly patience: number;
@@ -209,6 +210,7 @@ function list(ids: readonly string[]): string {
 export async function killSessions(ids: readonly string[], options: KillOptions): Promise<void> {
   await using server = await connect({
     url: options.url,
+    schema: options.schema,
     application: `holdfast kill ${process.pid}`,
     most: 1,
   });

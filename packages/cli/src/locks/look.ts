@@ -1,7 +1,7 @@
 /** One look at who holds what: locks, leases, runs of schedules and workers of queues, as one list. */
 import { type LockView, type Session, HoldfastError } from "holdfast";
 import { describe } from "../describe.ts";
-import { type Row, type Server, fileOf } from "../server.ts";
+import { type Row, type Server, fileOf, schemaIn } from "../server.ts";
 import { shown } from "../text.ts";
 import { grantee, isDenied } from "../user.ts";
 import { type Knot, chains } from "./chains.ts";
@@ -133,10 +133,11 @@ async function refusedLocks(server: Server): Promise<string> {
 
 async function refusedLeases(server: Server): Promise<string> {
   const user = await grantee(server);
+  const schema = schemaIn(server);
   const rights =
     server.kind === "postgres"
-      ? `GRANT USAGE ON SCHEMA holdfast TO ${user}; GRANT SELECT ON ALL TABLES IN SCHEMA holdfast TO ${user};`
-      : `GRANT SELECT ON holdfast_lease TO ${user};`;
+      ? `GRANT USAGE ON SCHEMA ${schema} TO ${user}; GRANT SELECT ON ALL TABLES IN SCHEMA ${schema} TO ${user};`
+      : `GRANT SELECT ON ${server.own("lease")} TO ${user};`;
   return `This user may not see leases: ${rights}`;
 }
 
@@ -199,25 +200,28 @@ async function leasesOf({ hf }: Server, notes: string[]): Promise<Bare[]> {
 }
 
 /** Runs of schedules, and workers that have no session to show that they live. */
-async function patternsOf({ kind, query }: Server, closed: readonly string[]): Promise<Bare[]> {
+async function patternsOf({ kind, query, schema, own }: Server, closed: readonly string[]): Promise<Bare[]> {
   if (kind !== "postgres") return [];
-  const [there] = await query(`SELECT CASE WHEN has_schema_privilege(oid, 'USAGE') THEN
-      has_table_privilege(to_regclass('holdfast.schedule_run'), 'SELECT') END AS runs,
-    CASE WHEN has_schema_privilege(oid, 'USAGE') THEN has_table_privilege(to_regclass('holdfast.queue_worker'), 'SELECT')
-      AND has_table_privilege(to_regclass('holdfast.queue'), 'SELECT') END AS workers
-    FROM pg_namespace WHERE nspname = 'holdfast'`);
+  const [there] = await query(
+    `SELECT CASE WHEN has_schema_privilege(oid, 'USAGE') THEN
+      has_table_privilege(to_regclass('${own("schedule_run")}'), 'SELECT') END AS runs,
+    CASE WHEN has_schema_privilege(oid, 'USAGE') THEN has_table_privilege(to_regclass('${own("queue_worker")}'), 'SELECT')
+      AND has_table_privilege(to_regclass('${own("queue")}'), 'SELECT') END AS workers
+    FROM pg_namespace WHERE nspname = $1`,
+    [schema],
+  );
   const found: Row[] = [];
   if (there?.["runs"] === true && !closed.includes("schedule_run"))
     found.push(
       ...(await query(`SELECT 'schedule' AS kind, 'schedule ' || schedule AS name, holder, fence::float8 AS fence,
-        started AS since, until, state FROM holdfast.schedule_run
+        started AS since, until, state FROM ${own("schedule_run")}
         WHERE state = 'running' AND until > clock_timestamp() ORDER BY schedule, tick`)),
     );
   if (there?.["workers"] === true && !closed.includes("queue") && !closed.includes("queue_worker"))
     found.push(
       ...(await query(`SELECT 'queue' AS kind, 'queue ' || q.name || ': worker ' || w.id AS name, coalesce(w.name, '') AS holder,
         NULL AS fence, w.since, w.beat + w.ttl * interval '1 millisecond' AS until, 'working' AS state
-        FROM holdfast.queue_worker w JOIN holdfast.queue q ON q.id = w.queue
+        FROM ${own("queue_worker")} w JOIN ${own("queue")} q ON q.id = w.queue
         WHERE w.lock IS NULL AND w.beat + w.ttl * interval '1 millisecond' > clock_timestamp() ORDER BY q.name, w.id`)),
     );
   return found.map((row) => ({

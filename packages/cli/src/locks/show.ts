@@ -6,12 +6,13 @@ import { type Line, counts, drawn, viewOf } from "./view.ts";
 
 export interface LocksOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly blocked?: true;
   readonly json?: true;
 }
 
-export async function showLocks({ url, blocked, json }: LocksOptions): Promise<void> {
-  await using server = await connect({ url, application: "holdfast locks" });
+export async function showLocks({ url, schema, blocked, json }: LocksOptions): Promise<void> {
+  await using server = await connect({ url, schema, application: "holdfast locks" });
   const seen = await look(server);
   if (seen.blind) process.exitCode = exitCodes.failed;
   if (json) {

@@ -12,6 +12,7 @@ import { counts, drawn, viewOf } from "./view.ts";
 
 export interface TopOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly blocked?: true;
 }
 
@@ -33,6 +34,7 @@ export async function runTop(options: TopOptions): Promise<void> {
     throw new Failure("holdfast top needs a terminal. holdfast locks prints the same once, also as JSON.");
   await using server = await connect({
     url: options.url,
+    schema: options.schema,
     application: `holdfast top ${process.pid}`,
     most: 1,
   });

@@ -5,6 +5,7 @@ import { cell, firstLine, printTable, when } from "./show.ts";
 
 export interface AuditOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly limit: number;
   readonly before?: number;
   readonly target?: string;

@@ -1,17 +1,18 @@
 /** Holdfast's own tables: what is missing, and how it comes there. */
-import { type Holdfast, type Migrated, type MigrationState, holdfast } from "holdfast";
+import { type Holdfast, type HoldfastOptions, type Migrated, type MigrationState, holdfast } from "holdfast";
 import { audited } from "holdfast/audit";
 import { Failure, exitCodes } from "../failure.ts";
 import { listed, plural, shown } from "../text.ts";
 import { type Kind, type Server, kindOf } from "../server.ts";
 import { note, print, printJson } from "../terminal.ts";
-import { given } from "../url.ts";
+import { given, givenSchema } from "../url.ts";
 import { actorOf, agreed } from "./change.ts";
 import { onServer } from "./place.ts";
 import { printTable } from "./show.ts";
 
 export interface MigrateOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly yes?: true;
   readonly note?: string;
   readonly json?: true;
@@ -19,6 +20,7 @@ export interface MigrateOptions {
 
 export interface PrintOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly engine?: Kind;
   readonly from: number;
   readonly only?: "tables" | "routines";
@@ -130,7 +132,7 @@ export async function status(options: MigrateOptions): Promise<void> {
 /** No connection is made. */
 export async function printSql(options: PrintOptions): Promise<void> {
   const engine = options.engine ?? engineOf(options.url);
-  const { hf, close } = await unconnected(engine);
+  const { hf, close } = await unconnected(engine, { schema: givenSchema(options.schema) });
   try {
     const { from, only } = options;
     const sql = hf.migrationSql({ from, ...(only && { only }) });
@@ -152,23 +154,30 @@ function engineOf(url: string | undefined): Kind {
 
 async function unconnected(
   engine: Kind,
+  settings: HoldfastOptions,
 ): Promise<{ readonly hf: Holdfast<unknown>; close(): Promise<unknown> | void }> {
   if (engine === "postgres") {
     const [{ Pool }, { fromPg }] = await Promise.all([import("pg"), import("holdfast/pg")]);
     const pool = new Pool();
-    return { hf: holdfast(fromPg(pool)), close: () => pool.end() };
+    return { hf: holdfast(fromPg(pool), settings), close: () => pool.end() };
   }
   if (engine === "sqlite") {
     const [{ DatabaseSync }, { fromNodeSqlite }] = await Promise.all([
       import("node:sqlite"),
       import("holdfast/node-sqlite"),
     ]);
-    return { hf: holdfast(fromNodeSqlite(() => new DatabaseSync(":memory:"))), close: () => {} };
+    return {
+      hf: holdfast(
+        fromNodeSqlite(() => new DatabaseSync(":memory:")),
+        settings,
+      ),
+      close: () => {},
+    };
   }
   const [{ createPool }, { fromMysql2 }] = await Promise.all([
     import("mysql2/promise"),
     import("holdfast/mysql2"),
   ]);
   const pool = createPool({});
-  return { hf: holdfast(fromMysql2(pool)), close: () => pool.end() };
+  return { hf: holdfast(fromMysql2(pool), settings), close: () => pool.end() };
 }

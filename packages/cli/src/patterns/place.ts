@@ -8,15 +8,16 @@ import { isDenied, userOf } from "../user.ts";
 
 export interface PlaceOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly json?: true;
 }
 
 export async function onServer<T>(
   verb: string,
-  { url }: PlaceOptions,
+  { url, schema }: PlaceOptions,
   work: (server: Server) => Promise<T>,
 ): Promise<T> {
-  await using server = await connect({ url, application: `holdfast ${verb} ${process.pid}` });
+  await using server = await connect({ url, schema, application: `holdfast ${verb} ${process.pid}` });
   try {
     return await work(server);
   } catch (error) {

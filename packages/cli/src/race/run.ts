@@ -17,6 +17,7 @@ export type Isolation = Extract<ExploreOptions["isolation"], string>;
 
 export interface RaceOptions {
   readonly url?: string;
+  readonly schema?: string;
   readonly only?: readonly string[];
   readonly preemptions?: number;
   readonly maxMs?: number;

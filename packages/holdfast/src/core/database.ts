@@ -13,7 +13,7 @@ import type { Leases } from "./leases.ts";
 import type { Replay } from "./replay.ts";
 import type { Remade, Routine, RoutineState } from "./routine.ts";
 import type { Schedules } from "../schedule/store.ts";
-import type { Statement } from "./sql.ts";
+import type { Names, Statement } from "./sql.ts";
 import type { StockStore } from "../stock/store.ts";
 import type { RowStrength, Tables } from "./tables.ts";
 import type { QueueStore } from "../queue/store.ts";
@@ -54,6 +54,8 @@ export interface SqlConnection extends Connection {
   readonly pid?: number | undefined;
   /** This end of the socket, as "address port": a server that is told the same has nobody in between. */
   readonly socket?: string | undefined;
+  /** What our own things are called, if this instance has chosen that. */
+  readonly names?: Names;
   /** As the database's: engines look into the errors of their own statements. */
   readonly unwrap?: ((error: unknown) => DriverError | undefined) | undefined;
   /** `theirs`: the caller's own, whose values are read as the client's options say; ours are read as the driver's defaults are. */
@@ -329,6 +331,11 @@ export interface Migration {
 
 export interface Engine<C extends Connection = Connection> {
   readonly name: string;
+  /**
+   * The same with its tables, functions and channels in this schema, or with this prefix. Undefined: they are there anyway.
+   * Throws if that cannot be their name. Absent where it cannot be chosen.
+   */
+  named?(schema: string): NamedEngine<C> | undefined;
   /** Asks the server once what it is and can do; refuses servers below the minimum, and a strategy it does not have. */
   probe(connection: C, traits: ClientTraits, wish?: Strategy): Promise<Capabilities>;
   /** BEGIN, deadline and locks, in as few round trips as the client allows. Not granted: the caller rolls back. */
@@ -398,6 +405,12 @@ export interface Engine<C extends Connection = Connection> {
   readonly migrations: Migrations<C>;
   /** For tests that hold statements back; absent where it is not understood. */
   readonly wire?: Wire<C>;
+}
+
+/** An engine whose things are somewhere else, and how its connections are told of that. */
+export interface NamedEngine<C extends Connection> {
+  readonly engine: Engine<C>;
+  on(connection: C): C;
 }
 
 export interface SessionLocks<C extends Connection> {

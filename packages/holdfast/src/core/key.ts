@@ -99,9 +99,23 @@ function printable(value: string): string {
  */
 export function key(namespace: string, ...parts: KeyPart[]): Key {
   const texts = [namespace, ...parts].map(part);
+  return hashed(printable(texts.join(":")), texts, "");
+}
+
+function hashed(name: string, texts: readonly string[], before: string): Key {
   // As hexadecimal text, which is 8 µs cheaper than a Buffer of its own.
-  const hash = BigInt.asIntN(64, BigInt(`0x${digest("sha256", encode(texts), "hex").slice(0, 16)}`));
-  return make(printable(texts.join(":")), `n${hash}`, texts, { kind: "name", hash });
+  const hash = BigInt.asIntN(64, BigInt(`0x${digest("sha256", before + encode(texts), "hex").slice(0, 16)}`));
+  return make(name, `n${hash}`, texts, { kind: "name", hash });
+}
+
+/** What is hashed before the parts, in a schema that was chosen. No part begins like that. */
+export function schemaPart(schema: string): string {
+  return `@${encode([schema])}`;
+}
+
+/** The lock that a key names for those whose schema this is. What was named as a number, or by the server's hash, is the same for all. */
+export function keyIn(schema: string, given: Key): Key {
+  return given.form.kind === "name" ? hashed(given.name, given.parts, schemaPart(schema)) : given;
 }
 
 function integer(value: unknown, what: string, low: bigint, high: bigint): bigint {
@@ -164,6 +178,9 @@ key.hashtextextended = (s: string, seed: bigint | number = 0n): Key => {
     seed: big,
   });
 };
+
+/** The lock that a key names for instances with this `schema`: to look for it on the server, or to take it by SQL. */
+key.in = keyIn;
 
 /** Take this key so that other sharers may hold it too, and exclusive takers may not. */
 export function shared(lock: Key): LockRequest {

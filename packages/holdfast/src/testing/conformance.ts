@@ -7,7 +7,7 @@
  *       test(`${suite}: ${name}`, async () => run(await ground(suite)));
  *     }
  */
-import { holdfast } from "../holdfast.ts";
+import { type HoldfastOptions, holdfast } from "../holdfast.ts";
 import { abortCases } from "./cases/abort.ts";
 import { auditCases } from "./cases/audit.ts";
 import { inspectCases } from "./cases/inspect.ts";
@@ -31,12 +31,20 @@ import type { ConformanceCase, ConformanceSite, Ground } from "./ground.ts";
 export async function prepare(
   one: ConformanceSite,
   two: ConformanceSite,
+  options: Pick<HoldfastOptions, "schema"> = {},
 ): Promise<(name: string) => Promise<Ground>> {
-  const [hf, other] = [holdfast(one.database), holdfast(two.database)];
+  const [hf, other] = [holdfast(one.database, options), holdfast(two.database, options)];
   await Promise.all([hf.migrate(), other.migrate()]);
   const capabilities = await hf.capabilities();
   let count = 0;
-  return async (name) => ({ hf, other, site: one, capabilities, fresh: `${name}-${++count}-${process.pid}` });
+  return async (name) => ({
+    hf,
+    other,
+    another: () => holdfast(one.database, options),
+    site: one,
+    capabilities,
+    fresh: `${name}-${++count}-${process.pid}`,
+  });
 }
 
 export function conformance(): ConformanceCase[] {

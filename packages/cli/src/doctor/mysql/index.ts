@@ -9,7 +9,8 @@ import { settingChecks, snapshotIsolation } from "./settings.ts";
 import { mysqlOwn, tableChecks } from "./tables.ts";
 
 const leases = deadLeases<MysqlPatient>(
-  "SELECT name, holder, fence, TIMESTAMPDIFF(MICROSECOND, until, UTC_TIMESTAMP(6)) / 1000 AS ms FROM holdfast_lease WHERE waiting = 0 AND token <> '' AND until < UTC_TIMESTAMP(6) - INTERVAL 5 SECOND",
+  (table) =>
+    `SELECT name, holder, fence, TIMESTAMPDIFF(MICROSECOND, until, UTC_TIMESTAMP(6)) / 1000 AS ms FROM ${table} WHERE waiting = 0 AND token <> '' AND until < UTC_TIMESTAMP(6) - INTERVAL 5 SECOND`,
 );
 
 /** What is happening now comes first: of what is equally bad, it is told first. */

@@ -106,14 +106,15 @@ const bloat: MysqlCheck = {
   async run(patient) {
     const found: Finding[] = [];
     const rows = await patient.look(
-      "SELECT table_name AS name, table_rows AS n FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'holdfast_lock' AND table_rows > 1000000",
+      "SELECT table_name AS name, table_rows AS n FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ? AND table_rows > 1000000",
+      [patient.server.own("lock")],
     );
     for (const row of rows)
       found.push({
         severity: "hint",
-        what: `holdfast_lock has some ${Number(row["n"]).toLocaleString("en")} rows`,
+        what: `${patient.server.own("lock")} has some ${Number(row["n"]).toLocaleString("en")} rows`,
         why: "One stays for each key that was ever locked: keys that are made of ids of requests or of times fill it.",
-        fix: "DELETE FROM holdfast_lock;   -- while no transaction of Holdfast and no hold is under way",
+        fix: `DELETE FROM ${patient.server.own("lock")};   -- while no transaction of Holdfast and no hold is under way`,
       });
     let history = Number((await patient.status()).get("innodb_history_list_length") ?? Number.NaN);
     if (Number.isNaN(history)) {

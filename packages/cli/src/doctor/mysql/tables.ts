@@ -9,7 +9,8 @@ type MysqlCheck = Check<MysqlPatient>;
 const here =
   "t.table_schema = DATABASE() AND t.table_schema NOT IN ('mysql', 'sys', 'performance_schema', 'information_schema')";
 
-const ordinary = `${here} AND t.table_type = 'BASE TABLE' AND t.table_name NOT LIKE 'holdfast\\\\_%'`;
+const ordinary = ({ server }: MysqlPatient): string =>
+  `${here} AND t.table_type = 'BASE TABLE' AND t.table_name NOT LIKE 'holdfast\\\\_%' AND LEFT(t.table_name, ${server.own("").length}) <> '${server.own("")}'`;
 
 const engines: MysqlCheck = {
   id: "engine",
@@ -47,7 +48,7 @@ const primaryKey: MysqlCheck = {
   async run(patient) {
     const rows =
       await patient.look(`SELECT t.table_name AS name, EXISTS (SELECT 1 FROM information_schema.columns c WHERE c.table_schema = t.table_schema AND c.table_name = t.table_name AND c.column_name = 'id') AS id
-FROM information_schema.tables t WHERE ${ordinary} AND NOT EXISTS (SELECT 1 FROM information_schema.statistics s
+FROM information_schema.tables t WHERE ${ordinary(patient)} AND NOT EXISTS (SELECT 1 FROM information_schema.statistics s
   WHERE s.table_schema = t.table_schema AND s.table_name = t.table_name AND s.index_name = 'PRIMARY') ORDER BY 1 LIMIT 1000`);
     return findings(
       "warning",
@@ -104,7 +105,7 @@ const idempotencyKeys: MysqlCheck = {
     const rows =
       await patient.look(`SELECT c.table_name AS name, c.column_name AS col FROM information_schema.columns c
 JOIN information_schema.tables t ON t.table_schema = c.table_schema AND t.table_name = c.table_name
-WHERE ${ordinary} AND (c.column_name LIKE 'idempoten%' OR c.column_name LIKE 'dedup%') AND NOT EXISTS (SELECT 1 FROM information_schema.statistics s
+WHERE ${ordinary(patient)} AND (c.column_name LIKE 'idempoten%' OR c.column_name LIKE 'dedup%') AND NOT EXISTS (SELECT 1 FROM information_schema.statistics s
   WHERE s.table_schema = c.table_schema AND s.table_name = c.table_name AND s.column_name = c.column_name AND s.non_unique = 0) ORDER BY 1, 2 LIMIT 1000`);
     return findings(
       "warning",
@@ -130,18 +131,24 @@ export const mysqlOwn: Own<MysqlPatient> = {
   },
   async applied(patient) {
     const [row] = await patient.look(
-      "SELECT COUNT(*) AS n FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'holdfast_migration'",
+      "SELECT COUNT(*) AS n FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?",
+      [patient.server.own("migration")],
     );
     if (Number(row?.["n"]) === 0) return undefined;
-    return new Set((await patient.look("SELECT id FROM holdfast_migration")).map(({ id }) => Number(id)));
+    return new Set(
+      (await patient.look(`SELECT id FROM ${patient.server.own("migration")}`)).map(({ id }) => Number(id)),
+    );
   },
   async keys(patient) {
     const tables = await patient.look(
-      "SELECT table_name AS name FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name LIKE 'holdfast\\\\_%'",
+      "SELECT table_name AS name FROM information_schema.tables WHERE table_schema = DATABASE() AND LEFT(table_name, CHAR_LENGTH(?)) = ?",
+      [patient.server.own(""), patient.server.own("")],
     );
-    const rows =
-      await patient.look(`SELECT s.table_name AS name, s.index_name AS idx, GROUP_CONCAT(s.column_name ORDER BY s.seq_in_index) AS cols
-FROM information_schema.statistics s WHERE s.table_schema = DATABASE() AND s.non_unique = 0 AND s.table_name LIKE 'holdfast\\\\_%' GROUP BY s.table_name, s.index_name`);
+    const rows = await patient.look(
+      `SELECT s.table_name AS name, s.index_name AS idx, GROUP_CONCAT(s.column_name ORDER BY s.seq_in_index) AS cols
+FROM information_schema.statistics s WHERE s.table_schema = DATABASE() AND s.non_unique = 0 AND LEFT(s.table_name, CHAR_LENGTH(?)) = ? GROUP BY s.table_name, s.index_name`,
+      [patient.server.own(""), patient.server.own("")],
+    );
     return new Map(
       tables.map((table) => [
         String(table["name"]),

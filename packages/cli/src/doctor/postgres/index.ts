@@ -12,7 +12,8 @@ import { settingChecks } from "./settings.ts";
 import { tableChecks } from "./tables.ts";
 
 const leases = deadLeases<PostgresPatient>(
-  "SELECT name, holder, fence, extract(epoch FROM clock_timestamp() - until) * 1000 AS ms FROM holdfast.lease WHERE NOT waiting AND token <> '' AND until < clock_timestamp() - interval '5 seconds'",
+  (table) =>
+    `SELECT name, holder, fence, extract(epoch FROM clock_timestamp() - until) * 1000 AS ms FROM ${table} WHERE NOT waiting AND token <> '' AND until < clock_timestamp() - interval '5 seconds'`,
 );
 
 /** What is happening now comes first: of what is equally bad, it is told first. */

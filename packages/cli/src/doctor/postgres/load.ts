@@ -103,7 +103,7 @@ const seqScans: PostgresCheck = {
   async run(patient) {
     const rows =
       await patient.look(`SELECT schemaname AS schema, relname AS "table", seq_scan::bigint::text AS scans, (seq_tup_read / seq_scan)::bigint::text AS rows
-FROM pg_stat_user_tables WHERE seq_scan > 1000 AND seq_tup_read / seq_scan > 10000 AND schemaname <> 'holdfast' ORDER BY seq_tup_read DESC LIMIT 1000`);
+FROM pg_stat_user_tables WHERE seq_scan > 1000 AND seq_tup_read / seq_scan > 10000 AND schemaname NOT IN ('holdfast', '${patient.server.schema}') ORDER BY seq_tup_read DESC LIMIT 1000`);
     return findings(
       "hint",
       "SELECT … FOR UPDATE or UPDATE by a column without an index reads every row, and holds its locks for as long as that takes.",

@@ -1,4 +1,4 @@
-import type { Row, Server, Session } from "../../server.ts";
+import { type Row, type Server, type Session, schemaIn } from "../../server.ts";
 import { lazy, lockMs, statementMs, within, checkMs } from "../bounded.ts";
 import { type Finding, blind } from "../check.ts";
 import type { Patient } from "../patient.ts";
@@ -119,7 +119,7 @@ export async function postgresPatient(server: Server): Promise<PostgresPatient> 
       );
     }),
     pooling: lazy(async () => (bare ? "statement" : lends(server))),
-    hindrance: (error) => hindrance(error, me),
+    hindrance: (error) => hindrance(error, me, schemaIn(server)),
     renew,
     [Symbol.asyncDispose]: () => session[Symbol.asyncDispose](),
   };
@@ -165,15 +165,15 @@ async function lends(server: Server): Promise<Pooling> {
   return lent ? "transaction" : "none";
 }
 
-function hindrance(error: unknown, me: Me): Finding | undefined {
+function hindrance(error: unknown, me: Me, schema: string): Finding | undefined {
   const { code, message } = error as { code?: unknown; message?: unknown };
   switch (code) {
     case "42501":
       // Of tables, nothing is read here but Holdfast's own.
       return /for (?:schema|table|view) /.test(String(message))
         ? blind(
-            `${String(message)}; it needs SELECT in the schema holdfast`,
-            `GRANT USAGE ON SCHEMA holdfast TO ${name(me.role)};\nGRANT SELECT ON ALL TABLES IN SCHEMA holdfast TO ${name(me.role)};`,
+            `${String(message)}; it needs SELECT in the schema ${schema}`,
+            `GRANT USAGE ON SCHEMA ${schema} TO ${name(me.role)};\nGRANT SELECT ON ALL TABLES IN SCHEMA ${schema} TO ${name(me.role)};`,
           )
         : blind(`${String(message)}; it needs pg_monitor`, `GRANT pg_monitor TO ${name(me.role)};`);
     case "57014":

@@ -12,8 +12,8 @@ const most = 1000;
 const counted = (n: unknown): string =>
   Number(n) > most ? `more than ${plural(most, "job")}` : plural(Number(n), "job");
 
-const some = (table: string, condition = "true"): string =>
-  `(SELECT count(*) FROM (SELECT FROM holdfast.${table} t WHERE t.queue = q.id AND ${condition} LIMIT ${most + 1}) x)`;
+const some = ({ server }: PostgresPatient, table: string, condition = "true"): string =>
+  `(SELECT count(*) FROM (SELECT FROM ${server.own(table)} t WHERE t.queue = q.id AND ${condition} LIMIT ${most + 1}) x)`;
 
 /** One that does not say in time that it lives, or whose session is gone, is dead, whether or not somebody has noticed. */
 const alive = `(w.beat > clock_timestamp() - w.ttl * interval '1 millisecond' AND (w.lock IS NULL OR EXISTS (SELECT FROM pg_locks l
@@ -28,9 +28,9 @@ const failedJobs: PostgresCheck = {
   title: "jobs have failed for good",
   async run(patient) {
     const rows = await orAbsent(() =>
-      patient.look(`SELECT q.name, ${some("queue_failed")} AS n, f.error,
-  extract(epoch FROM clock_timestamp() - f.failed_at) * 1000 AS ms FROM holdfast.queue q,
-  LATERAL (SELECT f.error, f.failed_at FROM holdfast.queue_failed f WHERE f.queue = q.id ORDER BY f.id DESC LIMIT 1) f
+      patient.look(`SELECT q.name, ${some(patient, "queue_failed")} AS n, f.error,
+  extract(epoch FROM clock_timestamp() - f.failed_at) * 1000 AS ms FROM ${patient.server.own("queue")} q,
+  LATERAL (SELECT f.error, f.failed_at FROM ${patient.server.own("queue_failed")} f WHERE f.queue = q.id ORDER BY f.id DESC LIMIT 1) f
 ORDER BY q.name LIMIT 1000`),
     );
     return findings(
@@ -53,16 +53,16 @@ const queueWorkers: PostgresCheck = {
   async run(patient) {
     const rows = await orAbsent(() =>
       patient.look(`SELECT q.name, q.paused,
-  ${some("queue_ready")} + ${some("queue_grouped")} + ${some("queue_delayed", "t.run_at <= clock_timestamp()")} AS waiting,
-  (SELECT count(*) FROM holdfast.queue_worker w WHERE w.queue = q.id AND ${alive}) AS workers,
-  (SELECT count(*) FROM holdfast.queue_worker w WHERE w.queue = q.id AND NOT ${alive}) AS dead,
-  (SELECT coalesce(sum(l.size - coalesce(cardinality(l.done), 0)), 0) FROM holdfast.queue_lease l WHERE l.queue = q.id
-    AND NOT EXISTS (SELECT FROM holdfast.queue_worker w WHERE w.id = l.worker AND ${alive})) AS stranded,
+  ${some(patient, "queue_ready")} + ${some(patient, "queue_grouped")} + ${some(patient, "queue_delayed", "t.run_at <= clock_timestamp()")} AS waiting,
+  (SELECT count(*) FROM ${patient.server.own("queue_worker")} w WHERE w.queue = q.id AND ${alive}) AS workers,
+  (SELECT count(*) FROM ${patient.server.own("queue_worker")} w WHERE w.queue = q.id AND NOT ${alive}) AS dead,
+  (SELECT coalesce(sum(l.size - coalesce(cardinality(l.done), 0)), 0) FROM ${patient.server.own("queue_lease")} l WHERE l.queue = q.id
+    AND NOT EXISTS (SELECT FROM ${patient.server.own("queue_worker")} w WHERE w.id = l.worker AND ${alive})) AS stranded,
   (SELECT extract(epoch FROM clock_timestamp() - min(o.at)) * 1000 FROM (
-    (SELECT r.at FROM holdfast.queue_ready r WHERE r.queue = q.id ORDER BY r.priority, r.id LIMIT 1)
-    UNION ALL (SELECT g.at FROM holdfast.queue_grouped g WHERE g.queue = q.id ORDER BY g.grp, g.priority, g.id LIMIT 1)
-    UNION ALL (SELECT d.run_at FROM holdfast.queue_delayed d WHERE d.queue = q.id ORDER BY d.run_at LIMIT 1)) o) AS oldest
-FROM holdfast.queue q ORDER BY q.name LIMIT 1000`),
+    (SELECT r.at FROM ${patient.server.own("queue_ready")} r WHERE r.queue = q.id ORDER BY r.priority, r.id LIMIT 1)
+    UNION ALL (SELECT g.at FROM ${patient.server.own("queue_grouped")} g WHERE g.queue = q.id ORDER BY g.grp, g.priority, g.id LIMIT 1)
+    UNION ALL (SELECT d.run_at FROM ${patient.server.own("queue_delayed")} d WHERE d.queue = q.id ORDER BY d.run_at LIMIT 1)) o) AS oldest
+FROM ${patient.server.own("queue")} q ORDER BY q.name LIMIT 1000`),
     );
     const waiting = rows.filter((row) => Number(row["waiting"]) > 0 && Number(row["oldest"]) >= idleMs);
     const stuck = rows.filter((row) => Number(row["stranded"]) > 0 && !waiting.includes(row));
@@ -116,10 +116,10 @@ const schedules: PostgresCheck = {
     const rows = await orAbsent(() =>
       patient.look(`SELECT s.name, extract(epoch FROM clock_timestamp() - s.last) * 1000 AS ms, extract(epoch FROM p.widest) * 1000 AS widest, p.n,
   o.holder, extract(epoch FROM clock_timestamp() - o.until) * 1000 AS left_ms
-FROM holdfast.schedule s
-LEFT JOIN LATERAL (SELECT count(*) AS n, max(r.tick - r.previous) AS widest FROM (SELECT r.tick, r.previous FROM holdfast.schedule_run r
+FROM ${patient.server.own("schedule")} s
+LEFT JOIN LATERAL (SELECT count(*) AS n, max(r.tick - r.previous) AS widest FROM (SELECT r.tick, r.previous FROM ${patient.server.own("schedule_run")} r
   WHERE r.schedule = s.name AND NOT r.manual AND r.previous IS NOT NULL ORDER BY r.tick DESC LIMIT 50) r) p ON true
-LEFT JOIN LATERAL (SELECT r.holder, r.until FROM holdfast.schedule_run r WHERE r.schedule = s.name AND r.state IN ('running', 'waiting')
+LEFT JOIN LATERAL (SELECT r.holder, r.until FROM ${patient.server.own("schedule_run")} r WHERE r.schedule = s.name AND r.state IN ('running', 'waiting')
   AND r.until < clock_timestamp() - interval '1 minute' ORDER BY r.tick LIMIT 1) o ON true
 WHERE NOT s.paused ORDER BY s.name LIMIT 1000`),
     );
@@ -162,9 +162,9 @@ const stockLedger: PostgresCheck = {
   async run(patient) {
     const rows = await orAbsent(() =>
       patient.look(`SELECT t.book, t.sku, t.location, t.on_hand, t.reserved, coalesce(m.balance, 0) AS balance, coalesce(r.open, 0) AS open
-FROM (SELECT * FROM holdfast.stock_level WHERE NOT elsewhere ORDER BY id LIMIT ${looked}) t
-LEFT JOIN LATERAL (SELECT m.balance, m.version FROM holdfast.stock_movement m WHERE m.level = t.id ORDER BY m.version DESC LIMIT 1) m ON true
-LEFT JOIN LATERAL (SELECT sum(r.quantity) AS open FROM holdfast.stock_reserved r WHERE r.level = t.id) r ON true
+FROM (SELECT * FROM ${patient.server.own("stock_level")} WHERE NOT elsewhere ORDER BY id LIMIT ${looked}) t
+LEFT JOIN LATERAL (SELECT m.balance, m.version FROM ${patient.server.own("stock_movement")} m WHERE m.level = t.id ORDER BY m.version DESC LIMIT 1) m ON true
+LEFT JOIN LATERAL (SELECT sum(r.quantity) AS open FROM ${patient.server.own("stock_reserved")} r WHERE r.level = t.id) r ON true
 WHERE t.on_hand <> coalesce(m.balance, 0) OR t.version <> coalesce(m.version, 0) OR t.reserved <> coalesce(r.open, 0) LIMIT 1000`),
     );
     return findings(
@@ -192,10 +192,10 @@ const quotaLedger: PostgresCheck = {
     const rows = await orAbsent(() =>
       patient.look(`SELECT t.quota, t.subject, t.used, t.held, t.credit, coalesce(l.used, 0) AS line_used, coalesce(h.held, 0) AS holds,
   coalesce(g.credit, 0) AS grants
-FROM (SELECT * FROM holdfast.quota_bucket ORDER BY quota, subject LIMIT ${looked}) t
-LEFT JOIN LATERAL (SELECT l.used, l.version FROM holdfast.quota_line l WHERE l.bucket = t.id ORDER BY l.version DESC LIMIT 1) l ON true
-LEFT JOIN LATERAL (SELECT sum(h.amount) AS held FROM holdfast.quota_hold h WHERE h.quota = t.quota AND h.subject = t.subject) h ON true
-LEFT JOIN LATERAL (SELECT sum(g.amount - g.spent) AS credit FROM holdfast.quota_grant g WHERE g.quota = t.quota AND g.subject = t.subject) g ON true
+FROM (SELECT * FROM ${patient.server.own("quota_bucket")} ORDER BY quota, subject LIMIT ${looked}) t
+LEFT JOIN LATERAL (SELECT l.used, l.version FROM ${patient.server.own("quota_line")} l WHERE l.bucket = t.id ORDER BY l.version DESC LIMIT 1) l ON true
+LEFT JOIN LATERAL (SELECT sum(h.amount) AS held FROM ${patient.server.own("quota_hold")} h WHERE h.quota = t.quota AND h.subject = t.subject) h ON true
+LEFT JOIN LATERAL (SELECT sum(g.amount - g.spent) AS credit FROM ${patient.server.own("quota_grant")} g WHERE g.quota = t.quota AND g.subject = t.subject) g ON true
 WHERE t.used <> coalesce(l.used, 0) OR t.version <> coalesce(l.version, 0) OR t.held <> coalesce(h.held, 0) OR t.credit <> coalesce(g.credit, 0) LIMIT 1000`),
     );
     return findings(

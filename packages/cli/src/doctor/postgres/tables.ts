@@ -7,8 +7,9 @@ type PostgresCheck = Check<PostgresPatient>;
 /** Tables of people: no system's, no extension's, nobody's temporary ones. */
 const ordinary = (
   alias: string,
+  { server }: PostgresPatient,
 ): string => `${alias}.relkind IN ('r', 'p') AND ${alias}.relpersistence <> 't' AND NOT ${alias}.relispartition
-  AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'holdfast') AND n.nspname NOT LIKE 'pg\\_%'
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'holdfast', '${server.schema}') AND n.nspname NOT LIKE 'pg\\_%'
   AND NOT EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_class'::regclass AND e.objid = ${alias}.oid AND e.deptype = 'e')`;
 
 const columns = (numbers: string, relation: string): string =>
@@ -25,7 +26,7 @@ const foreignKeyIndex: PostgresCheck = {
       await patient.look(`SELECT n.nspname AS schema, t.relname AS "table", ${columns("c.conkey", "c.conrelid")} AS columns,
   c.confrelid::regclass::text AS parent, t.relkind = 'p' AS partitioned
 FROM pg_constraint c JOIN pg_class t ON t.oid = c.conrelid JOIN pg_namespace n ON n.oid = t.relnamespace
-WHERE c.contype = 'f' AND c.conparentid = 0 AND ${ordinary("t")}
+WHERE c.contype = 'f' AND c.conparentid = 0 AND ${ordinary("t", patient)}
   AND NOT EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid JOIN pg_am m ON m.oid = x.relam
     WHERE i.indrelid = c.conrelid AND i.indisvalid AND i.indpred IS NULL AND m.amname IN ('btree', 'hash')
       AND i.indnkeyatts >= cardinality(c.conkey)
@@ -52,7 +53,7 @@ const primaryKey: PostgresCheck = {
     AND i.indpred IS NULL AND i.indexprs IS NULL AND NOT EXISTS (SELECT FROM unnest(i.indkey::int2[]) AS k (number)
       JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number WHERE NOT a.attnotnull) LIMIT 1) AS unique_index
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE ${ordinary("c")} AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) ORDER BY c.reltuples DESC, 1, 2 LIMIT 1000`);
+WHERE ${ordinary("c", patient)} AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) ORDER BY c.reltuples DESC, 1, 2 LIMIT 1000`);
     return findings(
       "warning",
       "Rows cannot be locked in one order (tx.rows needs the key), the same row can be there twice, and replicas cannot tell which one was changed.",
@@ -100,7 +101,7 @@ const idempotencyKeys: PostgresCheck = {
     const rows = await patient.look(
       `SELECT n.nspname AS schema, c.relname AS "table", a.attname AS column
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-WHERE ${ordinary("c")} AND a.attname ~* $1
+WHERE ${ordinary("c", patient)} AND a.attname ~* $1
   AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND a.attnum = ANY(i.indkey::int2[]))
 ORDER BY 1, 2, 3 LIMIT 1000`,
       [promising.source],

@@ -6,7 +6,8 @@ import type { SqlitePatient } from "./patient.ts";
 import { sqliteOwn, tableChecks } from "./tables.ts";
 
 const leases = deadLeases<SqlitePatient>(
-  "SELECT name, holder, fence, unixepoch('subsec') * 1000 - until AS ms FROM holdfast_lease WHERE waiting = 0 AND token <> '' AND until < unixepoch('subsec') * 1000 - 5000",
+  (table) =>
+    `SELECT name, holder, fence, unixepoch('subsec') * 1000 - until AS ms FROM ${table} WHERE waiting = 0 AND token <> '' AND until < unixepoch('subsec') * 1000 - 5000`,
 );
 
 /** busy_timeout, synchronous and foreign_keys belong to each connection: those of the application cannot be seen from here. */

@@ -7,8 +7,9 @@ import { type SqlitePatient, name } from "./patient.ts";
 type SqliteCheck = Check<SqlitePatient>;
 
 /** Virtual tables bring others, whose shape is not ours to judge. */
-const ordinary = (alias: string): string =>
-  `${alias}.schema = 'main' AND ${alias}.type = 'table' AND ${alias}.name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND ${alias}.name NOT LIKE 'holdfast\\_%' ESCAPE '\\'`;
+const ordinary = (alias: string, { server }: SqlitePatient): string =>
+  `${alias}.schema = 'main' AND ${alias}.type = 'table' AND ${alias}.name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND ${alias}.name NOT LIKE 'holdfast\\_%' ESCAPE '\\'
+  AND substr(${alias}.name, 1, ${server.own("").length}) <> '${server.own("")}'`;
 
 interface ForeignKey {
   readonly table: string;
@@ -21,7 +22,7 @@ interface ForeignKey {
 async function foreignKeys(patient: SqlitePatient): Promise<ForeignKey[]> {
   const rows =
     await patient.look(`SELECT t.name AS "table", f.id, f."table" AS parent, f."from" AS "column", f."to" AS target
-FROM pragma_table_list t, pragma_foreign_key_list(t.name) f WHERE ${ordinary("t")} ORDER BY t.name, f.id, f.seq`);
+FROM pragma_table_list t, pragma_foreign_key_list(t.name) f WHERE ${ordinary("t", patient)} ORDER BY t.name, f.id, f.seq`);
   return [...Map.groupBy(rows, (row) => JSON.stringify([row["table"], row["id"]])).values()].map((of) => ({
     table: String(of[0]?.["table"]),
     parent: String(of[0]?.["parent"]),
@@ -133,7 +134,8 @@ const primaryKey: SqliteCheck = {
   id: "primary-key",
   title: "a table has no primary key",
   async run(patient) {
-    const rows = await patient.look(`SELECT t.name AS "table" FROM pragma_table_list t WHERE ${ordinary("t")}
+    const rows =
+      await patient.look(`SELECT t.name AS "table" FROM pragma_table_list t WHERE ${ordinary("t", patient)}
 AND NOT EXISTS (SELECT 1 FROM pragma_table_info(t.name) c WHERE c.pk > 0) ORDER BY 1`);
     return findings(
       "warning",
@@ -152,7 +154,7 @@ const idempotencyKeys: SqliteCheck = {
   async run(patient) {
     const there = await indexes(patient);
     const rows = await patient.look(
-      `SELECT t.name AS "table", c.name AS "column" FROM pragma_table_list t, pragma_table_info(t.name) c WHERE ${ordinary("t")} ORDER BY 1, 2`,
+      `SELECT t.name AS "table", c.name AS "column" FROM pragma_table_list t, pragma_table_info(t.name) c WHERE ${ordinary("t", patient)} ORDER BY 1, 2`,
     );
     const bare = rows.filter((row) => {
       const [table, column] = [String(row["table"]), String(row["column"])];
@@ -177,11 +179,13 @@ const idempotencyKeys: SqliteCheck = {
 
 export const sqliteOwn: Own<SqlitePatient> = {
   async applied(patient) {
-    const [row] = await patient.look(
-      "SELECT count(*) AS n FROM sqlite_schema WHERE name = 'holdfast_migration'",
-    );
+    const [row] = await patient.look("SELECT count(*) AS n FROM sqlite_schema WHERE name = ?", [
+      patient.server.own("migration"),
+    ]);
     if (Number(row?.["n"]) === 0) return undefined;
-    return new Set((await patient.look("SELECT id FROM holdfast_migration")).map(({ id }) => Number(id)));
+    return new Set(
+      (await patient.look(`SELECT id FROM ${patient.server.own("migration")}`)).map(({ id }) => Number(id)),
+    );
   },
   async keys(patient) {
     const there = await indexes(patient);

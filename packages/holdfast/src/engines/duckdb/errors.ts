@@ -29,11 +29,12 @@ export function isConflict(error: unknown): boolean {
   return classify(error as DriverError) === "serialization";
 }
 
+/** Work on tables of ours. */
 export async function explaining<T>(work: Promise<T>): Promise<T> {
   try {
     return await work;
   } catch (error) {
-    const name = /^Catalog Error: Table with name (holdfast_\w+) does not exist/.exec(message(error))?.[1];
+    const name = /^Catalog Error: Table with name (\w+) does not exist/.exec(message(error))?.[1];
     throw name === undefined ? error : new SchemaMissingError(`The table ${name}`, error);
   }
 }

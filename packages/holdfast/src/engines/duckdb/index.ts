@@ -1,12 +1,13 @@
 import type { Engine } from "../../core/database.ts";
-import type { DuckdbConnection } from "./dialect.ts";
+import { namedConnection, prefixNames } from "../../core/names.ts";
+import { type DuckdbConnection, dialect } from "./dialect.ts";
 import { classify } from "./errors.ts";
 import { holders, inspect } from "./inspect.ts";
 import { leases } from "./leases.ts";
 import { assertUsable, begin, end, lock, savepoint } from "./locks.ts";
 import { probe } from "./probe.ts";
 import { replay } from "./replay.ts";
-import { migrations } from "./schema.ts";
+import { migrationsIn } from "./schema.ts";
 import { tables } from "./tables.ts";
 
 export { Desk } from "./desk.ts";
@@ -29,5 +30,14 @@ export const duckdb: Engine<DuckdbConnection> = {
     return connection.query(statement);
   },
   classify,
-  migrations,
+  migrations: migrationsIn(dialect.names),
+  named(schema) {
+    const names = prefixNames(schema);
+    if (names.schema === dialect.names.schema) return undefined;
+    const on = (connection: DuckdbConnection): DuckdbConnection =>
+      namedConnection(connection, names, {
+        aside: (body) => connection.aside((other) => body(on(other))),
+      });
+    return { engine: { ...duckdb, migrations: migrationsIn(names) }, on };
+  },
 };

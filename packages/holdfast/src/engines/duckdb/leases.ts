@@ -1,7 +1,7 @@
 import { type Entry, type View, decide } from "../../core/claims.ts";
 import { SerializationError, UnsupportedError } from "../../core/errors.ts";
 import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../core/leases.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
 import type { DuckdbConnection } from "./dialect.ts";
 import { explaining, isConflict } from "./errors.ts";
 import { assertUsable, insist } from "./locks.ts";
@@ -11,7 +11,7 @@ import { assertUsable, insist } from "./locks.ts";
  * row exclude each other. A deletion alone would not be stopped by anything.
  */
 export const leaseTables: readonly Statement[] = [
-  sql`CREATE TABLE IF NOT EXISTS holdfast_lease (
+  sql`CREATE TABLE IF NOT EXISTS ${own("lease")} (
   fence bigint NOT NULL,
   resource varchar NOT NULL,
   token varchar NOT NULL,
@@ -24,15 +24,15 @@ export const leaseTables: readonly Statement[] = [
   until bigint NOT NULL,
   pins bigint NOT NULL
 )`,
-  sql`CREATE TABLE IF NOT EXISTS holdfast_resource (
+  sql`CREATE TABLE IF NOT EXISTS ${own("resource")} (
   id varchar NOT NULL,
   name varchar NOT NULL,
   given bigint NOT NULL,
   seen bigint NOT NULL
 )`,
   // The newest fence, in a row that is never deleted: fences do not begin anew when leases are.
-  sql`CREATE TABLE IF NOT EXISTS holdfast_fence (newest bigint NOT NULL, origin varchar NOT NULL)`,
-  sql`INSERT INTO holdfast_fence SELECT 0, uuid()::varchar WHERE NOT EXISTS (SELECT 1 FROM holdfast_fence)`,
+  sql`CREATE TABLE IF NOT EXISTS ${own("fence")} (newest bigint NOT NULL, origin varchar NOT NULL)`,
+  sql`INSERT INTO ${own("fence")} SELECT 0, uuid()::varchar WHERE NOT EXISTS (SELECT 1 FROM ${own("fence")})`,
 ];
 
 /** The database is part of this process, so this is its clock. In SQL, time stands still within a transaction. */
@@ -53,7 +53,7 @@ async function atomically<T>(connection: DuckdbConnection, body: () => Promise<T
 async function look(connection: DuckdbConnection, resource: string): Promise<View> {
   const desk = await connection.desk;
   const { rows } = await connection.query(
-    sql`SELECT fence, token, weight, waiting, since, until FROM holdfast_lease WHERE resource = ${resource}`,
+    sql`SELECT fence, token, weight, waiting, since, until FROM ${own("lease")} WHERE resource = ${resource}`,
   );
   const now = clock();
   const entries = rows.map((row): Entry => {
@@ -73,19 +73,19 @@ async function look(connection: DuckdbConnection, resource: string): Promise<Vie
 }
 
 async function remove(connection: DuckdbConnection, fence: number): Promise<void> {
-  await connection.query(sql`UPDATE holdfast_lease SET pins = pins + 1 WHERE fence = ${fence}`);
-  await connection.query(sql`DELETE FROM holdfast_lease WHERE fence = ${fence}`);
+  await connection.query(sql`UPDATE ${own("lease")} SET pins = pins + 1 WHERE fence = ${fence}`);
+  await connection.query(sql`DELETE FROM ${own("lease")} WHERE fence = ${fence}`);
 }
 
 async function next(connection: DuckdbConnection): Promise<number> {
   const { rows } = await connection.query(
-    sql`UPDATE holdfast_fence SET newest = newest + 1 RETURNING newest`,
+    sql`UPDATE ${own("fence")} SET newest = newest + 1 RETURNING newest`,
   );
   return Number(rows[0]?.newest);
 }
 
 async function originOf(connection: DuckdbConnection): Promise<string> {
-  const { rows } = await connection.query(sql`SELECT min(origin) AS origin FROM holdfast_fence`);
+  const { rows } = await connection.query(sql`SELECT min(origin) AS origin FROM ${own("fence")}`);
   return String(rows[0]?.origin);
 }
 
@@ -95,11 +95,11 @@ async function claimed(connection: DuckdbConnection, claim: Claim): Promise<Clai
   const { now } = view;
   const { mine, fits, freeInMs, inLine } = decide(claim, view);
   const extend = (fence: number, ms: number) =>
-    connection.query(sql`UPDATE holdfast_lease SET until = ${now + ms} WHERE fence = ${fence}`);
+    connection.query(sql`UPDATE ${own("lease")} SET until = ${now + ms} WHERE fence = ${fence}`);
   const insert = async (waiting: boolean, ms: number): Promise<number> => {
     const fence = await next(connection);
     await connection.query(
-      sql`INSERT INTO holdfast_lease VALUES (${fence}, ${resource}, ${token}, ${name}, ${holder}, ${mode}, ${weight}, ${waiting}, ${now}, ${now + ms}, 0)`,
+      sql`INSERT INTO ${own("lease")} VALUES (${fence}, ${resource}, ${token}, ${name}, ${holder}, ${mode}, ${weight}, ${waiting}, ${now}, ${now + ms}, 0)`,
     );
     return fence;
   };
@@ -126,10 +126,10 @@ async function claimed(connection: DuckdbConnection, claim: Claim): Promise<Clai
   if (mine) await remove(connection, mine.fence);
   const fence = await insert(false, ttlMs);
   const { rows } = await connection.query(
-    sql`UPDATE holdfast_resource SET given = ${fence} WHERE id = ${resource} RETURNING id`,
+    sql`UPDATE ${own("resource")} SET given = ${fence} WHERE id = ${resource} RETURNING id`,
   );
   if (rows.length === 0)
-    await connection.query(sql`INSERT INTO holdfast_resource VALUES (${resource}, ${name}, ${fence}, 0)`);
+    await connection.query(sql`INSERT INTO ${own("resource")} VALUES (${resource}, ${name}, ${fence}, 0)`);
   return grant(fence, now);
 }
 
@@ -158,7 +158,7 @@ async function release(
     const until = Math.max(now, mine.waiting ? now : mine.since + atLeastMs);
     const leave = () =>
       connection.query(
-        sql`UPDATE holdfast_lease SET token = '', until = ${until} WHERE fence = ${mine.fence}`,
+        sql`UPDATE ${own("lease")} SET token = '', until = ${until} WHERE fence = ${mine.fence}`,
       );
     if (until > now || desk.isPinned(mine.fence)) await leave();
     else {
@@ -187,23 +187,23 @@ async function fence(
     const { ours, here, given } = await connection.aside(async (other) => ({
       ours: (
         await other.query(
-          sql`SELECT 1 AS ours FROM holdfast_lease WHERE fence = ${number} AND resource = ${resource} AND token = ${token} AND NOT waiting`,
+          sql`SELECT 1 AS ours FROM ${own("lease")} WHERE fence = ${number} AND resource = ${resource} AND token = ${token} AND NOT waiting`,
         )
       ).rows,
       here: await originOf(other),
       given: (
-        await other.query(sql`SELECT max(given) AS given FROM holdfast_resource WHERE id = ${resource}`)
+        await other.query(sql`SELECT max(given) AS given FROM ${own("resource")} WHERE id = ${resource}`)
       ).rows,
     }));
     if (ours.length > 0) {
       // A snapshot that is older than the grant would not show what the holder before has written.
       if (!joined) {
-        await changed(connection, sql`SELECT fence FROM holdfast_lease WHERE fence = ${number}`);
+        await changed(connection, sql`SELECT fence FROM ${own("lease")} WHERE fence = ${number}`);
         desk.pin(session, number);
       } else
         await changed(
           connection,
-          sql`UPDATE holdfast_lease SET pins = pins + 1 WHERE fence = ${number} RETURNING fence`,
+          sql`UPDATE ${own("lease")} SET pins = pins + 1 WHERE fence = ${number} RETURNING fence`,
         );
       return undefined;
     }
@@ -214,12 +214,12 @@ async function fence(
       );
     await connection.aside((other) =>
       other.query(
-        sql`INSERT INTO holdfast_resource SELECT ${resource}, ${name}, 0, 0 WHERE NOT EXISTS (SELECT 1 FROM holdfast_resource WHERE id = ${resource})`,
+        sql`INSERT INTO ${own("resource")} SELECT ${resource}, ${name}, 0, 0 WHERE NOT EXISTS (SELECT 1 FROM ${own("resource")} WHERE id = ${resource})`,
       ),
     );
     const newest = await changed(
       connection,
-      sql`UPDATE holdfast_resource SET seen = greatest(seen, ${number}) WHERE id = ${resource} RETURNING seen`,
+      sql`UPDATE ${own("resource")} SET seen = greatest(seen, ${number}) WHERE id = ${resource} RETURNING seen`,
     );
     return Number(newest.seen) > number ? Number(newest.seen) : undefined;
   });
@@ -240,7 +240,7 @@ export const leases: Leases<DuckdbConnection> = {
     (await connection.desk).errands.run(async () => {
       const { rows } = await explaining(
         connection.query(
-          sql`UPDATE holdfast_lease SET until = greatest(until, ${clock() + ttlMs})
+          sql`UPDATE ${own("lease")} SET until = greatest(until, ${clock() + ttlMs})
             WHERE fence = ${number} AND resource = ${resource} AND token = ${token} AND NOT waiting RETURNING until`,
         ),
       );
@@ -263,7 +263,7 @@ export const leases: Leases<DuckdbConnection> = {
     ];
     const { rows } = await explaining(
       connection.query(
-        sql`SELECT name, holder, fence, mode, waiting, since, until, until <= ${clock()} AS gone, resource, token FROM holdfast_lease
+        sql`SELECT name, holder, fence, mode, waiting, since, until, until <= ${clock()} AS gone, resource, token FROM ${own("lease")}
           WHERE ${sql.join(conditions, " AND ")} ORDER BY resource, waiting, fence LIMIT ${most}`,
       ),
     );

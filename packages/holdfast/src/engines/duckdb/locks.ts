@@ -11,13 +11,13 @@ import {
   UnsupportedError,
 } from "../../core/errors.ts";
 import type { LockRequest } from "../../core/key.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
 import type { DuckdbConnection } from "./dialect.ts";
 import { classify, explaining, isConflict } from "./errors.ts";
 
 export const lockTable: readonly Statement[] = [
-  sql`CREATE TABLE IF NOT EXISTS holdfast_lock (id varchar NOT NULL, turn bigint NOT NULL)`,
+  sql`CREATE TABLE IF NOT EXISTS ${own("lock")} (id varchar NOT NULL, turn bigint NOT NULL)`,
 ];
 
 const granted = { granted: true } as const satisfies Grant;
@@ -40,7 +40,7 @@ const idsOf = (locks: readonly LockRequest[]) => locks.map(({ key }) => key.id);
 /** Resolves to those whose row this transaction does not see. */
 async function turn(connection: DuckdbConnection, locks: readonly LockRequest[]): Promise<string[]> {
   const { rows } = await connection.query(
-    sql`UPDATE holdfast_lock SET turn = turn + 1 WHERE id IN (${sql.join(idsOf(locks))}) RETURNING id`,
+    sql`UPDATE ${own("lock")} SET turn = turn + 1 WHERE id IN (${sql.join(idsOf(locks))}) RETURNING id`,
   );
   const found = new Set(rows.map(({ id }) => String(id)));
   return idsOf(locks).filter((id) => !found.has(id));
@@ -56,7 +56,7 @@ async function ensure(connection: DuckdbConnection, locks: readonly LockRequest[
       for (const id of missing()) {
         await explaining(
           other.query(
-            sql`INSERT INTO holdfast_lock SELECT ${id}, 0 WHERE NOT EXISTS (SELECT 1 FROM holdfast_lock WHERE id = ${id})`,
+            sql`INSERT INTO ${own("lock")} SELECT ${id}, 0 WHERE NOT EXISTS (SELECT 1 FROM ${own("lock")} WHERE id = ${id})`,
           ),
         );
         desk.learn(id);
@@ -88,7 +88,7 @@ async function rowsOf(
   ids: readonly string[],
 ): Promise<Map<string, { rows: number; turns: number }>> {
   const { rows } = await connection.query(
-    sql`SELECT id, count(*) AS n, sum(turn) AS turns FROM holdfast_lock WHERE id IN (${sql.join(ids)}) GROUP BY id`,
+    sql`SELECT id, count(*) AS n, sum(turn) AS turns FROM ${own("lock")} WHERE id IN (${sql.join(ids)}) GROUP BY id`,
   );
   return new Map(
     rows.map(({ id, n, turns }) => [String(id), { rows: Number(n), turns: Number(turns) }] as const),
@@ -129,7 +129,7 @@ async function later(
   if (stale) throw await older(connection, ids);
   // Fails if they were changed after the snapshot.
   await turn(connection, locks);
-  for (const id of unseen) await connection.query(sql`INSERT INTO holdfast_lock VALUES (${id}, 1)`);
+  for (const id of unseen) await connection.query(sql`INSERT INTO ${own("lock")} VALUES (${id}, 1)`);
 }
 
 export async function begin(

@@ -1,5 +1,5 @@
 import type { Replay } from "../../core/replay.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
 import type { DuckdbConnection } from "./dialect.ts";
 import { explaining } from "./errors.ts";
 
@@ -8,7 +8,7 @@ import { explaining } from "./errors.ts";
  * transaction that is still open can see as deleted (https://duckdb.org/docs/stable/sql/indexes).
  */
 export const replayTable: readonly Statement[] = [
-  sql`CREATE TABLE IF NOT EXISTS holdfast_once (
+  sql`CREATE TABLE IF NOT EXISTS ${own("once")} (
   id varchar NOT NULL,
   fingerprint varchar NOT NULL,
   result varchar NOT NULL,
@@ -28,7 +28,7 @@ export const replay: Replay<DuckdbConnection> = {
     const now = clock();
     const { rows } = await explaining(
       connection.query(
-        sql`SELECT fingerprint, result, made FROM holdfast_once WHERE id = ${id} AND until > ${now} LIMIT 1`,
+        sql`SELECT fingerprint, result, made FROM ${own("once")} WHERE id = ${id} AND until > ${now} LIMIT 1`,
       ),
     );
     const [row] = rows;
@@ -43,14 +43,14 @@ export const replay: Replay<DuckdbConnection> = {
   async keep(connection, { id, fingerprint, result, keepMs, issuedAt }) {
     const now = clock();
     const there = await connection.query(
-      sql`SELECT 1 AS kept FROM holdfast_once WHERE id = ${id} AND until > ${now}`,
+      sql`SELECT 1 AS kept FROM ${own("once")} WHERE id = ${id} AND until > ${now}`,
     );
     if (there.rows.length > 0) return false;
     // Deletions that meet do not exclude each other here, and need not.
-    await connection.query(sql`DELETE FROM holdfast_once WHERE id = ${id} OR until < ${now - lateMs}`);
+    await connection.query(sql`DELETE FROM ${own("once")} WHERE id = ${id} OR until < ${now - lateMs}`);
     const until = Math.max(now, issuedAt ? issuedAt.getTime() : 0) + keepMs;
     await connection.query(
-      sql`INSERT INTO holdfast_once (id, fingerprint, result, made, until) VALUES (${id}, ${fingerprint}, ${result}, ${now}, ${until})`,
+      sql`INSERT INTO ${own("once")} (id, fingerprint, result, made, until) VALUES (${id}, ${fingerprint}, ${result}, ${now}, ${until})`,
     );
     return true;
   },

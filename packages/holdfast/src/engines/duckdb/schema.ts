@@ -1,11 +1,11 @@
 import type { Migration, Migrations } from "../../core/database.ts";
-import { sql } from "../../core/sql.ts";
+import { type Names, type Statement, own, sql } from "../../core/sql.ts";
 import { type DuckdbConnection, render } from "./dialect.ts";
 import { leaseTables } from "./leases.ts";
 import { lockTable } from "./locks.ts";
 import { replayTable } from "./replay.ts";
 
-const migrationTable = sql`CREATE TABLE IF NOT EXISTS holdfast_migration (
+const migrationTable = sql`CREATE TABLE IF NOT EXISTS ${own("migration")} (
   id integer NOT NULL,
   name varchar NOT NULL,
   applied_at timestamptz NOT NULL DEFAULT now()
@@ -19,21 +19,23 @@ const all: readonly Migration[] = [
 ];
 
 async function read(connection: DuckdbConnection): Promise<Pick<Migration, "id" | "name">[]> {
-  const { rows } = await connection.query(sql`SELECT id, name FROM holdfast_migration ORDER BY id`);
+  const { rows } = await connection.query(sql`SELECT id, name FROM ${own("migration")} ORDER BY id`);
   return rows.map((row) => ({ id: Number(row.id), name: String(row.name) }));
 }
 
-export const migrations: Migrations<DuckdbConnection> = {
+function record({ id, name }: Pick<Migration, "id" | "name">): Statement {
+  const table = own("migration");
+  return sql`INSERT INTO ${table} (id, name) SELECT ${sql.raw(`${id}, '${name}'`)} WHERE NOT EXISTS (SELECT 1 FROM ${table} WHERE id = ${sql.raw(String(id))})`;
+}
+
+export const migrationsIn = (names: Names): Migrations<DuckdbConnection> => ({
   all,
-  print: (statement) => `${render(statement).text};`,
-  record: ({ id, name }) =>
-    sql.raw(
-      `INSERT INTO holdfast_migration (id, name) SELECT ${id}, '${name}' WHERE NOT EXISTS (SELECT 1 FROM holdfast_migration WHERE id = ${id})`,
-    ),
+  print: (statement) => `${render(statement, names).text};`,
+  record,
   applied: async (connection) =>
     (await connection.desk).errands.run(async () => {
       const { rows: tables } = await connection.query(
-        sql`SELECT 1 AS there FROM duckdb_tables() WHERE table_name = 'holdfast_migration'`,
+        sql`SELECT 1 AS there FROM duckdb_tables() WHERE table_name = ${own.text("migration")}`,
       );
       return tables.length === 0 ? [] : read(connection);
     }),
@@ -46,7 +48,7 @@ export const migrations: Migrations<DuckdbConnection> = {
         const missing = all.filter(({ id }) => !applied.has(id));
         for (const migration of missing) {
           for (const statement of migration.statements) await connection.query(statement);
-          await connection.query(migrations.record(migration));
+          await connection.query(record(migration));
         }
         await connection.query(sql.raw("COMMIT"));
         return missing;
@@ -55,4 +57,4 @@ export const migrations: Migrations<DuckdbConnection> = {
         throw error;
       }
     }),
-};
+});

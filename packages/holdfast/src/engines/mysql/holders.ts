@@ -1,6 +1,6 @@
 /** Locks of sessions as the server shows them, GET_LOCK of a hash, told by the names of their keys. */
 import type { SqlConnection } from "../../core/database.ts";
-import { sql } from "../../core/sql.ts";
+import { own, sql } from "../../core/sql.ts";
 import { lockName, heldName } from "./locks.ts";
 import { failureOf } from "./waits.ts";
 
@@ -25,7 +25,7 @@ export async function keysOf(
     const wanted = sql.join(missing);
     const rows = await orNone(
       connection,
-      sql`SELECT ${lockName(sql.raw("id"))} AS lockname, id AS id, name AS name FROM holdfast_lock
+      sql`SELECT ${lockName(sql.raw("id"))} AS lockname, id AS id, name AS name FROM ${own("lock")}
         WHERE ${lockName(sql.raw("id"))} IN (${wanted})`,
     );
     const [migrate] = await orNone(connection, sql`SELECT ${lockName("migrate")} AS lockname`);
@@ -47,7 +47,7 @@ const mostRows = 200_000;
 
 async function isSmall(connection: SqlConnection): Promise<boolean> {
   const { rows } = await connection.query(
-    sql`SELECT table_rows AS n FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'holdfast_lock'`,
+    sql`SELECT table_rows AS n FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ${own.text("lock")}`,
   );
   return rows.length > 0 && Number(rows[0]?.n) <= mostRows;
 }
@@ -57,7 +57,7 @@ export async function heldBySessions(connection: SqlConnection): Promise<HeldKey
   if (!(await isSmall(connection))) return [];
   const rows = await orNone(
     connection,
-    sql`SELECT id AS id, name AS name, IS_USED_LOCK(${heldName(sql.raw("id"))}) AS holder FROM holdfast_lock HAVING holder IS NOT NULL`,
+    sql`SELECT id AS id, name AS name, IS_USED_LOCK(${heldName(sql.raw("id"))}) AS holder FROM ${own("lock")} HAVING holder IS NOT NULL`,
   );
   return rows.map(({ id, name, holder }) => ({
     id: String(id),
@@ -78,11 +78,11 @@ export async function heldByTransactions(connection: SqlConnection): Promise<Hel
   const there = await orNone(
     connection,
     sql`SELECT id AS id, name AS name, turn AS turn, holder AS holder, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', since) AS since
-      FROM holdfast_lock WHERE holder IN (SELECT trx_mysql_thread_id FROM information_schema.innodb_trx)`,
+      FROM ${own("lock")} WHERE holder IN (SELECT trx_mysql_thread_id FROM information_schema.innodb_trx)`,
   );
   if (there.length === 0) return [];
   const committed = await connection.query(
-    sql`SELECT id AS id, turn AS turn FROM holdfast_lock WHERE id IN (${sql.join(there.map(({ id }) => String(id)))})`,
+    sql`SELECT id AS id, turn AS turn FROM ${own("lock")} WHERE id IN (${sql.join(there.map(({ id }) => String(id)))})`,
   );
   const turns = new Map(committed.rows.map(({ id, turn }) => [String(id), String(turn)]));
   return there

@@ -1,12 +1,14 @@
 import type { Engine, SqlConnection } from "../../core/database.ts";
+import { namedConnection, prefixNames } from "../../core/names.ts";
 import { sql } from "../../core/sql.ts";
+import { dialect } from "./dialect.ts";
 import { classify, violated, waited } from "./errors.ts";
 import { inspect } from "./inspect.ts";
 import { leases } from "./leases.ts";
 import { holders, lock, session } from "./locks.ts";
 import { probe } from "./probe.ts";
 import { replay } from "./replay.ts";
-import { migrations } from "./schema.ts";
+import { migrationsIn } from "./schema.ts";
 import { tables } from "./tables.ts";
 import { begin, end, keepLocks, settle } from "./transactions.ts";
 import { wire } from "./wire.ts";
@@ -40,6 +42,12 @@ export const mysql: Engine<SqlConnection> = {
   classify,
   violated,
   waited,
-  migrations,
+  migrations: migrationsIn(dialect.names),
+  named(schema) {
+    const names = prefixNames(schema);
+    if (names.schema === dialect.names.schema) return undefined;
+    const on = (connection: SqlConnection): SqlConnection => namedConnection(connection, names);
+    return { engine: { ...mysql, migrations: migrationsIn(names) }, on };
+  },
   wire,
 };

@@ -1,7 +1,8 @@
 import type { Capabilities } from "../../core/capabilities.ts";
 import type { Row, SqlConnection } from "../../core/database.ts";
 import type { LockView } from "../../core/inspect.ts";
-import { sql } from "../../core/sql.ts";
+import { own, sql } from "../../core/sql.ts";
+import { namesOf } from "./dialect.ts";
 import { sleep } from "../../core/wait.ts";
 import { lockName } from "./locks.ts";
 import { heldBySessions, heldByTransactions, keysOf, ofHoldfast, orNone } from "./holders.ts";
@@ -54,10 +55,10 @@ function time(value: unknown): Date | undefined {
  * writer has, is always the owner's own. How long a wait has lasted is told from the beginning of its statement: only
  * innodb_trx knows better, which is not always to be read (see sessionList).
  */
-const ownerOf = (transaction: string) => `(SELECT o.thread_id FROM performance_schema.data_locks o
-      WHERE o.engine_transaction_id = ${transaction} AND o.lock_type = 'TABLE' LIMIT 1)`;
-const rowLocks =
-  sql.raw(`SELECT t.processlist_id AS id, l.object_name AS tablename, l.index_name AS indexname, l.lock_mode AS mode,
+const ownerOf = (transaction: string) =>
+  sql.raw(`(SELECT o.thread_id FROM performance_schema.data_locks o
+      WHERE o.engine_transaction_id = ${transaction} AND o.lock_type = 'TABLE' LIMIT 1)`);
+const rowLocks = sql`SELECT t.processlist_id AS id, l.object_name AS tablename, l.index_name AS indexname, l.lock_mode AS mode,
     l.lock_status AS status, l.lock_data AS data,
     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1000 - x.timer_wait / 1e9 AS since,
     s.timer_wait / 1e9 AS waiting,
@@ -68,8 +69,8 @@ const rowLocks =
   LEFT JOIN performance_schema.events_transactions_current x ON x.thread_id = t.thread_id AND x.state = 'ACTIVE'
   LEFT JOIN performance_schema.events_statements_current s ON s.thread_id = t.thread_id AND s.nesting_event_level = 0 AND s.end_event_id IS NULL
   WHERE l.object_schema = DATABASE() AND l.lock_type = 'RECORD' AND t.processlist_id <> CONNECTION_ID()
-    AND (l.lock_status = 'WAITING' OR l.object_name = 'holdfast_lock'
-      OR l.engine_lock_id IN (SELECT w.blocking_engine_lock_id FROM performance_schema.data_lock_waits w))`);
+    AND (l.lock_status = 'WAITING' OR l.object_name = ${own.text("lock")}
+      OR l.engine_lock_id IN (SELECT w.blocking_engine_lock_id FROM performance_schema.data_lock_waits w))`;
 
 const namedLocks = sql.raw(`SELECT t.processlist_id AS id, m.object_name AS name, m.lock_status AS status,
     t.processlist_time AS seconds, t.processlist_db <=> DATABASE() AS here,
@@ -83,13 +84,14 @@ const dirty = sql.raw("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED");
 
 async function fromPerformanceSchema(connection: SqlConnection): Promise<Sighting[]> {
   const found = (await connection.query(rowLocks)).rows;
+  const table = namesOf(connection).own("lock");
   const keys = await keyNames(
     connection,
-    found.filter(({ tablename }) => tablename === "holdfast_lock").map(({ data }) => String(data)),
+    found.filter(({ tablename }) => tablename === table).map(({ data }) => String(data)),
   );
   const rows = found.map((row): Sighting => {
     const granted = row.status === "GRANTED";
-    const lockRow = row.tablename === "holdfast_lock";
+    const lockRow = row.tablename === table;
     const data = String(row.data);
     return {
       id: String(row.id),
@@ -193,17 +195,16 @@ async function fromInnodb(connection: SqlConnection, list: SessionList): Promise
   }
   const [{ db } = { db: "" }] = (await connection.query(sql`SELECT DATABASE() AS db`)).rows;
   const prefix = `\`${String(db)}\`.`;
+  const table = `${prefix}\`${namesOf(connection).own("lock")}\``;
   const waiting = rows.filter((row) => String(row.tablename).startsWith(prefix) && seen.has(String(row.id)));
   const keys = await keyNames(
     connection,
-    waiting
-      .filter((row) => String(row.tablename).endsWith("`holdfast_lock`"))
-      .map(({ data }) => String(data)),
+    waiting.filter((row) => row.tablename === table).map(({ data }) => String(data)),
   );
   const found: Sighting[] = [];
   for (const [id, group] of Map.groupBy(waiting, (row) => String(row.id))) {
     const row = group[0] as Row;
-    const what = target(row, prefix, keys);
+    const what = target(row, prefix, keys, row.tablename === table);
     const blockers = [...new Set(group.map(({ blocker }) => String(blocker)))];
     found.push({
       ...what,
@@ -231,7 +232,7 @@ async function fromInnodb(connection: SqlConnection, list: SessionList): Promise
     if (lock.table.startsWith(prefix) && !found.some((f) => !f.granted && f.id === id))
       found.push({
         id,
-        kind: lock.table === `${prefix}\`holdfast_lock\`` ? "lock row" : "row",
+        kind: lock.table === table ? "lock row" : "row",
         name: lock.table.slice(prefix.length).replaceAll("`", ""),
         mode: lock.mode,
         granted: false,
@@ -264,10 +265,11 @@ function target(
   row: Row,
   prefix: string,
   keys: ReadonlyMap<string, string>,
+  lockRow: boolean,
 ): Pick<Sighting, "kind" | "name"> {
   const table = String(row.tablename).slice(prefix.length).replaceAll("`", "");
   const data = String(row.data);
-  if (table !== "holdfast_lock") return { kind: "row", name: `${table}[${data}]` };
+  if (!lockRow) return { kind: "row", name: `${table}[${data}]` };
   return { kind: "lock row", name: keys.get(data) ?? `${table}[${data}]` };
 }
 
@@ -281,7 +283,7 @@ async function keyNames(
   await connection.query(dirty);
   const found = await orNone(
     connection,
-    sql`SELECT id AS id, name AS name FROM holdfast_lock WHERE id IN (${sql.join([...ids.keys()])})`,
+    sql`SELECT id AS id, name AS name FROM ${own("lock")} WHERE id IN (${sql.join([...ids.keys()])})`,
   );
   return new Map(
     found.filter(({ name }) => name !== "").map(({ id, name }) => [ids.get(String(id)) ?? "", String(name)]),
@@ -367,6 +369,6 @@ async function userLocks(connection: SqlConnection, here: readonly Row[]): Promi
 
 async function nameOfKey(connection: SqlConnection, id: string): Promise<string> {
   await connection.query(dirty);
-  const [row] = await orNone(connection, sql`SELECT name AS name FROM holdfast_lock WHERE id = ${id}`);
+  const [row] = await orNone(connection, sql`SELECT name AS name FROM ${own("lock")} WHERE id = ${id}`);
   return String(row?.name || id);
 }

@@ -19,7 +19,8 @@ import {
   UnsupportedError,
 } from "../../core/errors.ts";
 import type { LockRequest } from "../../core/key.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
+import { namesOf } from "./dialect.ts";
 import { sleep } from "../../core/wait.ts";
 import { isReplica } from "./errors.ts";
 import { type Note, asHolders } from "./sessions.ts";
@@ -29,7 +30,8 @@ const granted: Grant = { granted: true };
 
 export function explain(connection: SqlConnection, error: unknown): unknown {
   const failure = failureOf(connection, error);
-  if (failure === "schema-missing") return new SchemaMissingError("The table holdfast_lock", error);
+  if (failure === "schema-missing")
+    return new SchemaMissingError(`The table ${namesOf(connection).own("lock")}`, error);
   if (failure !== "read-only") return error;
   // Another one than was asked first, behind the same address, or one that has been a primary until now.
   return isReplica(connection.unwrap?.(error) ?? (error as object))
@@ -95,7 +97,7 @@ async function lockRow(
   if (patience.nowait || opening === "read committed") {
     try {
       const { rows } = await connection.query(
-        sql`SELECT turn FROM holdfast_lock WHERE id = ${id} FOR UPDATE NOWAIT`,
+        sql`SELECT turn FROM ${own("lock")} WHERE id = ${id} FOR UPDATE NOWAIT`,
       );
       there = rows.length > 0;
     } catch (error) {
@@ -105,7 +107,7 @@ async function lockRow(
   }
   if (!there) {
     // Takes an exclusive lock on the row whether it was there or not, with nothing read before: no gap is locked.
-    const insert = sql`INSERT INTO holdfast_lock (id, name) VALUES (${id}, ${name}) ON DUPLICATE KEY UPDATE turn = turn`;
+    const insert = sql`INSERT INTO ${own("lock")} (id, name) VALUES (${id}, ${name}) ON DUPLICATE KEY UPDATE turn = turn`;
     const left = patience.nowait ? 0 : Math.max(1, patience.left());
     const waited = await patiently(connection, left, () => connection.query(insert));
     if (waited.over) return { cause: waited.cause };
@@ -120,8 +122,8 @@ async function lockRow(
  * `@@transaction_isolation` would be no proof, as it does not show what SET TRANSACTION chose.
  */
 async function assertFresh(connection: SqlConnection, id: string, name: string): Promise<void> {
-  const seen = (await connection.query(sql`SELECT turn FROM holdfast_lock WHERE id = ${id}`)).rows[0]?.turn;
-  const current = (await connection.query(sql`SELECT turn FROM holdfast_lock WHERE id = ${id} FOR UPDATE`))
+  const seen = (await connection.query(sql`SELECT turn FROM ${own("lock")} WHERE id = ${id}`)).rows[0]?.turn;
+  const current = (await connection.query(sql`SELECT turn FROM ${own("lock")} WHERE id = ${id} FOR UPDATE`))
     .rows[0]?.turn;
   if (String(seen) === String(current)) return;
   throw new SerializationError(
@@ -159,7 +161,7 @@ async function waitForSession(
   const free = isSupported(sessionLocks)
     ? sql` AND IS_USED_LOCK(${heldName(request.key.id)}) IS NULL`
     : sql.raw("");
-  const take = sql`UPDATE holdfast_lock SET ${counted} WHERE id = ${request.key.id}${free}`;
+  const take = sql`UPDATE ${own("lock")} SET ${counted} WHERE id = ${request.key.id}${free}`;
   for (;;) {
     const { affected, inTransaction } = await connection.query(take);
     if (inTransaction === false || (inTransaction === undefined && joined && (await isIdle(connection)))) {
@@ -186,7 +188,7 @@ export async function keepLocks(
 ): Promise<void> {
   const ids = sql.join(locks.map(({ key }) => key.id));
   const { rows } = await connection.query(
-    sql`SELECT id AS id, turn AS turn FROM holdfast_lock WHERE id IN (${ids})`,
+    sql`SELECT id AS id, turn AS turn FROM ${own("lock")} WHERE id IN (${ids})`,
   );
   const turns = new Map(rows.map(({ id, turn }) => [String(id), Number(turn)]));
   try {
@@ -198,10 +200,10 @@ export async function keepLocks(
   for (const [i, { key }] of locks.entries()) {
     const turn = turns.get(key.id);
     if (turn === undefined) throw conflict();
-    const again = sql`UPDATE holdfast_lock SET ${counted} WHERE id = ${key.id} AND turn = ${turn - 1}`;
+    const again = sql`UPDATE ${own("lock")} SET ${counted} WHERE id = ${key.id} AND turn = ${turn - 1}`;
     if ((await connection.query(again)).affected > 0) continue;
     if (turn !== 1) throw conflict();
-    const insert = sql`INSERT INTO holdfast_lock SET id = ${key.id}, name = ${names[i] ?? ""}, ${counted}`;
+    const insert = sql`INSERT INTO ${own("lock")} SET id = ${key.id}, name = ${names[i] ?? ""}, ${counted}`;
     try {
       const waited = await patiently(connection, remakeMs, () => connection.query(insert));
       if (waited.over) throw conflict(waited.cause);
@@ -330,10 +332,10 @@ export async function holders(
   await connection.query(sql.raw("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED"));
   const there = await connection.query(
     sql`SELECT id AS id, name AS name, turn AS turn, holder AS holder, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', since) AS since
-      FROM holdfast_lock WHERE id IN (${ids})`,
+      FROM ${own("lock")} WHERE id IN (${ids})`,
   );
   const committed = await connection.query(
-    sql`SELECT id AS id, turn AS turn FROM holdfast_lock WHERE id IN (${ids})`,
+    sql`SELECT id AS id, turn AS turn FROM ${own("lock")} WHERE id IN (${ids})`,
   );
   const turns = new Map(committed.rows.map(({ id, turn }) => [String(id), String(turn)]));
   const found = new Map<string, Note>();

@@ -1,17 +1,18 @@
 import type { SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError } from "../../core/errors.ts";
 import type { Replay } from "../../core/replay.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
+import { namesOf } from "./dialect.ts";
 import { failureOf } from "./waits.ts";
 
 export const replayTable: readonly Statement[] = [
-  sql`CREATE TABLE IF NOT EXISTS holdfast_once (
+  sql`CREATE TABLE IF NOT EXISTS ${own("once")} (
   id varbinary(400) NOT NULL PRIMARY KEY,
   fingerprint varchar(64) CHARACTER SET ascii NOT NULL,
   result longtext CHARACTER SET utf8mb4 NOT NULL,
   at datetime(6) NOT NULL,
   until datetime(6) NOT NULL,
-  KEY holdfast_once_until (until)
+  KEY ${own("once_until")} (until)
 ) ENGINE=InnoDB`,
 ];
 
@@ -26,10 +27,10 @@ export const replay: Replay<SqlConnection> = {
     // As bytes, here and below: the connection's character set need not have all of the text's.
     const statement = sql`SELECT o.fingerprint AS fingerprint, CAST(o.result AS BINARY) AS result, ${milliseconds("o.at")} AS made,
       ${milliseconds("UTC_TIMESTAMP(6)")} AS now
-      FROM (SELECT 1 AS one) c LEFT JOIN holdfast_once o ON o.id = ${Buffer.from(id)} AND o.until > UTC_TIMESTAMP(6)`;
+      FROM (SELECT 1 AS one) c LEFT JOIN ${own("once")} o ON o.id = ${Buffer.from(id)} AND o.until > UTC_TIMESTAMP(6)`;
     const { rows } = await connection.query(statement).catch((error: unknown) => {
       throw failureOf(connection, error) === "schema-missing"
-        ? new SchemaMissingError("The table holdfast_once", error)
+        ? new SchemaMissingError(`The table ${namesOf(connection).own("once")}`, error)
         : error;
     });
     const [row] = rows;
@@ -48,7 +49,7 @@ export const replay: Replay<SqlConnection> = {
     const issued = issuedAt
       ? sql`GREATEST(UTC_TIMESTAMP(6), TIMESTAMP'1970-01-01 00:00:00' + ${microseconds(issuedAt.getTime())})`
       : sql.raw("UTC_TIMESTAMP(6)");
-    const insert = sql`INSERT INTO holdfast_once (id, fingerprint, result, at, until)
+    const insert = sql`INSERT INTO ${own("once")} (id, fingerprint, result, at, until)
       VALUES (${bytes}, ${fingerprint}, CONVERT(${Buffer.from(result)} USING utf8mb4), UTC_TIMESTAMP(6), ${issued} + ${microseconds(keepMs)})`;
     try {
       await connection.query(insert);
@@ -58,7 +59,7 @@ export const replay: Replay<SqlConnection> = {
     }
     // Not before it is known to be there: to delete what is not would lock a gap in REPEATABLE READ.
     const gone = await connection.query(
-      sql`DELETE FROM holdfast_once WHERE id = ${bytes} AND until <= UTC_TIMESTAMP(6)`,
+      sql`DELETE FROM ${own("once")} WHERE id = ${bytes} AND until <= UTC_TIMESTAMP(6)`,
     );
     if (gone.affected === 0) return false;
     await connection.query(insert);
@@ -74,13 +75,13 @@ export const replay: Replay<SqlConnection> = {
  */
 async function reap(connection: SqlConnection, id: Buffer): Promise<void> {
   const old = await connection.query(
-    sql`SELECT id AS id FROM holdfast_once WHERE until < UTC_TIMESTAMP(6) - INTERVAL 1 HOUR AND id <> ${id} ORDER BY until LIMIT 10`,
+    sql`SELECT id AS id FROM ${own("once")} WHERE until < UTC_TIMESTAMP(6) - INTERVAL 1 HOUR AND id <> ${id} ORDER BY until LIMIT 10`,
   );
   if (old.rows.length === 0) return;
   const among = (rows: readonly { id?: unknown }[]) => sql.join(rows.map((row) => row.id));
   const free = await connection.query(
-    sql`SELECT id AS id FROM holdfast_once FORCE INDEX (PRIMARY) WHERE id IN (${among(old.rows)}) FOR UPDATE SKIP LOCKED`,
+    sql`SELECT id AS id FROM ${own("once")} FORCE INDEX (PRIMARY) WHERE id IN (${among(old.rows)}) FOR UPDATE SKIP LOCKED`,
   );
   if (free.rows.length === 0) return;
-  await connection.query(sql`DELETE FROM holdfast_once WHERE id IN (${among(free.rows)})`);
+  await connection.query(sql`DELETE FROM ${own("once")} WHERE id IN (${among(free.rows)})`);
 }

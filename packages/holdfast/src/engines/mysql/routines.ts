@@ -1,11 +1,13 @@
 import type { Routines, SqlConnection } from "../../core/database.ts";
 import { type Routine, type RoutineState, checksum } from "../../core/routine.ts";
-import { type Statement, sql } from "../../core/sql.ts";
-import { render } from "./dialect.ts";
+import { type Names, type Statement, own, sql } from "../../core/sql.ts";
+import { namesOf, render } from "./dialect.ts";
 
 export interface Procedure extends Routine {
   /** The name that it has on the server: `CALL ${procedure.called}(…)`. */
   readonly called: Statement;
+  /** The same without what its schema adds. */
+  readonly plain: string;
 }
 
 /**
@@ -14,12 +16,14 @@ export interface Procedure extends Routine {
  */
 export function procedure(name: string, text: Statement): Procedure {
   const sum = checksum(render(text).text);
-  const called = sql.raw(`${name}_${sum.slice(0, 8)}`);
+  // Where they have chosen another schema, its text is another one only by that.
+  const called = `${name}_${sum.slice(0, 8)}`;
   return {
     name,
     checksum: sum,
-    called,
-    statement: sql`CREATE PROCEDURE IF NOT EXISTS ${called}${text}`,
+    called: sql`${own(called)}`,
+    plain: called,
+    statement: sql`CREATE PROCEDURE IF NOT EXISTS ${own(called)}${text}`,
   };
 }
 
@@ -32,15 +36,16 @@ async function states(
     sql`SELECT routine_name AS name FROM information_schema.routines WHERE routine_schema = DATABASE()`,
   );
   const found = rows.map((row) => String(row.name));
-  const state = ({ name, called }: Procedure) => {
-    if (found.includes(render(called).text)) return "applied";
+  const state = ({ name, plain }: Procedure) => {
+    if (found.includes(namesOf(connection).own(plain))) return "applied";
     const older = new RegExp(`^${name}(_[0-9a-f]{8})?$`);
     return found.some((each) => older.test(each)) ? "outdated" : "missing";
   };
   return new Map(all.map((each) => [each.name, state(each)]));
 }
 
-export function routinesOf(all: readonly Procedure[]): Routines<SqlConnection> {
+export function routinesOf(procedures: readonly Procedure[], names: Names): Routines<SqlConnection> {
+  const all = procedures.map((each) => ({ ...each, name: names.own(each.name) }));
   return {
     all,
     make: ({ statement }) => [statement],

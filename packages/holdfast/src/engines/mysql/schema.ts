@@ -1,7 +1,7 @@
 import type { Migration, Migrations, SqlConnection } from "../../core/database.ts";
 import { UnsupportedError } from "../../core/errors.ts";
 import { makeStale } from "../../core/routine.ts";
-import { sql } from "../../core/sql.ts";
+import { type Names, type Statement, own, sql } from "../../core/sql.ts";
 import { render } from "./dialect.ts";
 import { leaseProcedures, leaseTables } from "./leases.ts";
 import { replayTable } from "./replay.ts";
@@ -9,7 +9,7 @@ import { routinesOf } from "./routines.ts";
 import { transactionProcedures } from "./transactions.ts";
 import { failureOf } from "./waits.ts";
 
-const migrationTable = sql`CREATE TABLE IF NOT EXISTS holdfast_migration (
+const migrationTable = sql`CREATE TABLE IF NOT EXISTS ${own("migration")} (
   id int NOT NULL PRIMARY KEY,
   name varchar(100) NOT NULL,
   applied_at timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP
@@ -21,7 +21,7 @@ const all: readonly Migration[] = [
     name: "lock rows",
     statements: [
       migrationTable,
-      sql`CREATE TABLE IF NOT EXISTS holdfast_lock (
+      sql`CREATE TABLE IF NOT EXISTS ${own("lock")} (
   id varbinary(64) NOT NULL PRIMARY KEY,
   name varchar(200) CHARACTER SET utf8mb4 NOT NULL,
   turn bigint NOT NULL DEFAULT 0
@@ -32,7 +32,7 @@ const all: readonly Migration[] = [
     id: 2,
     name: "holders of lock rows",
     statements: [
-      sql`ALTER TABLE holdfast_lock ADD COLUMN holder bigint unsigned NOT NULL DEFAULT 0, ADD COLUMN since datetime(3) NULL`,
+      sql`ALTER TABLE ${own("lock")} ADD COLUMN holder bigint unsigned NOT NULL DEFAULT 0, ADD COLUMN since datetime(3) NULL`,
     ],
   },
   { id: 3, name: "leases", statements: leaseTables },
@@ -40,8 +40,6 @@ const all: readonly Migration[] = [
   // It was made of procedures, which are no part of migrations any more.
   { id: 5, name: "transactions in fewer round trips", statements: [] },
 ];
-
-const routines = routinesOf([...leaseProcedures, ...transactionProcedures]);
 
 /** "Duplicate column name": whoever ran this statement before us did not come to say so. */
 const there = 1060;
@@ -55,7 +53,7 @@ function printed(text: string): string {
 }
 
 async function read(connection: SqlConnection): Promise<Pick<Migration, "id" | "name">[]> {
-  const { rows } = await connection.query(sql`SELECT id, name FROM holdfast_migration ORDER BY id`);
+  const { rows } = await connection.query(sql`SELECT id, name FROM ${own("migration")} ORDER BY id`);
   return rows.map((row) => ({ id: Number(row.id), name: String(row.name) }));
 }
 
@@ -74,15 +72,20 @@ function unlessThere(error: unknown): void {
   if ((error as { errno?: unknown }).errno !== there) throw error;
 }
 
-export const migrations: Migrations<SqlConnection> = {
+function record({ id, name: title }: Pick<Migration, "id" | "name">): Statement {
+  return sql`INSERT IGNORE INTO ${own("migration")} (id, name) VALUES (${sql.raw(`${id}, '${title}'`)})`;
+}
+
+const procedures = [...leaseProcedures, ...transactionProcedures];
+
+export const migrationsIn = (names: Names): Migrations<SqlConnection> => ({
   all,
-  routines,
-  print: (statement) => printed(render(statement).text),
-  record: ({ id, name: named }) =>
-    sql.raw(`INSERT IGNORE INTO holdfast_migration (id, name) VALUES (${id}, '${named}')`),
+  routines: routinesOf(procedures, names),
+  print: (statement) => printed(render(statement, names).text),
+  record,
   async applied(connection) {
     const { rows: tables } = await connection.query(
-      sql`SELECT 1 AS there FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'holdfast_migration'`,
+      sql`SELECT 1 AS there FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ${own.text("migration")}`,
     );
     return tables.length === 0 ? [] : read(connection);
   },
@@ -97,12 +100,12 @@ export const migrations: Migrations<SqlConnection> = {
       const applied = new Set((await read(connection)).map(({ id }) => id));
       const missing = all.filter(({ id }) => !applied.has(id));
       for (const migration of missing) {
-        for (const statement of [...migration.statements, migrations.record(migration)])
+        for (const statement of [...migration.statements, record(migration)])
           await agreed(connection, () => connection.query(statement)).catch(unlessThere);
       }
-      return [...missing, ...(await makeStale(connection, routines))];
+      return [...missing, ...(await makeStale(connection, routinesOf(procedures, names)))];
     } finally {
       if (!connection.lost.aborted) await connection.query(sql`SELECT RELEASE_LOCK(${name})`);
     }
   },
-};
+});

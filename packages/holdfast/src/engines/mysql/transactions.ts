@@ -9,7 +9,8 @@ import {
   UnsupportedError,
 } from "../../core/errors.ts";
 import type { LockRequest } from "../../core/key.ts";
-import { sql } from "../../core/sql.ts";
+import { own, sql } from "../../core/sql.ts";
+import { namesOf } from "./dialect.ts";
 import { counted, explain, heldName, keepLocks as keepRows, readOnlyLock, takeRows } from "./locks.ts";
 import { type Procedure, procedure } from "./routines.ts";
 import { failureOf, isMissing } from "./waits.ts";
@@ -30,7 +31,7 @@ const begun = "holdfast_begun";
  * the last statement's on MySQL, and the sum of all on MariaDB. It has the number of NOWAIT's own.
  */
 const beginning = procedure(
-  "holdfast_begin",
+  "begin",
   sql`(p_id varbinary(64))
 SQL SECURITY INVOKER
 BEGIN
@@ -38,8 +39,8 @@ BEGIN
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
   SET @holdfast_autocommit = @@autocommit, autocommit = 0;
   SAVEPOINT ${sql.raw(begun)};
-  SELECT id INTO v_id FROM holdfast_lock WHERE id = p_id FOR UPDATE SKIP LOCKED;
-  UPDATE holdfast_lock SET ${counted} WHERE id = v_id AND IS_USED_LOCK(${heldName(sql.raw("p_id"))}) IS NULL;
+  SELECT id INTO v_id FROM ${own("lock")} WHERE id = p_id FOR UPDATE SKIP LOCKED;
+  UPDATE ${own("lock")} SET ${counted} WHERE id = v_id AND IS_USED_LOCK(${heldName(sql.raw("p_id"))}) IS NULL;
   IF ROW_COUNT() <> 1 THEN
     SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = 3572, MESSAGE_TEXT = 'holdfast: the lock is not there, or not free';
   END IF;
@@ -49,7 +50,7 @@ END`,
 // To turn autocommit on commits, and it is on only if that succeeded: should the call be ended half-way, it tells. The
 // isolation level of this transaction is forgotten with COMMIT only, on MariaDB.
 const committing = procedure(
-  "holdfast_commit",
+  "commit",
   sql`()
 SQL SECURITY INVOKER
 BEGIN
@@ -116,7 +117,8 @@ async function beginWith(connection: SqlConnection, { key }: LockRequest): Promi
     await connection.query(sql`CALL ${beginning.called}(${key.id})`);
     return true;
   } catch (error) {
-    if (isMissing(connection, error)) throw new SchemaMissingError("The procedure holdfast_begin", error);
+    if (isMissing(connection, error))
+      throw new SchemaMissingError(`The procedure ${namesOf(connection).own("begin")}`, error);
     if (failureOf(connection, error) !== "lock-timeout") throw explain(connection, error);
     return false;
   }

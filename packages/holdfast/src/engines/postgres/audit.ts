@@ -1,11 +1,12 @@
 import type { Audits, WrittenLine } from "../../audit/store.ts";
 import type { SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError } from "../../core/errors.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
+import { namesOf } from "./dialect.ts";
 import { failureOf } from "./locks.ts";
 
 export const auditTable: readonly Statement[] = [
-  sql`CREATE TABLE IF NOT EXISTS holdfast.audit (
+  sql`CREATE TABLE IF NOT EXISTS ${own("audit")} (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   at timestamptz NOT NULL DEFAULT clock_timestamp(),
   actor text NOT NULL,
@@ -17,7 +18,7 @@ export const auditTable: readonly Statement[] = [
   error text,
   ended_at timestamptz
 )`,
-  sql`CREATE INDEX IF NOT EXISTS audit_target ON holdfast.audit (target, id)`,
+  sql`CREATE INDEX IF NOT EXISTS audit_target ON ${own("audit")} (target, id)`,
 ];
 
 async function ask(connection: SqlConnection, statement: Statement): Promise<Record<string, unknown>[]> {
@@ -25,7 +26,7 @@ async function ask(connection: SqlConnection, statement: Statement): Promise<Rec
     return (await connection.query(statement)).rows as Record<string, unknown>[];
   } catch (error) {
     throw failureOf(connection, error) === "schema-missing"
-      ? new SchemaMissingError("The table holdfast.audit", error)
+      ? new SchemaMissingError(`The table ${namesOf(connection).own("audit")}`, error)
       : error;
   }
 }
@@ -38,7 +39,7 @@ export const audits: Audits<SqlConnection> = {
   async begin(connection, { actor, action, target, details }) {
     const [row] = await ask(
       connection,
-      sql`INSERT INTO holdfast.audit (actor, action, target, details)
+      sql`INSERT INTO ${own("audit")} (actor, action, target, details)
   VALUES (${actor}::text, ${action}::text, ${target}::text, ${details ?? null}::text::jsonb) RETURNING id::text AS id`,
     );
     return Number(row?.["id"]);
@@ -47,7 +48,7 @@ export const audits: Audits<SqlConnection> = {
   async end(connection, id, { outcome, result, error }) {
     await ask(
       connection,
-      sql`UPDATE holdfast.audit SET outcome = ${outcome}::text, result = ${result ?? null}::text::jsonb, error = ${error ?? null}::text,
+      sql`UPDATE ${own("audit")} SET outcome = ${outcome}::text, result = ${result ?? null}::text::jsonb, error = ${error ?? null}::text,
   ended_at = clock_timestamp() WHERE id = ${String(id)}::text::bigint`,
     );
   },
@@ -58,7 +59,7 @@ export const audits: Audits<SqlConnection> = {
     const rows = await ask(
       connection,
       sql`SELECT a.id::text AS id, a.actor, a.action, a.target, a.details::text AS details, a.outcome, a.result::text AS result,
-  a.error, ${ms("a.at")} AS at, ${ms("a.ended_at")} AS ended FROM holdfast.audit a WHERE ${below} AND ${about}
+  a.error, ${ms("a.at")} AS at, ${ms("a.ended_at")} AS ended FROM ${own("audit")} a WHERE ${below} AND ${about}
   ORDER BY a.id DESC LIMIT ${String(most)}::text::int`,
     );
     return rows.map((row): WrittenLine => ({

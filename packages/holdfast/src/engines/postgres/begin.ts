@@ -2,6 +2,7 @@ import type { Begun, Grant, Open, Result, SqlConnection, Step } from "../../core
 import { ReplicaError, SerializationError, TransactionAbortedError, UsageError } from "../../core/errors.ts";
 import type { LockRequest } from "../../core/key.ts";
 import { sql } from "../../core/sql.ts";
+import { namesOf } from "./dialect.ts";
 import { takingRows } from "./lock-rows.ts";
 import { explain, run, waitIsOver } from "./locks.ts";
 import { type Usual, beginStep, beginText, opening, usualOpening } from "./opening.ts";
@@ -28,7 +29,7 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Gran
   }
   let row: Row | undefined;
   try {
-    const rows = byRows ? [takingRows(locks, wait, open.names)] : [];
+    const rows = byRows ? [takingRows(locks, wait, open.names, namesOf(connection))] : [];
     const start = begun ? [] : [beginText(open)];
     const usual = byRows ? undefined : usualOpening(open);
     if (byRows) {

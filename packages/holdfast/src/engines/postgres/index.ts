@@ -1,22 +1,25 @@
 import type { Engine, SqlConnection } from "../../core/database.ts";
-import { sql } from "../../core/sql.ts";
+import { namedConnection } from "../../core/names.ts";
+import { type Names, sql } from "../../core/sql.ts";
 import { agreements } from "./agreed.ts";
 import { audits } from "./audit.ts";
+import { dialect, namesIn } from "./dialect.ts";
 import { classify, hopeless, violated, waited } from "./errors.ts";
 import { begin, end, settle } from "./begin.ts";
 import { inspect } from "./inspect.ts";
 import { beginLater } from "./later.ts";
 import { holders, lock } from "./locks.ts";
-import { leases } from "./leases.ts";
+import { leaseChannel, leases } from "./leases.ts";
 import { outcome } from "./outcome.ts";
 import { probe } from "./probe.ts";
+import { queueChannel } from "./queue-functions.ts";
 import { queues } from "./queue.ts";
 import { quotas } from "./quota.ts";
 import { replay } from "./replay.ts";
 import { schedules } from "./schedule.ts";
-import { migrations } from "./schema.ts";
+import { migrationsIn } from "./schema.ts";
 import { session } from "./session.ts";
-import { stocks } from "./stock.ts";
+import { guardIn, ownTables, stocks } from "./stock.ts";
 import { tables } from "./tables.ts";
 import { verifyLocks } from "./verify-locks.ts";
 import { wire } from "./wire.ts";
@@ -59,6 +62,21 @@ export const postgres: Engine<SqlConnection> = {
   hopeless,
   violated,
   waited,
-  migrations,
+  migrations: migrationsIn(dialect.names),
   wire,
+  named(schema) {
+    const names = namesIn(schema);
+    if (names.schema === dialect.names.schema) return undefined;
+    return { engine: engineIn(names), on: (connection) => namedConnection(connection, names) };
+  },
 };
+
+function engineIn(names: Names): Engine<SqlConnection> {
+  return {
+    ...postgres,
+    migrations: migrationsIn(names),
+    leases: { ...leases, channel: names.label(leaseChannel) },
+    queues: { ...queues, channel: names.label(queueChannel) },
+    stocks: { ...stocks, ownTables: { ...ownTables, guard: (book) => guardIn(names, book) } },
+  };
+}

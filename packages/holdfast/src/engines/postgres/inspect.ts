@@ -1,8 +1,9 @@
 import type { Capabilities } from "../../core/capabilities.ts";
 import type { Row, SqlConnection } from "../../core/database.ts";
 import type { LockView } from "../../core/inspect.ts";
-import { key } from "../../core/key.ts";
-import { sql } from "../../core/sql.ts";
+import { type Key, key, keyIn } from "../../core/key.ts";
+import { own as ours, sql } from "../../core/sql.ts";
+import { dialect, namesOf } from "./dialect.ts";
 import { isTrue } from "./probe.ts";
 
 /**
@@ -50,6 +51,7 @@ export async function inspect(connection: SqlConnection, _capabilities: Capabili
   const { rows } = await connection.query(question);
   const advisory = rows.filter(({ kind }) => kind === "advisory");
   const ofHoldfast = new Map(advisory.length > 0 ? await ofQueues(connection) : []);
+  const { schema } = namesOf(connection);
   const own = new Map<string, { lock: string; text: string }>();
   const guessed = new Map<string, string>();
   const sure = new Map<string, string>();
@@ -58,7 +60,7 @@ export async function inspect(connection: SqlConnection, _capabilities: Capabili
     if (!found) continue;
     const [, text = "", end] = found;
     const ids = locks.map(({ name }) => String(name));
-    const certain = end === undefined ? undefined : ids.find((lock) => isOf(text, lock));
+    const certain = end === undefined ? undefined : ids.find((lock) => isOf(text, lock, schema));
     // What was cut or changed hashes to nothing: then it is the lock's if there is no other.
     const lock = certain ?? (ids.length === 1 && (end === undefined || isVague(text)) ? ids[0] : undefined);
     if (lock === undefined) continue;
@@ -84,9 +86,9 @@ function colons(text: string): number {
 
 /**
  * Whether the label's text is the name of this lock. Parts are joined by colons and may hold some: each way to read it
- * is tried, 256 hashes at the most.
+ * is tried, 256 hashes at the most: of those who share our schema, and of those who have chosen none.
  */
-function isOf(text: string, name: string): boolean {
+function isOf(text: string, name: string, schema: string): boolean {
   if (text === name) return true;
   const count = colons(text);
   if (count > mostColons) return false;
@@ -98,26 +100,30 @@ function isOf(text: string, name: string): boolean {
       else parts.push(piece);
     }
     if (parts.includes("")) continue;
-    const { form } = key(...(parts as [string, ...string[]]));
-    if (form.kind === "name" && name === `bigint ${form.hash}`) return true;
+    const named = key(...(parts as [string, ...string[]]));
+    if (isHash(named, name)) return true;
+    if (schema !== dialect.names.schema && isHash(keyIn(schema, named), name)) return true;
   }
   return false;
 }
 
+function isHash({ form }: Key, name: string): boolean {
+  return form.kind === "name" && name === `bigint ${form.hash}`;
+}
+
 /** Not while somebody has them for itself, or wants to: who looks at locks must not wait for one. */
-const queuesThere = sql.raw(`SELECT CASE WHEN has_schema_privilege(oid, 'USAGE') THEN
-      coalesce(has_table_privilege(to_regclass('holdfast.queue'), 'SELECT')
-        AND has_table_privilege(to_regclass('holdfast.queue_worker'), 'SELECT')
+const queuesThere = sql`SELECT CASE WHEN has_schema_privilege(oid, 'USAGE') THEN
+      coalesce(has_table_privilege(to_regclass(${ours.text("queue")}), 'SELECT')
+        AND has_table_privilege(to_regclass(${ours.text("queue_worker")}), 'SELECT')
         AND NOT EXISTS (SELECT FROM pg_locks l JOIN pg_class c ON c.oid = l.relation WHERE l.mode = 'AccessExclusiveLock'
           AND c.relnamespace = n.oid AND c.relname IN ('queue', 'queue_worker')), false) END AS there
-  FROM pg_namespace n WHERE nspname = 'holdfast'`);
+  FROM pg_namespace n WHERE nspname = ${ours.schema}`;
 
 /** A worker's session says that it lives; a queue with a limit counts its jobs under a lock. */
-const queueLocks =
-  sql.raw(`SELECT 'bigint ' || w.lock::text AS lock, 'queue ' || q.name || ': worker ' || w.id::text AS name
-    FROM holdfast.queue_worker w JOIN holdfast.queue q ON q.id = w.queue WHERE w.lock IS NOT NULL
-  UNION ALL SELECT 'bigint ' || hashtextextended('holdfast_queue ' || q.id, 0)::text, 'queue ' || q.name || ': claims'
-    FROM holdfast.queue q WHERE q.most IS NOT NULL`);
+const queueLocks = sql`SELECT 'bigint ' || w.lock::text AS lock, 'queue ' || q.name || ': worker ' || w.id::text AS name
+    FROM ${ours("queue_worker")} w JOIN ${ours("queue")} q ON q.id = w.queue WHERE w.lock IS NOT NULL
+  UNION ALL SELECT 'bigint ' || hashtextextended(${ours.label("queue ")} || q.id, 0)::text, 'queue ' || q.name || ': claims'
+    FROM ${ours("queue")} q WHERE q.most IS NOT NULL`;
 
 async function ofQueues(connection: SqlConnection): Promise<[string, string][]> {
   const [row] = (await connection.query(queuesThere)).rows;

@@ -1,13 +1,15 @@
 import type { SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError, UnsupportedError } from "../../core/errors.ts";
 import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../core/leases.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
+import { dialect, namesOf } from "./dialect.ts";
 import { fenceBase, nextFence } from "./fences.ts";
 import { failureOf } from "./locks.ts";
 import { isTrue } from "./probe.ts";
 import * as protection from "../../core/protections.ts";
 
-const channel = "holdfast_lease";
+/** Of the name of its channel. */
+export const leaseChannel = "lease";
 
 /** How long a claim waits for others that are looking at the same resource: they take a millisecond each. */
 const patienceMs = 1000;
@@ -26,16 +28,16 @@ const held = protection.leaseUntilOver ? "l.until > clock" : "false";
 
 export const leaseTables: readonly Statement[] = [
   // A sequence, not a counter in a row: rows are deleted, by hand if not by us, and fences must not begin anew.
-  sql`CREATE SEQUENCE IF NOT EXISTS holdfast.fence`,
+  sql`CREATE SEQUENCE IF NOT EXISTS ${own("fence")}`,
 
   // Tells this database from others, and, with its oid, from copies made of it as a template.
-  sql`CREATE TABLE IF NOT EXISTS holdfast.origin (id uuid PRIMARY KEY)`,
-  sql`INSERT INTO holdfast.origin (id) SELECT gen_random_uuid() WHERE NOT EXISTS (SELECT FROM holdfast.origin)`,
+  sql`CREATE TABLE IF NOT EXISTS ${own("origin")} (id uuid PRIMARY KEY)`,
+  sql`INSERT INTO ${own("origin")} (id) SELECT gen_random_uuid() WHERE NOT EXISTS (SELECT FROM ${own("origin")})`,
 
   // Claims on one resource are decided one at a time, under the lock of its row here. `given`: the newest fence given;
   // written with every grant, so that under REPEATABLE READ an old snapshot fails instead of deciding. `seen`: the
   // newest fence of a lease, kept by another database, that was seen here.
-  sql`CREATE TABLE IF NOT EXISTS holdfast.resource (
+  sql`CREATE TABLE IF NOT EXISTS ${own("resource")} (
   id text PRIMARY KEY,
   name text NOT NULL,
   given bigint NOT NULL DEFAULT 0,
@@ -43,7 +45,7 @@ export const leaseTables: readonly Statement[] = [
 ) WITH (fillfactor = 70)`,
 
   // No index on what a renewal changes: it stays on its page, and it locks no key.
-  sql`CREATE TABLE IF NOT EXISTS holdfast.lease (
+  sql`CREATE TABLE IF NOT EXISTS ${own("lease")} (
   resource text NOT NULL,
   fence bigint NOT NULL,
   token text NOT NULL,
@@ -61,16 +63,16 @@ export const leaseTables: readonly Statement[] = [
 export const leaseRoutines: readonly Statement[] = [
   fenceBase,
 
-  sql`CREATE OR REPLACE FUNCTION holdfast.lease_origin() RETURNS text
+  sql`CREATE OR REPLACE FUNCTION ${own("lease_origin")}() RETURNS text
 LANGUAGE sql STABLE
 AS $function$
   SELECT coalesce(min(o.id::text), '') || '/' || (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-  FROM holdfast.origin o
+  FROM ${own("origin")} o
 $function$`,
 
   // Looks twice: without a lock first, so that those who look again and again write nothing and lock nobody out; and
   // under the lock if there is something to do. Each statement of it has a snapshot of its own.
-  sql`CREATE OR REPLACE FUNCTION holdfast.take_lease(
+  sql`CREATE OR REPLACE FUNCTION ${own("take_lease")}(
   p_resource text, p_name text, p_mode text, p_token text, p_holder text, p_weight integer, p_capacity integer,
   p_ttl double precision, p_line double precision, p_patience integer,
   OUT o_fence bigint, OUT o_since timestamptz, OUT o_until timestamptz, OUT o_free double precision, OUT o_line boolean)
@@ -80,7 +82,7 @@ DECLARE
   locked boolean := false;
   clock timestamptz;
   gone bigint[];
-  mine holdfast.lease%ROWTYPE;
+  mine ${own("lease")}%ROWTYPE;
   taken bigint;
   first timestamptz;
   unequal boolean;
@@ -89,22 +91,22 @@ BEGIN
   LOOP
     IF locked THEN
       -- An expired lease that a fenced transaction has locked is still held: it is skipped here, and counted below.
-      gone := ARRAY(SELECT l.fence FROM holdfast.lease l
+      gone := ARRAY(SELECT l.fence FROM ${own("lease")} l
         WHERE l.resource = p_resource AND ${sql.raw(over)} AND l.token <> p_token
         FOR UPDATE SKIP LOCKED);
-      DELETE FROM holdfast.lease l WHERE l.resource = p_resource AND l.fence = ANY (gone);
+      DELETE FROM ${own("lease")} l WHERE l.resource = p_resource AND l.fence = ANY (gone);
     END IF;
-    SELECT * INTO mine FROM holdfast.lease l WHERE l.resource = p_resource AND l.token = p_token;
+    SELECT * INTO mine FROM ${own("lease")} l WHERE l.resource = p_resource AND l.token = p_token;
     clock := clock_timestamp();
     IF locked AND NOT mine.waiting THEN
       -- Granted before, and the answer was lost.
-      UPDATE holdfast.lease l SET until = clock_timestamp() + p_ttl * interval '1 millisecond'
+      UPDATE ${own("lease")} l SET until = clock_timestamp() + p_ttl * interval '1 millisecond'
         WHERE l.resource = p_resource AND l.fence = mine.fence RETURNING l.fence, l.since, l.until INTO o_fence, o_since, o_until;
       RETURN;
     END IF;
     SELECT coalesce(sum(l.weight), 0), min(l.until), coalesce(bool_or(l.weight <> p_weight), false)
       INTO taken, first, unequal
-      FROM holdfast.lease l
+      FROM ${own("lease")} l
       WHERE l.resource = p_resource AND l.token <> p_token AND (locked OR ${sql.raw(held)})
         AND (NOT l.waiting OR mine.fence IS NULL OR l.fence < mine.fence);
     o_free := greatest(0, extract(epoch FROM first - clock) * 1000);
@@ -113,36 +115,36 @@ BEGIN
       AND (NOT o_line OR mine.until > clock + p_line / 2 * interval '1 millisecond'));
     PERFORM ${sql.raw(careful)}, set_config('lock_timeout', p_patience::text, true);
     LOOP
-      PERFORM FROM holdfast.resource r WHERE r.id = p_resource FOR NO KEY UPDATE;
+      PERFORM FROM ${own("resource")} r WHERE r.id = p_resource FOR NO KEY UPDATE;
       EXIT WHEN FOUND;
-      INSERT INTO holdfast.resource (id, name) VALUES (p_resource, p_name) ON CONFLICT DO NOTHING;
+      INSERT INTO ${own("resource")} (id, name) VALUES (p_resource, p_name) ON CONFLICT DO NOTHING;
     END LOOP;
     locked := true;
   END LOOP;
   IF taken + p_weight > p_capacity THEN
     IF o_line AND mine.fence IS NULL THEN
-      INSERT INTO holdfast.lease (resource, fence, token, name, holder, mode, weight, waiting, since, until)
-        VALUES (p_resource, ${sql.raw(nextFence)}, p_token, p_name, p_holder, p_mode, p_weight, true,
+      INSERT INTO ${own("lease")} (resource, fence, token, name, holder, mode, weight, waiting, since, until)
+        VALUES (p_resource, ${nextFence}, p_token, p_name, p_holder, p_mode, p_weight, true,
           clock_timestamp(), clock_timestamp() + p_line * interval '1 millisecond');
     ELSIF locked AND o_line THEN
-      UPDATE holdfast.lease l SET until = clock_timestamp() + p_line * interval '1 millisecond'
+      UPDATE ${own("lease")} l SET until = clock_timestamp() + p_line * interval '1 millisecond'
         WHERE l.resource = p_resource AND l.fence = mine.fence;
     END IF;
     RETURN;
   END IF;
   -- A place in line has a number of its own, but a fence is given with the grant: they grow in the order of grants.
-  DELETE FROM holdfast.lease l WHERE l.resource = p_resource AND l.fence = mine.fence;
-  UPDATE holdfast.resource r SET given = ${sql.raw(protection.fenceGrows ? nextFence : "1")} WHERE r.id = p_resource RETURNING r.given INTO o_fence;
+  DELETE FROM ${own("lease")} l WHERE l.resource = p_resource AND l.fence = mine.fence;
+  UPDATE ${own("resource")} r SET given = ${protection.fenceGrows ? nextFence : sql.raw("1")} WHERE r.id = p_resource RETURNING r.given INTO o_fence;
   o_since := clock_timestamp();
   o_until := o_since + p_ttl * interval '1 millisecond';
-  INSERT INTO holdfast.lease (resource, fence, token, name, holder, mode, weight, waiting, since, until)
+  INSERT INTO ${own("lease")} (resource, fence, token, name, holder, mode, weight, waiting, since, until)
     VALUES (p_resource, o_fence, p_token, p_name, p_holder, p_mode, p_weight, false, o_since, o_until);
 END
 $function$`,
 
   // Never waits for a fenced transaction: it may be the caller's own. What such a transaction has locked is left as
   // expired, and goes to somebody else after its end.
-  sql`CREATE OR REPLACE FUNCTION holdfast.release_lease(p_resource text, p_token text, p_least double precision)
+  sql`CREATE OR REPLACE FUNCTION ${own("release_lease")}(p_resource text, p_token text, p_least double precision)
 RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 AS $function$
@@ -151,54 +153,54 @@ DECLARE
   given boolean;
 BEGIN
   PERFORM ${sql.raw(careful)};
-  UPDATE holdfast.lease l SET token = '', until = l.since + p_least * interval '1 millisecond'
+  UPDATE ${own("lease")} l SET token = '', until = l.since + p_least * interval '1 millisecond'
     WHERE l.resource = p_resource AND l.token = p_token AND NOT l.waiting
       AND l.since + p_least * interval '1 millisecond' > clock_timestamp();
   given := FOUND;
   IF NOT given THEN
-    gone := ARRAY(SELECT l.fence FROM holdfast.lease l
+    gone := ARRAY(SELECT l.fence FROM ${own("lease")} l
       WHERE l.resource = p_resource AND l.token = p_token FOR UPDATE SKIP LOCKED);
-    DELETE FROM holdfast.lease l WHERE l.resource = p_resource AND l.fence = ANY (gone);
+    DELETE FROM ${own("lease")} l WHERE l.resource = p_resource AND l.fence = ANY (gone);
     given := FOUND;
   END IF;
   IF NOT given THEN
-    UPDATE holdfast.lease l SET token = '', until = least(l.until, clock_timestamp())
+    UPDATE ${own("lease")} l SET token = '', until = least(l.until, clock_timestamp())
       WHERE l.resource = p_resource AND l.token = p_token;
     given := FOUND;
   END IF;
   IF given THEN
-    PERFORM pg_notify('${sql.raw(channel)}', p_resource);
+    PERFORM pg_notify(${own.label(leaseChannel)}, p_resource);
   END IF;
   RETURN given;
 END
 $function$`,
 
   // FOR KEY SHARE lets a renewal pass, which changes no key, and stops the DELETE of whoever would take over.
-  sql`CREATE OR REPLACE FUNCTION holdfast.check_fence(
+  sql`CREATE OR REPLACE FUNCTION ${own("check_fence")}(
   p_resource text, p_name text, p_fence bigint, p_token text, p_origin text, p_exclusive boolean,
   OUT o_newest bigint, OUT o_foreign boolean)
 LANGUAGE plpgsql VOLATILE
 AS $function$
 BEGIN
   o_foreign := false;
-  PERFORM FROM holdfast.lease l
+  PERFORM FROM ${own("lease")} l
     WHERE l.resource = p_resource AND l.fence = p_fence AND l.token = p_token AND NOT l.waiting
     FOR KEY SHARE;
   IF ${sql.raw(protection.fenceChecked ? "FOUND" : "true")} THEN
     RETURN;
   END IF;
-  IF p_origin = holdfast.lease_origin() THEN
-    o_newest := greatest(p_fence, (SELECT r.given FROM holdfast.resource r WHERE r.id = p_resource));
+  IF p_origin = ${own("lease_origin")}() THEN
+    o_newest := greatest(p_fence, (SELECT r.given FROM ${own("resource")} r WHERE r.id = p_resource));
     RETURN;
   END IF;
   o_foreign := true;
   IF NOT p_exclusive THEN
     RETURN;
   END IF;
-  INSERT INTO holdfast.resource AS r (id, name, seen) VALUES (p_resource, p_name, p_fence)
+  INSERT INTO ${own("resource")} AS r (id, name, seen) VALUES (p_resource, p_name, p_fence)
     ON CONFLICT (id) DO UPDATE SET seen = excluded.seen WHERE r.seen <= excluded.seen;
   IF NOT FOUND THEN
-    o_newest := (SELECT r.seen FROM holdfast.resource r WHERE r.id = p_resource);
+    o_newest := (SELECT r.seen FROM ${own("resource")} r WHERE r.id = p_resource);
   END IF;
 END
 $function$`,
@@ -223,7 +225,7 @@ async function ask(connection: SqlConnection, statement: Statement) {
     return (await connection.query(statement)).rows;
   } catch (error) {
     if (failureOf(connection, error) === "schema-missing")
-      throw new SchemaMissingError("The table holdfast.lease", error);
+      throw new SchemaMissingError(`The table ${namesOf(connection).own("lease")}`, error);
     throw error;
   }
 }
@@ -234,7 +236,7 @@ const savepoint = {
 };
 
 export const leases: Leases<SqlConnection> = {
-  channel,
+  channel: dialect.names.label(leaseChannel),
 
   async take(connection: SqlConnection, claim: Claim): Promise<ClaimResult> {
     const { resource, name, mode, token, holder, weight, capacity, ttlMs, lineMs } = claim;
@@ -253,7 +255,7 @@ export const leases: Leases<SqlConnection> = {
     const [row] = await ask(
       connection,
       sql`SELECT o_fence AS fence, ${ms("o_since")} AS since, ${ms("o_until")} AS until, o_free AS free, o_line AS line,
-        CASE WHEN o_fence IS NOT NULL THEN holdfast.lease_origin() END AS origin FROM holdfast.take_lease(${args})`,
+        CASE WHEN o_fence IS NOT NULL THEN ${own("lease_origin")}() END AS origin FROM ${own("take_lease")}(${args})`,
     );
     if (row?.fence === null || row?.fence === undefined) {
       const free = row?.free;
@@ -276,7 +278,7 @@ export const leases: Leases<SqlConnection> = {
     // The time is read by the row's own update: after any wait for it.
     const [row] = await ask(
       connection,
-      sql`UPDATE holdfast.lease l
+      sql`UPDATE ${own("lease")} l
         SET until = greatest(l.until, clock_timestamp() + ${arg(ttlMs, "float8")} * interval '1 millisecond')
         WHERE l.resource = ${arg(resource, "text")} AND l.fence = ${arg(fence, "bigint")} AND l.token = ${arg(token, "text")}
           AND NOT l.waiting
@@ -288,7 +290,7 @@ export const leases: Leases<SqlConnection> = {
   async release(connection, { resource, token }, atLeastMs) {
     const [row] = await ask(
       connection,
-      sql`SELECT holdfast.release_lease(${arg(resource, "text")}, ${arg(token, "text")}, ${arg(atLeastMs, "float8")}) AS given`,
+      sql`SELECT ${own("release_lease")}(${arg(resource, "text")}, ${arg(token, "text")}, ${arg(atLeastMs, "float8")}) AS given`,
     );
     return isTrue(row?.given);
   },
@@ -299,7 +301,7 @@ export const leases: Leases<SqlConnection> = {
     if (joined) await connection.query(savepoint.set);
     const [row] = await ask(
       connection,
-      sql`SELECT o_newest AS newest, o_foreign AS elsewhere FROM holdfast.check_fence(${sql.join([
+      sql`SELECT o_newest AS newest, o_foreign AS elsewhere FROM ${own("check_fence")}(${sql.join([
         arg(resource, "text"),
         arg(name, "text"),
         arg(fence, "bigint"),
@@ -330,7 +332,7 @@ export const leases: Leases<SqlConnection> = {
       connection,
       sql`SELECT l.name AS name, l.holder AS holder, l.fence AS fence, l.mode AS mode, l.waiting AS waiting,
         ${ms("l.since")} AS since, ${ms("l.until")} AS until, l.until <= clock_timestamp() AS gone, l.resource AS resource, l.token AS token
-        FROM holdfast.lease l WHERE ${sql.join(conditions, " AND ")} ORDER BY l.resource, l.waiting, l.fence LIMIT ${most === undefined ? sql.raw("ALL") : arg(most, "int")}`,
+        FROM ${own("lease")} l WHERE ${sql.join(conditions, " AND ")} ORDER BY l.resource, l.waiting, l.fence LIMIT ${most === undefined ? sql.raw("ALL") : arg(most, "int")}`,
     );
     return rows.map((row) => ({
       name: String(row.name),
@@ -349,7 +351,7 @@ export const leases: Leases<SqlConnection> = {
   async ring(connection, payload) {
     await ask(
       connection,
-      sql`SELECT pg_notify(${arg(channel, "text")}, ${arg(payload, "text")})::text AS sent`,
+      sql`SELECT pg_notify(${own.label(leaseChannel)}, ${arg(payload, "text")})::text AS sent`,
     );
   },
 };

@@ -5,13 +5,13 @@
 import type { SqlConnection, Wait } from "../../core/database.ts";
 import type { Holder } from "../../core/errors.ts";
 import type { LockRequest } from "../../core/key.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Names, type Statement, own, sql } from "../../core/sql.ts";
 import { hexText } from "./dialect.ts";
 import { asHolder, sessionColumns } from "./holders.ts";
 import { setLocal } from "./settings.ts";
 
 export const lockRowTable: readonly Statement[] = [
-  sql`CREATE TABLE IF NOT EXISTS holdfast.lock (
+  sql`CREATE TABLE IF NOT EXISTS ${own("lock")} (
   id text PRIMARY KEY,
   name text NOT NULL,
   turn bigint NOT NULL DEFAULT 0
@@ -30,13 +30,18 @@ const nowaitMs = 20;
  * One statement, whose rows are inserted (or, if they are there, locked by an update) in the order of the list. There
  * is no NOWAIT for an insert, which may meet another one that is not committed: the shortest timeout stands in for it.
  */
-export function takingRows(locks: readonly LockRequest[], wait: Wait, names: readonly string[]): string {
+export function takingRows(
+  locks: readonly LockRequest[],
+  wait: Wait,
+  names: readonly string[],
+  called: Names,
+): string {
   const patience = left(wait === "nowait" ? nowaitMs : wait);
   const values = locks.map(({ key }, i) => `(${hexText(key.id)}, ${hexText(names[i] ?? "")})`);
   return `WITH patience AS MATERIALIZED (SELECT current_setting('lock_timeout') AS before),
   wanted AS (SELECT v.id, CASE WHEN ${setLocal("lock_timeout", patience)} IS NOT NULL THEN v.name END AS name
     FROM patience CROSS JOIN (VALUES ${values.join(", ")}) v (id, name)),
-  taken AS (INSERT INTO holdfast.lock AS l (id, name) SELECT id, name FROM wanted
+  taken AS (INSERT INTO ${called.own("lock")} AS l (id, name) SELECT id, name FROM wanted
     ON CONFLICT (id) DO UPDATE SET turn = l.turn + 1 RETURNING id)
   SELECT ${setLocal("lock_timeout", "(SELECT before FROM patience)")} AS done FROM (SELECT count(*) FROM taken) c`;
 }
@@ -47,10 +52,10 @@ export async function rowHolders(
   locks: readonly LockRequest[],
 ): Promise<Holder[]> {
   const { rows } = await connection.query(
-    sql.raw(`SELECT DISTINCT ${sessionColumns} FROM holdfast.lock r
+    sql`SELECT DISTINCT ${sql.raw(sessionColumns)} FROM ${own("lock")} r
       JOIN pg_locks l ON l.locktype = 'transactionid' AND l.granted AND l.transactionid = r.xmax
       JOIN pg_stat_activity a ON a.pid = l.pid
-      WHERE l.pid <> pg_backend_pid() AND r.id IN (${locks.map(({ key }) => hexText(key.id)).join(", ")})`),
+      WHERE l.pid <> pg_backend_pid() AND r.id IN (${sql.raw(locks.map(({ key }) => hexText(key.id)).join(", "))})`,
   );
   return rows.map(asHolder);
 }

@@ -10,6 +10,7 @@ import {
 import { classify as classifyError } from "../../core/failure.ts";
 import type { LockRequest } from "../../core/key.ts";
 import { sql } from "../../core/sql.ts";
+import { namesOf } from "./dialect.ts";
 import { classify } from "./errors.ts";
 import { asHolder, sessionColumns } from "./holders.ts";
 import { identity, trying, waiting } from "./keys.ts";
@@ -149,7 +150,7 @@ async function lockRows(
     const [, found] = await run(connection, [
       savepoint.set,
       settings,
-      takingRows(locks, wait, names),
+      takingRows(locks, wait, names, namesOf(connection)),
       savepoint.release,
     ]);
     assertReadCommitted(found?.rows[0]?.isolation);
@@ -162,9 +163,10 @@ async function lockRows(
 }
 
 /** A table of ours that is not there needs a migration, not a look at SQL that the caller never wrote. */
-export function explain(connection: SqlConnection, error: unknown, table = "holdfast.lock"): unknown {
+export function explain(connection: SqlConnection, error: unknown): unknown {
   const failure = failureOf(connection, error);
-  if (failure === "schema-missing") return new SchemaMissingError(`The table ${table}`, error);
+  if (failure === "schema-missing")
+    return new SchemaMissingError(`The table ${namesOf(connection).own("lock")}`, error);
   return failure === "read-only"
     ? new UnsupportedError(
         "A lock in a read-only transaction: here a lock is a row, and is written to. Leave `readOnly` out.",

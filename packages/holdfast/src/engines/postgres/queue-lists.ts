@@ -1,5 +1,5 @@
 import type { SqlConnection } from "../../core/database.ts";
-import { sql } from "../../core/sql.ts";
+import { own, sql } from "../../core/sql.ts";
 import type { FailedJob, JobInfo, JobPage, JobState, QueueCounts, QueueLists } from "../../queue/store.ts";
 import { type Place, nextOf, placeOf } from "../sql/page.ts";
 import { isTrue } from "./probe.ts";
@@ -36,7 +36,7 @@ async function waiting(connection: SqlConnection, q: number, after: Place, n: nu
     group === ""
       ? await ask(
           connection,
-          sql`SELECT ${common}, NULL AS grp, ${none} FROM holdfast.queue_ready t WHERE t.queue = ${arg(q, "int")}
+          sql`SELECT ${common}, NULL AS grp, ${none} FROM ${own("queue_ready")} t WHERE t.queue = ${arg(q, "int")}
   AND (t.priority, t.id) > (${arg(priority, "smallint")}, ${arg(id, "bigint")}) ORDER BY t.priority, t.id ${most(n)}`,
         )
       : [];
@@ -47,7 +47,7 @@ async function waiting(connection: SqlConnection, q: number, after: Place, n: nu
       : sql`(t.grp, t.priority, t.id) > (${arg(group, "text")}, ${arg(priority, "smallint")}, ${arg(id, "bigint")})`;
   const grouped = await ask(
     connection,
-    sql`SELECT ${common}, t.grp, ${none} FROM holdfast.queue_grouped t WHERE t.queue = ${arg(q, "int")} AND ${from}
+    sql`SELECT ${common}, t.grp, ${none} FROM ${own("queue_grouped")} t WHERE t.queue = ${arg(q, "int")} AND ${from}
   ORDER BY t.grp, t.priority, t.id ${most(n - alone.length)}`,
   );
   return { rows: [...alone, ...grouped], place };
@@ -58,7 +58,7 @@ async function delayed(connection: SqlConnection, q: number, after: Place, n: nu
   const rows = await ask(
     connection,
     sql`SELECT ${common}, t.grp, ${ms("t.run_at")} AS run_at, t.run_at::text AS due, NULL::float8 AS started, NULL AS worker, NULL AS alive, NULL AS error
-  FROM holdfast.queue_delayed t WHERE t.queue = ${arg(q, "int")} AND (t.run_at, t.id) > (${arg(due, "timestamptz")}, ${arg(id, "bigint")})
+  FROM ${own("queue_delayed")} t WHERE t.queue = ${arg(q, "int")} AND (t.run_at, t.id) > (${arg(due, "timestamptz")}, ${arg(id, "bigint")})
   ORDER BY t.run_at, t.id ${most(n)}`,
   );
   return { rows, place: (row) => [String(row["due"]), Number(row["id"])] };
@@ -72,11 +72,11 @@ async function running(connection: SqlConnection, q: number, after: Place, n: nu
     sql`SELECT (j->>0)::bigint AS id, (j->>1)::smallint AS attempt, (j->>2)::smallint AS priority, j->>4 AS key, j->>5 AS grp,
     (j->>3)::float8 AS at, ${ms("clock_timestamp()")} - (j->>3)::float8 AS age, NULL::float8 AS run_at, ${ms("l.since")} AS started,
     coalesce(w.name, 'a worker that is gone') AS worker, ${alive} AS alive, NULL AS error, l.id AS lease, o AS place
-  FROM holdfast.queue_lease l LEFT JOIN holdfast.queue_worker w ON w.id = l.worker,
+  FROM ${own("queue_lease")} l LEFT JOIN ${own("queue_worker")} w ON w.id = l.worker,
     json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o)
   WHERE l.queue = ${arg(q, "int")} AND l.id >= ${arg(lease, "bigint")} AND (l.id, o) > (${arg(lease, "bigint")}, ${arg(place, "bigint")})
     AND NOT coalesce((o - 1)::int = ANY(l.done), false)
-    AND NOT EXISTS (SELECT FROM holdfast.queue_mark m WHERE m.lease = l.id AND m.place = o - 1) ORDER BY l.id, o ${most(n)}`,
+    AND NOT EXISTS (SELECT FROM ${own("queue_mark")} m WHERE m.lease = l.id AND m.place = o - 1) ORDER BY l.id, o ${most(n)}`,
   );
   return { rows, place: (row) => [Number(row["lease"]), Number(row["place"])] };
 }
@@ -86,7 +86,7 @@ async function failed(connection: SqlConnection, q: number, after: Place, n: num
   const rows = await ask(
     connection,
     sql`SELECT ${common}, t.grp, NULL::float8 AS run_at, NULL::float8 AS started, NULL AS worker, NULL AS alive, split_part(t.error, chr(10), 1) AS error
-  FROM holdfast.queue_failed t WHERE t.queue = ${arg(q, "int")} AND t.id > ${arg(id, "bigint")} ORDER BY t.id ${most(n)}`,
+  FROM ${own("queue_failed")} t WHERE t.queue = ${arg(q, "int")} AND t.id > ${arg(id, "bigint")} ORDER BY t.id ${most(n)}`,
   );
   return { rows, place: (row) => [Number(row["id"])] };
 }
@@ -128,7 +128,7 @@ export const lists: QueueLists<SqlConnection> = {
   async counts(connection, queue) {
     const [row] = await ask(
       connection,
-      sql`SELECT * FROM holdfast.queue_count(ARRAY[${bound(queue, "int")}], NULL)`,
+      sql`SELECT * FROM ${own("queue_count")}(ARRAY[${bound(queue, "int")}], NULL)`,
     );
     return countsOf(row);
   },
@@ -136,7 +136,7 @@ export const lists: QueueLists<SqlConnection> = {
   async queues(connection, names) {
     const rows = await ask(
       connection,
-      sql`SELECT * FROM holdfast.queue_count(NULL, ${names ? texts(names, (name) => name) : null}::text::text[])`,
+      sql`SELECT * FROM ${own("queue_count")}(NULL, ${names ? texts(names, (name) => name) : null}::text::text[])`,
     );
     return rows.map((row) => ({ name: String(row["name"]), ...countsOf(row) }));
   },
@@ -144,7 +144,7 @@ export const lists: QueueLists<SqlConnection> = {
   async failed(connection, queue, after, most) {
     const rows = await ask(
       connection,
-      sql`SELECT id, attempt, payload, error, key, grp, ${ms("at")} AS at, ${ms("failed_at")} AS failed_at FROM holdfast.queue_failed
+      sql`SELECT id, attempt, payload, error, key, grp, ${ms("at")} AS at, ${ms("failed_at")} AS failed_at FROM ${own("queue_failed")}
   WHERE queue = ${bound(queue, "int")} AND id > ${bound(after ?? 0, "bigint")} ORDER BY id LIMIT ${bound(most, "int")}`,
     );
     return rows.map((row): FailedJob => ({
@@ -165,17 +165,17 @@ export const lists: QueueLists<SqlConnection> = {
     const [row] = await ask(
       connection,
       sql`SELECT 'waiting' AS state, ${common}, NULL AS grp, ${ms("t.at")} AS at, NULL::float8 AS run_at, NULL AS worker, NULL AS error
-    FROM holdfast.queue_ready t WHERE ${which}
+    FROM ${own("queue_ready")} t WHERE ${which}
   UNION ALL SELECT CASE WHEN g.next > clock_timestamp() THEN 'delayed' ELSE 'waiting' END, ${common}, t.grp, ${ms("t.at")},
     CASE WHEN g.next > clock_timestamp() THEN ${ms("g.next")} END, NULL, NULL
-    FROM holdfast.queue_grouped t LEFT JOIN holdfast.queue_group g ON g.queue = t.queue AND g.grp = t.grp AND g.head = t.id WHERE ${which}
-  UNION ALL SELECT 'delayed', ${common}, t.grp, ${ms("t.at")}, ${ms("t.run_at")}, NULL, NULL FROM holdfast.queue_delayed t WHERE ${which}
-  UNION ALL SELECT 'failed', ${common}, t.grp, ${ms("t.at")}, NULL, NULL, t.error FROM holdfast.queue_failed t WHERE ${which}
+    FROM ${own("queue_grouped")} t LEFT JOIN ${own("queue_group")} g ON g.queue = t.queue AND g.grp = t.grp AND g.head = t.id WHERE ${which}
+  UNION ALL SELECT 'delayed', ${common}, t.grp, ${ms("t.at")}, ${ms("t.run_at")}, NULL, NULL FROM ${own("queue_delayed")} t WHERE ${which}
+  UNION ALL SELECT 'failed', ${common}, t.grp, ${ms("t.at")}, NULL, NULL, t.error FROM ${own("queue_failed")} t WHERE ${which}
   UNION ALL SELECT 'running', (j->>1)::smallint, (j->>2)::smallint, (j->6)::text, j->>4, j->>5, (j->>3)::float8, NULL, w.name, NULL
-    FROM holdfast.queue_lease l LEFT JOIN holdfast.queue_worker w ON w.id = l.worker,
+    FROM ${own("queue_lease")} l LEFT JOIN ${own("queue_worker")} w ON w.id = l.worker,
       json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o)
     WHERE l.queue = ${bound(queue, "int")} AND (j->>0)::bigint = ${bound(id, "bigint")} AND NOT coalesce((o - 1)::int = ANY(l.done), false)
-      AND NOT EXISTS (SELECT FROM holdfast.queue_mark m WHERE m.lease = l.id AND m.place = o - 1)
+      AND NOT EXISTS (SELECT FROM ${own("queue_mark")} m WHERE m.lease = l.id AND m.place = o - 1)
   LIMIT 1`,
     );
     if (!row) return undefined;
@@ -198,7 +198,7 @@ export const lists: QueueLists<SqlConnection> = {
   async jobs(connection, queue, { state, after, most: n }): Promise<JobPage | undefined> {
     const [found] = await ask(
       connection,
-      sql`SELECT q.id FROM holdfast.queue q WHERE q.name = ${queue}::text`,
+      sql`SELECT q.id FROM ${own("queue")} q WHERE q.name = ${queue}::text`,
     );
     if (!found) return undefined;
     const { rows, place } = await readers[state](connection, Number(found["id"]), placeOf(after), n);
@@ -213,8 +213,8 @@ export const lists: QueueLists<SqlConnection> = {
     const rows = await ask(
       connection,
       sql`SELECT q.name AS queue, coalesce(w.name, '') AS name, ${ms("w.since")} AS since, ${alive} AS alive,
-    (SELECT coalesce(sum(l.size - coalesce(cardinality(l.done), 0)), 0) FROM holdfast.queue_lease l WHERE l.worker = w.id) AS jobs
-  FROM holdfast.queue_worker w JOIN holdfast.queue q ON q.id = w.queue ORDER BY q.name, w.id`,
+    (SELECT coalesce(sum(l.size - coalesce(cardinality(l.done), 0)), 0) FROM ${own("queue_lease")} l WHERE l.worker = w.id) AS jobs
+  FROM ${own("queue_worker")} w JOIN ${own("queue")} q ON q.id = w.queue ORDER BY q.name, w.id`,
     );
     return rows.map((row) => ({
       queue: String(row["queue"]),

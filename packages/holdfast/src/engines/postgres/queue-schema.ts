@@ -3,7 +3,7 @@
  * that was claimed (a lease), whose number is the fence. A lease has the jobs themselves in it, as text that the worker
  * reads as it stands: [[id, attempt, priority, at, key, group, payload], …].
  */
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
 
 /** Rows come and go: what is dead has to be swept up soon, and by the count, whatever the size of the table. */
 const busy = sql.raw(
@@ -12,7 +12,7 @@ const busy = sql.raw(
 
 export const queueTables: readonly Statement[] = [
   // `attempts`: how often a job runs at the most; the rest limits its groups.
-  sql`CREATE TABLE IF NOT EXISTS holdfast.queue (
+  sql`CREATE TABLE IF NOT EXISTS ${own("queue")} (
   id integer GENERATED ALWAYS AS IDENTITY,
   name text COLLATE "C" PRIMARY KEY,
   paused boolean NOT NULL DEFAULT false,
@@ -23,8 +23,8 @@ export const queueTables: readonly Statement[] = [
   group_per bigint,
   ordered boolean NOT NULL DEFAULT false
 )`,
-  sql`CREATE SEQUENCE IF NOT EXISTS holdfast.queue_job_id`,
-  sql`CREATE TABLE IF NOT EXISTS holdfast.queue_ready (
+  sql`CREATE SEQUENCE IF NOT EXISTS ${own("queue_job_id")}`,
+  sql`CREATE TABLE IF NOT EXISTS ${own("queue_ready")} (
   queue integer NOT NULL,
   priority smallint NOT NULL,
   attempt smallint NOT NULL,
@@ -34,7 +34,7 @@ export const queueTables: readonly Statement[] = [
   payload text NOT NULL,
   PRIMARY KEY (queue, priority, id)
 ) ${busy}`,
-  sql`CREATE TABLE IF NOT EXISTS holdfast.queue_delayed (
+  sql`CREATE TABLE IF NOT EXISTS ${own("queue_delayed")} (
   queue integer NOT NULL,
   priority smallint NOT NULL,
   attempt smallint NOT NULL,
@@ -46,8 +46,8 @@ export const queueTables: readonly Statement[] = [
   payload text NOT NULL,
   PRIMARY KEY (queue, run_at, id)
 ) ${busy}`,
-  sql`CREATE INDEX IF NOT EXISTS queue_delayed_id ON holdfast.queue_delayed (id)`,
-  sql`CREATE TABLE IF NOT EXISTS holdfast.queue_grouped (
+  sql`CREATE INDEX IF NOT EXISTS queue_delayed_id ON ${own("queue_delayed")} (id)`,
+  sql`CREATE TABLE IF NOT EXISTS ${own("queue_grouped")} (
   queue integer NOT NULL,
   priority smallint NOT NULL,
   attempt smallint NOT NULL,
@@ -59,7 +59,7 @@ export const queueTables: readonly Statement[] = [
   PRIMARY KEY (queue, grp, priority, id)
 ) ${busy}`,
   // Those that have jobs, or had some lately. next: not before, after a failure of a group in order.
-  sql`CREATE TABLE IF NOT EXISTS holdfast.queue_group (
+  sql`CREATE TABLE IF NOT EXISTS ${own("queue_group")} (
   queue integer NOT NULL,
   grp text COLLATE "C" NOT NULL,
   running integer NOT NULL DEFAULT 0,
@@ -68,7 +68,7 @@ export const queueTables: readonly Statement[] = [
   next timestamptz,
   PRIMARY KEY (queue, grp)
 ) WITH (fillfactor = 50)`,
-  sql`CREATE TABLE IF NOT EXISTS holdfast.queue_worker (
+  sql`CREATE TABLE IF NOT EXISTS ${own("queue_worker")} (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   queue integer NOT NULL,
   beat timestamptz NOT NULL,
@@ -78,7 +78,7 @@ export const queueTables: readonly Statement[] = [
   name text
 ) WITH (fillfactor = 50)`,
   // counted: its jobs are counted in their groups.
-  sql`CREATE TABLE IF NOT EXISTS holdfast.queue_lease (
+  sql`CREATE TABLE IF NOT EXISTS ${own("queue_lease")} (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   worker bigint NOT NULL,
   queue integer NOT NULL,
@@ -88,18 +88,18 @@ export const queueTables: readonly Statement[] = [
   jobs text NOT NULL
 ) ${busy}`,
   // Jobs that were completed in a transaction of their handler: apart from the lease, so that two of them do not meet.
-  sql`CREATE TABLE IF NOT EXISTS holdfast.queue_mark (
+  sql`CREATE TABLE IF NOT EXISTS ${own("queue_mark")} (
   lease bigint NOT NULL,
   place integer NOT NULL,
   PRIMARY KEY (lease, place)
 ) ${busy}`,
-  sql`CREATE TABLE IF NOT EXISTS holdfast.queue_key (
+  sql`CREATE TABLE IF NOT EXISTS ${own("queue_key")} (
   queue integer NOT NULL,
   key text COLLATE "C" NOT NULL,
   job bigint NOT NULL,
   PRIMARY KEY (queue, key)
 )`,
-  sql`CREATE TABLE IF NOT EXISTS holdfast.queue_failed (
+  sql`CREATE TABLE IF NOT EXISTS ${own("queue_failed")} (
   queue integer NOT NULL,
   id bigint NOT NULL,
   priority smallint NOT NULL,
@@ -116,12 +116,12 @@ export const queueTables: readonly Statement[] = [
 
 /** Whatever is asked for at each claim is found by an index. And what a group has to remember. */
 export const queueIndexes: readonly Statement[] = [
-  sql`CREATE UNIQUE INDEX IF NOT EXISTS queue_id ON holdfast.queue (id)`,
-  sql`CREATE INDEX IF NOT EXISTS queue_lease_worker ON holdfast.queue_lease (queue, worker)`,
+  sql`CREATE UNIQUE INDEX IF NOT EXISTS queue_id ON ${own("queue")} (id)`,
+  sql`CREATE INDEX IF NOT EXISTS queue_lease_worker ON ${own("queue_lease")} (queue, worker)`,
   // head: the job that it waits for until next. floor: of this priority, what is below it is gone.
-  sql`ALTER TABLE holdfast.queue_group ADD COLUMN IF NOT EXISTS head bigint, ADD COLUMN IF NOT EXISTS head_priority smallint,
+  sql`ALTER TABLE ${own("queue_group")} ADD COLUMN IF NOT EXISTS head bigint, ADD COLUMN IF NOT EXISTS head_priority smallint,
   ADD COLUMN IF NOT EXISTS floor bigint, ADD COLUMN IF NOT EXISTS floor_priority smallint`,
   // Since when its jobs are with their worker: for people who look.
-  sql`ALTER TABLE holdfast.queue_lease ADD COLUMN IF NOT EXISTS since timestamptz`,
-  sql`ALTER TABLE holdfast.queue_lease ALTER COLUMN since SET DEFAULT clock_timestamp()`,
+  sql`ALTER TABLE ${own("queue_lease")} ADD COLUMN IF NOT EXISTS since timestamptz`,
+  sql`ALTER TABLE ${own("queue_lease")} ALTER COLUMN since SET DEFAULT clock_timestamp()`,
 ];

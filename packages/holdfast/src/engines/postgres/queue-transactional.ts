@@ -1,7 +1,7 @@
 import type { SqlConnection } from "../../core/database.ts";
-import { sql } from "../../core/sql.ts";
+import { own, sql } from "../../core/sql.ts";
 import type { ClaimedJob, QueueTransactional } from "../../queue/store.ts";
-import { hexText } from "./dialect.ts";
+import { hexText, namesOf } from "./dialect.ts";
 import { run } from "./locks.ts";
 import { ask, bound, jobsOf, numberOf, sorted, textOf } from "./queue-support.ts";
 import { list, texts } from "./values.ts";
@@ -10,7 +10,7 @@ export const transactional: QueueTransactional<SqlConnection> = {
   async tend(connection, queue, { after, whole }) {
     const [row] = await ask(
       connection,
-      sql`SELECT soon, moment FROM holdfast.queue_tend(${bound(queue, "int")}, ${bound(after, "float8")}, ${bound(whole, "boolean")})`,
+      sql`SELECT soon, moment FROM ${own("queue_tend")}(${bound(queue, "int")}, ${bound(after, "float8")}, ${bound(whole, "boolean")})`,
     );
     return { soon: numberOf(row?.["soon"]), moment: Number(row?.["moment"]) };
   },
@@ -19,7 +19,7 @@ export const transactional: QueueTransactional<SqlConnection> = {
     const { floors } = where;
     const priorities = sorted(floors);
     const [taken] = await run(connection, [
-      `SELECT jobs, last FROM holdfast.queue_take_jobs(${Math.trunc(queue)}, ${Math.trunc(most)}, '${list(priorities)}'::smallint[],
+      `SELECT jobs, last FROM ${namesOf(connection).own("queue_take_jobs")}(${Math.trunc(queue)}, ${Math.trunc(most)}, '${list(priorities)}'::smallint[],
   '${list(priorities.map((priority) => floors.get(priority)))}'::bigint[], ${whole}, ${literal(onward)})`,
       `SAVEPOINT ${savepoint}`,
     ]);
@@ -29,7 +29,7 @@ export const transactional: QueueTransactional<SqlConnection> = {
 
   async takeOne(connection, queue, { id, priority, group }, { savepoint }) {
     const [taken] = await run(connection, [
-      `SELECT holdfast.queue_take_one(${Math.trunc(queue)}, ${Math.trunc(id)}, ${Math.trunc(priority)}::smallint, ${literal(group)}) AS jobs`,
+      `SELECT ${namesOf(connection).own("queue_take_one")}(${Math.trunc(queue)}, ${Math.trunc(id)}, ${Math.trunc(priority)}::smallint, ${literal(group)}) AS jobs`,
       `SAVEPOINT ${savepoint}`,
     ]);
     return jobsOf(taken?.rows[0]?.["jobs"])[0];
@@ -43,7 +43,7 @@ export const transactional: QueueTransactional<SqlConnection> = {
     const any = (has: (job: ClaimedJob) => boolean) => jobs.some(has);
     await ask(
       connection,
-      sql`SELECT holdfast.queue_settle(${bound(queue, "int")}, ${list(jobs.map(({ id }) => id))}::text::bigint[],
+      sql`SELECT ${own("queue_settle")}(${bound(queue, "int")}, ${list(jobs.map(({ id }) => id))}::text::bigint[],
   ${list(jobs.map(({ priority }) => priority))}::text::smallint[],
   ${any(({ group }) => group !== undefined) ? texts(jobs, ({ group }) => group) : null}::text::text[],
   ${any((job) => job.key !== undefined) ? texts(jobs, (job) => job.key) : null}::text::text[],

@@ -1,12 +1,14 @@
 import type { SqlConnection } from "../../core/database.ts";
-import { key } from "../../core/key.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { key, keyIn } from "../../core/key.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
 import type { Ended, NewJob, QueueCompletion, QueueStore, QueueWorkers, Where } from "../../queue/store.ts";
+import { dialect } from "./dialect.ts";
 import { newest } from "./fences.ts";
 import { argument } from "./keys.ts";
 import { impatient, patiently } from "./patience.ts";
 import { isTrue } from "./probe.ts";
 import { administration } from "./queue-administration.ts";
+import { queueChannel } from "./queue-functions.ts";
 import { lists } from "./queue-lists.ts";
 import {
   type Row,
@@ -22,14 +24,12 @@ import {
 import { transactional } from "./queue-transactional.ts";
 import { list, texts } from "./values.ts";
 
-const channel = "holdfast_queue";
-
 const workers: QueueWorkers<SqlConnection> = {
   async enlist(connection, queue, { ttlMs, name, lock }) {
     const [row] = await ask(
       connection,
-      sql`INSERT INTO holdfast.queue_worker (id, queue, beat, ttl, name, lock) OVERRIDING SYSTEM VALUE
-  VALUES (${sql.raw(newest("holdfast.queue_worker_id_seq", false))}, ${bound(queue, "int")}, clock_timestamp(), ${bound(ttlMs, "int")}, ${name}::text, ${lockOf(lock)}) RETURNING id`,
+      sql`INSERT INTO ${own("queue_worker")} (id, queue, beat, ttl, name, lock) OVERRIDING SYSTEM VALUE
+  VALUES (${newest("queue_worker_id_seq", false)}, ${bound(queue, "int")}, clock_timestamp(), ${bound(ttlMs, "int")}, ${name}::text, ${lockOf(connection, lock)}) RETURNING id`,
     );
     return Number(row?.["id"]);
   },
@@ -37,14 +37,14 @@ const workers: QueueWorkers<SqlConnection> = {
   async locked(connection, workers, lock) {
     await ask(
       connection,
-      sql`UPDATE holdfast.queue_worker SET lock = ${lockOf(lock)} WHERE id = ANY(${list(workers)}::text::bigint[])`,
+      sql`UPDATE ${own("queue_worker")} SET lock = ${lockOf(connection, lock)} WHERE id = ANY(${list(workers)}::text::bigint[])`,
     );
   },
 
   async beat(connection, workers) {
     const rows = await ask(
       connection,
-      sql`UPDATE holdfast.queue_worker SET beat = clock_timestamp() WHERE id = ANY(${list(workers)}::text::bigint[]) RETURNING id`,
+      sql`UPDATE ${own("queue_worker")} SET beat = clock_timestamp() WHERE id = ANY(${list(workers)}::text::bigint[]) RETURNING id`,
     );
     return new Set(rows.map(({ id }) => Number(id)));
   },
@@ -52,7 +52,7 @@ const workers: QueueWorkers<SqlConnection> = {
   async astray(connection, worker, known) {
     const rows = await ask(
       connection,
-      sql`SELECT id, size FROM holdfast.queue_lease WHERE worker = ${bound(worker, "bigint")} AND id <> ALL(${list(known)}::text::bigint[])`,
+      sql`SELECT id, size FROM ${own("queue_lease")} WHERE worker = ${bound(worker, "bigint")} AND id <> ALL(${list(known)}::text::bigint[])`,
     );
     return rows.flatMap(({ id, size }) =>
       Array.from({ length: Number(size) }, (_, place) => ({ lease: Number(id), place })),
@@ -62,9 +62,9 @@ const workers: QueueWorkers<SqlConnection> = {
   async retire(connection, worker) {
     await ask(
       connection,
-      sql`WITH gone AS (DELETE FROM holdfast.queue_worker w WHERE w.id = ${bound(worker, "bigint")}
-    AND NOT EXISTS (SELECT FROM holdfast.queue_lease l WHERE l.worker = w.id) RETURNING w.id)
-  UPDATE holdfast.queue_worker w SET beat = '-infinity' WHERE w.id = ${bound(worker, "bigint")} AND NOT EXISTS (SELECT FROM gone)`,
+      sql`WITH gone AS (DELETE FROM ${own("queue_worker")} w WHERE w.id = ${bound(worker, "bigint")}
+    AND NOT EXISTS (SELECT FROM ${own("queue_lease")} l WHERE l.worker = w.id) RETURNING w.id)
+  UPDATE ${own("queue_worker")} w SET beat = '-infinity' WHERE w.id = ${bound(worker, "bigint")} AND NOT EXISTS (SELECT FROM gone)`,
     );
   },
 };
@@ -73,7 +73,7 @@ const completion: QueueCompletion<SqlConnection> = {
   async complete(connection, worker, { lease, place }) {
     const [row] = await ask(
       connection,
-      sql`SELECT holdfast.queue_complete(${bound(worker, "bigint")}, ${bound(lease, "bigint")}, ${bound(place, "int")}) AS ours`,
+      sql`SELECT ${own("queue_complete")}(${bound(worker, "bigint")}, ${bound(lease, "bigint")}, ${bound(place, "int")}) AS ours`,
     );
     return isTrue(row?.["ours"]);
   },
@@ -81,7 +81,7 @@ const completion: QueueCompletion<SqlConnection> = {
   async completed(connection, of) {
     const rows = await ask(
       connection,
-      sql`SELECT m.lease, m.place FROM holdfast.queue_mark m WHERE (m.lease, m.place) IN (SELECT * FROM
+      sql`SELECT m.lease, m.place FROM ${own("queue_mark")} m WHERE (m.lease, m.place) IN (SELECT * FROM
   unnest(${list(of.map(({ lease }) => lease))}::text::bigint[], ${list(of.map(({ place }) => place))}::text::int[]))`,
     );
     const marks = new Set(rows.map(({ lease, place }) => `${String(lease)}/${String(place)}`));
@@ -90,7 +90,7 @@ const completion: QueueCompletion<SqlConnection> = {
 };
 
 export const queues: QueueStore<SqlConnection> = {
-  channel,
+  channel: dialect.names.label(queueChannel),
   workers,
   completion,
   transactional,
@@ -98,7 +98,7 @@ export const queues: QueueStore<SqlConnection> = {
   lists,
 
   async ring(connection, payload) {
-    await ask(connection, sql`SELECT pg_notify(${channel}::text, ${payload}::text)::text AS sent`);
+    await ask(connection, sql`SELECT pg_notify(${own.label(queueChannel)}, ${payload}::text)::text AS sent`);
   },
 
   async open(connection, name, settings) {
@@ -114,7 +114,7 @@ export const queues: QueueStore<SqlConnection> = {
       });
     const [row] = await ask(
       connection,
-      sql`SELECT holdfast.queue_open(${name}::text, ${bound(json, "jsonb")}) AS id`,
+      sql`SELECT ${own("queue_open")}(${name}::text, ${bound(json, "jsonb")}) AS id`,
     );
     return Number(row?.["id"]);
   },
@@ -127,7 +127,7 @@ export const queues: QueueStore<SqlConnection> = {
     const delays = numeric(({ delayMs }) => delayMs);
     const [row] = await ask(
       connection,
-      sql`SELECT ids::text AS ids, added::text AS added${impatient(waitMs)} FROM holdfast.queue_add(${patiently(waitMs, bound(queue, "int"))},
+      sql`SELECT ids::text AS ids, added::text AS added${impatient(waitMs)} FROM ${own("queue_add")}(${patiently(waitMs, bound(queue, "int"))},
   ${texts(jobs, ({ payload }) => payload)}::text::text[],
   ${any(({ priority }) => priority !== 0) ? list(jobs.map(({ priority }) => priority)) : null}::text::smallint[],
   ${
@@ -150,7 +150,7 @@ export const queues: QueueStore<SqlConnection> = {
     const { priorities, floors } = floorsOf(where);
     const asking = ask(
       connection,
-      sql`SELECT lease, jobs, counted, last, idle, soon, moment FROM holdfast.queue_claim_jobs(${bound(queue, "int")}, ${bound(worker, "bigint")},
+      sql`SELECT lease, jobs, counted, last, idle, soon, moment FROM ${own("queue_claim_jobs")}(${bound(queue, "int")}, ${bound(worker, "bigint")},
   ${bound(most, "int")}, ${priorities}, ${floors}, ${bound(where.after, "float8")}, ${bound(whole, "boolean")}, ${onward ?? null}::text)`,
     );
     const [row] = await asking.catch((error: unknown): Row[] => {
@@ -188,8 +188,8 @@ export const queues: QueueStore<SqlConnection> = {
       const rows = await ask(
         connection,
         // Marks of jobs that were written down before.
-        sql`WITH gone AS (DELETE FROM holdfast.queue_lease WHERE id = ANY(${list(whole)}::text::bigint[]) AND worker = ${bound(worker, "bigint")} RETURNING id),
-  marks AS (DELETE FROM holdfast.queue_mark m USING gone g WHERE m.lease = g.id)
+        sql`WITH gone AS (DELETE FROM ${own("queue_lease")} WHERE id = ANY(${list(whole)}::text::bigint[]) AND worker = ${bound(worker, "bigint")} RETURNING id),
+  marks AS (DELETE FROM ${own("queue_mark")} m USING gone g WHERE m.lease = g.id)
   SELECT g.id FROM gone g`,
       );
       return new Set(rows.map(({ id }) => Number(id)));
@@ -198,7 +198,7 @@ export const queues: QueueStore<SqlConnection> = {
       items.length > 0 ? make(items) : null;
     const [row] = await ask(
       connection,
-      sql`SELECT ours::text AS ours FROM holdfast.queue_finish(${bound(queue, "int")}, ${bound(worker, "bigint")},
+      sql`SELECT ours::text AS ours FROM ${own("queue_finish")}(${bound(queue, "int")}, ${bound(worker, "bigint")},
   ${some(whole, list)}::text::bigint[],
   ${some(parts, (items) => list(items.map(({ lease }) => lease)))}::text::bigint[],
   ${some(parts, (items) => list(items.map(({ place }) => place)))}::text::int[],
@@ -219,7 +219,7 @@ export const queues: QueueStore<SqlConnection> = {
   async giveBack(connection, worker, unstarted) {
     await ask(
       connection,
-      sql`SELECT holdfast.queue_give_back(${bound(worker, "bigint")}, ${list(unstarted.map(({ lease }) => lease))}::text::bigint[],
+      sql`SELECT ${own("queue_give_back")}(${bound(worker, "bigint")}, ${list(unstarted.map(({ lease }) => lease))}::text::bigint[],
   ${list(unstarted.map(({ place }) => place))}::text::int[])::text AS done`,
     );
   },
@@ -230,7 +230,7 @@ export const queues: QueueStore<SqlConnection> = {
     );
     const looking =
       idle.length > 0
-        ? sql`holdfast.queue_look(${list(idle.map(({ queue }) => queue))}::text::int[], ${list(idle.map(({ after }) => after))}::text::float8[],
+        ? sql`${own("queue_look")}(${list(idle.map(({ queue }) => queue))}::text::int[], ${list(idle.map(({ after }) => after))}::text::float8[],
   ${list(floors.map(({ queue }) => queue))}::text::int[], ${list(floors.map(({ priority }) => priority))}::text::smallint[],
   ${list(floors.map(({ floor }) => floor))}::text::bigint[], ${bound(whole, "boolean")})::text`
         : sql`'{}'`;
@@ -239,7 +239,7 @@ export const queues: QueueStore<SqlConnection> = {
       connection,
       sweep === "no"
         ? sql`SELECT 0 AS jobs, '[]' AS queues, ${looking} AS ready`
-        : sql`SELECT s.jobs, to_json(s.queues)::text AS queues, ${looking} AS ready FROM holdfast.queue_sweep(${bound(sweep === "thorough", "boolean")}) s`,
+        : sql`SELECT s.jobs, to_json(s.queues)::text AS queues, ${looking} AS ready FROM ${own("queue_sweep")}(${bound(sweep === "thorough", "boolean")}) s`,
     );
     return {
       jobs: Number(row?.["jobs"]),
@@ -249,7 +249,11 @@ export const queues: QueueStore<SqlConnection> = {
   },
 };
 
-const lockOf = (name: string | undefined) => sql.raw(name === undefined ? "NULL" : argument(key(name)));
+/** As the worker's session holds it. */
+function lockOf({ names }: SqlConnection, name: string | undefined): Statement {
+  if (name === undefined) return sql.raw("NULL");
+  return sql.raw(argument(names ? keyIn(names.schema, key(name)) : key(name)));
+}
 
 function floorsOf({ floors }: Where): { readonly priorities: Statement; readonly floors: Statement } {
   const priorities = sorted(floors);

@@ -1,22 +1,22 @@
 /** The functions that change a bucket otherwise, or only look at it. */
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
 import { limitOf, mostUsed } from "./quota-limits.ts";
 
 /**
  * One change of one bucket: 'refund' (of an entry), 'settle' and 'release' (of a hold), 'grant', 'revoke' (of a grant),
  * 'limit', 'plan', 'reset'. Verdicts as above, and 4: there is no such entry or hold, 5: more than there is.
  */
-const amend = sql`CREATE OR REPLACE FUNCTION holdfast.quota_amend(
+const amend = sql`CREATE OR REPLACE FUNCTION ${own("quota_amend")}(
   rule jsonb, what text, q text, s text, code_max bigint, op text, of_entry text, n bigint, more jsonb, note text,
   OUT verdict int, OUT at float8, OUT used bigint, OUT held bigint, OUT credit bigint, OUT max bigint, OUT version bigint,
   OUT amount bigint)
 LANGUAGE plpgsql AS $function$
 #variable_conflict use_variable
 DECLARE
-  b holdfast.quota_bucket;
+  b ${own("quota_bucket")};
   before bigint;
-  e holdfast.quota_line;
-  h holdfast.quota_hold;
+  e ${own("quota_line")};
+  h ${own("quota_hold")};
   g record;
   moment timestamptz;
   delta bigint := 0;
@@ -28,19 +28,19 @@ DECLARE
   drains jsonb;
   place int;
 BEGIN
-  SELECT t.* INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
+  SELECT t.* INTO b FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
   IF NOT FOUND THEN
-    INSERT INTO holdfast.quota_bucket (quota, subject) VALUES (q, s) ON CONFLICT DO NOTHING;
-    SELECT t.* INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
+    INSERT INTO ${own("quota_bucket")} (quota, subject) VALUES (q, s) ON CONFLICT DO NOTHING;
+    SELECT t.* INTO b FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
   END IF;
   moment := clock_timestamp();
   at := extract(epoch FROM moment) * 1000;
   amount := n;
-  IF holdfast.quota_late(rule, moment) THEN
+  IF ${own("quota_late")}(rule, moment) THEN
     verdict := -1;
     RETURN;
   END IF;
-  SELECT t.* INTO e FROM holdfast.quota_line t WHERE t.bucket = b.id AND t.id = op;
+  SELECT t.* INTO e FROM ${own("quota_line")} t WHERE t.bucket = b.id AND t.id = op;
   IF FOUND THEN
     at := extract(epoch FROM e.at) * 1000;
     used := e.used;
@@ -55,17 +55,17 @@ BEGIN
   max := ${limitOf("b", "rule", "code_max")};
   IF what = 'repair' THEN
     -- Of a process of an earlier release, which says what it has read before: quota_reconcile looks for itself.
-    PERFORM holdfast.quota_reconcile(rule, q, s, code_max, op);
-    SELECT t.used, t.held, t.credit, t.version INTO used, held, credit, version FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s;
+    PERFORM ${own("quota_reconcile")}(rule, q, s, code_max, op);
+    SELECT t.used, t.held, t.credit, t.version INTO used, held, credit, version FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s;
     verdict := 1;
     RETURN;
   END IF;
   before := b.used;
-  b := holdfast.quota_roll(b, rule, max, moment);
+  b := ${own("quota_roll")}(b, rule, max, moment);
   before := before - b.used;
   IF b.held > 0 OR b.credit > 0 THEN
     version := b.version;
-    b := holdfast.quota_reap(b, moment, before);
+    b := ${own("quota_reap")}(b, moment, before);
     IF b.version > version THEN before := 0; END IF;
   END IF;
   verdict := 1;
@@ -73,7 +73,7 @@ BEGIN
 
   CASE what
   WHEN 'refund' THEN
-    SELECT t.* INTO e FROM holdfast.quota_line t
+    SELECT t.* INTO e FROM ${own("quota_line")} t
       WHERE t.bucket = b.id AND t.id = of_entry AND t.kind IN ('consume', 'settle');
     IF NOT FOUND THEN
       verdict := 4;
@@ -102,7 +102,7 @@ BEGIN
       drained := least(back, g.amount - part);
       part := 0;
       back := back - drained;
-      UPDATE holdfast.quota_grant t SET spent = t.spent - drained WHERE t.quota = q AND t.subject = s AND t.id = g.id;
+      UPDATE ${own("quota_grant")} t SET spent = t.spent - drained WHERE t.quota = q AND t.subject = s AND t.id = g.id;
       -- One that ran out is not there any more.
       IF FOUND THEN b.credit := b.credit + drained; END IF;
     END LOOP;
@@ -123,11 +123,11 @@ BEGIN
     END CASE;
     base := least(base, b.used);
     delta := -base;
-    UPDATE holdfast.quota_line t SET refunded = coalesce(t.refunded, 0) + quota_amend.amount
+    UPDATE ${own("quota_line")} t SET refunded = coalesce(t.refunded, 0) + quota_amend.amount
       WHERE t.bucket = b.id AND t.version = e.version;
     END IF;
   WHEN 'settle', 'release' THEN
-    SELECT t.* INTO h FROM holdfast.quota_hold t WHERE t.quota = q AND t.subject = s AND t.id = of_entry;
+    SELECT t.* INTO h FROM ${own("quota_hold")} t WHERE t.quota = q AND t.subject = s AND t.id = of_entry;
     IF NOT FOUND THEN
       verdict := 4;
     ELSE
@@ -141,7 +141,7 @@ BEGIN
           IF base < n THEN
             -- A grant may have run out since: then it is over the limit, and recorded as what it is.
             part := least(n - base, b.credit);
-            IF part > 0 THEN drains := holdfast.quota_drain(q, s, part, moment); END IF;
+            IF part > 0 THEN drains := ${own("quota_drain")}(q, s, part, moment); END IF;
             b.credit := b.credit - part;
             base := n - part;
           END IF;
@@ -151,11 +151,11 @@ BEGIN
       END IF;
       IF verdict = 1 THEN
         b.held := b.held - h.amount;
-        DELETE FROM holdfast.quota_hold t WHERE t.quota = q AND t.subject = s AND t.id = of_entry;
+        DELETE FROM ${own("quota_hold")} t WHERE t.quota = q AND t.subject = s AND t.id = of_entry;
       END IF;
     END IF;
   WHEN 'grant' THEN
-    SELECT t.amount INTO part FROM holdfast.quota_grant t WHERE t.quota = q AND t.subject = s AND t.id = op;
+    SELECT t.amount INTO part FROM ${own("quota_grant")} t WHERE t.quota = q AND t.subject = s AND t.id = op;
     IF FOUND THEN
       -- It is known also after its line was rolled up.
       verdict := CASE WHEN part = n THEN 2 ELSE 3 END;
@@ -165,14 +165,14 @@ BEGIN
       verdict := 5;
       amount := ${mostUsed} - b.credit;
     ELSE
-      INSERT INTO holdfast.quota_grant (quota, subject, id, amount, priority, until)
+      INSERT INTO ${own("quota_grant")} (quota, subject, id, amount, priority, until)
         VALUES (q, s, op, n, (more->>'priority')::int,
           coalesce(to_timestamp((more->>'until')::float8 / 1000), 'infinity'));
       b.credit := b.credit + n;
     END IF;
   WHEN 'revoke' THEN
     -- What was used of it stays used.
-    DELETE FROM holdfast.quota_grant t WHERE t.quota = q AND t.subject = s AND t.id = of_entry
+    DELETE FROM ${own("quota_grant")} t WHERE t.quota = q AND t.subject = s AND t.id = of_entry
       RETURNING t.amount - t.spent INTO amount;
     IF FOUND THEN
       b.credit := b.credit - amount;
@@ -199,14 +199,14 @@ BEGIN
     END IF;
     b.used := b.used + delta;
     b.version := b.version + 1;
-    INSERT INTO holdfast.quota_line (bucket, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, entry, drains, details)
+    INSERT INTO ${own("quota_line")} (bucket, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, entry, drains, details)
       VALUES (b.id, b.version, amount, nullif(delta, amount), nullif(before, 0), b.used, nullif(b.held, 0), nullif(b.credit, 0), max, b.since,
         moment, what, op, of_entry, drains, note::jsonb);
-    UPDATE holdfast.quota_bucket t SET used = b.used, held = b.held, credit = b.credit, version = b.version, since = b.since,
+    UPDATE ${own("quota_bucket")} t SET used = b.used, held = b.held, credit = b.credit, version = b.version, since = b.since,
       parts = b.parts, own_limit = b.own_limit, plan = b.plan, reset = b.reset WHERE t.quota = q AND t.subject = s;
-  ELSIF b.version > (SELECT t.version FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s) THEN
+  ELSIF b.version > (SELECT t.version FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s) THEN
     -- Only what had run out.
-    UPDATE holdfast.quota_bucket t SET used = b.used, held = b.held, credit = b.credit, version = b.version,
+    UPDATE ${own("quota_bucket")} t SET used = b.used, held = b.held, credit = b.credit, version = b.version,
       since = b.since, parts = b.parts WHERE t.quota = q AND t.subject = s;
   END IF;
   used := b.used;
@@ -217,17 +217,17 @@ END
 $function$`;
 
 /** What a call would find now, without locking anything. */
-const peek = sql`CREATE OR REPLACE FUNCTION holdfast.quota_peek(rule jsonb, q text, s text, code_max bigint,
+const peek = sql`CREATE OR REPLACE FUNCTION ${own("quota_peek")}(rule jsonb, q text, s text, code_max bigint,
   OUT at float8, OUT used bigint, OUT held bigint, OUT credit bigint, OUT max bigint, OUT version bigint, OUT plan text)
 LANGUAGE plpgsql AS $function$
 #variable_conflict use_variable
 DECLARE
-  b holdfast.quota_bucket;
+  b ${own("quota_bucket")};
   moment timestamptz := clock_timestamp();
 BEGIN
-  SELECT t.* INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s;
+  SELECT t.* INTO b FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s;
   at := extract(epoch FROM moment) * 1000;
-  IF holdfast.quota_late(rule, moment) THEN
+  IF ${own("quota_late")}(rule, moment) THEN
     version := -1;
     RETURN;
   END IF;
@@ -235,10 +235,10 @@ BEGIN
   b.subject := s;
   b.used := coalesce(b.used, 0);
   max := ${limitOf("b", "rule", "code_max")};
-  b := holdfast.quota_roll(b, rule, max, moment);
+  b := ${own("quota_roll")}(b, rule, max, moment);
   used := b.used;
-  held := coalesce((SELECT sum(t.amount) FROM holdfast.quota_hold t WHERE t.quota = q AND t.subject = s AND t.until > moment), 0);
-  credit := coalesce((SELECT sum(t.amount - t.spent) FROM holdfast.quota_grant t WHERE t.quota = q AND t.subject = s AND t.until > moment), 0);
+  held := coalesce((SELECT sum(t.amount) FROM ${own("quota_hold")} t WHERE t.quota = q AND t.subject = s AND t.until > moment), 0);
+  credit := coalesce((SELECT sum(t.amount - t.spent) FROM ${own("quota_grant")} t WHERE t.quota = q AND t.subject = s AND t.until > moment), 0);
   version := coalesce(b.version, 0);
   plan := b.plan;
 END

@@ -1,5 +1,5 @@
 /** The functions that decide whether something may be used: for any batch, for the usual one, and for a single call. */
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
 import { limitOf, mostUsed } from "./quota-limits.ts";
 import * as protection from "../../core/protections.ts";
 
@@ -29,7 +29,7 @@ const briefly = sql.raw("PERFORM set_config('lock_timeout', '200ms', true)");
  * their place in bq, bs (ob).
  * Verdicts: 0 refused, 1 granted, 2 granted before, 3 the id was used for something else.
  */
-const decide = sql`CREATE OR REPLACE FUNCTION holdfast.quota_decide(
+const decide = sql`CREATE OR REPLACE FUNCTION ${own("quota_decide")}(
   rules jsonb, make boolean, look boolean, bq text[], bs text[], br int[], bm bigint[],
   ob int[], oi text[], oa bigint[], og int[], ot bigint[], od text[], same int[], ${answers})
 LANGUAGE plpgsql ${plans} AS $function$
@@ -39,7 +39,7 @@ DECLARE
   no int := cardinality(ob);
   moment timestamptz;
   r record;
-  b holdfast.quota_bucket;
+  b ${own("quota_bucket")};
   windows text[];
   overs bigint[];
   starts timestamptz[];
@@ -86,11 +86,11 @@ BEGIN
     ${briefly};
   END IF;
   IF make THEN
-    INSERT INTO holdfast.quota_bucket (quota, subject)
+    INSERT INTO ${own("quota_bucket")} (quota, subject)
       SELECT q, s FROM unnest(bq, bs) u (q, s) ORDER BY q COLLATE "C", s COLLATE "C" ON CONFLICT DO NOTHING;
   END IF;
   FOR r IN SELECT u.n, t.* FROM unnest(bq, bs) WITH ORDINALITY u (q, s, n)
-    JOIN holdfast.quota_bucket t ON t.quota = u.q AND t.subject = u.s
+    JOIN ${own("quota_bucket")} t ON t.quota = u.q AND t.subject = u.s
     ORDER BY t.quota, t.subject FOR NO KEY UPDATE OF t LOOP
     found := found + 1;
     k := r.n;
@@ -146,7 +146,7 @@ BEGIN
       b.since := since[k];
       b.parts := ARRAY(SELECT p::bigint FROM jsonb_array_elements_text(parts->k::text) WITH ORDINALITY x (p, n) ORDER BY n);
       IF cardinality(b.parts) = 0 THEN b.parts := NULL; END IF;
-      b := holdfast.quota_roll(b, rules->(br[k] - 1), max[k], moment);
+      b := ${own("quota_roll")}(b, rules->(br[k] - 1), max[k], moment);
       forgotten[k] := used[k] - b.used;
       used[k] := b.used;
       since[k] := b.since;
@@ -188,7 +188,7 @@ BEGIN
         pamount := array_fill(NULL::bigint, ARRAY[no]);
         pkind := array_fill(NULL::text, ARRAY[no]);
         FOR r IN SELECT u.n, e.* FROM unnest(ob, oi) WITH ORDINALITY u (k, i, n)
-          JOIN holdfast.quota_line e ON e.bucket = ids[u.k] AND e.id = u.i LOOP
+          JOIN ${own("quota_line")} e ON e.bucket = ids[u.k] AND e.id = u.i LOOP
           m := r.n;
           prior[m] := true;
           pamount[m] := r.amount;
@@ -229,7 +229,7 @@ BEGIN
           -- A hold that has not ended is known also after its line was rolled up.
           IF looked AND NOT prior[m] AND ot[m] IS NOT NULL THEN
             k := ob[m];
-            need := (SELECT h.amount FROM holdfast.quota_hold h WHERE h.quota = bq[k] AND h.subject = bs[k] AND h.id = oi[m]);
+            need := (SELECT h.amount FROM ${own("quota_hold")} h WHERE h.quota = bq[k] AND h.subject = bs[k] AND h.id = oi[m]);
             IF need IS NOT NULL THEN
               prior[m] := true;
               pamount[m] := need;
@@ -269,7 +269,7 @@ BEGIN
             b.credit := credit[k];
             b.version := version[k];
             b.since := since[k];
-            b := holdfast.quota_reap(b, moment, forgotten[k]);
+            b := ${own("quota_reap")}(b, moment, forgotten[k]);
             IF b.version > version[k] THEN forgotten[k] := 0; END IF;
             held[k] := b.held;
             credit[k] := b.credit;
@@ -298,13 +298,13 @@ BEGIN
                 WHEN 'refill' THEN CASE WHEN max[k] > 0 AND need <= used[k] THEN
                   nullif(least(${mostUsed} + 1, div(need::numeric * (rules->(br[k] - 1)->>'per')::bigint + max[k] - 1, max[k])
                   - floor(extract(epoch FROM moment - since[k]) * 1000000)), ${mostUsed} + 1) END
-                WHEN 'parts' THEN holdfast.quota_room(ARRAY(SELECT p::bigint
+                WHEN 'parts' THEN ${own("quota_room")}(ARRAY(SELECT p::bigint
                   FROM jsonb_array_elements_text(parts->k::text) WITH ORDINALITY x (p, n) ORDER BY n), newest[k], need)
                   * ((rules->(br[k] - 1)->>'per')::bigint / (rules->(br[k] - 1)->>'parts')::int)
                   - floor(extract(epoch FROM moment - since[k]) * 1000000)
                 -- What these calls have used leaves last.
                 WHEN 'log' THEN CASE WHEN need > used[k] - newest[k] AND need <= used[k] THEN (rules->(br[k] - 1)->>'per')::bigint
-                  ELSE holdfast.quota_leaves(ids[k], resets[k], need, (rules->(br[k] - 1)->>'per')::bigint, moment) END
+                  ELSE ${own("quota_leaves")}(ids[k], resets[k], need, (rules->(br[k] - 1)->>'per')::bigint, moment) END
                 ELSE -1 END;
               IF retries[m] IS NULL THEN retries[m] := -2; END IF;
             END IF;
@@ -314,7 +314,7 @@ BEGIN
           IF ot[m] IS NULL THEN
             base := least(oa[m], greatest(cap[k] - used[k], 0));
             IF base < oa[m] THEN
-              edrains[m] := holdfast.quota_drain(bq[k], bs[k], oa[m] - base, moment);
+              edrains[m] := ${own("quota_drain")}(bq[k], bs[k], oa[m] - base, moment);
               credit[k] := credit[k] - (oa[m] - base);
             END IF;
           ELSE
@@ -344,19 +344,19 @@ BEGIN
         RAISE unique_violation;
       END IF;
 
-      INSERT INTO holdfast.quota_line (bucket, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, drains, details)
+      INSERT INTO ${own("quota_line")} (bucket, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, drains, details)
         SELECT ids[n.k], n.v, n.a, nullif(n.d, n.a), nullif(n.f, 0), n.u, nullif(n.h, 0), nullif(n.c, 0), n.x, n.w, moment,
           CASE WHEN n.t IS NULL THEN 'consume' ELSE 'hold' END, n.i, n.g, n.e::jsonb
         FROM unnest(ob, eversion, oa, edelta, eforgotten, eused, eheld, ecredit, maxes, esince, ot, oi, edrains, od)
           AS n (k, v, a, d, f, u, h, c, x, w, t, i, g, e)
         WHERE n.v IS NOT NULL;
       IF holds THEN
-        INSERT INTO holdfast.quota_hold (quota, subject, id, amount, until)
+        INSERT INTO ${own("quota_hold")} (quota, subject, id, amount, until)
           SELECT bq[n.k], bs[n.k], n.i, n.a, moment + n.t * interval '1 millisecond'
           FROM unnest(ob, oi, oa, ot, eversion) AS n (k, i, a, t, v) WHERE n.v IS NOT NULL AND n.t IS NOT NULL;
       END IF;
       IF parts IS NULL THEN
-        UPDATE holdfast.quota_bucket t SET used = n.u, held = n.h, credit = n.c, version = n.v, since = n.w
+        UPDATE ${own("quota_bucket")} t SET used = n.u, held = n.h, credit = n.c, version = n.v, since = n.w
           FROM unnest(bq, bs, used, held, credit, version, since, first) AS n (q, s, u, h, c, v, w, o)
           WHERE t.quota = n.q AND t.subject = n.s AND n.v > n.o;
       ELSE
@@ -364,7 +364,7 @@ BEGIN
           CONTINUE WHEN version[k] = first[k];
           b.parts := ARRAY(SELECT p::bigint FROM jsonb_array_elements_text(parts->k::text) WITH ORDINALITY x (p, n) ORDER BY n);
           IF cardinality(b.parts) > 0 THEN b.parts[1] := b.parts[1] + newest[k]; ELSE b.parts := NULL; END IF;
-          UPDATE holdfast.quota_bucket t SET used = used[k], held = held[k],
+          UPDATE ${own("quota_bucket")} t SET used = used[k], held = held[k],
             credit = credit[k], version = version[k], since = since[k], parts = b.parts
             WHERE t.quota = bq[k] AND t.subject = bs[k];
         END LOOP;
@@ -385,7 +385,7 @@ $function$`;
  * Of each bucket the sum (bt) and number (bn) of its uses; of each use those up to it (op, nth). If all are granted, the
  * answers are those of the buckets before, and the caller adds its own.
  */
-const batch = sql`CREATE OR REPLACE FUNCTION holdfast.quota_batch(
+const batch = sql`CREATE OR REPLACE FUNCTION ${own("quota_batch")}(
   rules jsonb, opens timestamptz, ends timestamptz, over bigint, make boolean, look boolean,
   q text, bs text[], bm bigint[], bt bigint[], bn bigint[],
   ob int[], oi text[], oa bigint[], op bigint[], nth bigint[], od text[], OUT fast boolean, ${answers})
@@ -409,7 +409,7 @@ BEGIN
     ${briefly};
   END IF;
   IF make THEN
-    INSERT INTO holdfast.quota_bucket (quota, subject)
+    INSERT INTO ${own("quota_bucket")} (quota, subject)
       SELECT q, u FROM unnest(bs) u ORDER BY u COLLATE "C" ON CONFLICT DO NOTHING;
   END IF;
   BEGIN
@@ -425,15 +425,15 @@ BEGIN
         ${limitOf("t", "rules->0", "u.m")} AS max
       FROM (SELECT * FROM unnest(bs, bm, bt, bn) WITH ORDINALITY l (s, m, a, c, n) ORDER BY l.s COLLATE "C") u,
       -- Apart, so that it is looked up by both columns: as a join, one plan read the whole quota for each.
-      LATERAL (SELECT x.ctid, x.* FROM holdfast.quota_bucket x WHERE x.quota = q AND x.subject = u.s ${locked}) t) b;
+      LATERAL (SELECT x.ctid, x.* FROM ${own("quota_bucket")} x WHERE x.quota = q AND x.subject = u.s ${locked}) t) b;
     moment := clock_timestamp();
     IF found = nb AND fits AND forward AND (opens IS NULL OR moment >= opens AND moment < ends) THEN
-      INSERT INTO holdfast.quota_line (bucket, version, amount, used, at, max, since, forgotten, held, credit, kind, id, details)
+      INSERT INTO ${own("quota_line")} (bucket, version, amount, used, at, max, since, forgotten, held, credit, kind, id, details)
         SELECT ids[x.k], versions[x.k] + x.n, x.a, useds[x.k] + x.p, moment, maxes[x.k], since[x.k],
           CASE WHEN x.n = 1 THEN rolled[x.k] END, nullif(helds[x.k], 0), nullif(credits[x.k], 0), 'consume', ${kept("x.i")}, x.d::jsonb
         FROM unnest(ob, oa, op, nth, oi, od) x (k, a, p, n, i, d);
       -- By their place, which nobody changes while they are locked: looking for them again took a third of the time.
-      UPDATE holdfast.quota_bucket t SET used = x.u, version = x.v, since = x.w
+      UPDATE ${own("quota_bucket")} t SET used = x.u, version = x.v, since = x.w
         FROM unnest(places, after, next, since) x (c, u, v, w) WHERE t.ctid = x.c;
       missing := false;
       fast := true;
@@ -446,14 +446,14 @@ BEGIN
   END;
   fast := false;
   SELECT d.* INTO missing, at, verdicts, useds, helds, credits, maxes, versions, ats, retries
-    FROM holdfast.quota_decide(rules, make, look, array_fill(q, ARRAY[nb]), bs, array_fill(1, ARRAY[nb]), bm, ob, oi, oa,
+    FROM ${own("quota_decide")}(rules, make, look, array_fill(q, ARRAY[nb]), bs, array_fill(1, ARRAY[nb]), bm, ob, oi, oa,
       ARRAY(SELECT generate_series(1, no)), array_fill(NULL::bigint, ARRAY[no]), coalesce(od, array_fill(NULL::text, ARRAY[no])),
       array_fill(0, ARRAY[no])) d;
 END
 $function$`;
 
 /** The same for a single call: few and plain values, since parsing the many of a batch took longer than what it does. */
-const use = sql`CREATE OR REPLACE FUNCTION holdfast.quota_use(
+const use = sql`CREATE OR REPLACE FUNCTION ${own("quota_use")}(
   rules jsonb, opens timestamptz, ends timestamptz, over bigint, make boolean, look boolean,
   q text, s text, own bigint, op text, amount bigint, note text,
   OUT missing boolean, OUT at float8, OUT verdict int, OUT used bigint, OUT held bigint, OUT credit bigint,
@@ -466,11 +466,11 @@ DECLARE
   before bigint;
 BEGIN
   SELECT t.id, t.used, t.held, t.credit, t.version, t.since, t.parts IS NULL AS plain, ${limitOf("t", "rules->0", "own")} AS max
-    INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s ${locked};
+    INTO b FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s ${locked};
   IF NOT FOUND THEN
-    INSERT INTO holdfast.quota_bucket (quota, subject) VALUES (q, s) ON CONFLICT DO NOTHING;
+    INSERT INTO ${own("quota_bucket")} (quota, subject) VALUES (q, s) ON CONFLICT DO NOTHING;
     SELECT t.id, t.used, t.held, t.credit, t.version, t.since, t.parts IS NULL AS plain, ${limitOf("t", "rules->0", "own")} AS max
-      INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s ${locked};
+      INTO b FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s ${locked};
   END IF;
   IF FOUND THEN
     moment := clock_timestamp();
@@ -478,12 +478,12 @@ BEGIN
     used := before + amount;
     IF b.plain AND (opens IS NULL OR moment >= opens AND moment < ends AND (b.since IS NULL OR b.since <= opens))
       AND used + ${held("b.held")} <= least(${mostUsed}, b.max + over) THEN
-      INSERT INTO holdfast.quota_line (bucket, version, amount, used, at, max, since, forgotten, held, credit, kind, id, details)
+      INSERT INTO ${own("quota_line")} (bucket, version, amount, used, at, max, since, forgotten, held, credit, kind, id, details)
         VALUES (b.id, b.version + 1, amount, used, moment, b.max, coalesce(opens, b.since), nullif(b.used - before, 0),
           nullif(b.held, 0), nullif(b.credit, 0), 'consume', ${kept("op")}, note::jsonb)
         ON CONFLICT (bucket, id) DO NOTHING;
       IF FOUND THEN
-        UPDATE holdfast.quota_bucket t SET used = quota_use.used, version = b.version + 1, since = coalesce(opens, b.since)
+        UPDATE ${own("quota_bucket")} t SET used = quota_use.used, version = b.version + 1, since = coalesce(opens, b.since)
           WHERE t.quota = q AND t.subject = s;
         missing := false;
         at := extract(epoch FROM moment) * 1000;
@@ -499,7 +499,7 @@ BEGIN
   END IF;
   SELECT d.missing, d.at, d.verdicts[1], d.useds[1], d.helds[1], d.credits[1], d.maxes[1], d.versions[1], d.ats[1], d.retries[1]
     INTO missing, at, verdict, used, held, credit, max, version, entered, retry
-    FROM holdfast.quota_decide(rules, make, look, ARRAY[q], ARRAY[s], ARRAY[1], ARRAY[own], ARRAY[1],
+    FROM ${own("quota_decide")}(rules, make, look, ARRAY[q], ARRAY[s], ARRAY[1], ARRAY[own], ARRAY[1],
       ARRAY[op], ARRAY[amount], ARRAY[1], ARRAY[NULL::bigint], ARRAY[note], ARRAY[0]) d;
 END
 $function$`;

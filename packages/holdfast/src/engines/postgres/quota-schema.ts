@@ -3,7 +3,7 @@
  * and decides in statements that come after the locks, and so see what the last holder of each wrote. Without it, a
  * duplicate that had to wait for the original would meet a full bucket, and be told that it was refused.
  */
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
 import { amending } from "./quota-amend.ts";
 import { consuming } from "./quota-consume.ts";
 import { upkeep } from "./quota-upkeep.ts";
@@ -13,7 +13,7 @@ import { upkeep } from "./quota-upkeep.ts";
  * `since`: when what `used` counts began: the window, the last refill, the newest of the `parts`, the last entry.
  */
 export const quotaTables: readonly Statement[] = [
-  sql`CREATE TABLE IF NOT EXISTS holdfast.quota_bucket (
+  sql`CREATE TABLE IF NOT EXISTS ${own("quota_bucket")} (
   id bigint GENERATED ALWAYS AS IDENTITY,
   quota text COLLATE "C" NOT NULL,
   subject text COLLATE "C" NOT NULL,
@@ -31,7 +31,7 @@ export const quotaTables: readonly Statement[] = [
 ) WITH (fillfactor = 50)`,
   // The ledger as it is stored: the bucket by number, and NULL for what is usual. With the bucket's names in each line
   // and in both indexes, and every figure written out, a line took twice the room and a third more time.
-  sql`CREATE TABLE IF NOT EXISTS holdfast.quota_line (
+  sql`CREATE TABLE IF NOT EXISTS ${own("quota_line")} (
   bucket bigint NOT NULL,
   version bigint NOT NULL,
   amount bigint NOT NULL,
@@ -53,7 +53,7 @@ export const quotaTables: readonly Statement[] = [
   PRIMARY KEY (bucket, version),
   UNIQUE (bucket, id)
 )`,
-  sql`CREATE TABLE IF NOT EXISTS holdfast.quota_hold (
+  sql`CREATE TABLE IF NOT EXISTS ${own("quota_hold")} (
   quota text COLLATE "C" NOT NULL,
   subject text COLLATE "C" NOT NULL,
   id text COLLATE "C" NOT NULL,
@@ -61,7 +61,7 @@ export const quotaTables: readonly Statement[] = [
   until timestamptz NOT NULL,
   PRIMARY KEY (quota, subject, id)
 )`,
-  sql`CREATE TABLE IF NOT EXISTS holdfast.quota_grant (
+  sql`CREATE TABLE IF NOT EXISTS ${own("quota_grant")} (
   quota text COLLATE "C" NOT NULL,
   subject text COLLATE "C" NOT NULL,
   id text COLLATE "C" NOT NULL,
@@ -77,14 +77,14 @@ export const quotaTables: readonly Statement[] = [
  * The ledger as people read it: used = used of the version before - forgotten + delta; held and credit after it. A line
  * of kind 'rollup' stands for those from version first to its own.
  */
-const entries = sql`CREATE OR REPLACE VIEW holdfast.quota_entry AS
+const entries = sql`CREATE OR REPLACE VIEW ${own("quota_entry")} AS
   SELECT b.quota, b.subject, l.version, l.kind, l.id, l.entry, l.amount, coalesce(l.delta, l.amount) AS delta,
     coalesce(l.forgotten, 0) AS forgotten, coalesce(l.refunded, 0) AS refunded, l.used, coalesce(l.held, 0) AS held,
     coalesce(l.credit, 0) AS credit, l.max, l.since, l.at, coalesce(l.first, l.version) AS first, l.drains, l.details
-  FROM holdfast.quota_line l JOIN holdfast.quota_bucket b ON b.id = l.bucket`;
+  FROM ${own("quota_line")} l JOIN ${own("quota_bucket")} b ON b.id = l.bucket`;
 
 /** What is left of a bucket's use now; parts of a sliding window that have passed are gone. */
-const roll = sql`CREATE OR REPLACE FUNCTION holdfast.quota_roll(INOUT b holdfast.quota_bucket, rule jsonb, max bigint, moment timestamptz)
+const roll = sql`CREATE OR REPLACE FUNCTION ${own("quota_roll")}(INOUT b ${own("quota_bucket")}, rule jsonb, max bigint, moment timestamptz)
 LANGUAGE plpgsql AS $function$
 DECLARE
   per bigint := rule->>'per';
@@ -142,7 +142,7 @@ BEGIN
     -- Of what was given back, credits came first.
     FOR e IN SELECT l.at, coalesce(l.delta, l.amount) AS delta,
       greatest(0, coalesce(l.refunded, 0) - (l.amount - coalesce(l.delta, l.amount))) AS refunded, l.kind
-      FROM holdfast.quota_line l WHERE l.bucket = b.id ORDER BY l.version DESC LOOP
+      FROM ${own("quota_line")} l WHERE l.bucket = b.id ORDER BY l.version DESC LOOP
       EXIT WHEN e.at <= moment - per * interval '1 microsecond' OR e.kind = 'reset';
       IF e.kind IN ('consume', 'settle') THEN
         b.used := b.used + e.delta - e.refunded;
@@ -156,7 +156,7 @@ END
 $function$`;
 
 /** Holds and grants of a bucket that are over, those that ended first first, then by id. Its row is locked. */
-const reap = sql`CREATE OR REPLACE FUNCTION holdfast.quota_reap(INOUT b holdfast.quota_bucket, moment timestamptz, forgotten bigint)
+const reap = sql`CREATE OR REPLACE FUNCTION ${own("quota_reap")}(INOUT b ${own("quota_bucket")}, moment timestamptz, forgotten bigint)
 LANGUAGE plpgsql AS $function$
 DECLARE
   h record;
@@ -164,22 +164,22 @@ DECLARE
   gone bigint;
 BEGIN
   IF b.held > 0 THEN
-    FOR h IN WITH gone AS (DELETE FROM holdfast.quota_hold q WHERE q.quota = b.quota AND q.subject = b.subject AND q.until <= moment
+    FOR h IN WITH gone AS (DELETE FROM ${own("quota_hold")} q WHERE q.quota = b.quota AND q.subject = b.subject AND q.until <= moment
       RETURNING q.*) SELECT * FROM gone ORDER BY gone.until, gone.id LOOP
       b.held := b.held - h.amount;
       b.version := b.version + 1;
-      INSERT INTO holdfast.quota_line (bucket, version, amount, delta, forgotten, used, held, credit, since, at, kind, id, entry)
+      INSERT INTO ${own("quota_line")} (bucket, version, amount, delta, forgotten, used, held, credit, since, at, kind, id, entry)
         VALUES (b.id, b.version, h.amount, nullif(0, h.amount), nullif(forgotten, 0), b.used, nullif(b.held, 0), nullif(b.credit, 0), b.since, moment, 'expire',
           'expire:' || b.version || ':' || h.id, h.id);
       forgotten := 0;
     END LOOP;
   END IF;
   IF b.credit > 0 THEN
-    FOR g IN WITH gone AS (DELETE FROM holdfast.quota_grant q WHERE q.quota = b.quota AND q.subject = b.subject AND q.until <= moment
+    FOR g IN WITH gone AS (DELETE FROM ${own("quota_grant")} q WHERE q.quota = b.quota AND q.subject = b.subject AND q.until <= moment
       RETURNING q.*) SELECT * FROM gone ORDER BY gone.until, gone.id LOOP
       b.credit := b.credit - (g.amount - g.spent);
       b.version := b.version + 1;
-      INSERT INTO holdfast.quota_line (bucket, version, amount, delta, forgotten, used, held, credit, since, at, kind, id, entry)
+      INSERT INTO ${own("quota_line")} (bucket, version, amount, delta, forgotten, used, held, credit, since, at, kind, id, entry)
         VALUES (b.id, b.version, g.amount - g.spent, nullif(0, g.amount - g.spent), nullif(forgotten, 0), b.used, nullif(b.held, 0), nullif(b.credit, 0), b.since, moment, 'lapse',
           'lapse:' || b.version || ':' || g.id, g.id);
       forgotten := 0;
@@ -189,18 +189,18 @@ END
 $function$`;
 
 /** Takes from the grants of a bucket: by priority, then what runs out first, then by id. Its row is locked. */
-const drain = sql`CREATE OR REPLACE FUNCTION holdfast.quota_drain(q text, s text, amount bigint, moment timestamptz, OUT drains jsonb)
+const drain = sql`CREATE OR REPLACE FUNCTION ${own("quota_drain")}(q text, s text, amount bigint, moment timestamptz, OUT drains jsonb)
 LANGUAGE plpgsql AS $function$
 DECLARE
   g record;
   part bigint;
 BEGIN
   drains := '[]';
-  FOR g IN SELECT * FROM holdfast.quota_grant t WHERE t.quota = q AND t.subject = s AND t.until > moment AND t.spent < t.amount
+  FOR g IN SELECT * FROM ${own("quota_grant")} t WHERE t.quota = q AND t.subject = s AND t.until > moment AND t.spent < t.amount
     ORDER BY t.priority, t.until, t.id LOOP
     EXIT WHEN amount = 0;
     part := least(amount, g.amount - g.spent);
-    UPDATE holdfast.quota_grant t SET spent = t.spent + part WHERE t.quota = q AND t.subject = s AND t.id = g.id;
+    UPDATE ${own("quota_grant")} t SET spent = t.spent + part WHERE t.quota = q AND t.subject = s AND t.id = g.id;
     drains := drains || jsonb_build_object('id', g.id, 'amount', part);
     amount := amount - part;
   END LOOP;
@@ -208,14 +208,14 @@ END
 $function$`;
 
 /** Whether the windows that the caller knows are not those of now. */
-const late = sql`CREATE OR REPLACE FUNCTION holdfast.quota_late(rule jsonb, moment timestamptz) RETURNS boolean
+const late = sql`CREATE OR REPLACE FUNCTION ${own("quota_late")}(rule jsonb, moment timestamptz) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $function$
   SELECT coalesce(rule->>'window' = 'fixed' AND (moment < to_timestamp((rule->'starts'->>0)::float8 / 1000)
     OR moment >= to_timestamp((rule->'starts'->>-1)::float8 / 1000)), false)
 $function$`;
 
 /** So many parts must pass until there is room for what is needed. */
-const room = sql`CREATE OR REPLACE FUNCTION holdfast.quota_room(parts bigint[], newest bigint, need bigint) RETURNS bigint
+const room = sql`CREATE OR REPLACE FUNCTION ${own("quota_room")}(parts bigint[], newest bigint, need bigint) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE AS $function$
 DECLARE
   n int := cardinality(parts);
@@ -230,12 +230,12 @@ END
 $function$`;
 
 /** So many microseconds until enough has left an exact sliding window. */
-const leaves = sql`CREATE OR REPLACE FUNCTION holdfast.quota_leaves(b bigint, reset bigint, need bigint, per bigint, moment timestamptz) RETURNS bigint
+const leaves = sql`CREATE OR REPLACE FUNCTION ${own("quota_leaves")}(b bigint, reset bigint, need bigint, per bigint, moment timestamptz) RETURNS bigint
 LANGUAGE sql STABLE AS $function$
   SELECT ceil(extract(epoch FROM e.at - moment) * 1000000)::bigint + per FROM (
     SELECT t.at, sum(coalesce(t.delta, t.amount)
       - greatest(0, coalesce(t.refunded, 0) - (t.amount - coalesce(t.delta, t.amount)))) OVER (ORDER BY t.version) AS gone
-    FROM holdfast.quota_line t
+    FROM ${own("quota_line")} t
     WHERE t.bucket = b AND t.at > moment - per * interval '1 microsecond' AND t.kind IN ('consume', 'settle')
       AND t.version > reset
   ) e WHERE e.gone >= need ORDER BY e.at LIMIT 1
@@ -259,5 +259,5 @@ export const quotaRoutines: readonly Statement[] = [
  * line from 0 on steps over every one that was rolled up and not vacuumed yet, once for each 2,000 that are rolled up.
  */
 export const quotaHistory: readonly Statement[] = [
-  sql`ALTER TABLE holdfast.quota_bucket ADD COLUMN IF NOT EXISTS rolled bigint`,
+  sql`ALTER TABLE ${own("quota_bucket")} ADD COLUMN IF NOT EXISTS rolled bigint`,
 ];

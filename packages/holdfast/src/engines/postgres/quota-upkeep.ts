@@ -1,5 +1,5 @@
 /** The functions that look after the ledger: whether it adds up to what is counted, and what is old made short. */
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
 import { limitOf, mostUsed } from "./quota-limits.ts";
 
 /** Of a line: its change of used, what was forgotten before it, and what is left of it in its window. */
@@ -18,13 +18,13 @@ const shown = (moment: string) =>
  * - held and credit: what its holds and grants come to, for the ledger does not know when they end.
  * - version and since: those of the newest line; last: what was used after it, as it says.
  */
-const check = sql`CREATE OR REPLACE FUNCTION holdfast.quota_check(rule jsonb, q text, s text,
+const check = sql`CREATE OR REPLACE FUNCTION ${own("quota_check")}(rule jsonb, q text, s text,
   OUT findings text[], OUT entries bigint, OUT version bigint, OUT used bigint, OUT held bigint, OUT credit bigint,
   OUT since timestamptz, OUT parts bigint[], OUT last bigint)
 LANGUAGE plpgsql STABLE AS $function$
 #variable_conflict use_variable
 DECLARE
-  b holdfast.quota_bucket;
+  b ${own("quota_bucket")};
   line record;
   before record;
   broken boolean := false;
@@ -41,11 +41,11 @@ BEGIN
   entries := 0;
   used := 0;
   SELECT 0::bigint AS version, 0::bigint AS used, 0::bigint AS held, 0::bigint AS credit, NULL::timestamptz AS since INTO before;
-  SELECT t.* INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s;
+  SELECT t.* INTO b FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s;
   IF NOT FOUND THEN
     RETURN;
   END IF;
-  mended := (SELECT max(l.version) FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.kind = 'repair');
+  mended := (SELECT max(l.version) FROM ${own("quota_line")} l WHERE l.bucket = b.id AND l.kind = 'repair');
   -- One by one: lag() and its like take as long, and do not know what the amounts come to once a figure is wrong.
   FOR line IN SELECT l.version, l.kind, l.amount, l.used, ${delta} AS delta, ${forgotten} AS forgotten, coalesce(l.first, l.version) AS first,
       l.since, coalesce(l.held, 0) AS held, coalesce(l.credit, 0) AS credit,
@@ -55,7 +55,7 @@ BEGIN
       CASE WHEN l.kind = 'grant' THEN l.amount WHEN l.kind IN ('lapse', 'revoke') THEN -l.amount
         WHEN l.kind IN ('consume', 'settle') THEN ${delta} - l.amount
         WHEN l.kind NOT IN ('refund', 'rollup', 'repair') THEN 0 END AS grants
-    FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.version >= coalesce(mended, 0) ORDER BY l.version LOOP
+    FROM ${own("quota_line")} l WHERE l.bucket = b.id AND l.version >= coalesce(mended, 0) ORDER BY l.version LOOP
     entries := entries + 1;
     -- As nearly all of them are.
     IF broken OR NOT (line.first = before.version + 1 AND line.used = before.used - line.forgotten + line.delta
@@ -97,16 +97,16 @@ BEGIN
     used := last;
   ELSIF rule->>'window' = 'parts' AND cardinality(b.parts) = n + 1 AND since IS NOT NULL THEN
     length := (rule->>'per')::bigint / n;
-    anew := (SELECT max(l.version) FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.kind = 'reset');
-    rolled := (SELECT max(l.since) FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.kind = 'rollup');
+    anew := (SELECT max(l.version) FROM ${own("quota_line")} l WHERE l.bucket = b.id AND l.kind = 'reset');
+    rolled := (SELECT max(l.since) FROM ${own("quota_line")} l WHERE l.bucket = b.id AND l.kind = 'rollup');
     SELECT array_agg(CASE WHEN i.place >= round(extract(epoch FROM since - rolled) * 1000000 / length) THEN b.parts[i.place + 1]
       ELSE coalesce(u.amount, 0) END ORDER BY i.place) INTO parts
     FROM generate_series(0, n) i (place) LEFT JOIN (
       SELECT round(extract(epoch FROM since - l.since) * 1000000 / length) AS place, sum(${left}) AS amount
-      FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.version > coalesce(anew, 0) AND l.kind IN ('consume', 'settle')
+      FROM ${own("quota_line")} l WHERE l.bucket = b.id AND l.version > coalesce(anew, 0) AND l.kind IN ('consume', 'settle')
       GROUP BY 1) u ON u.place = i.place;
     used := (SELECT sum(p) FROM unnest(parts) p);
-    IF used < last AND (SELECT sum(l.version - coalesce(l.first, l.version) + 1) FROM holdfast.quota_line l WHERE l.bucket = b.id) < version THEN
+    IF used < last AND (SELECT sum(l.version - coalesce(l.first, l.version) + 1) FROM ${own("quota_line")} l WHERE l.bucket = b.id) < version THEN
       IF b.since = since AND sum_parts = last THEN
         parts := b.parts;
       ELSE
@@ -131,11 +131,11 @@ BEGIN
   IF version > 0 AND b.since IS DISTINCT FROM since THEN
     findings := findings || format('the bucket counts since %s, the ledger since %s', ${shown("b.since")}, ${shown("since")});
   END IF;
-  held := coalesce((SELECT sum(t.amount) FROM holdfast.quota_hold t WHERE t.quota = q AND t.subject = s), 0);
+  held := coalesce((SELECT sum(t.amount) FROM ${own("quota_hold")} t WHERE t.quota = q AND t.subject = s), 0);
   IF b.held <> held OR before.held <> held THEN
     findings := findings || format('the bucket has %s held, the ledger %s, and its holds come to %s', b.held, before.held, held);
   END IF;
-  credit := coalesce((SELECT sum(t.amount - t.spent) FROM holdfast.quota_grant t WHERE t.quota = q AND t.subject = s), 0);
+  credit := coalesce((SELECT sum(t.amount - t.spent) FROM ${own("quota_grant")} t WHERE t.quota = q AND t.subject = s), 0);
   IF b.credit <> credit OR before.credit <> credit THEN
     findings := findings || format('the bucket has %s of credit, the ledger %s, and its grants come to %s', b.credit, before.credit, credit);
   END IF;
@@ -147,12 +147,12 @@ $function$`;
  * have used anything in between. The same id again has the same answer. late: as of other calls. trust: 'ledger', or
  * 'levels': what the bucket counts as used stays, and the ledger says so. Holds and grants count either way.
  */
-const mend = sql`CREATE OR REPLACE FUNCTION holdfast.quota_mend(rule jsonb, q text, s text, code_max bigint, op text, trust text,
+const mend = sql`CREATE OR REPLACE FUNCTION ${own("quota_mend")}(rule jsonb, q text, s text, code_max bigint, op text, trust text,
   OUT at float8, OUT late boolean, OUT findings text[], OUT entries bigint, OUT repaired boolean)
 LANGUAGE plpgsql AS $function$
 #variable_conflict use_variable
 DECLARE
-  b holdfast.quota_bucket;
+  b ${own("quota_bucket")};
   c record;
   moment timestamptz;
   note jsonb;
@@ -162,16 +162,16 @@ BEGIN
   findings := '{}';
   entries := 0;
   IF op IS NOT NULL THEN
-    SELECT t.* INTO b FROM holdfast.quota_bucket t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
+    SELECT t.* INTO b FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
   END IF;
   moment := clock_timestamp();
   at := extract(epoch FROM moment) * 1000;
   IF op IS NOT NULL THEN
-    IF holdfast.quota_late(rule, moment) THEN
+    IF ${own("quota_late")}(rule, moment) THEN
       late := true;
       RETURN;
     END IF;
-    SELECT l.details->'metadata' INTO note FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.id = op;
+    SELECT l.details->'metadata' INTO note FROM ${own("quota_line")} l WHERE l.bucket = b.id AND l.id = op;
     IF FOUND THEN
       findings := ARRAY(SELECT x FROM jsonb_array_elements_text(note->'findings') WITH ORDINALITY y (x, o) ORDER BY o);
       entries := (note->>'entries')::bigint;
@@ -179,7 +179,7 @@ BEGIN
       RETURN;
     END IF;
   END IF;
-  SELECT k.* INTO c FROM holdfast.quota_check(rule, q, s) k;
+  SELECT k.* INTO c FROM ${own("quota_check")}(rule, q, s) k;
   findings := c.findings;
   entries := c.entries;
   IF op IS NULL OR cardinality(findings) = 0 THEN
@@ -199,22 +199,22 @@ BEGIN
   b.held := c.held;
   b.credit := c.credit;
   -- Of its window: what was used in one that is over is not charged to this one.
-  b := holdfast.quota_roll(b, rule, ${limitOf("b", "rule", "code_max")}, moment);
+  b := ${own("quota_roll")}(b, rule, ${limitOf("b", "rule", "code_max")}, moment);
   b.version := greatest(b.version, c.version) + 1;
-  INSERT INTO holdfast.quota_line (bucket, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, details)
+  INSERT INTO ${own("quota_line")} (bucket, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, details)
     VALUES (b.id, b.version, b.used, NULL, nullif(c.last, 0), b.used, nullif(b.held, 0), nullif(b.credit, 0), ${limitOf("b", "rule", "code_max")}, b.since, moment,
       'repair', op, jsonb_build_object('metadata', jsonb_build_object('findings', to_jsonb(findings), 'entries', entries)));
-  UPDATE holdfast.quota_bucket t SET used = b.used, held = b.held, credit = b.credit, version = b.version, since = b.since,
+  UPDATE ${own("quota_bucket")} t SET used = b.used, held = b.held, credit = b.credit, version = b.version, since = b.since,
     parts = b.parts WHERE t.quota = q AND t.subject = s;
   repaired := true;
 END
 $function$`;
 
 /** As releases before quota_mend call it. */
-const reconcile = sql`CREATE OR REPLACE FUNCTION holdfast.quota_reconcile(rule jsonb, q text, s text, code_max bigint, op text,
+const reconcile = sql`CREATE OR REPLACE FUNCTION ${own("quota_reconcile")}(rule jsonb, q text, s text, code_max bigint, op text,
   OUT at float8, OUT late boolean, OUT findings text[], OUT entries bigint, OUT repaired boolean)
 LANGUAGE sql AS $function$
-  SELECT * FROM holdfast.quota_mend(rule, q, s, code_max, op, 'ledger')
+  SELECT * FROM ${own("quota_mend")}(rule, q, s, code_max, op, 'ledger')
 $function$`;
 
 /**
@@ -224,7 +224,7 @@ $function$`;
  * A ledger that does not add up is left as it is, and a sum that is larger than what can be counted exactly is not made. next: where to go on, NULL at the end. Only the first one is waited for,
  * with nothing in hand: who uses several in one transaction could wait for the others.
  */
-const rollUp = sql`CREATE OR REPLACE FUNCTION holdfast.quota_roll_up(q text, onward text, before timestamptz, most int,
+const rollUp = sql`CREATE OR REPLACE FUNCTION ${own("quota_roll_up")}(q text, onward text, before timestamptz, most int,
   OUT gone bigint, OUT next text, OUT broken text[])
 LANGUAGE plpgsql AS $function$
 #variable_conflict use_variable
@@ -239,24 +239,24 @@ DECLARE
 BEGIN
   gone := 0;
   broken := '{}';
-  FOR b IN SELECT t.id, t.subject, coalesce(t.rolled, 0) AS rolled FROM holdfast.quota_bucket t
+  FOR b IN SELECT t.id, t.subject, coalesce(t.rolled, 0) AS rolled FROM ${own("quota_bucket")} t
     WHERE t.quota = q AND t.subject >= coalesce(onward, '') COLLATE "C" ORDER BY t.subject LOOP
     IF gone >= most OR buckets = 1000 THEN
       next := b.subject;
       RETURN;
     END IF;
     buckets := buckets + 1;
-    CONTINUE WHEN NOT EXISTS (SELECT FROM (SELECT l.at, l.kind FROM holdfast.quota_line l
+    CONTINUE WHEN NOT EXISTS (SELECT FROM (SELECT l.at, l.kind FROM ${own("quota_line")} l
       WHERE l.bucket = b.id AND l.version >= b.rolled ORDER BY l.version LIMIT 2) o WHERE o.kind <> 'rollup' AND o.at < before);
     IF locked THEN
-      SELECT t.version, coalesce(t.rolled, 0) INTO newest, lowest FROM holdfast.quota_bucket t
+      SELECT t.version, coalesce(t.rolled, 0) INTO newest, lowest FROM ${own("quota_bucket")} t
         WHERE t.id = b.id AND t.quota = q AND t.subject = b.subject FOR NO KEY UPDATE SKIP LOCKED;
       IF NOT FOUND THEN
         next := b.subject;
         RETURN;
       END IF;
     ELSE
-      SELECT t.version, coalesce(t.rolled, 0) INTO newest, lowest FROM holdfast.quota_bucket t
+      SELECT t.version, coalesce(t.rolled, 0) INTO newest, lowest FROM ${own("quota_bucket")} t
         WHERE t.id = b.id AND t.quota = q AND t.subject = b.subject FOR NO KEY UPDATE;
       locked := true;
     END IF;
@@ -265,36 +265,36 @@ BEGIN
         OR greatest(s.amounts, s.deltas) > ${mostUsed}) OVER () AS stop FROM (
         SELECT f.version, f.at, sum(f.amount) OVER (ORDER BY f.version) AS amounts, sum(abs(f.delta)) OVER (ORDER BY f.version) AS deltas
         FROM (SELECT l.version, l.at, CASE WHEN l.kind IN ('consume', 'settle', 'rollup') THEN l.amount ELSE 0 END AS amount, ${delta} AS delta
-          FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.version >= lowest ORDER BY l.version LIMIT most + 1) f) s) o;
+          FROM ${own("quota_line")} l WHERE l.bucket = b.id AND l.version >= lowest ORDER BY l.version LIMIT most + 1) f) s) o;
     -- Nothing but the roll-up: there is no progress in it.
-    CONTINUE WHEN NOT EXISTS (SELECT FROM holdfast.quota_line l
+    CONTINUE WHEN NOT EXISTS (SELECT FROM ${own("quota_line")} l
       WHERE l.bucket = b.id AND l.version >= lowest AND l.version <= top AND l.kind <> 'rollup');
     -- What was wrong before a repair has been seen to.
-    mended := (SELECT max(l.version) FROM holdfast.quota_line l
+    mended := (SELECT max(l.version) FROM ${own("quota_line")} l
       WHERE l.bucket = b.id AND l.version >= lowest AND l.version <= top AND l.kind = 'repair');
     IF NOT (SELECT coalesce(bool_and(o.first = o.version_before + 1 AND o.used = o.used_before - o.forgotten + o.delta)
         FILTER (WHERE o.version > coalesce(mended, 0)), true) FROM (
       SELECT l.version, coalesce(l.first, l.version) AS first, coalesce(lag(l.version) OVER w, 0) AS version_before, l.used,
         coalesce(lag(l.used) OVER w, 0) AS used_before, ${forgotten} AS forgotten, ${delta} AS delta
-      FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.version >= greatest(lowest, mended) AND l.version <= top
+      FROM ${own("quota_line")} l WHERE l.bucket = b.id AND l.version >= greatest(lowest, mended) AND l.version <= top
       WINDOW w AS (ORDER BY l.version)) o) THEN
       broken := broken || b.subject;
       CONTINUE;
     END IF;
-    WITH lines AS (DELETE FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.version >= lowest AND l.version <= top RETURNING l.*),
+    WITH lines AS (DELETE FROM ${own("quota_line")} l WHERE l.bucket = b.id AND l.version >= lowest AND l.version <= top RETURNING l.*),
     kinds AS (SELECT k.kind, sum(k.lines) AS lines, sum(k.amount) AS amount FROM (
         SELECT l.kind, 1::numeric AS lines, l.amount::numeric FROM lines l WHERE l.kind <> 'rollup'
         UNION ALL SELECT x.key, (x.value->>'lines')::numeric, (x.value->>'amount')::numeric
         FROM lines l, jsonb_each(l.details->'kinds') x WHERE l.kind = 'rollup') k GROUP BY k.kind),
-    made AS (INSERT INTO holdfast.quota_line (bucket, version, amount, used, at, max, since, delta, forgotten, held, credit, first, kind, id, details)
+    made AS (INSERT INTO ${own("quota_line")} (bucket, version, amount, used, at, max, since, delta, forgotten, held, credit, first, kind, id, details)
       SELECT b.id, top, s.amount, l.used, l.at, l.max, l.since, nullif(s.delta, s.amount), nullif(s.delta - l.used, 0), l.held, l.credit, 1, 'rollup', 'rollup:' || top,
         jsonb_build_object('kinds', (SELECT jsonb_object_agg(k.kind, jsonb_build_object('lines', k.lines, 'amount', k.amount)) FROM kinds k))
       FROM lines l, (SELECT coalesce(sum(l.amount) FILTER (WHERE l.kind IN ('consume', 'settle', 'rollup')), 0) AS amount,
           sum(${delta}) AS delta FROM lines l) s
       WHERE l.version = top)
     SELECT gone + count(*) FILTER (WHERE l.kind <> 'rollup') INTO gone FROM lines l;
-    UPDATE holdfast.quota_bucket t SET rolled = top WHERE t.id = b.id AND t.quota = q AND t.subject = b.subject;
-    IF EXISTS (SELECT FROM (SELECT l.at, l.version FROM holdfast.quota_line l WHERE l.bucket = b.id AND l.version >= top
+    UPDATE ${own("quota_bucket")} t SET rolled = top WHERE t.id = b.id AND t.quota = q AND t.subject = b.subject;
+    IF EXISTS (SELECT FROM (SELECT l.at, l.version FROM ${own("quota_line")} l WHERE l.bucket = b.id AND l.version >= top
       ORDER BY l.version OFFSET 1 LIMIT 1) o WHERE o.at < before AND o.version < newest) THEN
       next := b.subject;
       RETURN;

@@ -1,6 +1,6 @@
 import type { SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError } from "../../core/errors.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
 import type { How } from "../../core/store.ts";
 import type {
   Amendment,
@@ -68,10 +68,10 @@ const lists: QuotaLists<SqlConnection> = {
     const rows = await ask(
       connection,
       sql`WITH RECURSIVE names (name) AS (
-    (SELECT b.quota FROM holdfast.quota_bucket b ORDER BY b.quota LIMIT 1)
-    UNION ALL SELECT (SELECT b.quota FROM holdfast.quota_bucket b WHERE b.quota > n.name ORDER BY b.quota LIMIT 1)
+    (SELECT b.quota FROM ${own("quota_bucket")} b ORDER BY b.quota LIMIT 1)
+    UNION ALL SELECT (SELECT b.quota FROM ${own("quota_bucket")} b WHERE b.quota > n.name ORDER BY b.quota LIMIT 1)
     FROM names n WHERE n.name IS NOT NULL)
-  SELECT n.name, (SELECT count(*) FROM (SELECT FROM holdfast.quota_bucket b WHERE b.quota = n.name LIMIT 100000) x)::text AS subjects
+  SELECT n.name, (SELECT count(*) FROM (SELECT FROM ${own("quota_bucket")} b WHERE b.quota = n.name LIMIT 100000) x)::text AS subjects
   FROM names n WHERE n.name IS NOT NULL`,
     );
     return rows.map((row) => ({ name: String(row["name"]), subjects: Number(row["subjects"]) }));
@@ -84,7 +84,7 @@ const lists: QuotaLists<SqlConnection> = {
     const rows = await ask(
       connection,
       sql`SELECT b.subject, b.used, b.held, b.credit, b.own_limit AS max, b.plan, b.version,
-  (extract(epoch FROM b.since) * 1000)::float8 AS since, cardinality(b.parts) - 1 AS parts FROM holdfast.quota_bucket b
+  (extract(epoch FROM b.since) * 1000)::float8 AS since, cardinality(b.parts) - 1 AS parts FROM ${own("quota_bucket")} b
   WHERE b.quota = ${quota}::text AND ${which} ORDER BY b.subject LIMIT ${String(most)}::text::int`,
     );
     return rows.map((row) => {
@@ -103,8 +103,8 @@ const lists: QuotaLists<SqlConnection> = {
     const rows = await ask(
       connection,
       sql`SELECT g.id, g.amount, g.spent, g.priority, CASE WHEN g.until < 'infinity' THEN (extract(epoch FROM g.until) * 1000)::float8 END AS until,
-  g.until <= clock_timestamp() AS gone, (extract(epoch FROM l.at) * 1000)::float8 AS at FROM holdfast.quota_grant g
-  LEFT JOIN holdfast.quota_line l ON l.bucket = ${numberOf({ quota, subject })} AND l.id = g.id
+  g.until <= clock_timestamp() AS gone, (extract(epoch FROM l.at) * 1000)::float8 AS at FROM ${own("quota_grant")} g
+  LEFT JOIN ${own("quota_line")} l ON l.bucket = ${numberOf({ quota, subject })} AND l.id = g.id
   WHERE g.quota = ${quota}::text AND g.subject = ${subject}::text ORDER BY g.priority, g.until, g.id`,
     );
     return rows.map((row) => ({
@@ -124,7 +124,7 @@ const lists: QuotaLists<SqlConnection> = {
       sql`SELECT version, kind, id, entry, amount, coalesce(delta, amount) AS delta, coalesce(forgotten, 0) AS forgotten,
   coalesce(refunded, 0) AS refunded, used, coalesce(held, 0) AS held, coalesce(credit, 0) AS credit, max,
   coalesce(first, version) AS first, (extract(epoch FROM at) * 1000)::float8 AS at, details::text AS details
-  FROM holdfast.quota_line
+  FROM ${own("quota_line")}
   WHERE bucket = ${numberOf({ quota, subject })} AND version < ${below === undefined ? "9223372036854775807" : String(below)}::text::bigint
   ORDER BY version DESC LIMIT ${String(most)}::text::int`,
     );
@@ -151,7 +151,7 @@ const upkeep: QuotaUpkeep<SqlConnection> = {
     const [row] = await ask(
       connection,
       sql`SELECT at, late, to_json(findings)::text AS findings, entries, repaired
-  FROM holdfast.quota_mend(${definitionJson(definition)}::text::jsonb, ${bucket.quota}::text, ${bucket.subject}::text,
+  FROM ${own("quota_mend")}(${definitionJson(definition)}::text::jsonb, ${bucket.quota}::text, ${bucket.subject}::text,
   ${finite(bucket.limit)}::text::bigint, ${repair?.id ?? null}::text, ${repair?.trust ?? "ledger"}::text)`,
     );
     if (isTrue(row?.["late"])) return { late: Number(row?.["at"]) };
@@ -167,7 +167,7 @@ const upkeep: QuotaUpkeep<SqlConnection> = {
       connection,
       sql`SELECT r.gone, r.next, to_json(r.broken)::text AS broken, (extract(epoch FROM c.before) * 1000)::float8 AS before
   FROM (SELECT least(${moment(before)}, clock_timestamp() - ${String(ageMs)}::text::float8 * interval '1 millisecond') AS before OFFSET 0) c,
-  LATERAL holdfast.quota_roll_up(${quota}::text, ${from ?? null}::text, c.before, ${String(most)}::text::int) r`,
+  LATERAL ${own("quota_roll_up")}(${quota}::text, ${from ?? null}::text, c.before, ${String(most)}::text::int) r`,
     );
     return {
       before: Number(row?.["before"]),
@@ -199,7 +199,7 @@ export const quotas: Quotas<SqlConnection> = {
           : {};
     const [row] = await ask(
       connection,
-      sql`SELECT f.*${impatient(waitMs)} FROM holdfast.quota_amend(${patiently(waitMs, sql`${definitionJson(definition)}::text::jsonb`)}, ${kind}::text,
+      sql`SELECT f.*${impatient(waitMs)} FROM ${own("quota_amend")}(${patiently(waitMs, sql`${definitionJson(definition)}::text::jsonb`)}, ${kind}::text,
   ${bucket.quota}::text, ${bucket.subject}::text, ${bucket.limit === undefined ? null : String(bucket.limit)}::text::bigint,
   ${id}::text, ${of}::text, ${amount}::text::bigint,
   ${JSON.stringify(more)}::text::jsonb, ${details ?? null}::text) f`,
@@ -216,7 +216,7 @@ export const quotas: Quotas<SqlConnection> = {
   async peek(connection, definition, bucket) {
     const [row] = await ask(
       connection,
-      sql`SELECT * FROM holdfast.quota_peek(${definitionJson(definition)}::text::jsonb,
+      sql`SELECT * FROM ${own("quota_peek")}(${definitionJson(definition)}::text::jsonb,
   ${bucket.quota}::text, ${bucket.subject}::text, ${bucket.limit === undefined ? null : String(bucket.limit)}::text::bigint)`,
     );
     if (Number(row?.["version"]) === -1) return { late: Number(row?.["at"]) };
@@ -228,7 +228,7 @@ export const quotas: Quotas<SqlConnection> = {
 };
 
 const numberOf = ({ quota, subject }: Pick<Bucket, "quota" | "subject">) =>
-  sql`(SELECT b.id FROM holdfast.quota_bucket b WHERE b.quota = ${quota}::text AND b.subject = ${subject}::text)`;
+  sql`(SELECT b.id FROM ${own("quota_bucket")} b WHERE b.quota = ${quota}::text AND b.subject = ${subject}::text)`;
 
 const rulesOf = (definitions: readonly Definition[], waitMs: number) =>
   patiently(waitMs, sql`${definitionsJson(definitions)}::text::jsonb`);
@@ -243,7 +243,7 @@ async function useOne(
   const { id, amount, details } = uses[0] as Use;
   const [row] = await ask(
     connection,
-    sql`SELECT f.*${impatient(waitMs)} FROM holdfast.quota_use(${rulesOf(definitions, waitMs)},
+    sql`SELECT f.*${impatient(waitMs)} FROM ${own("quota_use")}(${rulesOf(definitions, waitMs)},
   ${moment(opens)}, ${moment(ends)}, ${over === undefined ? null : String(over)}::text::bigint,
   ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${quota}::text, ${subject}::text,
   ${limit === undefined ? null : String(limit)}::text::bigint, ${id}::text, ${String(amount)}::text::bigint, ${details ?? null}::text) f`,
@@ -273,7 +273,7 @@ async function useMany(
   const noted = uses.some(({ details }) => details !== undefined);
   const [row] = await ask(
     connection,
-    sql`SELECT fast, ${columns}${impatient(waitMs)} FROM holdfast.quota_batch(${rulesOf(definitions, waitMs)},
+    sql`SELECT fast, ${columns}${impatient(waitMs)} FROM ${own("quota_batch")}(${rulesOf(definitions, waitMs)},
   ${moment(opens)}, ${moment(ends)}, ${over === undefined ? null : String(over)}::text::bigint,
   ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${buckets[0]?.quota}::text,
   ${texts(buckets, ({ subject }) => subject)}::text::text[], ${list(buckets.map(({ limit }) => limit))}::text::bigint[],
@@ -306,7 +306,7 @@ async function decide(
 ): Promise<Verdicts> {
   const [row] = await ask(
     connection,
-    sql`SELECT ${columns}${impatient(waitMs)} FROM holdfast.quota_decide(${rulesOf(definitions, waitMs)},
+    sql`SELECT ${columns}${impatient(waitMs)} FROM ${own("quota_decide")}(${rulesOf(definitions, waitMs)},
   ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${texts(buckets, ({ quota }) => quota)}::text::text[],
   ${texts(buckets, ({ subject }) => subject)}::text::text[],
   ${list(buckets.map(({ definition }) => definition + 1))}::text::int[],

@@ -1,18 +1,19 @@
 import type { SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError } from "../../core/errors.ts";
 import type { Replay } from "../../core/replay.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
+import { namesOf } from "./dialect.ts";
 import { failureOf } from "./locks.ts";
 
 export const replayTable: readonly Statement[] = [
-  sql`CREATE TABLE IF NOT EXISTS holdfast.once (
+  sql`CREATE TABLE IF NOT EXISTS ${own("once")} (
   id text PRIMARY KEY,
   fingerprint text NOT NULL,
   result text NOT NULL,
   at timestamptz NOT NULL,
   until timestamptz NOT NULL
 )`,
-  sql`CREATE INDEX IF NOT EXISTS once_until ON holdfast.once (until)`,
+  sql`CREATE INDEX IF NOT EXISTS once_until ON ${own("once")} (until)`,
 ];
 
 /** One reading of the clock for the whole statement; OFFSET keeps the planner from copying the call. */
@@ -27,8 +28,8 @@ const milliseconds = (value: number | null) =>
  * `statement_timestamp()`, since an index cannot be searched for `clock_timestamp()`. One hour late: should the clock
  * be set back, or a standby with another clock take over, the record is there again.
  */
-const reaping = (id: string) => sql`WITH reaped AS (DELETE FROM holdfast.once WHERE id = ANY (ARRAY(
-  SELECT id FROM holdfast.once WHERE until < statement_timestamp() - interval '1 hour' AND id <> ${id}::text
+const reaping = (id: string) => sql`WITH reaped AS (DELETE FROM ${own("once")} WHERE id = ANY (ARRAY(
+  SELECT id FROM ${own("once")} WHERE until < statement_timestamp() - interval '1 hour' AND id <> ${id}::text
   ORDER BY until LIMIT 40 FOR UPDATE SKIP LOCKED)))`;
 let records = 0;
 
@@ -36,10 +37,10 @@ export const replay: Replay<SqlConnection> = {
   async find(connection, id) {
     const statement = sql`SELECT o.fingerprint, o.result, (extract(epoch FROM o.at) * 1000)::float8 AS made,
   (extract(epoch FROM c.now) * 1000)::float8 AS now
-  FROM ${clock} LEFT JOIN holdfast.once o ON o.id = ${id}::text AND o.until > c.now`;
+  FROM ${clock} LEFT JOIN ${own("once")} o ON o.id = ${id}::text AND o.until > c.now`;
     const { rows } = await connection.query(statement).catch((error: unknown) => {
       throw failureOf(connection, error) === "schema-missing"
-        ? new SchemaMissingError("The table holdfast.once", error)
+        ? new SchemaMissingError(`The table ${namesOf(connection).own("once")}`, error)
         : error;
     });
     const [row] = rows;
@@ -53,7 +54,7 @@ export const replay: Replay<SqlConnection> = {
     const issued = sql`timestamptz 'epoch' + ${milliseconds(issuedAt ? issuedAt.getTime() : null)}`;
     const first = records++ % 8 === 0 ? reaping(id) : sql``;
     const { rows } = await connection.query(sql`${first}
-  INSERT INTO holdfast.once AS o (id, fingerprint, result, at, until)
+  INSERT INTO ${own("once")} AS o (id, fingerprint, result, at, until)
   SELECT ${id}::text, ${fingerprint}::text, ${result}::text, c.now, greatest(c.now, ${issued}) + ${milliseconds(keepMs)}
   FROM ${clock}
   ON CONFLICT (id) DO UPDATE

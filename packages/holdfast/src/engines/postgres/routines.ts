@@ -1,7 +1,7 @@
 import type { Routines, SqlConnection } from "../../core/database.ts";
 import { type Routine, type RoutineState, checksum } from "../../core/routine.ts";
-import { type Statement, sql } from "../../core/sql.ts";
-import { render } from "./dialect.ts";
+import { type Names, type Statement, own, sql } from "../../core/sql.ts";
+import { namesOf, render } from "./dialect.ts";
 
 /**
  * Grows by one with each release whose routines are not those of the release before. Processes of the older one, which
@@ -10,7 +10,7 @@ import { render } from "./dialect.ts";
 const revision = 1;
 
 export const routineTable: readonly Statement[] = [
-  sql`CREATE TABLE IF NOT EXISTS holdfast.routine (
+  sql`CREATE TABLE IF NOT EXISTS ${own("routine")} (
   name text PRIMARY KEY,
   checksum text NOT NULL,
   revision integer NOT NULL,
@@ -18,11 +18,12 @@ export const routineTable: readonly Statement[] = [
 )`,
 ];
 
-function routine(statement: Statement): Routine {
-  const { text } = render(statement);
-  const name = /^CREATE OR REPLACE (?:FUNCTION|VIEW) (holdfast\.\w+)/.exec(text)?.[1];
+/** By the schema and the plain name, whatever has to be quoted. */
+function routine(statement: Statement, names: Names): Routine {
+  const { text } = render(statement, names);
+  const name = /^CREATE OR REPLACE (?:FUNCTION|VIEW) .*?\.(\w+)/.exec(text)?.[1];
   if (name === undefined) throw new Error(`no routine: ${text.slice(0, 80)}`);
-  return { name, checksum: checksum(text), statement };
+  return { name: `${names.schema}.${name}`, checksum: checksum(text), statement };
 }
 
 async function states(
@@ -30,13 +31,14 @@ async function states(
   all: readonly Routine[],
 ): Promise<Map<string, RoutineState>> {
   const { rows: there } = await connection.query(
-    sql.raw(`SELECT 'holdfast.' || p.proname AS name FROM pg_proc p WHERE p.pronamespace = to_regnamespace('holdfast')
-UNION ALL SELECT 'holdfast.' || c.relname FROM pg_class c
-  WHERE c.relnamespace = to_regnamespace('holdfast') AND (c.relkind = 'v' OR c.relname = 'routine')`),
+    sql`WITH ours AS (SELECT n.oid, n.nspname || '.' AS name FROM pg_namespace n WHERE n.nspname = ${own.schema})
+SELECT o.name || p.proname AS name FROM pg_proc p JOIN ours o ON o.oid = p.pronamespace
+UNION ALL SELECT o.name || c.relname FROM pg_class c JOIN ours o ON o.oid = c.relnamespace
+  WHERE c.relkind = 'v' OR c.relname = 'routine'`,
   );
   const found = new Set(there.map(({ name }) => String(name)));
-  const { rows } = found.has("holdfast.routine")
-    ? await connection.query(sql.raw("SELECT name, checksum, revision FROM holdfast.routine"))
+  const { rows } = found.has(`${namesOf(connection).schema}.routine`)
+    ? await connection.query(sql`SELECT name, checksum, revision FROM ${own("routine")}`)
     : { rows: [] };
   const made = new Map(
     rows.map((row) => [String(row.name), { sum: String(row.checksum), revision: Number(row.revision) }]),
@@ -55,16 +57,14 @@ UNION ALL SELECT 'holdfast.' || c.relname FROM pg_class c
 }
 
 /** Replaced as they are: calls that run go on with the old text, the next ones have the new one. */
-export function routinesOf(statements: readonly Statement[]): Routines<SqlConnection> {
-  const all = statements.map(routine);
+export function routinesOf(statements: readonly Statement[], names: Names): Routines<SqlConnection> {
+  const all = statements.map((each) => routine(each, names));
   return {
     all,
     make: ({ name, checksum: sum, statement }) => [
       statement,
-      sql.raw(
-        `INSERT INTO holdfast.routine (name, checksum, revision) VALUES ('${name}', '${sum}', ${revision})
+      sql`INSERT INTO ${own("routine")} (name, checksum, revision) VALUES (${sql.raw(`'${name}', '${sum}', ${revision}`)})
 ON CONFLICT (name) DO UPDATE SET checksum = excluded.checksum, revision = excluded.revision, applied_at = now()`,
-      ),
     ],
     states: (connection) => states(connection, all),
   };

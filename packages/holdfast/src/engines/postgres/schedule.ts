@@ -9,7 +9,8 @@ import type {
   Schedules,
   Step,
 } from "../../schedule/store.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
+import { namesOf } from "./dialect.ts";
 import { failureOf } from "./locks.ts";
 import { isTrue } from "./probe.ts";
 import { texts } from "./values.ts";
@@ -33,7 +34,7 @@ async function ask(connection: SqlConnection, statement: Statement) {
     return (await connection.query(statement)).rows;
   } catch (error) {
     if (failureOf(connection, error) === "schema-missing")
-      throw new SchemaMissingError("The table holdfast.schedule", error);
+      throw new SchemaMissingError(`The table ${namesOf(connection).own("schedule")}`, error);
     throw error;
   }
 }
@@ -85,8 +86,8 @@ const administration: ScheduleAdministration<SqlConnection> = {
     const rows = await ask(
       connection,
       sql`SELECT s.name, s.paused, ${ms("s.last")} AS last, ${runColumns},
-        (SELECT count(*)::int FROM holdfast.schedule_run o WHERE o.schedule = s.name AND o.state IN ('running', 'waiting')) AS open
-        FROM holdfast.schedule s LEFT JOIN LATERAL (SELECT * FROM holdfast.schedule_run r WHERE r.schedule = s.name
+        (SELECT count(*)::int FROM ${own("schedule_run")} o WHERE o.schedule = s.name AND o.state IN ('running', 'waiting')) AS open
+        FROM ${own("schedule")} s LEFT JOIN LATERAL (SELECT * FROM ${own("schedule_run")} r WHERE r.schedule = s.name
           AND r.state NOT IN ('running', 'waiting', 'skipped') ORDER BY r.tick DESC LIMIT 1) r ON true
         WHERE ${which} ORDER BY s.name COLLATE "C"`,
     );
@@ -103,7 +104,7 @@ const administration: ScheduleAdministration<SqlConnection> = {
     // Waits for whoever decides about a tick at this moment.
     const found = await ask(
       connection,
-      sql`UPDATE holdfast.schedule s SET paused = ${arg(paused, "boolean")} WHERE s.name = ${arg(schedule, "text")} RETURNING 1 AS there`,
+      sql`UPDATE ${own("schedule")} s SET paused = ${arg(paused, "boolean")} WHERE s.name = ${arg(schedule, "text")} RETURNING 1 AS there`,
     );
     return found.length > 0;
   },
@@ -112,8 +113,8 @@ const administration: ScheduleAdministration<SqlConnection> = {
     const rows = await ask(
       connection,
       sql`SELECT ${ms("clock_timestamp()")} AS now, ${ms("s.last")} AS last, s.paused, ${runColumns}
-        FROM (SELECT 1) one LEFT JOIN holdfast.schedule s ON s.name = ${arg(schedule, "text")}
-        LEFT JOIN LATERAL (SELECT * FROM holdfast.schedule_run r WHERE r.schedule = s.name
+        FROM (SELECT 1) one LEFT JOIN ${own("schedule")} s ON s.name = ${arg(schedule, "text")}
+        LEFT JOIN LATERAL (SELECT * FROM ${own("schedule_run")} r WHERE r.schedule = s.name
           ORDER BY r.state IN ('running', 'waiting') DESC, r.tick DESC LIMIT ${arg(limit, "integer")}) r ON true
         ORDER BY r.tick DESC`,
     );
@@ -152,7 +153,7 @@ export const schedules: Schedules<SqlConnection> = {
       connection,
       sql`SELECT o_now AS now, o_last AS last, o_wake AS wake, o_busy AS busy, o_paused AS paused, o_skipped AS skipped,
         array_to_string(o_died, ',') AS died, o_tick AS tick, o_previous AS previous, o_manual AS manual,
-        o_fence AS fence, o_attempt AS attempt FROM holdfast.schedule_step(${args})`,
+        o_fence AS fence, o_attempt AS attempt FROM ${own("schedule_step")}(${args})`,
     );
     const { now, last, wake, busy, paused, skipped, died, tick, previous, manual, fence, attempt } =
       found ?? {};
@@ -182,11 +183,11 @@ export const schedules: Schedules<SqlConnection> = {
     // Never waits: the row may be locked by a transaction of the run's own, which has ended it.
     const [found] = await ask(
       connection,
-      sql`WITH mine AS (SELECT r.ctid AS place FROM holdfast.schedule_run r WHERE ${held(grip)} FOR NO KEY UPDATE SKIP LOCKED),
-        renewed AS (UPDATE holdfast.schedule_run r SET until = clock_timestamp() + ${milliseconds(ttlMs)}
+      sql`WITH mine AS (SELECT r.ctid AS place FROM ${own("schedule_run")} r WHERE ${held(grip)} FOR NO KEY UPDATE SKIP LOCKED),
+        renewed AS (UPDATE ${own("schedule_run")} r SET until = clock_timestamp() + ${milliseconds(ttlMs)}
           FROM mine WHERE r.ctid = mine.place RETURNING 1)
         SELECT (SELECT count(*)::int FROM renewed) AS renewed,
-          (SELECT r.state FROM holdfast.schedule_run r WHERE ${row(grip)} AND r.fence = ${arg(grip.fence, "bigint")}) AS state`,
+          (SELECT r.state FROM ${own("schedule_run")} r WHERE ${row(grip)} AND r.fence = ${arg(grip.fence, "bigint")}) AS state`,
     );
     if (Number(found?.renewed) > 0) return "renewed";
     return found?.state === "running" ? "locked" : found?.state === "done" ? "done" : "lost";
@@ -197,13 +198,13 @@ export const schedules: Schedules<SqlConnection> = {
     if (joined) await connection.query(savepoint.set);
     const ended = await ask(
       connection,
-      sql`UPDATE holdfast.schedule_run r SET ended = clock_timestamp(), ${change(ending)} WHERE ${held(grip)} RETURNING 1 AS ended`,
+      sql`UPDATE ${own("schedule_run")} r SET ended = clock_timestamp(), ${change(ending)} WHERE ${held(grip)} RETURNING 1 AS ended`,
     );
     if (joined) await connection.query(savepoint.release);
     if (ended.length > 0) return "ended";
     const [found] = await ask(
       connection,
-      sql`SELECT r.state, r.fence FROM holdfast.schedule_run r WHERE ${row(grip)}`,
+      sql`SELECT r.state, r.fence FROM ${own("schedule_run")} r WHERE ${row(grip)}`,
     );
     const before =
       Number(found?.fence) === grip.fence && (found?.state === "done") === (ending.state === "done");

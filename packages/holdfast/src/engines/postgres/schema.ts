@@ -1,11 +1,11 @@
-import type { Migration, Migrations, SqlConnection } from "../../core/database.ts";
-import { key } from "../../core/key.ts";
+import type { Migration, Migrations, Routines, SqlConnection } from "../../core/database.ts";
+import { type LockRequest, key, keyIn, schemaPart } from "../../core/key.ts";
 import { type Remade, makeStale } from "../../core/routine.ts";
-import { sql } from "../../core/sql.ts";
+import { type Names, Own, type Statement, own, sql } from "../../core/sql.ts";
 import { sleep } from "../../core/wait.ts";
 import { agreedTable } from "./agreed.ts";
 import { auditTable } from "./audit.ts";
-import { render } from "./dialect.ts";
+import { dialect, render, schemaOf } from "./dialect.ts";
 import { waiting } from "./keys.ts";
 import { leaseRoutines, leaseTables } from "./leases.ts";
 import { lockRowTable } from "./lock-rows.ts";
@@ -18,8 +18,13 @@ import { routineTable, routinesOf } from "./routines.ts";
 import { scheduleRoutines, scheduleTables } from "./schedule-schema.ts";
 import { stockHistory, stockRoutines, stockTables } from "./stock-schema.ts";
 
+/** What a schema that was chosen adds to what is hashed. */
+const schemaKey = new Own(({ schema }) =>
+  schema === dialect.names.schema ? "" : `'${schemaPart(schema)}' || `,
+);
+
 /** The same as key(…) in JavaScript: parts prefixed by their length in bytes, SHA-256, the first 8 bytes. */
-const keyRoutine = sql`CREATE OR REPLACE FUNCTION holdfast.key(VARIADIC parts text[]) RETURNS bigint
+const keyRoutine = sql`CREATE OR REPLACE FUNCTION ${own("key")}(VARIADIC parts text[]) RETURNS bigint
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $function$
 BEGIN
@@ -28,7 +33,7 @@ BEGIN
       HINT = 'A missing id would lock everybody out, or lock the wrong thing.';
   END IF;
   RETURN (SELECT ('x' || encode(substring(sha256(convert_to(
-    string_agg(octet_length(convert_to(part, 'UTF8'))::text || ':' || part, '' ORDER BY position), 'UTF8')) FROM 1 FOR 8), 'hex'))::bit(64)::bigint
+    ${schemaKey}string_agg(octet_length(convert_to(part, 'UTF8'))::text || ':' || part, '' ORDER BY position), 'UTF8')) FROM 1 FOR 8), 'hex'))::bit(64)::bigint
     FROM unnest(parts) WITH ORDINALITY AS p (part, position));
 END
 $function$`;
@@ -38,8 +43,8 @@ const all: readonly Migration[] = [
     id: 1,
     name: "keys",
     statements: [
-      sql`CREATE SCHEMA IF NOT EXISTS holdfast`,
-      sql`CREATE TABLE IF NOT EXISTS holdfast.migration (
+      sql`CREATE SCHEMA IF NOT EXISTS ${new Own(schemaOf)}`,
+      sql`CREATE TABLE IF NOT EXISTS ${own("migration")} (
   id integer PRIMARY KEY,
   name text NOT NULL,
   applied_at timestamptz NOT NULL DEFAULT now()
@@ -60,68 +65,79 @@ const all: readonly Migration[] = [
   { id: 13, name: "agreed", statements: agreedTable },
 ];
 
-const routines = routinesOf([
+const routines: readonly Statement[] = [
   keyRoutine,
   ...leaseRoutines,
   ...quotaRoutines,
   ...stockRoutines,
   ...scheduleRoutines,
   ...queueRoutines,
-]);
+];
 
-const one = [{ key: key("holdfast", "migrate"), mode: "exclusive" }] as const;
+const one = key("holdfast", "migrate");
 
-export const migrations: Migrations<SqlConnection> = {
-  all,
-  routines,
-  print: (statement) => `${render(statement).text};`,
-  record: ({ id, name }) =>
-    sql.raw(
-      `INSERT INTO holdfast.migration (id, name) VALUES (${id}, '${name}') ON CONFLICT (id) DO NOTHING`,
-    ),
-  applied: done,
-  async apply(connection, begun) {
-    for (let attempt = 1; ; attempt++) {
-      try {
-        return await applyOnce(connection, begun);
-      } catch (error) {
-        const { code } = (connection.unwrap?.(error) ?? error) as { code?: unknown };
-        // Where advisory locks lock nothing, two may create the same thing: whoever comes second finds it done.
-        if (begun || attempt === 5 || !collisions.has(String(code))) throw error;
-        await sleep(50 * attempt);
+export function migrationsIn(names: Names): Migrations<SqlConnection> {
+  const made = routinesOf(routines, names);
+  return {
+    all,
+    routines: made,
+    print: (statement) => `${render(statement, names).text};`,
+    record,
+    applied: done,
+    async apply(connection, begun) {
+      for (let attempt = 1; ; attempt++) {
+        try {
+          return await applyOnce(connection, made, begun);
+        } catch (error) {
+          const { code } = (connection.unwrap?.(error) ?? error) as { code?: unknown };
+          // Where advisory locks lock nothing, two may create the same thing: whoever comes second finds it done.
+          if (begun || attempt === 5 || !collisions.has(String(code))) throw error;
+          await sleep(50 * attempt);
+        }
       }
-    }
-  },
-};
+    },
+  };
+}
+
+function record({ id, name }: Pick<Migration, "id" | "name">): Statement {
+  return sql`INSERT INTO ${own("migration")} (id, name) VALUES (${sql.raw(String(id))}, ${sql.raw(`'${name}'`)}) ON CONFLICT (id) DO NOTHING`;
+}
 
 /** Something of that name is there already, or came meanwhile. */
 const collisions = new Set(["23505", "42P06", "42P07", "42710", "42723", "XX000", "40P01"]);
 
 async function applyOnce(
   connection: SqlConnection,
+  made: Routines<SqlConnection>,
   begun: boolean,
 ): Promise<readonly (Migration | Remade)[]> {
   if (!begun) await connection.query(sql.raw("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"));
   try {
     await connection.query(sql.raw("SELECT set_config('lock_timeout', '60000', true)"));
-    if (await mayLock(connection)) await connection.query(sql.raw(`SELECT ${waiting(one, "xact").join()}`));
+    if (await mayLock(connection))
+      await connection.query(sql.raw(`SELECT ${waiting([lockOf(connection)], "xact").join()}`));
     let applied = idsOf(await done(connection));
     if (applied.size > 0) {
-      await connection.query(sql.raw("LOCK TABLE holdfast.migration IN SHARE ROW EXCLUSIVE MODE"));
+      await connection.query(sql`LOCK TABLE ${own("migration")} IN SHARE ROW EXCLUSIVE MODE`);
       applied = idsOf(await done(connection));
     }
     const missing = all.filter(({ id }) => !applied.has(id));
     for (const migration of missing) {
       for (const statement of migration.statements) await connection.query(statement);
-      await connection.query(migrations.record(migration));
+      await connection.query(record(migration));
     }
-    const remade = await makeStale(connection, routines);
+    const remade = await makeStale(connection, made);
     if (!begun) await connection.query(sql.raw("COMMIT"));
     return [...missing, ...remade];
   } catch (error) {
     if (!begun && !connection.lost.aborted) await connection.query(sql.raw("ROLLBACK")).catch(() => {});
     throw error;
   }
+}
+
+/** Who migrates one schema need not wait for who migrates another. */
+function lockOf({ names }: SqlConnection): LockRequest {
+  return { key: names ? keyIn(names.schema, one) : one, mode: "exclusive" };
 }
 
 /** Some servers have no advisory locks, and some users no right to them. Collisions are dealt with all the same. */
@@ -140,9 +156,9 @@ const idsOf = (found: readonly Pick<Migration, "id">[]) => new Set(found.map(({ 
 
 async function done(connection: SqlConnection): Promise<Pick<Migration, "id" | "name">[]> {
   const [row] = (
-    await connection.query(sql.raw("SELECT to_regclass('holdfast.migration') IS NOT NULL AS there"))
+    await connection.query(sql`SELECT to_regclass(${own.text("migration")}) IS NOT NULL AS there`)
   ).rows;
   if (!isTrue(row?.there)) return [];
-  const { rows } = await connection.query(sql.raw("SELECT id, name FROM holdfast.migration ORDER BY id"));
+  const { rows } = await connection.query(sql`SELECT id, name FROM ${own("migration")} ORDER BY id`);
   return rows.map(({ id, name }) => ({ id: Number(id), name: String(name) }));
 }

@@ -3,7 +3,7 @@
  * decides in statements that come after the locks, and so see what the last holder of each wrote. (A duplicate that had to
  * wait for the original is then found, and not told that there is nothing left.)
  */
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
 import { deciding } from "./stock-decide.ts";
 
 /**
@@ -12,7 +12,7 @@ import { deciding } from "./stock-decide.ts";
  */
 export const stockTables: readonly Statement[] = [
   // elsewhere: what is on hand is kept in a table of the caller's, and this is what it was after our last movement.
-  sql`CREATE TABLE IF NOT EXISTS holdfast.stock_level (
+  sql`CREATE TABLE IF NOT EXISTS ${own("stock_level")} (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   book text COLLATE "C" NOT NULL,
   sku text COLLATE "C" NOT NULL,
@@ -26,7 +26,7 @@ export const stockTables: readonly Statement[] = [
   CONSTRAINT stock_level_minimum CHECK (elsewhere OR on_hand - reserved >= min_level)
 ) WITH (fillfactor = 50)`,
   // Only ever added to. line of parts: of the call's lines; origin: of a return, what was sold.
-  sql`CREATE TABLE IF NOT EXISTS holdfast.stock_movement (
+  sql`CREATE TABLE IF NOT EXISTS ${own("stock_movement")} (
   level bigint NOT NULL,
   version bigint NOT NULL,
   quantity bigint NOT NULL,
@@ -46,11 +46,11 @@ export const stockTables: readonly Statement[] = [
   UNIQUE (external_id, level)
 )`,
   // Of each call the first line: the others are found by its id.
-  sql`CREATE INDEX IF NOT EXISTS stock_movement_reference ON holdfast.stock_movement (reference_id) WHERE reference_id IS NOT NULL AND line = 1`,
-  sql`CREATE INDEX IF NOT EXISTS stock_movement_return ON holdfast.stock_movement (origin, level) WHERE origin IS NOT NULL`,
+  sql`CREATE INDEX IF NOT EXISTS stock_movement_reference ON ${own("stock_movement")} (reference_id) WHERE reference_id IS NOT NULL AND line = 1`,
+  sql`CREATE INDEX IF NOT EXISTS stock_movement_return ON ${own("stock_movement")} (origin, level) WHERE origin IS NOT NULL`,
   // They are written in the order of time: next to nothing to keep up, and spans of time are found.
-  sql`CREATE INDEX IF NOT EXISTS stock_movement_at ON holdfast.stock_movement USING brin (at) WITH (autosummarize = on)`,
-  sql`CREATE TABLE IF NOT EXISTS holdfast.stock_reservation (
+  sql`CREATE INDEX IF NOT EXISTS stock_movement_at ON ${own("stock_movement")} USING brin (at) WITH (autosummarize = on)`,
+  sql`CREATE TABLE IF NOT EXISTS ${own("stock_reservation")} (
   book text COLLATE "C" NOT NULL,
   id text COLLATE "C" NOT NULL,
   state text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'committed', 'released')),
@@ -66,7 +66,7 @@ export const stockTables: readonly Statement[] = [
   PRIMARY KEY (book, id)
 )`,
   // Of those that are open: what a level's reserved is the sum of.
-  sql`CREATE TABLE IF NOT EXISTS holdfast.stock_reserved (
+  sql`CREATE TABLE IF NOT EXISTS ${own("stock_reserved")} (
   level bigint NOT NULL,
   reservation text COLLATE "C" NOT NULL,
   quantity bigint NOT NULL CHECK (quantity > 0),
@@ -76,7 +76,7 @@ export const stockTables: readonly Statement[] = [
 ];
 
 /** Halves the versions, which have no gaps, until the last one at that time is found: 20 steps for a million movements. */
-const levelAt = sql`CREATE OR REPLACE FUNCTION holdfast.stock_level_at(of_level bigint, moment timestamptz) RETURNS bigint
+const levelAt = sql`CREATE OR REPLACE FUNCTION ${own("stock_level_at")}(of_level bigint, moment timestamptz) RETURNS bigint
 LANGUAGE plpgsql STABLE AS $function$
 DECLARE
   low bigint := 0;
@@ -85,11 +85,11 @@ DECLARE
   m record;
   found_balance bigint;
 BEGIN
-  SELECT t.version INTO high FROM holdfast.stock_movement t WHERE t.level = of_level ORDER BY t.version DESC LIMIT 1;
+  SELECT t.version INTO high FROM ${own("stock_movement")} t WHERE t.level = of_level ORDER BY t.version DESC LIMIT 1;
   WHILE low < high LOOP
     middle := (low + high + 1) / 2;
     -- Should one be missing after all, the one before it.
-    SELECT t.version, t.at, t.balance INTO m FROM holdfast.stock_movement t
+    SELECT t.version, t.at, t.balance INTO m FROM ${own("stock_movement")} t
       WHERE t.level = of_level AND t.version <= middle AND t.version > low ORDER BY t.version DESC LIMIT 1;
     IF NOT FOUND THEN
       low := middle;
@@ -108,5 +108,5 @@ export const stockRoutines: readonly Statement[] = [levelAt, ...deciding];
 
 /** Since migration 10: pages of one SKU's history, by time. */
 export const stockHistory: readonly Statement[] = [
-  sql`CREATE INDEX IF NOT EXISTS stock_movement_level ON holdfast.stock_movement (level, at)`,
+  sql`CREATE INDEX IF NOT EXISTS stock_movement_level ON ${own("stock_movement")} (level, at)`,
 ];

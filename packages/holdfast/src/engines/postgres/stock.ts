@@ -1,6 +1,6 @@
 import type { DriverError, Result, SqlConnection } from "../../core/database.ts";
 import { SchemaMissingError, UsageError } from "../../core/errors.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Names, type Statement, own, sql } from "../../core/sql.ts";
 import type {
   Book,
   Break,
@@ -19,7 +19,7 @@ import type {
   Verdict,
 } from "../../stock/store.ts";
 import { tooMuch } from "../../stock/decide/amount.ts";
-import { dialect } from "./dialect.ts";
+import { dialect, namesOf } from "./dialect.ts";
 import { violated } from "./errors.ts";
 import { failureOf } from "./locks.ts";
 import { impatient, patiently } from "./patience.ts";
@@ -52,7 +52,7 @@ async function answered(
 ): Promise<Record<string, unknown>[]> {
   const { rows } = await asking.catch((error: unknown) => {
     // A table of the caller's that is not there is the caller's error.
-    const ours = error instanceof Error && /holdfast\b/.test(error.message);
+    const ours = error instanceof Error && error.message.includes(namesOf(connection).schema);
     if (isTooMuch(connection, error)) throw tooMuch(error);
     throw ours && failureOf(connection, error) === "schema-missing"
       ? new SchemaMissingError("A table or function of stock", error)
@@ -81,7 +81,7 @@ const lists: StockLists<SqlConnection> = {
   async levels(connection, book, { skus, location, after, most }) {
     const these = sql`${skus ? list(skus) : null}::text::text[]`;
     const there = sql`${location ?? null}::text`;
-    const all = sql`holdfast.stock_levels(${book.name}::text, ${place(book)}, ${these}, ${there})`;
+    const all = sql`${own("stock_levels")}(${book.name}::text, ${place(book)}, ${these}, ${there})`;
     const beyond = sql`(${after?.sku ?? ""}::text COLLATE "C", ${after?.location ?? ""}::text COLLATE "C")`;
     const page = sql`LIMIT ${most === undefined ? null : String(most)}::text::int`;
     // The function reads all of them before the first can be had. By the index: 3 ms in place of 100, of 300,000.
@@ -90,9 +90,9 @@ const lists: StockLists<SqlConnection> = {
         ? sql`SELECT * FROM ${all}`
         : book.table
           ? sql`SELECT * FROM ${all} t WHERE (t.sku, t.location) > ${beyond} ORDER BY t.sku COLLATE "C", t.location COLLATE "C" ${page}`
-          : sql`SELECT t.sku, t.location, t.on_hand, t.reserved - coalesce((SELECT sum(x.quantity)::bigint FROM holdfast.stock_reserved x
+          : sql`SELECT t.sku, t.location, t.on_hand, t.reserved - coalesce((SELECT sum(x.quantity)::bigint FROM ${own("stock_reserved")} x
     WHERE t.reserved > 0 AND x.level = t.id AND x.until <= clock_timestamp()), 0) AS reserved, t.min_level, t.version
-  FROM holdfast.stock_level t WHERE t.book = ${book.name}::text AND ${skus ? sql`t.sku = ANY (${these})` : sql`true`}
+  FROM ${own("stock_level")} t WHERE t.book = ${book.name}::text AND ${skus ? sql`t.sku = ANY (${these})` : sql`true`}
     AND ${location === undefined ? sql`true` : sql`t.location = ${there}`} AND (t.sku, t.location) > ${beyond}
   ORDER BY t.sku, t.location ${page}`;
     const rows = await ask(connection, statement);
@@ -111,11 +111,11 @@ const lists: StockLists<SqlConnection> = {
     const rows = await ask(
       connection,
       sql`WITH RECURSIVE books (name) AS (
-    (SELECT t.book FROM holdfast.stock_level t ORDER BY t.book LIMIT 1)
-    UNION ALL SELECT (SELECT t.book FROM holdfast.stock_level t WHERE t.book > b.name ORDER BY t.book LIMIT 1)
+    (SELECT t.book FROM ${own("stock_level")} t ORDER BY t.book LIMIT 1)
+    UNION ALL SELECT (SELECT t.book FROM ${own("stock_level")} t WHERE t.book > b.name ORDER BY t.book LIMIT 1)
     FROM books b WHERE b.name IS NOT NULL)
-  SELECT b.name, (SELECT count(*) FROM (SELECT FROM holdfast.stock_level t WHERE t.book = b.name LIMIT 100000) x)::text AS levels,
-    (SELECT t.elsewhere FROM holdfast.stock_level t WHERE t.book = b.name ORDER BY t.sku, t.location LIMIT 1) AS elsewhere
+  SELECT b.name, (SELECT count(*) FROM (SELECT FROM ${own("stock_level")} t WHERE t.book = b.name LIMIT 100000) x)::text AS levels,
+    (SELECT t.elsewhere FROM ${own("stock_level")} t WHERE t.book = b.name ORDER BY t.sku, t.location LIMIT 1) AS elsewhere
   FROM books b WHERE b.name IS NOT NULL`,
     );
     return rows.map((row) => ({
@@ -140,9 +140,9 @@ const lists: StockLists<SqlConnection> = {
     // Of each level of a SKU a page by the index, then one of these: of 400,000 movements 4 ms in place of 1,000.
     const from =
       filter.sku !== undefined && filter.referenceId === undefined
-        ? sql`FROM holdfast.stock_level t, LATERAL (SELECT m.* FROM holdfast.stock_movement m
+        ? sql`FROM ${own("stock_level")} t, LATERAL (SELECT m.* FROM ${own("stock_movement")} m
   WHERE ${sql.join([sql`m.level = t.id`, ...where], " AND ")} ${page}) m WHERE ${sql.join(levelsOf(book, filter), " AND ")}`
-        : sql`FROM holdfast.stock_movement m JOIN holdfast.stock_level t ON t.id = m.level
+        : sql`FROM ${own("stock_movement")} m JOIN ${own("stock_level")} t ON t.id = m.level
   WHERE ${sql.join([...levelsOf(book, filter), ...where], " AND ")}`;
     const rows = await ask(
       connection,
@@ -173,7 +173,7 @@ const lists: StockLists<SqlConnection> = {
     const [row] = await ask(
       connection,
       // A movement is shown with the millisecond in which it was made: all of that one counts.
-      sql`SELECT holdfast.stock_level_at(t.id, ${moment(at)} + interval '999 microseconds')::text AS level FROM holdfast.stock_level t
+      sql`SELECT ${own("stock_level_at")}(t.id, ${moment(at)} + interval '999 microseconds')::text AS level FROM ${own("stock_level")} t
   WHERE t.book = ${book.name}::text AND t.sku = ${sku}::text AND t.location = ${location}::text`,
     );
     return typeof row?.["level"] === "string" ? Number(row["level"]) : undefined;
@@ -184,7 +184,7 @@ const lists: StockLists<SqlConnection> = {
       connection,
       sql`SELECT m.source, count(*)::text AS movements, coalesce(sum(m.quantity) FILTER (WHERE m.quantity > 0), 0)::text AS increased,
   coalesce(-sum(m.quantity) FILTER (WHERE m.quantity < 0), 0)::text AS decreased
-  FROM holdfast.stock_movement m JOIN holdfast.stock_level t ON t.id = m.level WHERE ${matching(book, filter)}
+  FROM ${own("stock_movement")} m JOIN ${own("stock_level")} t ON t.id = m.level WHERE ${matching(book, filter)}
   GROUP BY m.source ORDER BY m.source COLLATE "C"`,
     );
     return rows.map((row) => ({
@@ -202,10 +202,10 @@ const upkeep: StockUpkeep<SqlConnection> = {
       connection,
       sql`WITH level AS (
     SELECT t.id, t.sku, t.location, coalesce(o.on_hand, t.on_hand) AS on_hand, t.reserved, t.version,
-      coalesce((SELECT max(m.version) FROM holdfast.stock_movement m WHERE m.level = t.id AND m.kind = 'repair'), 0) AS mended
-    FROM holdfast.stock_level t LEFT JOIN ${
+      coalesce((SELECT max(m.version) FROM ${own("stock_movement")} m WHERE m.level = t.id AND m.kind = 'repair'), 0) AS mended
+    FROM ${own("stock_level")} t LEFT JOIN ${
       book.table
-        ? sql`holdfast.stock_levels(${book.name}::text, ${place(book)}, ${sku === undefined ? null : list([sku])}::text::text[], NULL::text) o
+        ? sql`${own("stock_levels")}(${book.name}::text, ${place(book)}, ${sku === undefined ? null : list([sku])}::text::text[], NULL::text) o
       ON o.sku = t.sku AND o.location = t.location`
         : sql.raw("(SELECT NULL::bigint AS on_hand) o ON true")
     }
@@ -216,7 +216,7 @@ const upkeep: StockUpkeep<SqlConnection> = {
   chain AS (
     SELECT l.id, m.version, m.quantity, m.balance, m.at, l.mended,
       lag(m.version) OVER w AS before_version, lag(m.balance) OVER w AS before_balance
-    FROM level l JOIN holdfast.stock_movement m ON m.level = l.id
+    FROM level l JOIN ${own("stock_movement")} m ON m.level = l.id
     WINDOW w AS (PARTITION BY l.id ORDER BY m.version)),
   checked AS (
     SELECT c.id, count(*) AS n, sum(c.quantity) AS total,
@@ -228,8 +228,8 @@ const upkeep: StockUpkeep<SqlConnection> = {
     FROM chain c GROUP BY c.id)
   SELECT l.sku, l.location, l.on_hand::text, l.reserved::text, l.version::text, coalesce(c.n, 0)::text AS n,
     coalesce(c.total, 0)::text AS total,
-    (SELECT coalesce(sum(x.quantity), 0) FROM holdfast.stock_reserved x WHERE x.level = l.id)::text AS open,
-    (SELECT json_build_object('version', m.version, 'balance', m.balance) FROM holdfast.stock_movement m
+    (SELECT coalesce(sum(x.quantity), 0) FROM ${own("stock_reserved")} x WHERE x.level = l.id)::text AS open,
+    (SELECT json_build_object('version', m.version, 'balance', m.balance) FROM ${own("stock_movement")} m
       WHERE m.level = l.id ORDER BY m.version DESC LIMIT 1)::text AS newest, c.breaks::text
   FROM level l LEFT JOIN checked c ON c.id = l.id ORDER BY l.sku, l.location`,
     );
@@ -255,7 +255,7 @@ const upkeep: StockUpkeep<SqlConnection> = {
   async repair(connection, book, { sku, location }, { id, trust, about: { source, by, note } }) {
     const mending = ask(
       connection,
-      sql`SELECT holdfast.stock_mend(${book.name}::text, ${place(book)}, ${sku}::text, ${location}::text, ${id}::text,
+      sql`SELECT ${own("stock_mend")}(${book.name}::text, ${place(book)}, ${sku}::text, ${location}::text, ${id}::text,
   ${source}::text, ${by ?? null}::text, ${note ?? null}::text, ${trust}::text)`,
     );
     await mending.catch((error: unknown) => {
@@ -266,13 +266,13 @@ const upkeep: StockUpkeep<SqlConnection> = {
   },
 };
 
-const ownTables: StockOwnTables<SqlConnection> = {
+export const ownTables: StockOwnTables<SqlConnection> = {
   async adopt(connection, book) {
     const page = 1000;
     for (let opened = 0; ;) {
       const [row] = await ask(
         connection,
-        sql`SELECT holdfast.stock_open(${book.name}::text, ${place(book)}, ${String(page)}::text::int) AS n`,
+        sql`SELECT ${own("stock_open")}(${book.name}::text, ${place(book)}, ${String(page)}::text::int) AS n`,
       );
       const n = Number(row?.["n"]);
       opened += n;
@@ -280,15 +280,7 @@ const ownTables: StockOwnTables<SqlConnection> = {
     }
   },
 
-  guard({ table }) {
-    if (!table) return [];
-    const name = table.table.map((part) => dialect.quote(part)).join(".");
-    const column = dialect.quote(table.onHand);
-    return [
-      `DROP TRIGGER IF EXISTS holdfast_stock_guard ON ${name};`,
-      `CREATE TRIGGER holdfast_stock_guard BEFORE UPDATE OF ${column} ON ${name} FOR EACH ROW WHEN (OLD.${column} IS DISTINCT FROM NEW.${column}) EXECUTE FUNCTION holdfast.stock_guard();`,
-    ];
-  },
+  guard: (book) => guardIn(dialect.names, book),
 };
 
 export const stocks: StockStore<SqlConnection> = {
@@ -308,7 +300,7 @@ export const stocks: StockStore<SqlConnection> = {
     const [row] = await askOften(
       connection,
       sql`SELECT missing, at, verdicts::text, ats::text, untils::text, array_to_string(states, ',', '-') AS states, moved::text,
-  balances::text, versions::text, rooms::text${impatient(waitMs)} FROM holdfast.stock_apply(${sql.raw(String(plain))},
+  balances::text, versions::text, rooms::text${impatient(waitMs)} FROM ${own("stock_apply")}(${sql.raw(String(plain))},
   ${level("sum")}::text::bigint[], ${level("count")}::text::int[], ${level("lowest")}::text::bigint[],
   ${step("sum")}::text::bigint[], ${step("count")}::text::int[],
   ${patient(book, waitMs)}, ${place(book)}, ${sql.raw(String(make))}, ${sql.raw(String(look))},
@@ -328,7 +320,7 @@ export const stocks: StockStore<SqlConnection> = {
       connection,
       sql`SELECT at, verdict, entered, until, state, array_to_json(skus)::text AS skus, array_to_json(locations)::text AS locations,
   moved::text, balances::text, versions::text, rooms::text${impatient(waitMs)}
-  FROM holdfast.stock_follow(${patient(book, waitMs)}, ${place(book)}, ${kind}::text, ${id}::text, ${about.source || null}::text,
+  FROM ${own("stock_follow")}(${patient(book, waitMs)}, ${place(book)}, ${kind}::text, ${id}::text, ${about.source || null}::text,
   ${about.referenceType ?? null}::text, ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text,
   ${of}::text, ${lines ? list(lines.map(({ sku }) => sku)) : null}::text::text[],
   ${lines ? list(lines.map(({ location }) => location)) : null}::text::text[],
@@ -350,12 +342,12 @@ export const stocks: StockStore<SqlConnection> = {
     if (book.table)
       await ask(
         connection,
-        sql`SELECT holdfast.stock_adopt(${book.name}::text, ${place(book)},
+        sql`SELECT ${own("stock_adopt")}(${book.name}::text, ${place(book)},
   ${list([sku])}::text::text[], ${list([location])}::text::text[])`,
       );
     const [row = {}] = await ask(
       connection,
-      sql`SELECT f.*${impatient(waitMs)} FROM holdfast.stock_minimum(${patient(book, waitMs)}, ${sku}::text, ${location}::text, ${String(min)}::text::bigint) f`,
+      sql`SELECT f.*${impatient(waitMs)} FROM ${own("stock_minimum")}(${patient(book, waitMs)}, ${sku}::text, ${location}::text, ${String(min)}::text::bigint) f`,
     );
     return {
       outcome: outcomes[Number(row["verdict"])] as Outcome,
@@ -485,7 +477,7 @@ async function moveOne(
 ): Promise<Verdict> {
   const [row = {}] = await askOften(
     connection,
-    sql`SELECT f.*${impatient(waitMs)} FROM holdfast.stock_move(${patient(book, waitMs)}, ${sql.raw(String(look))}, ${sku}::text, ${location}::text,
+    sql`SELECT f.*${impatient(waitMs)} FROM ${own("stock_move")}(${patient(book, waitMs)}, ${sql.raw(String(look))}, ${sku}::text, ${location}::text,
   ${String(quantity)}::text::bigint, ${kind}::text, ${id}::text, ${about.source}::text, ${about.referenceType ?? null}::text,
   ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text) f`,
   );
@@ -516,7 +508,7 @@ async function moveSome(
   const [row = {}] = await askOften(
     connection,
     sql`SELECT missing, verdict, entered, moved::text, balances::text, versions::text, rooms::text${impatient(waitMs)}
-  FROM holdfast.stock_order(${patient(book, waitMs)}, ${sql.raw(String(make))}, ${sql.raw(String(look))},
+  FROM ${own("stock_order")}(${patient(book, waitMs)}, ${sql.raw(String(make))}, ${sql.raw(String(look))},
   ${list(lines.map(({ sku }) => sku))}::text::text[], ${list(lines.map(({ location }) => location))}::text::text[],
   ${list(lines.map(({ quantity }) => quantity))}::text::bigint[], ${kind}::text, ${id}::text, ${about.source}::text,
   ${about.referenceType ?? null}::text, ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text)`,
@@ -551,8 +543,21 @@ function movementsOf({ source, referenceType, referenceId, from, to }: MovementF
   if (referenceType !== undefined) conditions.push(sql`m.reference_type = ${referenceType}::text`);
   if (referenceId !== undefined)
     conditions.push(sql`m.reference_id = ${referenceId}::text AND m.external_id IN (
-  SELECT f.external_id FROM holdfast.stock_movement f WHERE f.reference_id = ${referenceId}::text AND f.line = 1)`);
+  SELECT f.external_id FROM ${own("stock_movement")} f WHERE f.reference_id = ${referenceId}::text AND f.line = 1)`);
   if (from !== undefined) conditions.push(sql`m.at >= ${moment(from)}`);
   if (to !== undefined) conditions.push(sql`m.at < ${moment(to)}`);
   return conditions;
+}
+
+/** The caller's table has a trigger for each schema that keeps its stock. */
+export function guardIn(names: Names, { table }: Book): string[] {
+  if (!table) return [];
+  const name = table.table.map((part) => dialect.quote(part)).join(".");
+  const column = dialect.quote(table.onHand);
+  const called = names.label("stock_guard");
+  const trigger = names === dialect.names ? called : dialect.quote(called);
+  return [
+    `DROP TRIGGER IF EXISTS ${trigger} ON ${name};`,
+    `CREATE TRIGGER ${trigger} BEFORE UPDATE OF ${column} ON ${name} FOR EACH ROW WHEN (OLD.${column} IS DISTINCT FROM NEW.${column}) EXECUTE FUNCTION ${names.own("stock_guard")}();`,
+  ];
 }

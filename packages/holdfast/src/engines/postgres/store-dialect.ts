@@ -1,6 +1,6 @@
 /** PostgreSQL as the generic stores see it: on the same tables as its functions, at the same time. */
 import type { SqlConnection } from "../../core/database.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
 import type { Locking, Sequence, StoreDialect } from "../sql/dialect.ts";
 import { type Kind, never } from "../sql/table.ts";
 import { newest, nextFence } from "./fences.ts";
@@ -44,17 +44,17 @@ const lockings: Readonly<Record<Locking, Statement>> = {
   current: sql``,
 };
 
-const sequences: Readonly<Record<Sequence, string>> = {
+const sequences: Readonly<Record<Sequence, Statement>> = {
   fence: nextFence,
-  audit: "nextval('holdfast.audit_id_seq')",
-  queue: newest("holdfast.queue_id_seq", false),
-  queue_job: newest("holdfast.queue_job_id", false),
-  queue_lease: newest("holdfast.queue_lease_id_seq", false),
-  queue_worker: newest("holdfast.queue_worker_id_seq", false),
+  audit: sql`nextval(${own.text("audit_id_seq")})`,
+  queue: newest("queue_id_seq", false),
+  queue_job: newest("queue_job_id", false),
+  queue_lease: newest("queue_lease_id_seq", false),
+  queue_worker: newest("queue_worker_id_seq", false),
 };
 
 export const storeDialect: StoreDialect<SqlConnection> = {
-  table: (name) => sql`${sql.id("holdfast", name)}`,
+  table: (name) => sql`${own(name)}`,
   clock: sql`(extract(epoch FROM clock_timestamp()) * 1000000)::bigint`,
 
   read(kind, column) {
@@ -76,7 +76,7 @@ export const storeDialect: StoreDialect<SqlConnection> = {
   locking: (how) => lockings[how],
 
   insertMissing: (table, columns, values) =>
-    sql`INSERT INTO ${sql.id("holdfast", table.name)} (${columns}) OVERRIDING SYSTEM VALUE VALUES ${values} ON CONFLICT DO NOTHING`,
+    sql`INSERT INTO ${own(table.name)} (${columns}) OVERRIDING SYSTEM VALUE VALUES ${values} ON CONFLICT DO NOTHING`,
 
   async transaction(connection, waitMs, work) {
     await connection.query(sql`BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`);
@@ -111,7 +111,7 @@ export const storeDialect: StoreDialect<SqlConnection> = {
 
   async numbers(connection, sequence, count) {
     const { rows } = await connection.query(
-      sql`SELECT ${sql.raw(sequences[sequence])} AS n FROM generate_series(1, ${String(count)}::text::int)`,
+      sql`SELECT ${sequences[sequence]} AS n FROM generate_series(1, ${String(count)}::text::int)`,
     );
     return rows.map(({ n }) => Number(n));
   },

@@ -1,6 +1,13 @@
 import type { SqlConnection } from "../../core/database.ts";
 import { UsageError } from "../../core/errors.ts";
-import { type Dialect, type Rendered, type Statement, render as renderWith } from "../../core/sql.ts";
+import { defaultSchema, prefixNames } from "../../core/names.ts";
+import {
+  type Dialect,
+  type Names,
+  type Rendered,
+  type Statement,
+  render as renderWith,
+} from "../../core/sql.ts";
 import type { Line } from "./line.ts";
 
 export interface SqliteConnection extends SqlConnection {
@@ -25,13 +32,16 @@ export interface SqliteConnection extends SqlConnection {
 /** Most clients here are synchronous. */
 export type Soon<T> = T | Promise<T>;
 
-const dialect: Dialect = {
+const names = prefixNames(defaultSchema);
+
+export const dialect: Dialect = {
+  names,
   placeholder: () => "?",
   quote: (name) => `"${name.replaceAll('"', '""')}"`,
 };
 
-export function render(statement: Statement): Rendered {
-  const { text, values } = renderWith(statement, dialect);
+export function render(statement: Statement, called: Names = names): Rendered {
+  const { text, values } = renderWith(statement, dialect, called);
   return { text, values: values.map(bound) };
 }
 

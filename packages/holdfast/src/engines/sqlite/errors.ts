@@ -55,9 +55,9 @@ export function isBusy(connection: SqlConnection, error: unknown): boolean {
   return error instanceof FileBusyError || failureOf(connection, error) === "lock-timeout";
 }
 
-/** The code of a table that is not there is the one of every mistake in SQL. */
+/** Of a statement about tables of ours: the code of one that is not there is that of every mistake in SQL. */
 export function explained(error: unknown): unknown {
-  const name = /no such table: (?:main\.)?(holdfast_\w+)/.exec(message(error))?.[1];
+  const name = /no such table: (?:main\.)?(\w+)/.exec(message(error))?.[1];
   return name === undefined ? error : new SchemaMissingError(`The table ${name}`, error);
 }
 

@@ -1,12 +1,13 @@
 import type { Engine } from "../../core/database.ts";
+import { namedConnection, prefixNames } from "../../core/names.ts";
 import { begin, end, lock, savepoint } from "./begin.ts";
-import type { SqliteConnection } from "./dialect.ts";
+import { type SqliteConnection, dialect } from "./dialect.ts";
 import { classify, violated } from "./errors.ts";
 import { inspect } from "./inspect.ts";
 import { leases } from "./leases.ts";
 import { probe } from "./probe.ts";
 import { replay } from "./replay.ts";
-import { migrations } from "./schema.ts";
+import { migrationsIn } from "./schema.ts";
 import { tables } from "./tables.ts";
 
 export { type SqliteConnection, render } from "./dialect.ts";
@@ -25,5 +26,11 @@ export const sqlite: Engine<SqliteConnection> = {
   query: (connection, statement) => connection.query(statement),
   classify,
   violated,
-  migrations,
+  migrations: migrationsIn(dialect.names),
+  named(schema) {
+    const names = prefixNames(schema);
+    if (names.schema === dialect.names.schema) return undefined;
+    const on = (connection: SqliteConnection): SqliteConnection => namedConnection(connection, names);
+    return { engine: { ...sqlite, migrations: migrationsIn(names) }, on };
+  },
 };

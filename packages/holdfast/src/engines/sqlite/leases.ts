@@ -1,7 +1,7 @@
 import { type View, decide } from "../../core/claims.ts";
 import { FileBusyError, UnsupportedError, UsageError } from "../../core/errors.ts";
 import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../core/leases.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
 import { ask, asWriter, fileMs, flushed, insist, tell, write } from "./begin.ts";
 import { clock, date } from "./clock.ts";
 import type { SqliteConnection } from "./dialect.ts";
@@ -15,7 +15,7 @@ const releaseMs = 4000;
 
 export const leaseTables: readonly Statement[] = [
   // AUTOINCREMENT: the newest number is kept apart from the rows, so that fences do not begin anew when these are deleted.
-  sql`CREATE TABLE IF NOT EXISTS holdfast_lease (
+  sql`CREATE TABLE IF NOT EXISTS ${own("lease")} (
   fence integer NOT NULL PRIMARY KEY AUTOINCREMENT,
   resource text NOT NULL,
   token text NOT NULL,
@@ -27,10 +27,10 @@ export const leaseTables: readonly Statement[] = [
   since integer NOT NULL,
   until integer NOT NULL
 )`,
-  sql`CREATE INDEX IF NOT EXISTS holdfast_lease_resource ON holdfast_lease (resource)`,
+  sql`CREATE INDEX IF NOT EXISTS ${own("lease_resource")} ON ${own("lease")} (resource)`,
 
   // `given`: the newest fence given. `seen`: the newest fence of a lease, kept by another database, that was seen here.
-  sql`CREATE TABLE IF NOT EXISTS holdfast_resource (
+  sql`CREATE TABLE IF NOT EXISTS ${own("resource")} (
   id text NOT NULL PRIMARY KEY,
   name text NOT NULL,
   given integer NOT NULL DEFAULT 0,
@@ -38,15 +38,15 @@ export const leaseTables: readonly Statement[] = [
 )`,
 
   // Tells this file from others. A copy of it is taken for the same one: there a lease that is not found is over.
-  sql`CREATE TABLE IF NOT EXISTS holdfast_origin (id text NOT NULL PRIMARY KEY)`,
-  sql`INSERT INTO holdfast_origin (id) SELECT lower(hex(randomblob(16))) WHERE NOT EXISTS (SELECT 1 FROM holdfast_origin)`,
+  sql`CREATE TABLE IF NOT EXISTS ${own("origin")} (id text NOT NULL PRIMARY KEY)`,
+  sql`INSERT INTO ${own("origin")} (id) SELECT lower(hex(randomblob(16))) WHERE NOT EXISTS (SELECT 1 FROM ${own("origin")})`,
 ];
 
 async function look(connection: SqliteConnection, resource: string): Promise<View> {
   const { rows } = await ask(
     connection,
     sql`SELECT c.now AS now, l.fence AS fence, l.token AS token, l.weight AS weight, l.waiting AS waiting, l.since AS since, l.until AS until
-      FROM (SELECT ${clock} AS now) c LEFT JOIN holdfast_lease l ON l.resource = ${resource}`,
+      FROM (SELECT ${clock} AS now) c LEFT JOIN ${own("lease")} l ON l.resource = ${resource}`,
   );
   const entries = rows
     .filter(({ fence }) => fence !== null)
@@ -70,13 +70,13 @@ async function claimed(connection: SqliteConnection, claim: Claim): Promise<Clai
   const expired = view.entries.filter((entry) => entry !== mine && entry.until <= now);
   if (expired.length > 0)
     await connection.query(
-      sql`DELETE FROM holdfast_lease WHERE resource = ${resource} AND until <= ${now} AND token <> ${token}`,
+      sql`DELETE FROM ${own("lease")} WHERE resource = ${resource} AND until <= ${now} AND token <> ${token}`,
     );
   const extend = (fence: number, ms: number) =>
-    connection.query(sql`UPDATE holdfast_lease SET until = ${now + ms} WHERE fence = ${fence}`);
+    connection.query(sql`UPDATE ${own("lease")} SET until = ${now + ms} WHERE fence = ${fence}`);
   const insert = async (waiting: boolean, ms: number): Promise<number> => {
     const { rows } = await connection.query(
-      sql`INSERT INTO holdfast_lease (resource, token, name, holder, mode, weight, waiting, since, until)
+      sql`INSERT INTO ${own("lease")} (resource, token, name, holder, mode, weight, waiting, since, until)
         VALUES (${resource}, ${token}, ${name}, ${holder}, ${mode}, ${weight}, ${waiting}, ${now}, ${now + ms}) RETURNING fence`,
     );
     return Number(rows[0]?.fence);
@@ -99,17 +99,17 @@ async function claimed(connection: SqliteConnection, claim: Claim): Promise<Clai
     return { granted: false, freeInMs, inLine };
   }
   // A place in line has a number of its own, but a fence is given with the grant: they grow in the order of grants.
-  if (mine) await connection.query(sql`DELETE FROM holdfast_lease WHERE fence = ${mine.fence}`);
+  if (mine) await connection.query(sql`DELETE FROM ${own("lease")} WHERE fence = ${mine.fence}`);
   const fence = await insert(false, ttlMs);
   await connection.query(
-    sql`INSERT INTO holdfast_resource (id, name, given) VALUES (${resource}, ${name}, ${fence})
+    sql`INSERT INTO ${own("resource")} (id, name, given) VALUES (${resource}, ${name}, ${fence})
       ON CONFLICT (id) DO UPDATE SET given = excluded.given`,
   );
   return grant(fence, now);
 }
 
 async function originOf(connection: SqliteConnection): Promise<string> {
-  const { rows } = await connection.query(sql`SELECT min(id) AS id FROM holdfast_origin`);
+  const { rows } = await connection.query(sql`SELECT min(id) AS id FROM ${own("origin")}`);
   return String(rows[0]?.id ?? "");
 }
 
@@ -144,14 +144,14 @@ async function fence(
   // From here on nobody else can be given anything until the transaction ends.
   await insist(connection, joined);
   const { rows } = await connection.query(
-    sql`SELECT 1 AS ours FROM holdfast_lease WHERE fence = ${number} AND resource = ${resource} AND token = ${token} AND waiting = 0`,
+    sql`SELECT 1 AS ours FROM ${own("lease")} WHERE fence = ${number} AND resource = ${resource} AND token = ${token} AND waiting = 0`,
   );
   if (rows.length > 0) {
     await tell(connection, [resource], joined);
     return undefined;
   }
   if (origin === (await originOf(connection))) {
-    const found = await connection.query(sql`SELECT given FROM holdfast_resource WHERE id = ${resource}`);
+    const found = await connection.query(sql`SELECT given FROM ${own("resource")} WHERE id = ${resource}`);
     return Math.max(number, Number(found.rows[0]?.given ?? 0));
   }
   if (mode !== "exclusive")
@@ -159,7 +159,7 @@ async function fence(
       `fenced(tx, lease): ${name || "the lease"} is not exclusive and is kept by another database, where alone it can be told whether it is over. Check it in a transaction there`,
     );
   const seen = await connection.query(
-    sql`INSERT INTO holdfast_resource AS r (id, name, seen) VALUES (${resource}, ${name}, ${number})
+    sql`INSERT INTO ${own("resource")} AS r (id, name, seen) VALUES (${resource}, ${name}, ${number})
       ON CONFLICT (id) DO UPDATE SET seen = max(r.seen, excluded.seen) RETURNING seen`,
   );
   const newest = Number(seen.rows[0]?.seen);
@@ -176,7 +176,7 @@ export const leases: Leases<SqliteConnection> = {
     // Not flushed: a power failure that undoes it ends its holder too, which is a process of the same machine.
     const renewal = write(
       connection,
-      sql`UPDATE holdfast_lease SET until = max(until, ${clock} + ${ttlMs})
+      sql`UPDATE ${own("lease")} SET until = max(until, ${clock} + ${ttlMs})
         WHERE fence = ${number} AND resource = ${resource} AND token = ${token} AND waiting = 0 RETURNING until`,
       renewMs,
     );
@@ -190,12 +190,12 @@ export const leases: Leases<SqliteConnection> = {
     explaining(
       asWriter(connection, releaseMs, async () => {
         const kept = await connection.query(
-          sql`UPDATE holdfast_lease SET token = '', until = since + ${atLeastMs}
+          sql`UPDATE ${own("lease")} SET token = '', until = since + ${atLeastMs}
             WHERE resource = ${resource} AND token = ${token} AND waiting = 0 AND since + ${atLeastMs} > ${clock} RETURNING 1 AS given`,
         );
         if (kept.rows.length > 0) return true;
         const gone = await connection.query(
-          sql`DELETE FROM holdfast_lease WHERE resource = ${resource} AND token = ${token} RETURNING 1 AS given`,
+          sql`DELETE FROM ${own("lease")} WHERE resource = ${resource} AND token = ${token} RETURNING 1 AS given`,
         );
         return gone.rows.length > 0;
       }),
@@ -216,7 +216,7 @@ export const leases: Leases<SqliteConnection> = {
     const { rows } = await explaining(
       ask(
         connection,
-        sql`SELECT name, holder, fence, mode, waiting, since, until, until <= ${clock} AS gone, resource, token FROM holdfast_lease
+        sql`SELECT name, holder, fence, mode, waiting, since, until, until <= ${clock} AS gone, resource, token FROM ${own("lease")}
           WHERE ${sql.join(conditions, " AND ")} ORDER BY resource, waiting, fence LIMIT ${most}`,
       ),
     );

@@ -1,34 +1,34 @@
 import type { Replay } from "../../core/replay.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, own, sql } from "../../core/sql.ts";
 import { ask, write } from "./begin.ts";
 import { clock, date } from "./clock.ts";
 import type { SqliteConnection } from "./dialect.ts";
 import { explained } from "./errors.ts";
 
 export const replayTable: readonly Statement[] = [
-  sql`CREATE TABLE IF NOT EXISTS holdfast_once (
+  sql`CREATE TABLE IF NOT EXISTS ${own("once")} (
   id text NOT NULL PRIMARY KEY,
   fingerprint text NOT NULL,
   result text NOT NULL,
   at integer NOT NULL,
   until integer NOT NULL
 )`,
-  sql`CREATE INDEX IF NOT EXISTS holdfast_once_until ON holdfast_once (until)`,
+  sql`CREATE INDEX IF NOT EXISTS ${own("once_until")} ON ${own("once")} (until)`,
 ];
 
 /**
  * Records that have run out, a few with each new one, so that there is never more than a few to do and nobody need
  * do it in the background. One hour late: should the clock be set back, the record is there again.
  */
-const reaped = (id: string) => sql`DELETE FROM holdfast_once WHERE id IN (
-  SELECT id FROM holdfast_once WHERE until < ${clock} - 3600000 AND id <> ${id} ORDER BY until LIMIT 10)`;
+const reaped = (id: string) => sql`DELETE FROM ${own("once")} WHERE id IN (
+  SELECT id FROM ${own("once")} WHERE until < ${clock} - 3600000 AND id <> ${id} ORDER BY until LIMIT 10)`;
 
 export const replay: Replay<SqliteConnection> = {
   async find(connection, id) {
     const { rows } = await ask(
       connection,
       sql`SELECT o.fingerprint, o.result, o.at AS made, c.now FROM (SELECT ${clock} AS now) c
-        LEFT JOIN holdfast_once o ON o.id = ${id} AND o.until > c.now`,
+        LEFT JOIN ${own("once")} o ON o.id = ${id} AND o.until > c.now`,
     ).catch((error: unknown) => {
       throw explained(error);
     });
@@ -44,7 +44,7 @@ export const replay: Replay<SqliteConnection> = {
     // WHERE true: without it the parser takes ON CONFLICT for a join's.
     const { rows } = await write(
       connection,
-      sql`INSERT INTO holdfast_once AS o (id, fingerprint, result, at, until)
+      sql`INSERT INTO ${own("once")} AS o (id, fingerprint, result, at, until)
         SELECT ${id}, ${fingerprint}, ${result}, c.now, max(c.now, ${issuedAt ? issuedAt.getTime() : 0}) + ${keepMs}
         FROM (SELECT ${clock} AS now) c WHERE true
         ON CONFLICT (id) DO UPDATE

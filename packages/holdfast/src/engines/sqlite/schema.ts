@@ -1,11 +1,11 @@
 import type { Migration, Migrations } from "../../core/database.ts";
-import { sql } from "../../core/sql.ts";
+import { type Names, type Statement, own, sql } from "../../core/sql.ts";
 import { asWriter } from "./begin.ts";
 import { type SqliteConnection, render } from "./dialect.ts";
 import { leaseTables } from "./leases.ts";
 import { replayTable } from "./replay.ts";
 
-const migrationTable = sql`CREATE TABLE IF NOT EXISTS holdfast_migration (
+const migrationTable = sql`CREATE TABLE IF NOT EXISTS ${own("migration")} (
   id integer NOT NULL PRIMARY KEY,
   name text NOT NULL,
   applied_at text NOT NULL DEFAULT CURRENT_TIMESTAMP
@@ -18,18 +18,21 @@ const all: readonly Migration[] = [
 ];
 
 async function read(connection: SqliteConnection): Promise<Pick<Migration, "id" | "name">[]> {
-  const { rows } = await connection.query(sql`SELECT id, name FROM holdfast_migration ORDER BY id`);
+  const { rows } = await connection.query(sql`SELECT id, name FROM ${own("migration")} ORDER BY id`);
   return rows.map((row) => ({ id: Number(row.id), name: String(row.name) }));
 }
 
-export const migrations: Migrations<SqliteConnection> = {
+function record({ id, name }: Pick<Migration, "id" | "name">): Statement {
+  return sql`INSERT OR IGNORE INTO ${own("migration")} (id, name) VALUES (${sql.raw(`${id}, '${name}'`)})`;
+}
+
+export const migrationsIn = (names: Names): Migrations<SqliteConnection> => ({
   all,
-  print: (statement) => `${render(statement).text};`,
-  record: ({ id, name }) =>
-    sql.raw(`INSERT OR IGNORE INTO holdfast_migration (id, name) VALUES (${id}, '${name}')`),
+  print: (statement) => `${render(statement, names).text};`,
+  record,
   async applied(connection) {
     const { rows: tables } = await connection.query(
-      sql`SELECT 1 AS there FROM sqlite_schema WHERE type = 'table' AND name = 'holdfast_migration'`,
+      sql`SELECT 1 AS there FROM sqlite_schema WHERE type = 'table' AND name = ${own.text("migration")}`,
     );
     return tables.length === 0 ? [] : read(connection);
   },
@@ -40,8 +43,8 @@ export const migrations: Migrations<SqliteConnection> = {
       const missing = all.filter(({ id }) => !applied.has(id));
       for (const migration of missing) {
         for (const statement of migration.statements) await connection.query(statement);
-        await connection.query(migrations.record(migration));
+        await connection.query(record(migration));
       }
       return missing;
     }),
-};
+});

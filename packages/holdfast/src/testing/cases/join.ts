@@ -1,5 +1,6 @@
 import { NotInTransactionError, LockNotAvailableError } from "../../core/errors.ts";
 import { key } from "../../core/key.ts";
+import type { Ground } from "../ground.ts";
 import { Gate, assert, during, suite } from "./support.ts";
 
 export const joinCases = suite("join", {
@@ -25,7 +26,7 @@ export const joinCases = suite("join", {
     capabilities,
   }) => {
     if (capabilities.connections === "one" || capabilities.granularity === "database")
-      return oneAfterTheOther({ hf, other, site, fresh, capabilities });
+      return oneAfterTheOther({ hf, other, site, fresh });
     const lock = key("both", fresh);
     await during(
       (inside) => other.transaction({ lock }, inside),
@@ -64,7 +65,7 @@ async function oneAfterTheOther({
   other,
   site,
   fresh,
-}: Parameters<(typeof joinCases)[number]["run"]>[0]): Promise<void> {
+}: Pick<Ground, "hf" | "other" | "site" | "fresh">): Promise<void> {
   const order: string[] = [];
   const inside = new Gate();
   const own = site.ownTransaction(async (native) => {

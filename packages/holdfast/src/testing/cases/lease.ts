@@ -7,7 +7,7 @@ import {
   UsageError,
 } from "../../core/errors.ts";
 import { key, shared } from "../../core/key.ts";
-import { type Holdfast, holdfast } from "../../holdfast.ts";
+import type { Holdfast } from "../../holdfast.ts";
 import { type Lease, fenced } from "../../index.ts";
 import type { ConformanceCase, Ground } from "../ground.ts";
 import { assert, suite, where } from "./support.ts";
@@ -280,9 +280,9 @@ export const leaseCases: ConformanceCase[] = [
       assert.deepEqual(await other.leases(lock), []);
     }),
 
-    "is given back when its instance is closed": leased(async ({ site, other, fresh }) => {
+    "is given back when its instance is closed": leased(async ({ another, other, fresh }) => {
       const lock = key("closed", fresh);
-      const own = holdfast(site.database);
+      const own = another();
       const lease = await own.lease(lock);
       const blocker = await other.lease(key("closed too", fresh));
       const waiting = own.lease(key("closed too", fresh), { wait: patience });

@@ -6,7 +6,6 @@ import { ours } from "../../core/beside.ts";
 import type { Connection, Database, Isolation } from "../../core/database.ts";
 import { withConnection } from "../../core/errand.ts";
 import { UnsupportedError, UsageError } from "../../core/errors.ts";
-import type { Leases } from "../../core/leases.ts";
 import type { Kept, Wire } from "../../core/wire.ts";
 import type { Stage } from "./actor.ts";
 import { diagnose } from "./anomaly.ts";
@@ -56,6 +55,8 @@ export interface ExploreOptions {
    * actor is enough.
    */
   readonly faults?: readonly FaultKind[];
+  /** That of the actors' instances, if they have chosen one: where the leases are that run out. */
+  readonly schema?: string;
   /** Tries all of it at each of these levels. By default the transactions run at their own. */
   readonly isolation?: Isolation | readonly Isolation[];
   /** False: also orders in which only statements that do not touch each other have changed places. Default true. */
@@ -169,7 +170,7 @@ async function inThreads(
   const threads = new Threads(
     names,
     names.map((each) => actors[each] as ThreadActor),
-    db && (() => expired(db as Database<unknown, Connection>)),
+    db && (() => expired(db as Database<unknown, Connection>, scenario)),
   );
   try {
     await ends(threads.ready(), "the import of the actors' modules", importMs);
@@ -184,19 +185,34 @@ async function inThreads(
   }
 }
 
-/** All leases, as if nobody had renewed them. */
-async function expire(leases: Leases<Connection>, connection: Connection): Promise<void> {
-  for (const lease of await leases.list(connection, {})) await leases.release(connection, lease, 0);
+/** Ends all leases, as if nobody had renewed them. Undefined: there are none. */
+function expiry(
+  { engine }: Database<unknown, Connection>,
+  { schema }: Pick<ExploreOptions, "schema">,
+): ((connection: Connection) => Promise<void>) | undefined {
+  const chosen = schema === undefined ? undefined : engine.named?.(schema);
+  const { leases } = chosen?.engine ?? engine;
+  return (
+    leases &&
+    (async (given) => {
+      const connection = chosen ? chosen.on(given) : given;
+      for (const lease of await leases.list(connection, {})) await leases.release(connection, lease, 0);
+    })
+  );
 }
 
-async function expired(database: Database<unknown, Connection>): Promise<void> {
-  const { leases } = database.engine;
-  if (leases) await ours(() => withConnection({ database }, (connection) => expire(leases, connection)));
+async function expired(
+  database: Database<unknown, Connection>,
+  options: Pick<ExploreOptions, "schema">,
+): Promise<void> {
+  const expire = expiry(database, options);
+  if (expire) await ours(() => withConnection({ database }, expire));
 }
 
 async function onSockets(name: string, scenario: Scenario, names: readonly string[]): Promise<Exploration> {
   const database = scenario.db as Database<unknown, Connection>;
-  const { wire, leases } = database.engine;
+  const { wire } = database.engine;
+  const expire = expiry(database, scenario);
   if (!wire) throw new UnsupportedError(`explore: statements cannot be held back on ${database.engine.name}`);
   return onServer(database, async (errand) => {
     const related = await errand((connection) => wire.related(connection));
@@ -207,9 +223,7 @@ async function onSockets(name: string, scenario: Scenario, names: readonly strin
       waiting: (sessions) => errand((connection) => wire.waiting(connection, sessions)),
       describe: (sessions) => errand((connection) => wire.describe(connection, sessions)),
       cancel: (sessions) => errand((connection) => wire.cancel(connection, sessions)),
-      ...(leases && {
-        expire: () => errand((connection) => expire(leases, connection)),
-      }),
+      ...(expire && { expire: () => errand(expire) }),
       marked: (mark) => errand(async (connection) => wire.autocommit.marked?.(connection, mark)),
     };
     const work = names.map((each) => scenario.actors[each] as () => Promise<unknown>);
