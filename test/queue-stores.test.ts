@@ -42,7 +42,7 @@ afterAll(async () => {
 
 beforeEach(({ skip }) => skip(why !== undefined, why));
 
-type Store = NonNullable<Database<unknown, SqlConnection>["engine"]["queues"]>;
+type Store = Extract<Database<unknown, SqlConnection>["engine"]["queues"], { claim: unknown }>;
 
 const tables = [
   "",

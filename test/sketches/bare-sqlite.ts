@@ -4,7 +4,7 @@
  * else wants to be asks again.
  */
 import { DatabaseSync, type SQLInputValue } from "node:sqlite";
-import { type Capabilities, unsupported } from "../../packages/holdfast/src/core/capabilities.ts";
+import { type Probed, unsupported } from "../../packages/holdfast/src/core/capabilities.ts";
 import type {
   Database,
   Engine,
@@ -125,10 +125,14 @@ export function bareSqlite(patterns: Partial<Engine<SqlConnection>>, tables: rea
     ],
   };
   const engine: Engine<SqlConnection> = {
+    quotas: gap,
+    stock: gap,
+    queues: gap,
+    schedules: gap,
+    audit: gap,
     ...patterns,
     name: "bare sqlite",
-    async probe(): Promise<Capabilities> {
-      const has = (store: unknown) => (store ? true : gap);
+    async probe(): Promise<Probed> {
       return {
         engine: "bare sqlite",
         flavour: "SQLite",
@@ -146,11 +150,6 @@ export function bareSqlite(patterns: Partial<Engine<SqlConnection>>, tables: rea
         wake: gap,
         versions: gap,
         once: gap,
-        quotas: has(patterns.quotas),
-        stock: has(patterns.stocks),
-        queues: has(patterns.queues),
-        schedules: has(patterns.schedules),
-        audit: has(patterns.audits),
         savepoints: true,
         lockIsolation: ["serializable", "read committed"],
         lockFirstIsolation: [],

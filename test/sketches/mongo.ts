@@ -3,7 +3,7 @@
  * that the transaction writes to. The server does not let a second writer wait: it ends that transaction at once, so
  * the waiting is done here, with a new transaction each time. Hence a lock that is had is never older than a snapshot.
  */
-import { type Capabilities, unsupported } from "../../packages/holdfast/src/core/capabilities.ts";
+import { type Probed, unsupported } from "../../packages/holdfast/src/core/capabilities.ts";
 import type {
   Connection,
   Database,
@@ -70,7 +70,12 @@ async function take({ touch }: MongoConnection, locks: readonly LockRequest[]): 
 
 const mongoEngine = {
   name: "mongo",
-  async probe(connection, { client }): Promise<Capabilities> {
+  quotas: unsupported("not sketched"),
+  stock: unsupported("not sketched"),
+  queues: unsupported("not sketched"),
+  schedules: unsupported("not sketched"),
+  audit: unsupported("not sketched"),
+  async probe(connection, { client }): Promise<Probed> {
     return {
       engine: "mongo",
       flavour: "mongo",
@@ -87,11 +92,6 @@ const mongoEngine = {
       wake: unsupported("not sketched"),
       versions: unsupported("not sketched"),
       once: unsupported("not sketched"),
-      quotas: unsupported("not sketched"),
-      stock: unsupported("not sketched"),
-      queues: unsupported("not sketched"),
-      schedules: unsupported("not sketched"),
-      audit: unsupported("not sketched"),
       savepoints: unsupported("not sketched"),
       granularity: "key",
       // Whatever is asked for, transactions here read a snapshot, which is stricter than the first.

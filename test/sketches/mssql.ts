@@ -3,7 +3,7 @@
  * hints stand inside FROM, savepoints cannot be released, locks are taken by a procedure that answers with a number,
  * and what the client hands out is a transaction, which is no connection: requests are made of it.
  */
-import { type Capabilities, unsupported } from "../../packages/holdfast/src/core/capabilities.ts";
+import { type Probed, unsupported } from "../../packages/holdfast/src/core/capabilities.ts";
 import type {
   Database,
   Engine,
@@ -84,7 +84,12 @@ async function lock(connection: MssqlConnection, { locks, wait }: LockCall): Pro
 
 const mssqlEngine = {
   name: "mssql",
-  async probe(connection, { client, cancel }): Promise<Capabilities> {
+  quotas: unsupported("not sketched"),
+  stock: unsupported("not sketched"),
+  queues: unsupported("not sketched"),
+  schedules: unsupported("not sketched"),
+  audit: unsupported("not sketched"),
+  async probe(connection, { client, cancel }): Promise<Probed> {
     const question = sql`SELECT SERVERPROPERTY('ProductMajorVersion') AS major`;
     const major = Number((await connection.query(question)).rows[0]?.["major"]);
     if (!(major >= 15))
@@ -105,11 +110,6 @@ const mssqlEngine = {
       wake: unsupported("not sketched"),
       versions: unsupported("not sketched"),
       once: unsupported("not sketched"),
-      quotas: unsupported("not sketched"),
-      stock: unsupported("not sketched"),
-      queues: unsupported("not sketched"),
-      schedules: unsupported("not sketched"),
-      audit: unsupported("not sketched"),
       savepoints: true,
       granularity: "key",
       lockIsolation: ["read committed"],

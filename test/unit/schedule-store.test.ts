@@ -31,11 +31,11 @@ const unused = () => {
 /** A client of PostgreSQL with the generic stores. */
 function generic(pool: Pool): Database<unknown, SqlConnection> {
   const database = fromPg(pool) as unknown as Database<unknown, SqlConnection>;
-  const stores = { schedules: scheduleStore(storeDialect), audits: auditStore(storeDialect) };
+  const stores = { schedules: scheduleStore(storeDialect), audit: auditStore(storeDialect) };
   return { ...database, engine: { ...database.engine, ...stores } };
 }
 
-const bare = bareSqlite({ schedules: scheduleStore(bareDialect), audits: auditStore(bareDialect) }, [
+const bare = bareSqlite({ schedules: scheduleStore(bareDialect), audit: auditStore(bareDialect) }, [
   ...scheduleTables,
   ...auditTables,
 ]);

@@ -364,7 +364,7 @@ class Trial {
   hint = "";
 
   constructor(database: Database<PoolClient, SqlConnection>, client: PoolClient, player: Player) {
-    this.store = database.engine.stocks as StockStore<SqlConnection>;
+    this.store = database.engine.stock as StockStore<SqlConnection>;
     this.client = client;
     this.connection = database.join(client);
     this.player = player;

@@ -26,7 +26,7 @@ const cases = conformance().filter(({ suite }) => suite === "stock");
 function openGeneric(connectionString: string): ConformanceSite {
   return siteOf(connectionString, (database) => ({
     ...database,
-    engine: { ...database.engine, stocks: stockStore(storeDialect) },
+    engine: { ...database.engine, stock: stockStore(storeDialect) },
   }));
 }
 
@@ -60,7 +60,7 @@ function siteOf(
 
 /** SQLite waits in this thread, where nobody can end a transaction meanwhile: one connection at a time, for all. */
 function openSqlite(file: string, line: { last: Promise<void> }): ConformanceSite {
-  const database = fromBareSqlite(file, bareSqlite({ stocks: stockStore(dialect) }, stockTables));
+  const database = fromBareSqlite(file, bareSqlite({ stock: stockStore(dialect) }, stockTables));
   const { engine } = database as unknown as Database;
   const one: Database = {
     ...(database as unknown as Database),

@@ -1,7 +1,8 @@
 /** Changes that people make by hand leave a trace: `audited(hf, { action, target, actor }, work)`. */
 import { placeOf, send } from "../core/calls.ts";
+import { require } from "../core/capabilities.ts";
 import type { Connection } from "../core/database.ts";
-import { UnsupportedError, UsageError, message } from "../core/errors.ts";
+import { UsageError, message } from "../core/errors.ts";
 import { checkJson, checkRows, checkText, checkWhole, optionalText } from "../core/input.ts";
 import { checkNames } from "../core/options.ts";
 import { type Home, homeOf } from "../core/scope.ts";
@@ -45,9 +46,7 @@ const longestResult = 100_000;
 const longestError = 4000;
 
 function storeOf(home: Home<unknown, Connection>): Audits<Connection> {
-  const { engine } = home.database;
-  if (!engine.audits) throw new UnsupportedError(`audit: ${engine.name} does not keep an audit yet`);
-  return engine.audits;
+  return require(home.database.engine.audit, "audit");
 }
 
 /**

@@ -1,5 +1,6 @@
 import { randomUUID } from "node:crypto";
 import { isSupported } from "./capabilities.ts";
+import type { Leases } from "./leases.ts";
 import type { Connection } from "./database.ts";
 import { withConnection } from "./errand.ts";
 import { apart } from "./inside.ts";
@@ -140,9 +141,15 @@ export class Bell<Native, C extends Connection> {
     line.ended = apart(run);
   }
 
+  /** Who tells, and on which channel. */
+  #source(): Pick<Leases<C>, "channel" | "ring"> | undefined {
+    const source = this.#home.database.engine[this.#of];
+    return source && isSupported(source) ? source : undefined;
+  }
+
   async #connect(signal: AbortSignal): Promise<boolean> {
     const { database } = this.#home;
-    const { channel, ring } = database.engine[this.#of] ?? {};
+    const { channel, ring } = this.#source() ?? {};
     const { wake } = this.#home.known() ?? (await this.#home.capabilities());
     if (!database.listen || channel === undefined || !ring || !isSupported(wake)) return false;
     await within(
@@ -154,7 +161,7 @@ export class Bell<Native, C extends Connection> {
 
   /** Whether what we send comes back to us. */
   async #test(signal: AbortSignal): Promise<boolean> {
-    const source = this.#home.database.engine[this.#of];
+    const source = this.#source();
     const payload = `test ${randomUUID()}`;
     const ear = this.ear(payload);
     try {

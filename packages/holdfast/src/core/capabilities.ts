@@ -126,6 +126,32 @@ export interface Capabilities {
   readonly details?: Readonly<Record<string, boolean | string>>;
 }
 
+/** Those that an engine has a store for, or a reason why not. */
+export const patterns = ["quotas", "stock", "queues", "schedules", "audit"] as const;
+export type Pattern = (typeof patterns)[number];
+
+/** What a server says of itself. Of patterns only what this one does not allow, although the engine has them. */
+export type Probed = Omit<Capabilities, Pattern> & { readonly [name in Pattern]?: Unsupported | undefined };
+
+/** With what follows from the engine's stores. */
+export function withPatterns(
+  probed: Probed,
+  stores: { readonly [name in Pattern]: Support<object> },
+): Capabilities {
+  const support = (name: Pattern): Support => {
+    const store = stores[name];
+    return isSupported(store) ? (probed[name] ?? true) : store;
+  };
+  return {
+    ...probed,
+    quotas: support("quotas"),
+    stock: support("stock"),
+    queues: support("queues"),
+    schedules: support("schedules"),
+    audit: support("audit"),
+  };
+}
+
 /** What each of them means, in a sentence: for whoever prints the table, and for the documentation. */
 export const capabilityMeanings: Readonly<Record<keyof Capabilities, string>> = {
   engine: "the family",

@@ -1,6 +1,6 @@
 /** What an instance and all others have in common: found at its first use, and looked at again from time to time. */
 import { type Agreed, type AgreedRead, type Agreements, trustMs } from "./agreed.ts";
-import type { Capabilities, Strategy, Unsupported } from "./capabilities.ts";
+import { type Capabilities, type Strategy, type Unsupported, withPatterns } from "./capabilities.ts";
 import type { Connection, Database } from "./database.ts";
 import { NoConnectionError, ShardMapError, StrategyError } from "./errors.ts";
 import { withConnection } from "./errand.ts";
@@ -80,7 +80,7 @@ export class Common {
     const { engine, traits } = this.#database;
     const { agreements } = engine;
     const asked = performance.now();
-    let facts = this.#found ?? (await engine.probe(connection, traits, this.#wish));
+    let facts = this.#found ?? withPatterns(await engine.probe(connection, traits, this.#wish), engine);
     let until = Infinity;
     let refusal: StrategyError | ShardMapError | undefined;
     if (agreements) {
@@ -122,7 +122,7 @@ export class Common {
     if (strategy.value === facts.transactionLocks) return facts;
     // As everybody does, unless it was told otherwise.
     const { engine, traits } = this.#database;
-    return engine.probe(connection, traits, strategy.value as Strategy);
+    return withPatterns(await engine.probe(connection, traits, strategy.value as Strategy), engine);
   }
 
   #refuse({ value, next }: Agreed): void {

@@ -5,7 +5,7 @@
  */
 import type { Agreements } from "./agreed.ts";
 import type { Audits } from "../audit/store.ts";
-import type { Capabilities, Strategy } from "./capabilities.ts";
+import type { Capabilities, Probed, Strategy, Support } from "./capabilities.ts";
 import type { Holder } from "./errors.ts";
 import type { LockView } from "./inspect.ts";
 import type { LockRequest } from "./key.ts";
@@ -337,7 +337,7 @@ export interface Engine<C extends Connection = Connection> {
    */
   named?(schema: string): NamedEngine<C> | undefined;
   /** Asks the server once what it is and can do; refuses servers below the minimum, and a strategy it does not have. */
-  probe(connection: C, traits: ClientTraits, wish?: Strategy): Promise<Capabilities>;
+  probe(connection: C, traits: ClientTraits, wish?: Strategy): Promise<Probed>;
   /** BEGIN, deadline and locks, in as few round trips as the client allows. Not granted: the caller rolls back. */
   begin(connection: C, open: Open): Promise<Grant & { begun?: Begun }>;
   /**
@@ -374,11 +374,12 @@ export interface Engine<C extends Connection = Connection> {
   readonly tables?: Tables<C>;
   readonly leases?: Leases<C>;
   readonly replay?: Replay<C>;
-  readonly quotas?: Quotas<C>;
-  readonly queues?: QueueStore<C>;
-  readonly stocks?: StockStore<C>;
-  readonly schedules?: Schedules<C>;
-  readonly audits?: Audits<C>;
+  /** What it keeps for each pattern, or why it does not: the capabilities say the same. */
+  readonly quotas: Support<Quotas<C>>;
+  readonly stock: Support<StockStore<C>>;
+  readonly queues: Support<QueueStore<C>>;
+  readonly schedules: Support<Schedules<C>>;
+  readonly audit: Support<Audits<C>>;
   /** Absent where there is nothing that processes could disagree on: one way to keep locks, and no shards with patterns. */
   readonly agreements?: Agreements<C>;
   /** What became of a transaction whose connection died during COMMIT. */

@@ -1,6 +1,6 @@
 /** How locks of a database are kept, for everybody who uses it; and the one way to change that. */
 import { type Agreed, type Agreements, trustMs } from "../core/agreed.ts";
-import { type Strategy, strategies } from "../core/capabilities.ts";
+import { type Strategy, require, strategies } from "../core/capabilities.ts";
 import type { Connection } from "../core/database.ts";
 import { withConnection } from "../core/errand.ts";
 import { presenting } from "../core/present.ts";
@@ -90,9 +90,10 @@ export async function changeStrategy(
   checkSignal(signal);
   signal?.throwIfAborted();
   const { engine, traits } = home.database;
-  const { agreements, audits } = engine;
-  if (!agreements || !audits)
+  const { agreements } = engine;
+  if (!agreements)
     throw new UnsupportedError(`changeStrategy: on ${engine.name} there is one way to keep locks`);
+  const audits = require(engine.audit, "changeStrategy");
   const on = <T>(work: (connection: Connection) => Promise<T>) =>
     presenting(home.database, ["changeStrategy"], () => withConnection(home, work));
   // Refuses what this server does not have.

@@ -2,8 +2,9 @@
 import { Batcher } from "../batch/batcher.ts";
 import { Bell } from "../core/bell.ts";
 import { type About, type CallOptions, type Place, placeOf, send } from "../core/calls.ts";
+import { require } from "../core/capabilities.ts";
 import type { Connection } from "../core/database.ts";
-import { NoConnectionError, UnsupportedError } from "../core/errors.ts";
+import { NoConnectionError } from "../core/errors.ts";
 import { Silence, within } from "../core/interrupt.ts";
 import { rolledBack } from "../core/retry.ts";
 import { type Home, detached, homeOf } from "../core/scope.ts";
@@ -60,9 +61,7 @@ export class Desk {
   }
 
   get store(): QueueStore<Connection> {
-    const { engine } = this.home.database;
-    if (!engine.queues) throw new UnsupportedError(`queue: ${engine.name} does not have queues yet`);
-    return engine.queues;
+    return require(this.home.database.engine.queues, "queue");
   }
 
   /** Of workers: by itself, and not again if it may have been done. `anyway`: it finds what it did before. */

@@ -2,8 +2,8 @@
 import { Batcher } from "../batch/batcher.ts";
 import { Remembered } from "../batch/remembered.ts";
 import { type About, type CallOptions, type Sent, placeOf, send } from "../core/calls.ts";
+import { require } from "../core/capabilities.ts";
 import type { Connection } from "../core/database.ts";
-import { UnsupportedError } from "../core/errors.ts";
 import { type Home, homeOf } from "../core/scope.ts";
 import type { How } from "../core/store.ts";
 import type { Bucket, Definition, Late, Quotas, Use, Verdict } from "./store.ts";
@@ -58,9 +58,7 @@ export class Desk {
   }
 
   get store(): Quotas<Connection> {
-    const { engine } = this.home.database;
-    if (!engine.quotas) throw new UnsupportedError(`quota: ${engine.name} does not have quotas yet`);
-    return engine.quotas;
+    return require(this.home.database.engine.quotas, "quota");
   }
 
   /** All of these or none, of one call. */

@@ -1,6 +1,6 @@
 import { placeOf, send } from "../core/calls.ts";
 import type { Connection } from "../core/database.ts";
-import { UnsupportedError } from "../core/errors.ts";
+import { require } from "../core/capabilities.ts";
 import { checkRows, checkText, checkTexts } from "../core/input.ts";
 import { checkNames } from "../core/options.ts";
 import { homeOf } from "../core/scope.ts";
@@ -27,8 +27,7 @@ async function ask<T>(
   work: (store: Schedules<Connection>["administration"], connection: Connection, how: How) => Soon<T>,
 ): Promise<T> {
   const home = homeOf(hf, call);
-  const { schedules: store, name } = home.database.engine;
-  if (!store) throw new UnsupportedError(`${call}: ${name} does not keep schedules yet`);
+  const store = require(home.database.engine.schedules, call);
   return send(home, placeOf(home, {}, call), { names: [call] }, async (connection, how) =>
     work(store.administration, connection, how),
   );

@@ -1,9 +1,10 @@
 import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
 import { placeOf, send, waitedInVain } from "../core/calls.ts";
+import { require } from "../core/capabilities.ts";
 import type { Connection } from "../core/database.ts";
 import { errandMs } from "../core/errand.ts";
-import { UnsupportedError, UsageError, message } from "../core/errors.ts";
+import { UsageError, message } from "../core/errors.ts";
 import { emit, traced } from "../core/events.ts";
 import { checkMoment, checkText, longestName, shown as shownValue } from "../core/input.ts";
 import { made } from "../core/made.ts";
@@ -258,9 +259,7 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   get store(): Schedules<Connection> {
-    const { engine } = this.home.database;
-    if (!engine.schedules) throw new UnsupportedError(`schedule: ${engine.name} does not keep schedules yet`);
-    return engine.schedules;
+    return require(this.home.database.engine.schedules, "schedule");
   }
 
   /** Nobody is waited for longer: what is asked for can be asked for again. */

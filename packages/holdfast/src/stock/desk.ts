@@ -3,8 +3,8 @@ import { Batcher } from "../batch/batcher.ts";
 import { Remembered } from "../batch/remembered.ts";
 import type { Repeats } from "../batch/repeats.ts";
 import { type About, type CallOptions, type Sent, placeOf, send } from "../core/calls.ts";
+import { require } from "../core/capabilities.ts";
 import type { Connection } from "../core/database.ts";
-import { UnsupportedError } from "../core/errors.ts";
 import { type Home, homeOf } from "../core/scope.ts";
 import type { How, Soon } from "../core/store.ts";
 import { sameLines, spotName } from "./domain.ts";
@@ -58,9 +58,7 @@ export class Desk {
   }
 
   get store(): StockStore<Connection> {
-    const { engine } = this.home.database;
-    if (!engine.stocks) throw new UnsupportedError(`stock: ${engine.name} does not have stock yet`);
-    return engine.stocks;
+    return require(this.home.database.engine.stock, "stock");
   }
 
   order(call: Call, options: CallOptions): Promise<Verdict> {

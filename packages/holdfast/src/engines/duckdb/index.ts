@@ -1,3 +1,4 @@
+import { unsupported } from "../../core/capabilities.ts";
 import type { Engine } from "../../core/database.ts";
 import { namedConnection, prefixNames } from "../../core/names.ts";
 import { type DuckdbConnection, dialect } from "./dialect.ts";
@@ -23,6 +24,15 @@ export const duckdb: Engine<DuckdbConnection> = {
   tables,
   leases,
   replay,
+  quotas: unsupported("they are kept on PostgreSQL only, for now; take a lock and add up your own rows"),
+  stock: unsupported("it is kept on PostgreSQL only, for now; tx.rows locks rows of your own"),
+  queues: unsupported(
+    "they are kept on PostgreSQL only, for now; tx.rows takes the next row that nobody has",
+  ),
+  schedules: unsupported(
+    "they are kept on PostgreSQL only, for now; hf.tryLock runs a job in one instance at a time",
+  ),
+  audit: unsupported("it is kept on PostgreSQL only, for now"),
   holders,
   inspect,
   async query(connection, statement) {

@@ -1,4 +1,4 @@
-import { type Capabilities, type Strategy, unsupported } from "../../core/capabilities.ts";
+import { type Probed, type Strategy, unsupported } from "../../core/capabilities.ts";
 import type { ClientTraits } from "../../core/database.ts";
 import { ServerTooOldError, UnsupportedError } from "../../core/errors.ts";
 import { sql } from "../../core/sql.ts";
@@ -9,7 +9,7 @@ export async function probe(
   connection: DuckdbConnection,
   { client }: ClientTraits,
   wish?: Strategy,
-): Promise<Capabilities> {
+): Promise<Probed> {
   if (wish !== undefined && wish !== "lock row")
     throw new UnsupportedError(`strategy "${wish}": here locks are "lock row"`);
   const [row] = (await connection.query(sql`SELECT version() AS version`)).rows;
@@ -37,13 +37,6 @@ export async function probe(
     wake: unsupported("nothing needs to be told: those who wait are all in this process, and woken there"),
     versions: true,
     once: true,
-    quotas: unsupported("they are kept on PostgreSQL only, for now; take a lock and add up your own rows"),
-    stock: unsupported("it is kept on PostgreSQL only, for now"),
-    queues: unsupported("they are kept on PostgreSQL only, for now"),
-    schedules: unsupported(
-      "they are kept on PostgreSQL only, for now; hf.tryLock runs a job in one instance at a time",
-    ),
-    audit: unsupported("it is kept on PostgreSQL only, for now"),
     savepoints: unsupported(noSavepoints),
     // Whichever is asked for, it is a snapshot; a lock that is granted is not newer than it.
     lockIsolation: ["read committed", "repeatable read"],

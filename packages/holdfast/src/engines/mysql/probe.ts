@@ -1,4 +1,4 @@
-import { type Capabilities, type Strategy, unsupported } from "../../core/capabilities.ts";
+import { type Probed, type Strategy, unsupported } from "../../core/capabilities.ts";
 import type { ClientTraits, Isolation, SqlConnection } from "../../core/database.ts";
 import { ReplicaError, ServerTooOldError, UnsupportedError, UsageError } from "../../core/errors.ts";
 import { sql } from "../../core/sql.ts";
@@ -43,7 +43,7 @@ export async function probe(
   connection: SqlConnection,
   traits: ClientTraits,
   wish?: Strategy,
-): Promise<Capabilities> {
+): Promise<Probed> {
   if (wish !== undefined && wish !== "lock row")
     throw new UnsupportedError(`strategy "${wish}": here locks of a transaction are "lock row"`);
   const [row] = (
@@ -94,13 +94,6 @@ export async function probe(
     wake: noWake,
     versions: true,
     once: cluster?.locks ?? true,
-    quotas: unsupported("they are kept on PostgreSQL only, for now; take a lock and add up your own rows"),
-    stock: unsupported("it is kept on PostgreSQL only, for now"),
-    queues: unsupported("they are kept on PostgreSQL only, for now"),
-    schedules: unsupported(
-      `they are kept on PostgreSQL only, for now${cluster ? "" : "; hf.tryLock runs a job in one instance at a time"}`,
-    ),
-    audit: unsupported("it is kept on PostgreSQL only, for now"),
     savepoints: true,
     granularity: "key",
     lockIsolation: levels,

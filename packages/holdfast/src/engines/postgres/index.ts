@@ -50,9 +50,9 @@ export const postgres: Engine<SqlConnection> = {
   replay,
   quotas,
   queues,
-  stocks,
+  stock: stocks,
   schedules,
-  audits,
+  audit: audits,
   agreements,
   outcome,
   holders,
@@ -77,6 +77,6 @@ function engineIn(names: Names): Engine<SqlConnection> {
     migrations: migrationsIn(names),
     leases: { ...leases, channel: names.label(leaseChannel) },
     queues: { ...queues, channel: names.label(queueChannel) },
-    stocks: { ...stocks, ownTables: { ...ownTables, guard: (book) => guardIn(names, book) } },
+    stock: { ...stocks, ownTables: { ...ownTables, guard: (book) => guardIn(names, book) } },
   };
 }

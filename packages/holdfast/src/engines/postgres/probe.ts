@@ -1,4 +1,4 @@
-import { type Capabilities, type Strategy, type Unsupported, unsupported } from "../../core/capabilities.ts";
+import { type Probed, type Strategy, type Unsupported, unsupported } from "../../core/capabilities.ts";
 import type { ClientTraits, Isolation, Result, SqlConnection } from "../../core/database.ts";
 import { ReplicaError, ServerTooOldError, UnsupportedError } from "../../core/errors.ts";
 import { Silence, within } from "../../core/interrupt.ts";
@@ -30,7 +30,7 @@ export async function probe(
   connection: SqlConnection,
   traits: ClientTraits,
   wish?: Strategy,
-): Promise<Capabilities> {
+): Promise<Probed> {
   if (wish !== undefined && wish !== "transaction advisory" && wish !== "lock row")
     throw new UnsupportedError(`strategy "${wish}": here locks are "transaction advisory" or "lock row"`);
   const [row] = (await connection.query(question)).rows;
@@ -97,11 +97,6 @@ export async function probe(
       ),
     versions: true,
     once: true,
-    quotas: true,
-    stock: true,
-    queues: true,
-    schedules: true,
-    audit: true,
     savepoints: true,
     granularity: traits.embedded ? "database" : "key",
     lockIsolation: ["read committed"],

@@ -1,3 +1,4 @@
+import { unsupported } from "../../core/capabilities.ts";
 import type { Engine } from "../../core/database.ts";
 import { namedConnection, prefixNames } from "../../core/names.ts";
 import { begin, end, lock, savepoint } from "./begin.ts";
@@ -22,6 +23,15 @@ export const sqlite: Engine<SqliteConnection> = {
   tables,
   leases,
   replay,
+  quotas: unsupported("they are kept on PostgreSQL only, for now; take a lock and add up your own rows"),
+  stock: unsupported("it is kept on PostgreSQL only, for now; tx.rows locks rows of your own"),
+  queues: unsupported(
+    "they are kept on PostgreSQL only, for now; tx.rows takes the next row that nobody has",
+  ),
+  schedules: unsupported(
+    "they are kept on PostgreSQL only, for now; hf.tryLock runs a job in one instance at a time",
+  ),
+  audit: unsupported("it is kept on PostgreSQL only, for now"),
   inspect,
   query: (connection, statement) => connection.query(statement),
   classify,

@@ -1,4 +1,4 @@
-import { type Capabilities, type Strategy, unsupported } from "../../core/capabilities.ts";
+import { type Probed, type Strategy, unsupported } from "../../core/capabilities.ts";
 import type { ClientTraits, Isolation } from "../../core/database.ts";
 import { ServerTooOldError, UnsupportedError } from "../../core/errors.ts";
 import { sql } from "../../core/sql.ts";
@@ -12,7 +12,7 @@ export async function probe(
   connection: SqliteConnection,
   { client, single, embedded, cancel }: ClientTraits,
   wish?: Strategy,
-): Promise<Capabilities> {
+): Promise<Probed> {
   if (wish !== undefined && wish !== "database write lock")
     throw new UnsupportedError(`strategy "${wish}": here the lock of every key is the "database write lock"`);
   const [row] = (
@@ -52,13 +52,6 @@ export async function probe(
     ),
     versions: true,
     once: true,
-    quotas: unsupported("they are kept on PostgreSQL only, for now; take a lock and add up your own rows"),
-    stock: unsupported("it is kept on PostgreSQL only, for now"),
-    queues: unsupported("they are kept on PostgreSQL only, for now"),
-    schedules: unsupported(
-      "they are kept on PostgreSQL only, for now; hf.tryLock runs a job in one instance at a time",
-    ),
-    audit: unsupported("it is kept on PostgreSQL only, for now"),
     savepoints: true,
     granularity: "database",
     // Whatever is asked for, transactions here are serializable, which is stricter.

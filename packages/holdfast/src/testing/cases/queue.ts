@@ -1,5 +1,5 @@
 /** Queues, by example: through the public doors, and where a worker must die or an answer be lost, by the store's contract. */
-import { isSupported } from "../../core/capabilities.ts";
+import { type Unsupported, isSupported } from "../../core/capabilities.ts";
 import type { Connection, Database } from "../../core/database.ts";
 import { withConnection } from "../../core/errand.ts";
 import { UnsupportedError } from "../../core/errors.ts";
@@ -20,7 +20,7 @@ import type { ConformanceCase, Ground } from "../ground.ts";
 import { Gate, assert, sql, suite, table } from "./support.ts";
 
 type Run = ConformanceCase["run"];
-type Store = NonNullable<Database["engine"]["queues"]>;
+type Store = Exclude<Database["engine"]["queues"], Unsupported>;
 type Settings = Parameters<Store["open"]>[2];
 
 /** Where there are no queues, jobs are refused. */
