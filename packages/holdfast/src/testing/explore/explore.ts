@@ -322,6 +322,8 @@ export class Explorer {
   #faulted = 0;
   /** What everybody did when the time was over in the middle of a run. */
   #cut: string | undefined;
+  /** Actors that have done nothing for a while, again and again. */
+  readonly #sleepers = new Set<number>();
 
   constructor(
     name: string,
@@ -623,6 +625,9 @@ export class Explorer {
       const run = await this.#try(plan);
       // Where the server decides whom it ends, it may take some trying.
       if (run.diverted && again < 4) continue;
+      // A machine that stands still for a moment looks like an actor that does: thrice is a habit.
+      if (again < 2 && [...run.slept].some((actor) => !this.#sleepers.has(actor))) continue;
+      for (const actor of run.slept) this.#sleepers.add(actor);
       const found =
         run.strayed === undefined ? search?.strange(run, this.#names) : { what: run.strayed, same: true };
       const strange = found?.what;
