@@ -31,9 +31,15 @@ function* nodes(plan: Node): Generator<Node> {
 const delayed = 1_000_000;
 const dead = 300_000;
 /** Of a claim of ten jobs, with their rows and index entries. What grows with the tables has thousands. */
-const few = 1500;
+const few = 800;
 
-describe.each(["postgres", "postgresOld"] as const)("on %s", (server) => {
+describe.each(
+  (["postgres", "postgresOld"] as const).flatMap((server) => [
+    { server, statistics: "of before" as const },
+    // With what was deleted still there, the tables are long, and pass for empty.
+    { server, statistics: "of a vacuum" as const },
+  ]),
+)("on $server, statistics $statistics", ({ server, statistics }) => {
   const why = unavailable(server);
   let database: TestDatabase;
   let pool: Pool;
@@ -83,6 +89,30 @@ describe.each(["postgres", "postgresOld"] as const)("on %s", (server) => {
         SELECT ${full}, ${row}, clock_timestamp() - interval '1 hour', '1' FROM generate_series(1, ${dead / 3})`,
     );
     await pool.query(`DELETE FROM holdfast.queue_delayed WHERE run_at < clock_timestamp()`);
+    for (const [table, columns, values] of [
+      [
+        "queue_grouped",
+        "queue, priority, attempt, id, at, grp, payload",
+        `${full}, 0, 0, n, now(), 'a' || n, '1'`,
+      ],
+      // Of another queue: groups in turn means over those that are gone, too, while the snapshot is open.
+      ["queue_group", "queue, grp", `${full + 10}, 'a' || n`],
+      ["queue_key", "queue, key, job", `${full}, 'a' || n, n`],
+      ["queue_lease", "worker, queue, counted, size, jobs", `0, ${full}, false, 1, '[]'`],
+      ["queue_mark", "lease, place", "n, 0"],
+      [
+        "queue_failed",
+        "queue, id, priority, attempt, at, failed_at, payload, error",
+        `${full}, n, 0, 0, now(), now(), '1', ''`,
+      ],
+    ] as const) {
+      await pool.query(
+        `INSERT INTO holdfast.${table} (${columns}) SELECT ${values} FROM generate_series(1, ${dead / 3}) n`,
+      );
+      await pool.query(`DELETE FROM holdfast.${table}`);
+    }
+    // The autovacuum would do it at a time of its own.
+    if (statistics === "of a vacuum") await pool.query("VACUUM (ANALYZE)");
     gone = Number(await one("SELECT last_value AS value FROM holdfast.queue_job_id"));
   }, 180_000);
 

@@ -2,10 +2,9 @@
 import { existsSync } from "node:fs";
 import { readdir } from "node:fs/promises";
 import { join } from "node:path";
-import { Client } from "pg";
 import { type Command, startServer } from "../../packages/cli/src/server-process.ts";
 import { fetched } from "./mysql.ts";
-import type { StartedServer } from "./started-server.ts";
+import { type StartedServer, answersPg } from "./started-server.ts";
 
 export interface OdysseyOptions {
   readonly port: number;
@@ -61,16 +60,7 @@ database default {
 `;
       return { file, args: [...args, await place.write("odyssey.conf", config)] };
     },
-    async ready(port) {
-      const client = new Client({ connectionString: urlOf(port), connectionTimeoutMillis: 10_000 });
-      client.on("error", () => {});
-      await client.connect();
-      try {
-        await client.query("SELECT 1");
-      } finally {
-        await client.end();
-      }
-    },
+    ready: (port) => answersPg(urlOf(port)),
   });
   return { url: urlOf(started.port), stop: started.stop };
 }

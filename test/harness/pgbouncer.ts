@@ -1,10 +1,9 @@
 import { existsSync } from "node:fs";
 import { join } from "node:path";
-import { Client } from "pg";
 import type { EmbeddedPostgres } from "../../packages/cli/src/embedded.ts";
 import { startServer } from "../../packages/cli/src/server-process.ts";
 import type { DebianPackage } from "./debian.ts";
-import type { StartedServer } from "./started-server.ts";
+import { type StartedServer, answersPg } from "./started-server.ts";
 
 const PROGRAM = "/usr/sbin/pgbouncer";
 
@@ -48,16 +47,7 @@ export async function startPgbouncer(
       const file = await place.write("pgbouncer.ini", `${config.join("\n")}\n`);
       return { file: PROGRAM, args: [file] };
     },
-    async ready(port) {
-      const client = new Client({ connectionString: urlOf(port), connectionTimeoutMillis: 10_000 });
-      client.on("error", () => {});
-      await client.connect();
-      try {
-        await client.query("SELECT 1");
-      } finally {
-        await client.end();
-      }
-    },
+    ready: (port) => answersPg(urlOf(port)),
   });
   return { url: urlOf(server.port), stop: server.stop };
 }

@@ -1,10 +1,9 @@
 /** pgpool-II in front of a primary and its standby, as Debian's package sets it up: what only reads may go to the standby. */
 import { existsSync } from "node:fs";
 import { join } from "node:path";
-import { Client } from "pg";
 import { freePort, startServer } from "../../packages/cli/src/server-process.ts";
 import type { DebianPackage } from "./debian.ts";
-import type { StartedServer } from "./started-server.ts";
+import { type StartedServer, answersPg } from "./started-server.ts";
 
 const PROGRAM = "/usr/sbin/pgpool";
 
@@ -69,16 +68,7 @@ export async function startPgpool({
       const pcp = await place.write("pcp.conf", "");
       return { file: PROGRAM, args: ["-n", "-f", file, "-a", hba, "-F", pcp] };
     },
-    async ready(port) {
-      const client = new Client({ connectionString: urlOf(port), connectionTimeoutMillis: 10_000 });
-      client.on("error", () => {});
-      await client.connect();
-      try {
-        await client.query("SELECT 1");
-      } finally {
-        await client.end();
-      }
-    },
+    ready: (port) => answersPg(urlOf(port)),
   });
   return { url: urlOf(server.port), stop: server.stop };
 }

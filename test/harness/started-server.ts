@@ -1,3 +1,5 @@
+import { Client } from "pg";
+
 export interface StartedServer {
   url: string;
   stop: () => Promise<void>;
@@ -7,4 +9,16 @@ export interface StartedCluster {
   /** The address of each node's maintenance database. */
   readonly urls: readonly string[];
   readonly stop: () => Promise<void>;
+}
+
+/** What is in front of a server has started when a statement comes back through it. */
+export async function answersPg(url: string): Promise<void> {
+  const client = new Client({ connectionString: url, connectionTimeoutMillis: 10_000 });
+  client.on("error", () => {});
+  await client.connect();
+  try {
+    await client.query("SELECT 1");
+  } finally {
+    await client.end();
+  }
 }

@@ -82,7 +82,7 @@ export function whatNext(
   if (!inCheckout)
     return [
       ["npm install holdfast", "and its README: how to put it into your code"],
-      ["npx holdfast race --help", "find such a race in your own code"],
+      ["npx @holdfast/cli race --help", "find such a race in your own code"],
     ];
   const pages: Readonly<Record<RaceName, readonly [string, string]>> = {
     quota: ["docs/quota.md", "quotas and credits, in one round trip"],
@@ -95,6 +95,6 @@ export function whatNext(
     ["README.md", "how to put it into your code"],
     ["docs/choose.md", "a lock, a constraint, SERIALIZABLE: which one when"],
     ...only.map((name) => pages[name]),
-    ["npx holdfast race --help", "find such a race in your own code"],
+    ["docs/races.md", "find such a race in your own code"],
   ];
 }

@@ -26,6 +26,10 @@ const begun = sql.raw(protection.groupCounted ? "u.n" : "0");
  * With bitmaps it read and sorted all of 5,000 jobs to find the first (2.4 ms in place of 0.3). What is switched off costs
  * 1e10 if it is used all the same, and a server with JIT would compile such a plan for each call: 460 transactional jobs
  * a second in place of 3,300 on PostgreSQL 15.
+ *
+ * A table that was vacuumed while an old snapshot kept what is deleted passes for empty: whatever is joined with it would walk all of
+ * it instead, 3,400 blocks for each look at an empty queue. So what is looked up for each element of a list is a LATERAL subquery with
+ * OFFSET 0, or with its lock, which is not turned into a join, nor hashed; what is changed has been locked before, and is where it was.
  */
 const plans = sql.raw(
   "SET plan_cache_mode = force_generic_plan SET jit = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off SET enable_bitmapscan = off",
@@ -145,7 +149,7 @@ LANGUAGE plpgsql ${plans} AS $function$
 BEGIN
   INSERT INTO ${own("queue_group")} (queue, grp)
     SELECT q, u.g FROM (SELECT DISTINCT x.g COLLATE "C" AS g FROM unnest(grps) x (g) WHERE x.g IS NOT NULL) u
-    WHERE NOT EXISTS (SELECT FROM ${own("queue_group")} t WHERE t.queue = q AND t.grp = u.g)
+    WHERE NOT EXISTS (SELECT FROM ${own("queue_group")} t WHERE t.queue = q AND t.grp = u.g OFFSET 0)
     ORDER BY u.g ON CONFLICT DO NOTHING;
 END
 $function$`;
@@ -160,8 +164,8 @@ BEGIN
   IF cardinality(fresh) > 0 OR cardinality(back) > 0 THEN PERFORM ${own("queue_know")}(q, fresh || back); END IF;
   IF cardinality(back) > 0 THEN
     UPDATE ${own("queue_group")} t SET floor = NULL, floor_priority = NULL WHERE t.queue = q AND t.grp = ANY(ARRAY(
-      SELECT x.grp FROM ${own("queue_group")} x WHERE x.queue = q AND x.grp = ANY(back) AND x.floor IS NOT NULL
-      ORDER BY x.grp FOR NO KEY UPDATE));
+      SELECT t.grp FROM (SELECT DISTINCT x.g COLLATE "C" AS g FROM unnest(back) x (g) ORDER BY 1) u,
+        LATERAL (SELECT x.grp FROM ${own("queue_group")} x WHERE x.queue = q AND x.grp = u.g AND x.floor IS NOT NULL FOR NO KEY UPDATE) t));
   END IF;
 END
 $function$`;
@@ -226,7 +230,7 @@ BEGIN
     -- A job that is added at this moment may lose its group by this: the next look gives it a new one.
     DELETE FROM ${own("queue_group")} t WHERE t.queue = q AND t.grp = ANY(ARRAY(SELECT x.grp FROM ${own("queue_group")} x
       WHERE x.queue = q AND x.running = 0 AND x.since IS NULL AND x.next IS NULL
-        AND NOT EXISTS (SELECT FROM ${own("queue_grouped")} j WHERE j.queue = q AND j.grp = x.grp)
+        AND NOT EXISTS (SELECT FROM ${own("queue_grouped")} j WHERE j.queue = q AND j.grp = x.grp OFFSET 0)
       ORDER BY x.grp LIMIT 1000 FOR UPDATE SKIP LOCKED));
   END IF;
 END
@@ -358,7 +362,7 @@ BEGIN
     UNION ALL SELECT (SELECT t.grp FROM ${own("queue_grouped")} t WHERE t.queue = q AND t.grp > g.grp ORDER BY t.grp LIMIT 1)
     FROM g WHERE g.grp IS NOT NULL)
   SELECT g.grp FROM g
-    WHERE g.grp IS NOT NULL AND NOT EXISTS (SELECT FROM ${own("queue_group")} t WHERE t.queue = q AND t.grp = g.grp));
+    WHERE g.grp IS NOT NULL AND NOT EXISTS (SELECT FROM ${own("queue_group")} t WHERE t.queue = q AND t.grp = g.grp OFFSET 0));
 END
 $function$`;
 
@@ -413,7 +417,7 @@ BEGIN
             AND (s.group_most IS NULL OR t.running < s.group_most) AND (t.next IS NULL OR t.next <= moment OR
               -- The one that it waits for was thrown away.
               t.head IS NOT NULL AND NOT EXISTS (SELECT FROM ${own("queue_grouped")} h
-                WHERE h.queue = s.id AND h.grp = t.grp AND h.priority = t.head_priority AND h.id = t.head))
+                WHERE h.queue = s.id AND h.grp = t.grp AND h.priority = t.head_priority AND h.id = t.head OFFSET 0))
             ORDER BY t.grp LIMIT ceil((n - cardinality(places)) / share::float8)::int FOR NO KEY UPDATE SKIP LOCKED) x) g;
       EXIT WHEN names IS NULL;
       seen := seen + cardinality(names);
@@ -445,13 +449,15 @@ BEGIN
             floor_priority = CASE WHEN u.far THEN u.first ELSE t.floor_priority END,
             floor = CASE WHEN u.far THEN u.reached - ${margin} ELSE t.floor END
           FROM (SELECT x.*, x.n > 0 AND (x.floor IS NULL AND x.reached > ${margin} OR x.first = x.level AND x.reached > x.floor + ${margin} * 2) IS TRUE AS far
-            FROM unnest(names, counts, sinces, used, levels, floors, firsts, reached) x (grp, n, since, used, level, floor, first, reached)) u
-          WHERE t.queue = s.id AND t.grp = u.grp AND u.n > 0 AND (limited OR u.far);
+            FROM unnest(names, counts, sinces, used, levels, floors, firsts, reached) x (grp, n, since, used, level, floor, first, reached)) u,
+            LATERAL (SELECT x.ctid AS place FROM ${own("queue_group")} x WHERE x.queue = s.id AND x.grp = u.grp OFFSET 0) p
+          WHERE t.ctid = p.place AND u.n > 0 AND (limited OR u.far);
       END IF;
       -- A job that is added at this moment may lose its group by this: a later claim gives it a new one.
       IF 0 = ANY(counts) THEN
-        DELETE FROM ${own("queue_group")} t USING unnest(names, rooms, counts) u (grp, room, n)
-          WHERE t.queue = s.id AND t.grp = u.grp AND u.n = 0 AND u.room > 0 AND t.running = 0
+        DELETE FROM ${own("queue_group")} t USING unnest(names, rooms, counts) u (grp, room, n),
+            LATERAL (SELECT x.ctid AS place FROM ${own("queue_group")} x WHERE x.queue = s.id AND x.grp = u.grp OFFSET 0) p
+          WHERE t.ctid = p.place AND u.n = 0 AND u.room > 0 AND t.running = 0
             AND (s.group_rate IS NULL OR t.since IS NULL OR t.since <= window_start);
       END IF;
       -- The next claim goes on from there.
@@ -479,17 +485,19 @@ BEGIN
   ours := ARRAY(SELECT t.id FROM ${own("queue_lease")} t
     WHERE t.id = ANY(leases || parts || failed || key_leases || group_leases) AND t.worker = w ORDER BY t.id FOR NO KEY UPDATE);
   IF keys IS NOT NULL THEN
-    PERFORM FROM ${own("queue_key")} t WHERE t.queue = q AND t.key = ANY(keys) ORDER BY t.key FOR UPDATE;
-    DELETE FROM ${own("queue_key")} t USING unnest(key_leases, keys, key_jobs) u (lease, key, job)
-      WHERE t.queue = q AND t.key = u.key AND t.job = u.job AND u.lease = ANY(ours);
+    PERFORM FROM (SELECT DISTINCT x.k COLLATE "C" AS k FROM unnest(keys) x (k) ORDER BY 1) u,
+      LATERAL (SELECT FROM ${own("queue_key")} t WHERE t.queue = q AND t.key = u.k FOR UPDATE) t;
+    DELETE FROM ${own("queue_key")} t WHERE t.ctid = ANY(ARRAY(SELECT p.ctid FROM unnest(key_leases, keys, key_jobs) u (lease, key, job), LATERAL (
+      SELECT x.ctid FROM ${own("queue_key")} x WHERE x.queue = q AND x.key = u.key AND x.job = u.job OFFSET 0) p WHERE u.lease = ANY(ours)));
   END IF;
   IF grps IS NOT NULL THEN
-    PERFORM FROM ${own("queue_group")} t WHERE t.queue = q AND t.grp = ANY(grps) ORDER BY t.grp FOR NO KEY UPDATE;
+    PERFORM FROM (SELECT DISTINCT x.g COLLATE "C" AS g FROM unnest(grps) x (g) ORDER BY 1) u,
+      LATERAL (SELECT FROM ${own("queue_group")} t WHERE t.queue = q AND t.grp = u.g FOR NO KEY UPDATE) t;
   END IF;
   IF failed IS NOT NULL THEN
     SELECT t.ordered INTO in_order FROM ${own("queue")} t WHERE t.id = q;
     WITH jobs AS (SELECT f.again, f.error, l.jobs::json->f.place AS job FROM unnest(failed, failed_places, again, errors) f (lease, place, again, error)
-      JOIN ${own("queue_lease")} l ON l.id = f.lease WHERE f.lease = ANY(ours) AND NOT coalesce(f.place = ANY(l.done), false)),
+      JOIN ${own("queue_lease")} l ON l.id = f.lease WHERE l.id = ANY(ours) AND NOT coalesce(f.place = ANY(l.done), false)),
     read AS (SELECT j.again, j.error, (j.job->>0)::bigint AS id, (j.job->>1)::smallint + ${once} AS attempt, (j.job->>2)::smallint AS priority,
       to_timestamp((j.job->>3)::float8 / 1000) AS at, j.job->>4 AS key, j.job->>5 AS grp, (j.job->6)::text AS payload FROM jobs j),
     never AS (INSERT INTO ${own("queue_failed")} (queue, id, priority, attempt, at, failed_at, key, grp, payload, error)
@@ -501,7 +509,7 @@ BEGIN
       WHERE r.again IS NOT NULL AND in_order AND r.grp IS NOT NULL),
     waits AS (UPDATE ${own("queue_group")} g SET next = moment + r.again * interval '1 millisecond', head = r.id, head_priority = r.priority,
         floor = NULL, floor_priority = NULL
-      FROM read r WHERE g.queue = q AND g.grp = r.grp AND r.again IS NOT NULL AND in_order)
+      FROM read r WHERE g.queue = q AND g.grp = ANY(ARRAY(SELECT x.grp FROM read x)) AND g.grp = r.grp AND r.again IS NOT NULL AND in_order)
     INSERT INTO ${own("queue_delayed")} (queue, priority, attempt, id, at, run_at, key, grp, payload)
       SELECT q, r.priority, r.attempt, r.id, r.at, moment + r.again * interval '1 millisecond', r.key, r.grp, r.payload
       FROM read r WHERE r.again IS NOT NULL AND NOT (in_order AND r.grp IS NOT NULL);
@@ -511,14 +519,15 @@ BEGIN
     UPDATE ${own("queue_group")} t SET running = greatest(0, t.running - u.n)
       FROM (SELECT x.grp, count(*)::int AS n FROM unnest(group_leases, group_places, grps) x (lease, place, grp)
         JOIN ${own("queue_lease")} l ON l.id = x.lease
-        WHERE x.lease = ANY(ours) AND NOT coalesce(x.place = ANY(l.done), false) GROUP BY x.grp) u
-      WHERE t.queue = q AND t.grp = u.grp;
+        WHERE l.id = ANY(ours) AND NOT coalesce(x.place = ANY(l.done), false) GROUP BY x.grp) u,
+        LATERAL (SELECT x.ctid AS place FROM ${own("queue_group")} x WHERE x.queue = q AND x.grp = u.grp OFFSET 0) p
+      WHERE t.ctid = p.place;
   END IF;
   IF parts IS NOT NULL THEN
     UPDATE ${own("queue_lease")} l SET done = coalesce(l.done, '{}') || p.places
       FROM (SELECT u.lease, array_agg(DISTINCT u.place) AS places FROM unnest(parts, places) u (lease, place)
-        JOIN ${own("queue_lease")} x ON x.id = u.lease WHERE NOT coalesce(u.place = ANY(x.done), false) GROUP BY u.lease) p
-      WHERE l.id = p.lease AND l.worker = w;
+        JOIN ${own("queue_lease")} x ON x.id = u.lease WHERE x.id = ANY(ours) AND NOT coalesce(u.place = ANY(x.done), false) GROUP BY u.lease) p
+      WHERE l.id = ANY(ours) AND l.id = p.lease AND l.worker = w;
   END IF;
   IF leases IS NOT NULL THEN
     DELETE FROM ${own("queue_mark")} t WHERE t.lease = ANY(leases) AND t.lease = ANY(ours);
@@ -545,12 +554,13 @@ $function$`;
 const free = sql`CREATE OR REPLACE FUNCTION ${own("queue_free")}(queues integer[], grps text[]) RETURNS void
 LANGUAGE plpgsql ${plans} AS $function$
 BEGIN
-  PERFORM FROM ${own("queue_group")} t JOIN (SELECT DISTINCT x.q, x.g FROM unnest(queues, grps) x (q, g)) u
-    ON t.queue = u.q AND t.grp = u.g ORDER BY t.queue, t.grp FOR NO KEY UPDATE OF t;
+  PERFORM FROM (SELECT DISTINCT x.q, x.g COLLATE "C" AS g FROM unnest(queues, grps) x (q, g) ORDER BY 1, 2) u,
+    LATERAL (SELECT FROM ${own("queue_group")} t WHERE t.queue = u.q AND t.grp = u.g FOR NO KEY UPDATE) t;
   -- What comes back is older than what was taken after it.
   UPDATE ${own("queue_group")} t SET running = greatest(0, t.running - u.n), floor = NULL, floor_priority = NULL
-    FROM (SELECT x.q, x.g, count(*)::int AS n FROM unnest(queues, grps) x (q, g) GROUP BY x.q, x.g) u
-    WHERE t.queue = u.q AND t.grp = u.g;
+    FROM (SELECT x.q, x.g, count(*)::int AS n FROM unnest(queues, grps) x (q, g) GROUP BY x.q, x.g) u,
+      LATERAL (SELECT x.ctid AS place FROM ${own("queue_group")} x WHERE x.queue = u.q AND x.grp = u.g OFFSET 0) p
+    WHERE t.ctid = p.place;
 END
 $function$`;
 
@@ -584,14 +594,15 @@ BEGIN
     WHERE ${gone}
     ORDER BY t.id FOR UPDATE SKIP LOCKED);
   IF cardinality(dead) = 0 AND NOT thorough THEN RETURN; END IF;
-  theirs := ARRAY(SELECT t.id FROM ${own("queue_worker")} w JOIN ${own("queue_lease")} t ON t.queue = w.queue AND t.worker = w.id
-    WHERE w.id = ANY(dead));
+  theirs := ARRAY(SELECT t.id FROM ${own("queue_worker")} w, LATERAL (SELECT x.id FROM ${own("queue_lease")} x
+    WHERE x.queue = w.queue AND x.worker = w.id OFFSET 0) t WHERE w.id = ANY(dead));
   IF thorough THEN
     -- All of them, but by the index: after a burst, the table itself may be long and empty.
     theirs := theirs || ARRAY(SELECT t.id FROM ${own("queue_lease")} t
-      WHERE t.id > 0 AND NOT EXISTS (SELECT FROM ${own("queue_worker")} w WHERE w.id = t.worker));
+      WHERE t.id > 0 AND NOT EXISTS (SELECT FROM ${own("queue_worker")} w WHERE w.id = t.worker OFFSET 0));
   END IF;
-  FOR l IN SELECT t.*, s.attempts, s.name, s.ordered FROM ${own("queue_lease")} t JOIN ${own("queue")} s ON s.id = t.queue
+  FOR l IN SELECT t.*, s.attempts, s.name, s.ordered FROM ${own("queue_lease")} t,
+    LATERAL (SELECT x.attempts, x.name, x.ordered FROM ${own("queue")} x WHERE x.id = t.queue OFFSET 0) s
     WHERE t.id = ANY(theirs) ORDER BY t.id FOR UPDATE OF t SKIP LOCKED LOOP
     BEGIN
       WITH read AS (SELECT o - 1 AS place, (j->>0)::bigint AS id, (j->>1)::smallint + ${once} AS attempt, (j->>2)::smallint AS priority,
@@ -630,14 +641,14 @@ BEGIN
   END LOOP;
   -- One of its leases may be in a transaction that completes a job: another time.
   DELETE FROM ${own("queue_worker")} t WHERE t.id = ANY(dead)
-    AND NOT EXISTS (SELECT FROM ${own("queue_lease")} x WHERE x.queue = t.queue AND x.worker = t.id);
+    AND NOT EXISTS (SELECT FROM ${own("queue_lease")} x WHERE x.queue = t.queue AND x.worker = t.id OFFSET 0);
   GET DIAGNOSTICS workers = ROW_COUNT;
   -- All of them at the end, in one order: two who each waited for the other's would be a deadlock.
   IF cardinality(ended_keys) > 0 THEN
-    PERFORM FROM ${own("queue_key")} t JOIN unnest(ended_queues, ended_keys, ended_ids) u (q, k, i)
-      ON t.queue = u.q AND t.key = u.k AND t.job = u.i ORDER BY t.queue, t.key FOR UPDATE OF t;
-    DELETE FROM ${own("queue_key")} t USING unnest(ended_queues, ended_keys, ended_ids) u (q, k, i)
-      WHERE t.queue = u.q AND t.key = u.k AND t.job = u.i;
+    PERFORM FROM (SELECT x.q, x.k COLLATE "C" AS k, x.i FROM unnest(ended_queues, ended_keys, ended_ids) x (q, k, i) ORDER BY 1, 2) u,
+      LATERAL (SELECT FROM ${own("queue_key")} t WHERE t.queue = u.q AND t.key = u.k AND t.job = u.i FOR UPDATE) t;
+    DELETE FROM ${own("queue_key")} t WHERE t.ctid = ANY(ARRAY(SELECT p.ctid FROM unnest(ended_queues, ended_keys, ended_ids) u (q, k, i), LATERAL (
+      SELECT x.ctid FROM ${own("queue_key")} x WHERE x.queue = u.q AND x.key = u.k AND x.job = u.i OFFSET 0) p));
   END IF;
   PERFORM ${own("queue_free")}(freed_queues, freed);
 END
@@ -653,7 +664,7 @@ DECLARE
   freed text[] := '{}';
 BEGIN
   FOR l IN SELECT t.*, u.places FROM (SELECT x.lease, array_agg(x.place) AS places FROM unnest(leases, places) x (lease, place) GROUP BY x.lease) u
-    JOIN ${own("queue_lease")} t ON t.id = u.lease WHERE t.worker = w ORDER BY t.id FOR UPDATE OF t LOOP
+    JOIN ${own("queue_lease")} t ON t.id = u.lease WHERE t.id = ANY(leases) AND t.worker = w ORDER BY t.id FOR UPDATE OF t LOOP
     WITH read AS (SELECT (j->>0)::bigint AS id, (j->>1)::smallint AS attempt, (j->>2)::smallint AS priority,
         to_timestamp((j->>3)::float8 / 1000) AS at, j->>4 AS key, j->>5 AS grp, (j->6)::text AS payload
       FROM json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o)
@@ -790,14 +801,16 @@ DECLARE
   moment timestamptz := clock_timestamp();
 BEGIN
   IF again IS NULL AND keys IS NOT NULL THEN
-    PERFORM FROM ${own("queue_key")} t WHERE t.queue = q AND t.key = ANY(keys) ORDER BY t.key FOR UPDATE;
-    DELETE FROM ${own("queue_key")} t USING unnest(keys, ids) u (key, id) WHERE t.queue = q AND t.key = u.key AND t.job = u.id;
+    PERFORM FROM (SELECT DISTINCT x.k COLLATE "C" AS k FROM unnest(keys) x (k) ORDER BY 1) u,
+      LATERAL (SELECT FROM ${own("queue_key")} t WHERE t.queue = q AND t.key = u.k FOR UPDATE) t;
+    DELETE FROM ${own("queue_key")} t WHERE t.ctid = ANY(ARRAY(SELECT p.ctid FROM unnest(keys, ids) u (key, id), LATERAL (
+      SELECT x.ctid FROM ${own("queue_key")} x WHERE x.queue = q AND x.key = u.key AND x.job = u.id OFFSET 0) p));
   END IF;
-  WITH alone AS (DELETE FROM ${own("queue_ready")} t USING unnest(ids, priorities, grps) u (id, priority, grp)
-      WHERE t.queue = q AND t.priority = u.priority AND t.id = u.id AND u.grp IS NULL
+  WITH alone AS (DELETE FROM ${own("queue_ready")} t WHERE t.ctid = ANY(ARRAY(SELECT p.ctid FROM unnest(ids, priorities, grps) u (id, priority, grp), LATERAL (
+        SELECT x.ctid FROM ${own("queue_ready")} x WHERE x.queue = q AND x.priority = u.priority AND x.id = u.id OFFSET 0) p WHERE u.grp IS NULL))
       RETURNING t.id, t.priority, t.attempt + 1 AS attempt, t.at, t.key, NULL::text AS grp, t.payload),
-  grouped AS (DELETE FROM ${own("queue_grouped")} t USING unnest(ids, priorities, grps) u (id, priority, grp)
-      WHERE t.queue = q AND t.grp = u.grp AND t.priority = u.priority AND t.id = u.id
+  grouped AS (DELETE FROM ${own("queue_grouped")} t WHERE t.ctid = ANY(ARRAY(SELECT p.ctid FROM unnest(ids, priorities, grps) u (id, priority, grp), LATERAL (
+        SELECT x.ctid FROM ${own("queue_grouped")} x WHERE x.queue = q AND x.grp = u.grp AND x.priority = u.priority AND x.id = u.id OFFSET 0) p))
       RETURNING t.id, t.priority, t.attempt + 1 AS attempt, t.at, t.key, t.grp, t.payload),
   gone AS (SELECT * FROM alone UNION ALL SELECT * FROM grouped),
   later AS (INSERT INTO ${own("queue_delayed")} (queue, priority, attempt, id, at, run_at, key, grp, payload)
@@ -823,7 +836,8 @@ DECLARE
   grps text[];
 BEGIN
   IF ids IS NOT NULL THEN
-    wanted := ARRAY(SELECT t.id FROM ${own("queue_failed")} t WHERE t.queue = q AND t.id = ANY(ids) ORDER BY t.id FOR UPDATE);
+    wanted := ARRAY(SELECT t.id FROM (SELECT DISTINCT x.id FROM unnest(ids) x (id) ORDER BY 1) u,
+      LATERAL (SELECT x.id FROM ${own("queue_failed")} x WHERE x.queue = q AND x.id = u.id FOR UPDATE) t);
   ELSE
     -- Those that fail again meanwhile are not begun again and again.
     upto := coalesce(upto, (SELECT t.id FROM ${own("queue_failed")} t WHERE t.queue = q ORDER BY t.id DESC LIMIT 1), 0);
@@ -866,7 +880,8 @@ BEGIN
   grouped AS (DELETE FROM ${own("queue_grouped")} t WHERE t.ctid = ANY(ARRAY(SELECT x.ctid FROM ${own("queue_grouped")} x
     WHERE x.queue = q AND x.id = ANY(ids) FOR UPDATE SKIP LOCKED)) RETURNING t.id, t.key),
   gone AS (SELECT * FROM failed UNION ALL SELECT * FROM delayed UNION ALL SELECT * FROM ready UNION ALL SELECT * FROM grouped),
-  held AS (SELECT k.ctid FROM ${own("queue_key")} k JOIN gone g ON k.key = g.key AND k.job = g.id WHERE k.queue = q
+  held AS (SELECT k.ctid FROM ${own("queue_key")} k JOIN gone g ON k.key = g.key AND k.job = g.id
+    WHERE k.queue = q AND k.key = ANY(ARRAY(SELECT x.key FROM gone x))
     ORDER BY k.key FOR UPDATE OF k),
   keys AS (DELETE FROM ${own("queue_key")} k WHERE k.ctid = ANY(ARRAY(SELECT h.ctid FROM held h)))
   SELECT count(*) INTO n FROM gone;
@@ -938,11 +953,11 @@ DECLARE
 BEGIN
   RETURN ARRAY(SELECT u.q FROM unnest(queues, afters) u (q, after) JOIN ${own("queue")} s ON s.id = u.q WHERE NOT s.paused AND (
     EXISTS (SELECT FROM ${own("queue_delayed")} t WHERE t.queue = u.q AND t.run_at <= this
-      AND t.run_at > CASE WHEN whole OR u.after IS NULL THEN '-infinity' ELSE to_timestamp(u.after / 1000) END)
-    OR EXISTS (SELECT FROM unnest(floored, priorities, floors) f (q, priority, floor) JOIN ${own("queue_ready")} t
-      ON t.queue = u.q AND t.priority = f.priority AND t.id > f.floor WHERE f.q = u.q)
-    OR whole AND EXISTS (SELECT FROM ${own("queue_ready")} t WHERE t.queue = u.q)
-    OR whole AND EXISTS (SELECT FROM ${own("queue_grouped")} t WHERE t.queue = u.q)));
+      AND t.run_at > CASE WHEN whole OR u.after IS NULL THEN '-infinity' ELSE to_timestamp(u.after / 1000) END OFFSET 0)
+    OR EXISTS (SELECT FROM unnest(floored, priorities, floors) f (q, priority, floor), LATERAL (
+      SELECT FROM ${own("queue_ready")} t WHERE t.queue = f.q AND t.priority = f.priority AND t.id > f.floor OFFSET 0) t WHERE f.q = u.q OFFSET 0)
+    OR whole AND EXISTS (SELECT FROM ${own("queue_ready")} t WHERE t.queue = u.q OFFSET 0)
+    OR whole AND EXISTS (SELECT FROM ${own("queue_grouped")} t WHERE t.queue = u.q OFFSET 0)));
 END
 $function$`;
 

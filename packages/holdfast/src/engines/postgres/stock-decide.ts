@@ -243,7 +243,7 @@ BEGIN
           -- All of its levels are locked: what is still kept apart for it goes.
           n := 0;
           FOR r IN DELETE FROM ${own("stock_reserved")} t USING unnest(levels, lk[i:j]) u (level, k)
-            WHERE t.level = u.level AND t.reservation = h.id RETURNING u.k, t.quantity LOOP
+            WHERE t.level = ANY(levels) AND t.level = u.level AND t.reservation = h.id RETURNING u.k, t.quantity LOOP
             k := r.k;
             kept[k] := kept[k] - r.quantity;
             n := n + 1;

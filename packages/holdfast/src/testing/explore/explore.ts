@@ -336,6 +336,8 @@ export class Explorer {
   #faulted = 0;
   /** What everybody did when the time was over in the middle of a run. */
   #cut: string | undefined;
+  /** Actors that have done nothing for a while, again and again. */
+  readonly #sleepers = new Set<number>();
 
   constructor(
     name: string,
@@ -545,7 +547,7 @@ export class Explorer {
   /** After a change of the code it may not be possible any more: then that is the answer, whatever else comes of it. */
   async #replay(plan: Plan): Promise<Omit<Level, "runs"> | { run: Run; error: unknown }> {
     for (let again = 0; ; again++) {
-      const run = await this.#try(plan);
+      const run = await this.#awake(plan);
       // Where the server decides whom it ends, it may take some trying; and so may a connection that is opened anew.
       if ((run.diverted || run.strayed) && again < 2) continue;
       const error = await this.#judge(run);
@@ -634,7 +636,7 @@ export class Explorer {
 
   async #once(plan: Plan, search?: Search): Promise<{ run: Run; error?: unknown; strange?: string }> {
     for (let again = 0; ; again++) {
-      const run = await this.#try(plan);
+      const run = await this.#awake(plan);
       // Where the server decides whom it ends, it may take some trying.
       if (run.diverted && again < 4) continue;
       const found =
@@ -655,6 +657,17 @@ export class Explorer {
         ...(strange === undefined ? {} : { strange }),
         ...(error === undefined ? {} : { error }),
       };
+    }
+  }
+
+  /** A machine that stands still for a moment looks like an actor that does: thrice is a habit. */
+  async #awake(plan: Plan): Promise<Run> {
+    for (let again = 0; ; again++) {
+      const run = await this.#try(plan);
+      const asleep = [...run.slept];
+      if (again < 2 && asleep.some((actor) => !this.#sleepers.has(actor))) continue;
+      for (const actor of asleep) this.#sleepers.add(actor);
+      return run;
     }
   }
 
