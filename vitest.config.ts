@@ -48,7 +48,7 @@ const mutation = {
   name: "holdfast-mutant",
   enforce: "pre" as const,
   transform: (code: string, id: string) =>
-    mutant && id.endsWith("/core/protections.ts") ? without(mutant, code) : undefined,
+    mutant && id.endsWith("/seam/protections.ts") ? without(mutant, code) : undefined,
 };
 
 export default defineConfig({

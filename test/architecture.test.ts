@@ -94,55 +94,79 @@ function show({ from, specifier, typeOnly }: Import): string {
 
 // The rules.
 
-const patterns = new Set(["quota", "stock", "queue", "schedule", "locks"]);
+/**
+ * The rooms of shared code, and what each may use of the others: whatever is below it. An engine sees the seam and what it is
+ * made of, a client its engines too.
+ */
+const agreed = ["seam"];
+const basics = [...agreed, "input", "waiting", "context", "events", "time"];
+const transactions = [...basics, "transaction"];
+const calls = [...transactions, "batch", "shards"];
+const rooms: Readonly<Record<string, readonly string[]>> = {
+  seam: [],
+  input: agreed,
+  waiting: agreed,
+  context: agreed,
+  events: [...agreed, "context"],
+  time: [...agreed, "input"],
+  transaction: basics,
+  shards: transactions,
+  batch: transactions,
+  audit: calls,
+  locks: calls,
+  quota: calls,
+  stock: calls,
+  queue: calls,
+  schedule: calls,
+};
 
-/** Of src: "core", "engines/x", …; a file that lies directly in src is its own layer. */
+/** Of src: "seam", "engines/x", "clients/x", …; a file that lies directly in src is its own layer. */
 function layerOf(file: string): string {
   const [first = "", second = "", ...rest] = relative(src, file).split("/");
-  return first === "engines" && rest.length > 0 ? `${first}/${second}` : first;
+  return ["engines", "clients"].includes(first) && rest.length > 0 ? `${first}/${second}` : first;
 }
 
 function mayImport(from: string, to: string, typeOnly: boolean, entrances: ReadonlySet<string>): boolean {
   const [mine, theirs] = [layerOf(from), layerOf(to)];
-  if (theirs === "core") return true;
-  // Where calls come together: for patterns, and for nobody below them.
-  if (theirs === "batch") return patterns.has(mine) || mine === theirs;
-  switch (mine) {
-    case "core":
+  if (theirs === mine) return true;
+  const room = rooms[mine];
+  if (room)
+    return (
+      room.includes(theirs) ||
       // An engine is made of the contracts of the patterns.
-      return typeOnly && to.endsWith("/store.ts");
-    case "adapters":
-      // Not one another: each is one door. What several need of a driver is in `drivers`.
+      (mine === "seam" && typeOnly && to.endsWith("/store.ts"))
+    );
+  if (mine.startsWith("clients"))
+    return (
+      ["seam", "waiting", "context", "transaction", "clients"].includes(theirs) ||
+      theirs.startsWith("engines/") ||
+      // Each is one door. How the connections of another work may be of use, as an ORM is built on drivers.
+      (theirs.startsWith("clients/") && !entrances.has(to)) ||
       // An extension of a client, such as Prisma's, makes an instance of its own.
-      return theirs.startsWith("engines/") || theirs === "drivers" || theirs === "holdfast.ts";
-    case "drivers":
-      return theirs.startsWith("engines/") || theirs === mine;
+      theirs === "holdfast.ts"
+    );
+  if (mine.startsWith("engines/"))
+    return (
+      ["seam", "waiting", "context"].includes(theirs) ||
+      // What every engine can have, by a dialect of its own; and what it decides.
+      theirs === "engines/sql" ||
+      /\/decide(\/[^/]+)?\.ts$/.test(to) ||
+      (typeOnly && to.endsWith("/store.ts"))
+    );
+  switch (mine) {
     case "testing":
     case "watch":
       // As anybody outside: a helper that needs more than the public doors would show that these are too narrow.
-      return theirs === mine || theirs === "holdfast.ts" || entrances.has(to);
-    case "index.ts":
-      return theirs !== "adapters" && theirs !== "testing" && !theirs.startsWith("engines");
-    case "holdfast.ts":
-    case "sharded.ts":
-      return (
-        theirs !== "index.ts" &&
-        theirs !== "sharded.ts" &&
-        theirs !== "adapters" &&
-        theirs !== "testing" &&
-        !theirs.startsWith("engines")
-      );
+      return transactions.includes(theirs) || theirs === "holdfast.ts" || entrances.has(to);
     default:
-      if (mine.startsWith("engines/"))
-        return (
-          theirs === mine ||
-          // What every engine can have, by a dialect of its own; and what it decides.
-          theirs === "engines/sql" ||
-          /\/decide(\/[^/]+)?\.ts$/.test(to) ||
-          (typeOnly && to.endsWith("/store.ts"))
-        );
-      // `locks`, and whatever else the shared code is made of. Calendars and zones are for all of it.
-      return theirs === mine || theirs === "time";
+      // What puts all of it together.
+      return (
+        mine.endsWith(".ts") &&
+        theirs !== "testing" &&
+        !theirs.startsWith("clients") &&
+        !theirs.startsWith("engines") &&
+        (mine === "index.ts" || (theirs !== "index.ts" && theirs !== "sharded.ts"))
+      );
   }
 }
 
@@ -217,8 +241,8 @@ function backDoors(tree: Tree, doors: ReadonlySet<string>): string[] {
       if (to === undefined || !to.startsWith(`${library}/`)) return false;
       // Unit tests are about single modules.
       if (from.startsWith("test/unit/")) return false;
-      // They stand for engines and adapters to come, and see what these would see.
-      if (from.startsWith("test/sketches/")) return !/^(core|engines\/.+)$/.test(layerOf(to));
+      // They stand for engines and clients to come, and see what these would see.
+      if (from.startsWith("test/sketches/")) return !/^(seam|waiting|context|engines\/.+)$/.test(layerOf(to));
       return true;
     })
     .map(show);
@@ -260,7 +284,7 @@ const entrances = new Set(
 
 const sharedCode: Tree = new Map(
   [...sources].filter(([file]) =>
-    ["core", "batch", "locks", "testing", "holdfast.ts", "sharded.ts", "index.ts"].includes(layerOf(file)),
+    [...Object.keys(rooms), "testing", "holdfast.ts", "sharded.ts", "index.ts"].includes(layerOf(file)),
   ),
 );
 
@@ -283,29 +307,40 @@ describe("directions inside the library", () => {
   });
 
   test.each([
-    ["core/a.ts", "../locks/hold.ts"],
-    ["core/a.ts", "../batch/batcher.ts"],
-    ["engines/x/a.ts", "../../batch/batcher.ts"],
+    ["seam/a.ts", "../transaction/scope.ts"],
+    ["seam/a.ts", "../locks/hold.ts"],
+    ["seam/a.ts", "../engines/x/index.ts"],
+    ["seam/a.ts", "../clients/pg/connection.ts"],
+    ["seam/a.ts", "../holdfast.ts"],
+    ["seam/a.ts", "../jobs/store.ts"],
+    ["seam/a.ts", "../jobs/decide.ts"],
+    ["input/a.ts", "../transaction/scope.ts"],
+    ["waiting/a.ts", "../transaction/scope.ts"],
+    ["context/a.ts", "../events/events.ts"],
+    ["events/a.ts", "../transaction/scope.ts"],
+    ["transaction/a.ts", "../locks/hold.ts"],
+    ["transaction/a.ts", "../batch/batcher.ts"],
+    ["transaction/a.ts", "../shards/shards.ts"],
+    ["shards/a.ts", "../quota/quota.ts"],
     ["batch/a.ts", "../quota/quota.ts"],
-    ["core/a.ts", "../engines/x/index.ts"],
-    ["core/a.ts", "../holdfast.ts"],
-    ["core/a.ts", "../time/zone.ts"],
     ["time/a.ts", "../schedule/ticks.ts"],
+    ["quota/a.ts", "../stock/stock.ts"],
+    ["quota/a.ts", "../testing/index.ts"],
     ["locks/a.ts", "../holdfast.ts"],
+    ["locks/a.ts", "../sharded.ts"],
     ["locks/a.ts", "../engines/x/index.ts"],
+    ["elsewhere/a.ts", "../locks/hold.ts"],
     ["engines/x/a.ts", "../y/index.ts"],
-    ["engines/x/a.ts", "../../adapters/pg.ts"],
+    ["engines/x/a.ts", "../../clients/pg/index.ts"],
+    ["engines/x/a.ts", "../../clients/pg/connection.ts"],
     ["engines/x/a.ts", "../../locks/hold.ts"],
+    ["engines/x/a.ts", "../../transaction/scope.ts"],
+    ["engines/x/a.ts", "../../batch/batcher.ts"],
     ["engines/x/a.ts", "../../jobs/store.ts"],
     ["engines/sql/a.ts", "../x/index.ts"],
-    ["core/a.ts", "../jobs/store.ts"],
-    ["core/a.ts", "../jobs/decide.ts"],
-    ["adapters/a.ts", "./b.ts"],
-    ["adapters/a.ts", "../sharded.ts"],
-    ["drivers/a.ts", "../holdfast.ts"],
-    ["drivers/a.ts", "../adapters/pg.ts"],
-    ["core/a.ts", "../drivers/pg.ts"],
-    ["engines/x/a.ts", "../../drivers/pg.ts"],
+    ["clients/a/index.ts", "../pg/index.ts"],
+    ["clients/a/index.ts", "../../sharded.ts"],
+    ["clients/a/index.ts", "../../quota/quota.ts"],
     ["testing/a.ts", "../engines/x/index.ts"],
     ["testing/cases/a.ts", "../../locks/hold.ts"],
     ["watch/a.ts", "../locks/hold.ts"],
@@ -313,10 +348,9 @@ describe("directions inside the library", () => {
     ["holdfast.ts", "./index.ts"],
     ["holdfast.ts", "./sharded.ts"],
     ["sharded.ts", "./engines/x/index.ts"],
-    ["sharded.ts", "./adapters/pg.ts"],
+    ["sharded.ts", "./clients/pg/index.ts"],
     ["sharded.ts", "./index.ts"],
-    ["locks/a.ts", "../sharded.ts"],
-    ["index.ts", "./adapters/pg.ts"],
+    ["index.ts", "./clients/pg/index.ts"],
   ])("%s may not import %s", (file, specifier) => {
     const ways = [
       `import { a } from "${specifier}";`,
@@ -328,9 +362,9 @@ describe("directions inside the library", () => {
   });
 
   test.each([
-    ["core/a.ts", `import type { A } from "../holdfast.ts";`],
-    ["core/a.ts", `let a: import("../holdfast.ts").A;`],
-    ["core/a.ts", `/* */ import {\n  a, // from "./b.ts"\n} from "../holdfast.ts";`],
+    ["seam/a.ts", `import type { A } from "../holdfast.ts";`],
+    ["seam/a.ts", `let a: import("../holdfast.ts").A;`],
+    ["seam/a.ts", `/* */ import {\n  a, // from "./b.ts"\n} from "../holdfast.ts";`],
   ])("%s may not: %s", (file, statement) => {
     expect(wrongDirections(only(`${src}/${file}`, statement), entrances)).toHaveLength(1);
   });
@@ -338,13 +372,16 @@ describe("directions inside the library", () => {
   test.each([
     ["engines/x/a.ts", `import type { A } from "../../jobs/store.ts";`],
     ["engines/x/a.ts", `import { a } from "../sql/jobs.ts"; import { b } from "../../jobs/decide.ts";`],
-    ["core/a.ts", `import type { A } from "../jobs/store.ts";`],
-    ["engines/x/a.ts", `import { a } from "./b.ts"; import { c } from "../../core/c.ts";`],
-    ["adapters/a.ts", `import { a } from "../engines/x/index.ts"; import { b } from "../drivers/b.ts";`],
+    ["seam/a.ts", `import type { A } from "../jobs/store.ts";`],
+    ["engines/x/a.ts", `import { a } from "./b.ts"; import { c } from "../../seam/c.ts";`],
+    [
+      "clients/a/index.ts",
+      `import { a } from "../../engines/x/index.ts"; import { b } from "../b/connection.ts";`,
+    ],
     ["testing/cases/a.ts", `import { a } from "../../holdfast.ts"; import { b } from "../../index.ts";`],
-    ["quota/a.ts", `import { a } from "../time/windows.ts"; import { b } from "../core/b.ts";`],
+    ["quota/a.ts", `import { a } from "../time/windows.ts"; import { b } from "../seam/b.ts";`],
     ["sharded.ts", `import { a } from "./holdfast.ts"; import type { B } from "./locks/b.ts";`],
-    ["core/a.ts", `// import { a } from "../holdfast.ts"\nconst text = 'import "../holdfast.ts"';`],
+    ["seam/a.ts", `// import { a } from "../holdfast.ts"\nconst text = 'import "../holdfast.ts"';`],
   ])("%s may: %s", (file, statement) => {
     expect(wrongDirections(only(`${src}/${file}`, statement), entrances)).toEqual([]);
   });
@@ -364,7 +401,7 @@ describe("directions inside the library", () => {
   test("nor do their types go in a circle, but for the seam and what it is made of", () => {
     const through = (file: string) => new Map([...sources].filter(([path]) => !path.endsWith(file)));
     // What an engine implements names the contracts, each of which is about connections of the same file.
-    expect(cycles(through("/core/database.ts"), true)).toEqual([]);
+    expect(cycles(through("/seam/database.ts"), true)).toEqual([]);
     const two: Tree = new Map([
       ["a.ts", `import type { B } from "./b.ts";`],
       ["b.ts", `import type { A } from "./a.ts";`],
@@ -443,21 +480,21 @@ describe("everybody else", () => {
     expect(backDoors(only("packages/cli/src/a.ts", into("../../holdfast/src/index.ts")), doors)).toHaveLength(
       1,
     );
-    expect(backDoors(only("examples/a.ts", into("holdfast/core/key")), doors)).toHaveLength(1);
+    expect(backDoors(only("examples/a.ts", into("holdfast/seam/key")), doors)).toHaveLength(1);
     expect(backDoors(only("examples/a.ts", into("holdfast/pg")), doors)).toEqual([]);
     expect(
-      backDoors(only("test/unit/a.test.ts", into("../../packages/holdfast/src/core/key.ts")), doors),
+      backDoors(only("test/unit/a.test.ts", into("../../packages/holdfast/src/seam/key.ts")), doors),
     ).toEqual([]);
     const sketch = (path: string) =>
       backDoors(only("test/sketches/a.ts", into(`../../${src}/${path}`)), doors);
-    expect(sketch("core/key.ts")).toEqual([]);
+    expect(sketch("seam/key.ts")).toEqual([]);
     expect(sketch("holdfast.ts")).toHaveLength(1);
   });
 });
 
-const adapters = [...sources.keys()]
-  .filter((file) => layerOf(file) === "adapters")
-  .map((file) => relative(`${src}/adapters`, file).replace(/\.ts$/, ""));
+const clients = [...new Set([...sources.keys()].map(layerOf))]
+  .filter((layer) => layer.startsWith("clients/"))
+  .map((layer) => relative("clients", layer));
 /** `engines/sql` is no engine, but what several share. */
 const engines = [...new Set([...sources.keys()].map(layerOf))].filter(
   (layer) => layer.startsWith("engines/") && layer !== "engines/sql",
@@ -467,12 +504,12 @@ function pages(folder: string): string[] {
   return existsSync(join(root, folder)) ? readdirSync(join(root, folder)) : [];
 }
 
-describe.each(adapters)("the adapter %s", (name) => {
+describe.each(clients)("the client %s", (name) => {
   test("is exported", () => {
     expect(manifest.exports[`./${name}`]).toEqual({
-      "holdfast-source": `./src/adapters/${name}.ts`,
-      types: `./dist/adapters/${name}.d.ts`,
-      default: `./dist/adapters/${name}.js`,
+      "holdfast-source": `./src/clients/${name}/index.ts`,
+      types: `./dist/clients/${name}/index.d.ts`,
+      default: `./dist/clients/${name}/index.js`,
     });
   });
 

@@ -36,7 +36,7 @@ const root = fileURLToPath(new URL("../", import.meta.url));
 const read = (file: string) => readFileSync(root + file, "utf8");
 
 /** Everything that is ever published, as its source has it. */
-const source = read("packages/holdfast/src/core/events.ts");
+const source = read("packages/holdfast/src/events/events.ts");
 const published = [
   ...new Set([...source.matchAll(/^ {2}"(holdfast:[\w:]+)"/gm)].map(([, name]) => name ?? "")),
 ];

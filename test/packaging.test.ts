@@ -178,12 +178,12 @@ describe("the package", () => {
 
   test("has every protection on, and no way to turn one off", () => {
     // Constants of a module: nobody who imports it can change them.
-    const rest = read("dist/core/protections.js")
+    const rest = read("dist/seam/protections.js")
       .replaceAll(/\/\*\*[\s\S]*?\*\//g, "")
       .replaceAll(/^export const \w+ = true;$/gm, "")
       .replaceAll(/^\/\/# sourceMappingURL=.*$/gm, "");
     expect(rest.trim()).toBe("");
-    expect(read("dist/core/protections.js").match(/ = true;$/gm)?.length).toBeGreaterThanOrEqual(20);
+    expect(read("dist/seam/protections.js").match(/ = true;$/gm)?.length).toBeGreaterThanOrEqual(20);
     expect(files.filter((file) => read(file).includes("HOLDFAST_MUTANT"))).toEqual([]);
   });
 

@@ -1,7 +1,7 @@
-/** The protections by name, with what each is for: as `core/protections.ts` says it, which is the only list. */
+/** The protections by name, with what each is for: as `seam/protections.ts` says it, which is the only list. */
 import { readFileSync } from "node:fs";
 
-export const file = new URL("../../packages/holdfast/src/core/protections.ts", import.meta.url);
+export const file = new URL("../../packages/holdfast/src/seam/protections.ts", import.meta.url);
 
 export interface Protection {
   readonly name: string;

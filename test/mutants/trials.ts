@@ -9,7 +9,7 @@ import { patternTrials } from "./patterns.ts";
 export interface Trial {
   readonly name: string;
   readonly by: "explorer" | "history" | "chaos";
-  /** The protections (see `core/protections.ts`) without which it fails. */
+  /** The protections (see `seam/protections.ts`) without which it fails. */
   readonly kills: readonly string[];
   /** Throws `Broken` if a promise is. */
   run(ground: Ground): Promise<void>;

@@ -4,16 +4,16 @@
  * else wants to be asks again.
  */
 import { DatabaseSync, type SQLInputValue } from "node:sqlite";
-import { type Probed, unsupported } from "../../packages/holdfast/src/core/capabilities.ts";
+import { type Probed, unsupported } from "../../packages/holdfast/src/seam/capabilities.ts";
 import type {
   Database,
   Engine,
   Migration,
   SqlConnection,
-} from "../../packages/holdfast/src/core/database.ts";
-import { UnsupportedError } from "../../packages/holdfast/src/core/errors.ts";
-import { defaultSchema, prefixNames } from "../../packages/holdfast/src/core/names.ts";
-import { type Dialect, own, render, sql } from "../../packages/holdfast/src/core/sql.ts";
+} from "../../packages/holdfast/src/seam/database.ts";
+import { UnsupportedError } from "../../packages/holdfast/src/seam/errors.ts";
+import { defaultSchema, prefixNames } from "../../packages/holdfast/src/seam/names.ts";
+import { type Dialect, own, render, sql } from "../../packages/holdfast/src/seam/sql.ts";
 import type { StoreDialect } from "../../packages/holdfast/src/engines/sql/dialect.ts";
 import { type Table, kindOf, mayBeNull } from "../../packages/holdfast/src/engines/sql/table.ts";
 

@@ -1,8 +1,8 @@
 /** Queues by the generic store, where the engine has its own: on the same tables, to be compared with that, and mixed with it. */
-import type { Database, SqlConnection } from "../../packages/holdfast/src/core/database.ts";
+import type { Database, SqlConnection } from "../../packages/holdfast/src/seam/database.ts";
 import { storeDialect } from "../../packages/holdfast/src/engines/postgres/store-dialect.ts";
-import { queueStore } from "../../packages/holdfast/src/engines/sql/queue.ts";
-import { queueTables } from "../../packages/holdfast/src/engines/sql/queue-tables.ts";
+import { queueStore } from "../../packages/holdfast/src/engines/sql/queue/index.ts";
+import { queueTables } from "../../packages/holdfast/src/engines/sql/queue/tables.ts";
 import { bareSqlite, dialect, fromBareSqlite } from "./bare-sqlite.ts";
 
 const { exclude: _, ...withoutNames } = storeDialect;

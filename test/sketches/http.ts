@@ -3,9 +3,9 @@
  * a known one, but between two requests there is no transaction and no session, so nothing that locks can be kept:
  * it answers what it is, and refuses the rest with a reason.
  */
-import { unsupported } from "../../packages/holdfast/src/core/capabilities.ts";
-import type { Database, Engine, SqlConnection } from "../../packages/holdfast/src/core/database.ts";
-import { NotInTransactionError, UnsupportedError } from "../../packages/holdfast/src/core/errors.ts";
+import { unsupported } from "../../packages/holdfast/src/seam/capabilities.ts";
+import type { Database, Engine, SqlConnection } from "../../packages/holdfast/src/seam/database.ts";
+import { NotInTransactionError, UnsupportedError } from "../../packages/holdfast/src/seam/errors.ts";
 import { postgres, render } from "../../packages/holdfast/src/engines/postgres/index.ts";
 
 /** Like `neon(url)`: one statement, one request. Several can be sent as a batch, but none can depend on another. */

@@ -3,7 +3,7 @@
  * that the transaction writes to. The server does not let a second writer wait: it ends that transaction at once, so
  * the waiting is done here, with a new transaction each time. Hence a lock that is had is never older than a snapshot.
  */
-import { type Probed, unsupported } from "../../packages/holdfast/src/core/capabilities.ts";
+import { type Probed, unsupported } from "../../packages/holdfast/src/seam/capabilities.ts";
 import type {
   Connection,
   Database,
@@ -11,10 +11,10 @@ import type {
   Engine,
   Failure,
   Grant,
-} from "../../packages/holdfast/src/core/database.ts";
-import { NotInTransactionError, UnsupportedError } from "../../packages/holdfast/src/core/errors.ts";
-import type { LockRequest } from "../../packages/holdfast/src/core/key.ts";
-import { sleep } from "../../packages/holdfast/src/core/wait.ts";
+} from "../../packages/holdfast/src/seam/database.ts";
+import { NotInTransactionError, UnsupportedError } from "../../packages/holdfast/src/seam/errors.ts";
+import type { LockRequest } from "../../packages/holdfast/src/seam/key.ts";
+import { sleep } from "../../packages/holdfast/src/waiting/wait.ts";
 
 export interface MongoSession {
   startTransaction(options?: { maxCommitTimeMS?: number }): void;

@@ -3,7 +3,7 @@
  * hints stand inside FROM, savepoints cannot be released, locks are taken by a procedure that answers with a number,
  * and what the client hands out is a transaction, which is no connection: requests are made of it.
  */
-import { type Probed, unsupported } from "../../packages/holdfast/src/core/capabilities.ts";
+import { type Probed, unsupported } from "../../packages/holdfast/src/seam/capabilities.ts";
 import type {
   Database,
   Engine,
@@ -12,14 +12,14 @@ import type {
   LockCall,
   Row,
   SqlConnection,
-} from "../../packages/holdfast/src/core/database.ts";
+} from "../../packages/holdfast/src/seam/database.ts";
 import {
   NotInTransactionError,
   ServerTooOldError,
   UsageError,
-} from "../../packages/holdfast/src/core/errors.ts";
-import type { LockRequest } from "../../packages/holdfast/src/core/key.ts";
-import { type Dialect, render, sql } from "../../packages/holdfast/src/core/sql.ts";
+} from "../../packages/holdfast/src/seam/errors.ts";
+import type { LockRequest } from "../../packages/holdfast/src/seam/key.ts";
+import { type Dialect, render, sql } from "../../packages/holdfast/src/seam/sql.ts";
 
 export interface MssqlRequest {
   input(name: string, value: unknown): this;

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { Bell } from "../../packages/holdfast/src/core/bell.ts";
+import { Bell } from "../../packages/holdfast/src/batch/notifier.ts";
 import { eventually } from "../harness/wait.ts";
 
 /** A server as far as a bell knows it: what is sent comes back, if it does, to whoever listens. */

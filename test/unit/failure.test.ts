@@ -1,12 +1,12 @@
 import { describe, expect, test } from "vitest";
-import type { DriverError, Failure } from "../../packages/holdfast/src/core/database.ts";
-import { UsageError, LockTimeoutError } from "../../packages/holdfast/src/core/errors.ts";
+import type { DriverError, Failure } from "../../packages/holdfast/src/seam/database.ts";
+import { UsageError, LockTimeoutError } from "../../packages/holdfast/src/seam/errors.ts";
 import {
   classify,
   isRetryable,
   isUniqueViolation,
   remember,
-} from "../../packages/holdfast/src/core/failure.ts";
+} from "../../packages/holdfast/src/seam/failure.ts";
 import { mysql } from "../../packages/holdfast/src/engines/mysql/index.ts";
 import { postgres } from "../../packages/holdfast/src/engines/postgres/index.ts";
 import { sqlite } from "../../packages/holdfast/src/engines/sqlite/index.ts";

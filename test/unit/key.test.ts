@@ -1,7 +1,7 @@
 import { createHash } from "node:crypto";
 import * as fc from "fast-check";
 import { describe, expect, inject, test } from "vitest";
-import { UsageError } from "../../packages/holdfast/src/core/errors.ts";
+import { UsageError } from "../../packages/holdfast/src/seam/errors.ts";
 import {
   type Key,
   type KeyPart,
@@ -9,7 +9,7 @@ import {
   canonical,
   key,
   shared,
-} from "../../packages/holdfast/src/core/key.ts";
+} from "../../packages/holdfast/src/seam/key.ts";
 
 // Printed by fast-check with a counterexample: HOLDFAST_SEED repeats it.
 fc.configureGlobal({ seed: inject("seed"), numRuns: 2000 });

@@ -1,8 +1,8 @@
 /** The end of a transaction when the call that commits it is ended half-way: too short a moment to be met for real. */
 import { expect, test } from "vitest";
-import type { Capabilities } from "../../packages/holdfast/src/core/capabilities.ts";
-import type { Row, SqlConnection } from "../../packages/holdfast/src/core/database.ts";
-import { CommitUnknownError } from "../../packages/holdfast/src/core/errors.ts";
+import type { Capabilities } from "../../packages/holdfast/src/seam/capabilities.ts";
+import type { Row, SqlConnection } from "../../packages/holdfast/src/seam/database.ts";
+import { CommitUnknownError } from "../../packages/holdfast/src/seam/errors.ts";
 import { mysql, render } from "../../packages/holdfast/src/engines/mysql/index.ts";
 import { key } from "../../packages/holdfast/src/index.ts";
 

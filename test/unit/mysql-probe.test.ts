@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
-import { isSupported } from "../../packages/holdfast/src/core/capabilities.ts";
-import type { ClientTraits, Row, SqlConnection } from "../../packages/holdfast/src/core/database.ts";
+import { isSupported } from "../../packages/holdfast/src/seam/capabilities.ts";
+import type { ClientTraits, Row, SqlConnection } from "../../packages/holdfast/src/seam/database.ts";
 import { mysql, render } from "../../packages/holdfast/src/engines/mysql/index.ts";
 
 const traits: ClientTraits = {

@@ -6,10 +6,10 @@ import { fromMysql2 } from "holdfast/mysql2";
 import { createConnection as createMariadbConnection } from "mariadb";
 import { type Connection, createConnection, createPool } from "mysql2/promise";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
-import type { SqlConnection } from "../../packages/holdfast/src/core/database.ts";
-import { withConnection } from "../../packages/holdfast/src/core/errand.ts";
+import type { SqlConnection } from "../../packages/holdfast/src/seam/database.ts";
+import { withConnection } from "../../packages/holdfast/src/transaction/one-shot.ts";
 import { keep } from "../../packages/holdfast/src/engines/mysql/keep.ts";
-import { Reader, wire } from "../../packages/holdfast/src/engines/mysql/wire.ts";
+import { Reader, wire } from "../../packages/holdfast/src/engines/mysql/protocol.ts";
 import { type TestDatabase, createDatabase, unavailable } from "../harness/databases.ts";
 import { eventually } from "../harness/wait.ts";
 

@@ -2,7 +2,7 @@ import { getEventListeners } from "node:events";
 import { setImmediate as turn } from "node:timers/promises";
 import * as fc from "fast-check";
 import { describe, expect, inject, test } from "vitest";
-import { Queue, unlessAborted } from "../../packages/holdfast/src/core/queue.ts";
+import { Queue, unlessAborted } from "../../packages/holdfast/src/waiting/turns.ts";
 
 fc.configureGlobal({ seed: inject("seed"), numRuns: 200 });
 

@@ -1,8 +1,8 @@
 import * as fc from "fast-check";
 import { afterEach, describe, expect, inject, test, vi } from "vitest";
-import { UsageError } from "../../packages/holdfast/src/core/errors.ts";
-import { pause, retryPolicy } from "../../packages/holdfast/src/core/retry.ts";
-import { checkWait, longest, milliseconds } from "../../packages/holdfast/src/core/wait.ts";
+import { UsageError } from "../../packages/holdfast/src/seam/errors.ts";
+import { pause, retryPolicy } from "../../packages/holdfast/src/transaction/retry.ts";
+import { checkWait, longest, milliseconds } from "../../packages/holdfast/src/waiting/wait.ts";
 
 fc.configureGlobal({ seed: inject("seed") });
 afterEach(() => vi.restoreAllMocks());

@@ -6,7 +6,7 @@ import {
   type Retrying,
   type Run,
   retrying,
-} from "../../packages/holdfast/src/core/retry.ts";
+} from "../../packages/holdfast/src/transaction/retry.ts";
 
 type Why = "lost" | "deadlock";
 

@@ -1,8 +1,8 @@
 import { setImmediate as turn } from "node:timers/promises";
 import { expect, test } from "vitest";
-import { canonical, key } from "../../packages/holdfast/src/core/key.ts";
-import { Refused } from "../../packages/holdfast/src/core/refused.ts";
-import { Single } from "../../packages/holdfast/src/core/single.ts";
+import { canonical, key } from "../../packages/holdfast/src/seam/key.ts";
+import { Refused } from "../../packages/holdfast/src/waiting/refused.ts";
+import { Single } from "../../packages/holdfast/src/waiting/one-connection.ts";
 
 const [a, b] = [canonical(key("a")), canonical(key("b"))];
 const enough = 60_000;

@@ -1,7 +1,7 @@
 import * as fc from "fast-check";
 import { describe, expect, inject, test } from "vitest";
-import { UsageError } from "../../packages/holdfast/src/core/errors.ts";
-import { type Statement, sql } from "../../packages/holdfast/src/core/sql.ts";
+import { UsageError } from "../../packages/holdfast/src/seam/errors.ts";
+import { type Statement, sql } from "../../packages/holdfast/src/seam/sql.ts";
 import { render as mysql } from "../../packages/holdfast/src/engines/mysql/index.ts";
 import { render as postgres } from "../../packages/holdfast/src/engines/postgres/index.ts";
 import { render as sqlite } from "../../packages/holdfast/src/engines/sqlite/index.ts";

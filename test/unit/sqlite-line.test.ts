@@ -7,7 +7,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { holdfast, key, sql } from "holdfast";
 import { execute } from "holdfast/testing";
 import { describe, expect, inject, test } from "vitest";
-import { Line, lineOf } from "../../packages/holdfast/src/engines/sqlite/line.ts";
+import { Line, lineOf } from "../../packages/holdfast/src/engines/sqlite/writer-queue.ts";
 import { type Backend, backends } from "../backends.ts";
 import { placeFor } from "../harness/places.ts";
 import { startWorker } from "../harness/processes.ts";

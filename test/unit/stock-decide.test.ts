@@ -6,7 +6,7 @@ import { holdfast } from "holdfast";
 import { fromPg } from "holdfast/pg";
 import { Pool, type PoolClient } from "pg";
 import { describe, expect, inject, test } from "vitest";
-import type { Database, SqlConnection } from "../../packages/holdfast/src/core/database.ts";
+import type { Database, SqlConnection } from "../../packages/holdfast/src/seam/database.ts";
 import {
   type Decision,
   type StockCall,
@@ -14,7 +14,7 @@ import {
   type StockWrites,
   decide,
   decideMinimum,
-} from "../../packages/holdfast/src/stock/decide.ts";
+} from "../../packages/holdfast/src/stock/decide/index.ts";
 import {
   addsUp,
   decideRepair,

@@ -2,8 +2,8 @@
 import { describe, expect, test } from "vitest";
 import { failureOf, isLockTimeout, isRetryable, isUniqueViolation } from "holdfast";
 import { postgres } from "../../packages/holdfast/src/engines/postgres/index.ts";
-import { chain, classify } from "../../packages/holdfast/src/core/failure.ts";
-import { described, message } from "../../packages/holdfast/src/core/thrown.ts";
+import { chain, classify } from "../../packages/holdfast/src/seam/failure.ts";
+import { described, message } from "../../packages/holdfast/src/seam/thrown.ts";
 import { thrown } from "../../packages/holdfast/src/testing/explore/verdict.ts";
 import { describe as inTheCommand } from "../../packages/cli/src/describe.ts";
 import { odd } from "../harness/odd-values.ts";

@@ -1,7 +1,7 @@
 /** Transactions that the caller opens, one after the other, in a loop that never leaves its context. */
 import { key } from "holdfast";
 import { expect, test } from "vitest";
-import { type Section, sections } from "../../packages/holdfast/src/core/section.ts";
+import { type Section, sections } from "../../packages/holdfast/src/context/section.ts";
 import { watch } from "../../packages/holdfast/src/watch/watch.ts";
 
 const asked = (name: string) => ({ kind: "key", keys: [{ key: key(name, 1), mode: "exclusive" }] }) as const;

@@ -1,33 +1,33 @@
-import { type Capabilities, type Strategy, isSupported, require, strategies } from "./core/capabilities.ts";
-import type { Connection, Database, Failure, Isolation, Wait } from "./core/database.ts";
-import { Beside, type BesideMode, besideModes } from "./core/beside.ts";
-import { Common, type Placement } from "./core/common.ts";
-import { emit } from "./core/events.ts";
-import { HoldfastError, type Holder, LockNotAvailableError, UsageError } from "./core/errors.ts";
-import { classify, remember, waited } from "./core/failure.ts";
-import { Inside } from "./core/inside.ts";
-import { type Key, type LockRequest, type Lockable, canonical, keyNames, wanted } from "./core/key.ts";
+import { type Capabilities, type Strategy, isSupported, require, strategies } from "./seam/capabilities.ts";
+import type { Connection, Database, Failure, Isolation, Wait } from "./seam/database.ts";
+import { Beside, type BesideMode, besideModes } from "./transaction/wrong-connection.ts";
+import { Common, type Placement } from "./transaction/agreement.ts";
+import { emit } from "./events/events.ts";
+import { HoldfastError, type Holder, LockNotAvailableError, UsageError } from "./seam/errors.ts";
+import { classify, remember, waited } from "./seam/failure.ts";
+import { Inside } from "./context/inside.ts";
+import { type Key, type LockRequest, type Lockable, canonical, keyNames, wanted } from "./seam/key.ts";
 import {
   type OwnRetryOptions,
   type RetryOptions,
   type RetryPolicy,
   retried,
   retryPolicy,
-} from "./core/retry.ts";
-import { namedDatabase } from "./core/names.ts";
-import type { Migrated, RoutineState } from "./core/routine.ts";
-import { checkRuntime } from "./core/runtime.ts";
-import type { LeaseInfo } from "./core/leases.ts";
-import { type Home, Scope, type Transaction, remember as rememberHome } from "./core/scope.ts";
-import { sections } from "./core/section.ts";
-import { type Site, sites } from "./core/site.ts";
-import { Started } from "./core/started.ts";
-import { withConnection } from "./core/errand.ts";
-import { presenting } from "./core/present.ts";
-import { type Plan, type TransactionOptions, runTransaction } from "./core/transaction.ts";
-import type { Statement } from "./core/sql.ts";
-import { checkCall, checkNames, checkSignal } from "./core/options.ts";
-import { checkWait, milliseconds } from "./core/wait.ts";
+} from "./transaction/retry.ts";
+import { namedDatabase } from "./seam/names.ts";
+import type { Migrated, RoutineState } from "./seam/routine.ts";
+import { checkRuntime } from "./context/runtime.ts";
+import type { LeaseInfo } from "./seam/leases.ts";
+import { type Home, Scope, type Transaction, remember as rememberHome } from "./transaction/scope.ts";
+import { sections } from "./context/section.ts";
+import { type Site, sites } from "./context/call-site.ts";
+import { Started } from "./transaction/lifecycle.ts";
+import { withConnection } from "./transaction/one-shot.ts";
+import { presenting } from "./transaction/present.ts";
+import { type Plan, type TransactionOptions, runTransaction } from "./transaction/transaction.ts";
+import type { Statement } from "./seam/sql.ts";
+import { checkCall, checkNames, checkSignal } from "./input/options.ts";
+import { checkWait, milliseconds } from "./waiting/wait.ts";
 import { type Inspection, inspection } from "./watch/inspect.ts";
 import { type HazardMode, type SlowOptions, watching } from "./watch/options.ts";
 import { watch } from "./watch/watch.ts";

@@ -1,13 +1,13 @@
 export { Holdfast, holdfast } from "./holdfast.ts";
-export type { Migrated } from "./core/routine.ts";
+export type { Migrated } from "./seam/routine.ts";
 export type { HoldfastOptions, MigrationState, TryLockResult } from "./holdfast.ts";
-export { key, shared } from "./core/key.ts";
-export type { Key, KeyPart, Lockable, LockMode, LockRequest } from "./core/key.ts";
-export { sql } from "./core/sql.ts";
-export type { Statement } from "./core/sql.ts";
-export type { LockOptions, NestedOptions, Transaction } from "./core/scope.ts";
-export type { TransactionOptions } from "./core/transaction.ts";
-export type { OwnRetryOptions, RetryOptions } from "./core/retry.ts";
+export { key, shared } from "./seam/key.ts";
+export type { Key, KeyPart, Lockable, LockMode, LockRequest } from "./seam/key.ts";
+export { sql } from "./seam/sql.ts";
+export type { Statement } from "./seam/sql.ts";
+export type { LockOptions, NestedOptions, Transaction } from "./transaction/scope.ts";
+export type { TransactionOptions } from "./transaction/transaction.ts";
+export type { OwnRetryOptions, RetryOptions } from "./transaction/retry.ts";
 export type {
   ClientTraits,
   Connection,
@@ -25,18 +25,18 @@ export type {
   SqlConnection,
   Violated,
   Wait,
-} from "./core/database.ts";
-export { capabilityMeanings, shownCapability } from "./core/capabilities.ts";
-export type { Capabilities, Strategy, Support, Unsupported } from "./core/capabilities.ts";
-export type { BesideMode } from "./core/beside.ts";
-export type { FailureInfo } from "./core/failure.ts";
-export type { Events, OrderStep, Traced, Traces } from "./core/events.ts";
-export type { HazardKind } from "./core/section.ts";
+} from "./seam/database.ts";
+export { capabilityMeanings, shownCapability } from "./seam/capabilities.ts";
+export type { Capabilities, Strategy, Support, Unsupported } from "./seam/capabilities.ts";
+export type { BesideMode } from "./transaction/wrong-connection.ts";
+export type { FailureInfo } from "./seam/failure.ts";
+export type { Events, OrderStep, Traced, Traces } from "./events/events.ts";
+export type { HazardKind } from "./context/section.ts";
 export type { HazardMode, SlowOptions } from "./watch/options.ts";
-export type { LockView, Session } from "./core/inspect.ts";
+export type { LockView, Session } from "./seam/inspect.ts";
 export type { Inspection, WaitChain } from "./watch/inspect.ts";
 export type { Held } from "./locks/hold.ts";
-export { rows } from "./core/rows.ts";
+export { rows } from "./seam/row-options.ts";
 export type {
   AllOptions,
   LockedRows,
@@ -49,9 +49,9 @@ export type {
   RowsItem,
   TableName,
   TableOptions,
-} from "./core/rows.ts";
-export type { RowStrength, TableMode, Where } from "./core/tables.ts";
-export type { LeaseInfo } from "./core/leases.ts";
+} from "./seam/row-options.ts";
+export type { RowStrength, TableMode, Where } from "./seam/tables.ts";
+export type { LeaseInfo } from "./seam/leases.ts";
 export { fenced } from "./locks/lease.ts";
 export type { Lease, LeaseFilter, LeaseOptions } from "./locks/lease.ts";
 export type { AcquireOptions, Permit, Semaphore, SemaphoreOptions } from "./locks/semaphore.ts";
@@ -65,7 +65,7 @@ export { changeStrategy, strategyOf } from "./locks/strategy.ts";
 export type { AgreedStrategy, ChangeStrategyOptions, ChangedStrategy } from "./locks/strategy.ts";
 export { sharded } from "./sharded.ts";
 export type { Sharded } from "./sharded.ts";
-export { failureOf, isLockTimeout, isRetryable, isUniqueViolation } from "./core/failure.ts";
+export { failureOf, isLockTimeout, isRetryable, isUniqueViolation } from "./seam/failure.ts";
 export {
   AccessDeniedError,
   CommitUnknownError,
@@ -101,5 +101,5 @@ export {
   UnsupportedError,
   UsageError,
   WrongConnectionError,
-} from "./core/errors.ts";
-export type { Blocked, Holder } from "./core/errors.ts";
+} from "./seam/errors.ts";
+export type { Blocked, Holder } from "./seam/errors.ts";

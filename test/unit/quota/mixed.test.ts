@@ -7,7 +7,7 @@ import { fromPg } from "holdfast/pg";
 import { Pool } from "pg";
 import { describe, expect, inject, test } from "vitest";
 import { storeDialect } from "../../../packages/holdfast/src/engines/postgres/store-dialect.ts";
-import { quotaStore } from "../../../packages/holdfast/src/engines/sql/quota.ts";
+import { quotaStore } from "../../../packages/holdfast/src/engines/sql/quota/index.ts";
 import { createDatabase, unavailable } from "../../harness/databases.ts";
 import { checkAnswers } from "../../harness/quota-answers.ts";
 import { type Answer, plan, quotasOf } from "../../workers/quota-random.ts";

@@ -8,8 +8,8 @@ import { type ConformanceSite, type Ground, conformance, prepare } from "holdfas
 import { Pool } from "pg";
 import { afterAll, beforeAll, describe, test } from "vitest";
 import { storeDialect } from "../../../packages/holdfast/src/engines/postgres/store-dialect.ts";
-import { quotaTables } from "../../../packages/holdfast/src/engines/sql/quota-tables.ts";
-import { quotaStore } from "../../../packages/holdfast/src/engines/sql/quota.ts";
+import { quotaTables } from "../../../packages/holdfast/src/engines/sql/quota/tables.ts";
+import { quotaStore } from "../../../packages/holdfast/src/engines/sql/quota/index.ts";
 import { createDatabase, unavailable } from "../../harness/databases.ts";
 import { bareSqlite, dialect, fromBareSqlite } from "../../sketches/bare-sqlite.ts";
 

@@ -1,11 +1,11 @@
 /** Changes that people make by hand leave a trace: `audited(hf, { action, target, actor }, work)`. */
-import { placeOf, send } from "../core/calls.ts";
-import { require } from "../core/capabilities.ts";
-import type { Connection } from "../core/database.ts";
-import { UsageError, message } from "../core/errors.ts";
-import { checkJson, checkRows, checkText, checkWhole, optionalText } from "../core/input.ts";
-import { checkNames } from "../core/options.ts";
-import { type Home, homeOf } from "../core/scope.ts";
+import { placeOf, send } from "../batch/calls.ts";
+import { require } from "../seam/capabilities.ts";
+import type { Connection } from "../seam/database.ts";
+import { UsageError, message } from "../seam/errors.ts";
+import { checkJson, checkRows, checkText, checkWhole, optionalText } from "../input/values.ts";
+import { checkNames } from "../input/options.ts";
+import { type Home, homeOf } from "../transaction/scope.ts";
 import type { Audits, LineEnd, WrittenLine } from "./store.ts";
 
 export interface Audit {

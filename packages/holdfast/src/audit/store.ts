@@ -1,6 +1,6 @@
 /** What an engine keeps of changes that people made by hand: the contract behind `audited`. */
-import type { Connection } from "../core/database.ts";
-import type { How, Soon } from "../core/store.ts";
+import type { Connection } from "../seam/database.ts";
+import type { How, Soon } from "../seam/store.ts";
 
 export interface NewLine {
   readonly actor: string;

@@ -10,9 +10,9 @@ import {
   placeOf,
   send,
   waitedInVain,
-} from "../core/calls.ts";
-import type { Connection } from "../core/database.ts";
-import { type Home, detached } from "../core/scope.ts";
+} from "./calls.ts";
+import type { Connection } from "../seam/database.ts";
+import { type Home, detached } from "../transaction/scope.ts";
 import { Coalescer, Failed, type Terms, Undone } from "./coalesce.ts";
 import { type Repeats, foldRepeats } from "./repeats.ts";
 import { sendTogether } from "./together.ts";

@@ -1,4 +1,4 @@
-import { Queue } from "../core/queue.ts";
+import { Queue } from "../waiting/turns.ts";
 
 /**
  * What queued while a batch was in flight goes together. There is no timer: who comes when nobody is under way goes at

@@ -1,9 +1,9 @@
 /** Several calls, sent as one statement: what is in the way of one of them is not to be in the way of the others. */
-import { type About, type Sent, Unanswered, attempts, explain } from "../core/calls.ts";
-import type { Connection } from "../core/database.ts";
-import { HoldfastError, UsageError } from "../core/errors.ts";
-import { troubles } from "../core/present.ts";
-import type { Home } from "../core/scope.ts";
+import { type About, type Sent, Unanswered, attempts, explain } from "./calls.ts";
+import type { Connection } from "../seam/database.ts";
+import { HoldfastError, UsageError } from "../seam/errors.ts";
+import { troubles } from "../transaction/present.ts";
+import type { Home } from "../transaction/scope.ts";
 import { Failed, type Terms, Undone } from "./coalesce.ts";
 
 /** What a batch needs to know of its calls. */

@@ -6,20 +6,20 @@ import {
   isSupported,
   require,
   unsupported,
-} from "../core/capabilities.ts";
-import type { Connection, Pinned, SessionLocks, Wait } from "../core/database.ts";
-import { LockLostError, NoConnectionError, UnsupportedError, message } from "../core/errors.ts";
-import { explained } from "../core/failure.ts";
-import { type Traces, emit, nextHold, traced } from "../core/events.ts";
-import { apart } from "../core/inside.ts";
-import { Silence, graceMs, interruptible, within } from "../core/interrupt.ts";
-import type { LockRequest } from "../core/key.ts";
-import { notConnected } from "../core/errand.ts";
-import { present, presenting } from "../core/present.ts";
-import * as protection from "../core/protections.ts";
-import { Queue, unlessAborted } from "../core/queue.ts";
-import { Refused, refusal } from "../core/refused.ts";
-import { type Home, checkSupport, stillKept } from "../core/scope.ts";
+} from "../seam/capabilities.ts";
+import type { Connection, Pinned, SessionLocks, Wait } from "../seam/database.ts";
+import { LockLostError, NoConnectionError, UnsupportedError, message } from "../seam/errors.ts";
+import { explained } from "../seam/failure.ts";
+import { type Traces, emit, nextHold, traced } from "../events/events.ts";
+import { apart } from "../context/inside.ts";
+import { Silence, graceMs, interruptible, within } from "../waiting/interrupt.ts";
+import type { LockRequest } from "../seam/key.ts";
+import { notConnected } from "../transaction/one-shot.ts";
+import { present, presenting } from "../transaction/present.ts";
+import * as protection from "../seam/protections.ts";
+import { Queue, unlessAborted } from "../waiting/turns.ts";
+import { Refused, refusal } from "../waiting/refused.ts";
+import { type Home, checkSupport, stillKept } from "../transaction/scope.ts";
 
 /** A lock of a session: held until it is released, its connection dies, or the process ends. */
 export interface Held extends AsyncDisposable {

@@ -1,15 +1,15 @@
-import type { Wait } from "../core/database.ts";
-import { LockTimeoutError, UnsupportedError, UsageError, message } from "../core/errors.ts";
-import { emit } from "../core/events.ts";
-import { type Key, key } from "../core/key.ts";
-import { type Candidate as Standing, stand, withdraw } from "../core/made.ts";
-import { checkNames, checkSignal } from "../core/options.ts";
-import { detached, homeOf } from "../core/scope.ts";
-import { sleep } from "../core/wait.ts";
-import { watched } from "../core/watched.ts";
+import type { Wait } from "../seam/database.ts";
+import { LockTimeoutError, UnsupportedError, UsageError, message } from "../seam/errors.ts";
+import { emit } from "../events/events.ts";
+import { type Key, key } from "../seam/key.ts";
+import { type Candidate as Standing, stand, withdraw } from "../events/made.ts";
+import { checkNames, checkSignal } from "../input/options.ts";
+import { detached, homeOf } from "../transaction/scope.ts";
+import { sleep } from "../waiting/wait.ts";
+import { watched } from "../waiting/watched-signal.ts";
 import { type Lease, type LeaseOptions, checkTerms } from "./lease.ts";
-import * as protection from "../core/protections.ts";
-import { Pauses } from "../core/retry.ts";
+import * as protection from "../seam/protections.ts";
+import { Pauses } from "../transaction/retry.ts";
 
 /** What the body of a leader gets. */
 export interface Leadership {

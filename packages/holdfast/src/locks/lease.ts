@@ -1,8 +1,8 @@
 import { hash, randomUUID } from "node:crypto";
 import { hostname } from "node:os";
-import { require } from "../core/capabilities.ts";
-import type { Connection, Wait } from "../core/database.ts";
-import { withConnection } from "../core/errand.ts";
+import { require } from "../seam/capabilities.ts";
+import type { Connection, Wait } from "../seam/database.ts";
+import { withConnection } from "../transaction/one-shot.ts";
 import {
   FileBusyError,
   type Holder,
@@ -14,23 +14,23 @@ import {
   UnsupportedError,
   UsageError,
   message,
-} from "../core/errors.ts";
-import { type Traces, emit, nextHold, traced } from "../core/events.ts";
-import { apart } from "../core/inside.ts";
-import { within } from "../core/interrupt.ts";
-import { classify } from "../core/failure.ts";
-import { type Key, type LockRequest, type Lockable, canonical } from "../core/key.ts";
-import { checkRows, checkWhole, optionalText } from "../core/input.ts";
-import type { Claim, ClaimResult, Grip, KeptLease, LeaseInfo, LeaseMode, Leases } from "../core/leases.ts";
-import { checkNames, checkSignal } from "../core/options.ts";
-import { Queue, unlessAborted } from "../core/queue.ts";
-import { present, presenting, whyOf } from "../core/present.ts";
-import { retryPolicy, retrying } from "../core/retry.ts";
-import { type Home, type Transaction, scopeOf } from "../core/scope.ts";
-import { checkWait, milliseconds, sleep } from "../core/wait.ts";
-import { watched } from "../core/watched.ts";
-import { Bell } from "../core/bell.ts";
-import * as protection from "../core/protections.ts";
+} from "../seam/errors.ts";
+import { type Traces, emit, nextHold, traced } from "../events/events.ts";
+import { apart } from "../context/inside.ts";
+import { within } from "../waiting/interrupt.ts";
+import { classify } from "../seam/failure.ts";
+import { type Key, type LockRequest, type Lockable, canonical } from "../seam/key.ts";
+import { checkRows, checkWhole, optionalText } from "../input/values.ts";
+import type { Claim, ClaimResult, Grip, KeptLease, LeaseInfo, LeaseMode, Leases } from "../seam/leases.ts";
+import { checkNames, checkSignal } from "../input/options.ts";
+import { Queue, unlessAborted } from "../waiting/turns.ts";
+import { present, presenting, whyOf } from "../transaction/present.ts";
+import { retryPolicy, retrying } from "../transaction/retry.ts";
+import { type Home, type Transaction, scopeOf } from "../transaction/scope.ts";
+import { checkWait, milliseconds, sleep } from "../waiting/wait.ts";
+import { watched } from "../waiting/watched-signal.ts";
+import { Bell } from "../batch/notifier.ts";
+import * as protection from "../seam/protections.ts";
 
 export interface LeaseOptions {
   /**

@@ -1,17 +1,17 @@
-import type { Connection } from "../core/database.ts";
-import { require } from "../core/capabilities.ts";
-import type { Wait } from "../core/database.ts";
-import { emit } from "../core/events.ts";
-import { LockNotAvailableError, OnceError, UnsupportedError, UsageError } from "../core/errors.ts";
-import type { KeyPart } from "../core/key.ts";
-import { checkMoment } from "../core/input.ts";
-import { checkNames, checkSignal } from "../core/options.ts";
-import { type Kept, fingerprint, idKey, idLock, idText, json } from "../core/replay.ts";
-import type { RetryOptions } from "../core/retry.ts";
-import { type Transaction, homeOf, scopeFor, scopeOf } from "../core/scope.ts";
-import { instanceFor } from "../core/shards.ts";
-import type { Transactor } from "../core/transaction.ts";
-import * as protection from "../core/protections.ts";
+import type { Connection } from "../seam/database.ts";
+import { require } from "../seam/capabilities.ts";
+import type { Wait } from "../seam/database.ts";
+import { emit } from "../events/events.ts";
+import { LockNotAvailableError, OnceError, UnsupportedError, UsageError } from "../seam/errors.ts";
+import type { KeyPart } from "../seam/key.ts";
+import { checkMoment } from "../input/values.ts";
+import { checkNames, checkSignal } from "../input/options.ts";
+import { type Kept, fingerprint, idKey, idLock, idText, json } from "../seam/replay.ts";
+import type { RetryOptions } from "../transaction/retry.ts";
+import { type Transaction, homeOf, scopeFor, scopeOf } from "../transaction/scope.ts";
+import { instanceFor } from "../shards/shards.ts";
+import type { Transactor } from "../transaction/transaction.ts";
+import * as protection from "../seam/protections.ts";
 
 export interface OnceResult<T> {
   readonly status: "done";

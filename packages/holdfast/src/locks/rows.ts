@@ -1,6 +1,6 @@
 /** Row and table locks: what is asked for is checked, put into one order, and taken. The SQL is the engine's. */
-import { type Capabilities, type Support, require } from "../core/capabilities.ts";
-import type { Connection, Reason, Row, Wait } from "../core/database.ts";
+import { type Capabilities, type Support, require } from "../seam/capabilities.ts";
+import type { Connection, Reason, Row, Wait } from "../seam/database.ts";
 import {
   LockNotAvailableError,
   LockTimeoutError,
@@ -9,11 +9,11 @@ import {
   UnsupportedError,
   UsageError,
   shownKey,
-} from "../core/errors.ts";
-import { emit, traced } from "../core/events.ts";
-import { boundedBy } from "../core/interrupt.ts";
-import type { Lockable } from "../core/key.ts";
-import { checkNames, checkSignal } from "../core/options.ts";
+} from "../seam/errors.ts";
+import { emit, traced } from "../events/events.ts";
+import { boundedBy } from "../waiting/interrupt.ts";
+import type { Lockable } from "../seam/key.ts";
+import { checkNames, checkSignal } from "../input/options.ts";
 import {
   type AllOptions,
   type LockedRows,
@@ -25,10 +25,10 @@ import {
   type TableName,
   type TableOptions,
   tableName,
-} from "../core/rows.ts";
-import type { Home, Scope, Work } from "../core/scope.ts";
-import type { Site } from "../core/site.ts";
-import { type Identifier, isStatement } from "../core/sql.ts";
+} from "../seam/row-options.ts";
+import type { Home, Scope, Work } from "../transaction/scope.ts";
+import type { Site } from "../context/call-site.ts";
+import { type Identifier, isStatement } from "../seam/sql.ts";
 import {
   type Order,
   type RowCall,
@@ -41,8 +41,8 @@ import {
   type Which,
   rowStrengths,
   tableModes,
-} from "../core/tables.ts";
-import { checkWait } from "../core/wait.ts";
+} from "../seam/tables.ts";
+import { checkWait } from "../waiting/wait.ts";
 
 const rowNames = new Set(["for", "wait", "columns", "orderBy", "limit", "key", "missing", "signal"]);
 const itemNames = new Set(["for", "columns", "orderBy", "limit", "key", "missing"]);

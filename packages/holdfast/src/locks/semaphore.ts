@@ -1,8 +1,8 @@
-import type { Wait } from "../core/database.ts";
-import { UsageError } from "../core/errors.ts";
-import { type Key, canonical } from "../core/key.ts";
-import { checkNames } from "../core/options.ts";
-import { checkWait } from "../core/wait.ts";
+import type { Wait } from "../seam/database.ts";
+import { UsageError } from "../seam/errors.ts";
+import { type Key, canonical } from "../seam/key.ts";
+import { checkNames } from "../input/options.ts";
+import { checkWait } from "../waiting/wait.ts";
 import { type Lease, type LeaseOptions, type Terms, type Wish, checkTerms } from "./lease.ts";
 
 /** So many of a semaphore's permits, held like a lease. */

@@ -1,9 +1,9 @@
 /** How locks of a database are kept, for everybody who uses it; and the one way to change that. */
-import { type Agreed, type Agreements, trustMs } from "../core/agreed.ts";
-import { type Strategy, require, strategies } from "../core/capabilities.ts";
-import type { Connection } from "../core/database.ts";
-import { withConnection } from "../core/errand.ts";
-import { presenting } from "../core/present.ts";
+import { type Agreed, type Agreements, trustMs } from "../seam/agreements.ts";
+import { type Strategy, require, strategies } from "../seam/capabilities.ts";
+import type { Connection } from "../seam/database.ts";
+import { withConnection } from "../transaction/one-shot.ts";
+import { presenting } from "../transaction/present.ts";
 import {
   type Holder,
   SchemaMissingError,
@@ -11,11 +11,11 @@ import {
   UnsupportedError,
   UsageError,
   message,
-} from "../core/errors.ts";
-import { checkText, optionalText } from "../core/input.ts";
-import { checkNames, checkSignal } from "../core/options.ts";
-import { homeOf } from "../core/scope.ts";
-import { milliseconds, sleep } from "../core/wait.ts";
+} from "../seam/errors.ts";
+import { checkText, optionalText } from "../input/values.ts";
+import { checkNames, checkSignal } from "../input/options.ts";
+import { homeOf } from "../transaction/scope.ts";
+import { milliseconds, sleep } from "../waiting/wait.ts";
 
 export interface AgreedStrategy {
   /** Undefined: nobody has taken a lock yet, or this user may not see it. */

@@ -1,6 +1,6 @@
 /** Optimistic versions: read, decide without a lock, and write only if nobody has written since. */
-import { isSupported } from "../core/capabilities.ts";
-import type { Connection, Row } from "../core/database.ts";
+import { isSupported } from "../seam/capabilities.ts";
+import type { Connection, Row } from "../seam/database.ts";
 import {
   CommitUnknownError,
   HoldfastError,
@@ -10,20 +10,20 @@ import {
   StaleVersionError,
   UsageError,
   shownKey,
-} from "../core/errors.ts";
-import { Ended, withConnection } from "../core/errand.ts";
-import { emit } from "../core/events.ts";
-import { classify } from "../core/failure.ts";
-import { made } from "../core/made.ts";
-import { checkNames, checkSignal } from "../core/options.ts";
-import { present } from "../core/present.ts";
-import { retrying, undone } from "../core/retry.ts";
-import { type RowKey, type TableName, tableName } from "../core/rows.ts";
-import { type Home, type Transaction, type Work, homeOf, scopeFor, scopeOf } from "../core/scope.ts";
-import type { Identifier } from "../core/sql.ts";
-import type { RowCall, TableShape, Tables } from "../core/tables.ts";
-import type { Transactor } from "../core/transaction.ts";
-import { isOpaque } from "../core/thrown.ts";
+} from "../seam/errors.ts";
+import { Ended, withConnection } from "../transaction/one-shot.ts";
+import { emit } from "../events/events.ts";
+import { classify } from "../seam/failure.ts";
+import { made } from "../events/made.ts";
+import { checkNames, checkSignal } from "../input/options.ts";
+import { present } from "../transaction/present.ts";
+import { retrying, undone } from "../transaction/retry.ts";
+import { type RowKey, type TableName, tableName } from "../seam/row-options.ts";
+import { type Home, type Transaction, type Work, homeOf, scopeFor, scopeOf } from "../transaction/scope.ts";
+import type { Identifier } from "../seam/sql.ts";
+import type { RowCall, TableShape, Tables } from "../seam/tables.ts";
+import type { Transactor } from "../transaction/transaction.ts";
+import { isOpaque } from "../seam/thrown.ts";
 import { keyValues } from "./rows.ts";
 import { type Turn, turnsOf } from "./turns.ts";
 

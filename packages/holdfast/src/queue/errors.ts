@@ -1,5 +1,5 @@
-import { HoldfastError } from "../core/errors.ts";
-import { described } from "../core/thrown.ts";
+import { HoldfastError } from "../seam/errors.ts";
+import { described } from "../seam/thrown.ts";
 
 /** The job is not this worker's any more: it was given up for dead, and the job to another. Nothing was written. */
 export class JobLostError extends HoldfastError {

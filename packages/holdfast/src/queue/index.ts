@@ -1,4 +1,4 @@
-export type { Older } from "../core/older.ts";
+export type { Older } from "../input/older.ts";
 export { JobLostError, PayloadError } from "./errors.ts";
 export type { Job } from "./job.ts";
 export { jobs, workers } from "./jobs.ts";

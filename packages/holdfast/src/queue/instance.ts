@@ -1,4 +1,4 @@
-import type { Lockable } from "../core/key.ts";
+import type { Lockable } from "../seam/key.ts";
 
 /** A lock of a session. Its signal aborts when the session is lost. */
 export interface Session extends AsyncDisposable {

@@ -1,5 +1,5 @@
-import type { Connection } from "../core/database.ts";
-import { scopeOf } from "../core/scope.ts";
+import type { Connection } from "../seam/database.ts";
+import { scopeOf } from "../transaction/scope.ts";
 import { JobLostError } from "./errors.ts";
 import type { ClaimedJob, Leased } from "./store.ts";
 

@@ -1,9 +1,9 @@
-import { placeOf, send } from "../core/calls.ts";
-import type { Connection } from "../core/database.ts";
-import { UsageError } from "../core/errors.ts";
-import { checkRows, checkText, optionalText, shown } from "../core/input.ts";
-import { checkNames } from "../core/options.ts";
-import { deskOf } from "./desk.ts";
+import { placeOf, send } from "../batch/calls.ts";
+import type { Connection } from "../seam/database.ts";
+import { UsageError } from "../seam/errors.ts";
+import { checkRows, checkText, optionalText, shown } from "../input/values.ts";
+import { checkNames } from "../input/options.ts";
+import { deskOf } from "./batcher.ts";
 import type { JobPage, JobState, QueueLists, WorkerInfo } from "./store.ts";
 
 const states: readonly unknown[] = ["waiting", "delayed", "running", "failed"] satisfies JobState[];

@@ -1,9 +1,9 @@
-import { placeOf, send } from "../core/calls.ts";
-import { checkTexts } from "../core/input.ts";
-import { merged } from "../core/merged.ts";
-import { checkNames } from "../core/options.ts";
-import { instancesOf } from "../core/shards.ts";
-import { deskOf } from "./desk.ts";
+import { placeOf, send } from "../batch/calls.ts";
+import { checkTexts } from "../input/values.ts";
+import { merged } from "../shards/merged.ts";
+import { checkNames } from "../input/options.ts";
+import { instancesOf } from "../shards/shards.ts";
+import { deskOf } from "./batcher.ts";
 import type { QueueCounts, QueueInfo } from "./store.ts";
 
 /** All queues of this database, or those of these names that are there, by name. Nothing is made by asking. */

@@ -4,15 +4,15 @@
  */
 import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
-import { isSupported } from "../core/capabilities.ts";
-import type { Connection } from "../core/database.ts";
-import { emit } from "../core/events.ts";
-import { within } from "../core/interrupt.ts";
-import { key } from "../core/key.ts";
-import { NoConnectionError } from "../core/errors.ts";
-import { Pauses } from "../core/retry.ts";
-import type { Home } from "../core/scope.ts";
-import { sleep } from "../core/wait.ts";
+import { isSupported } from "../seam/capabilities.ts";
+import type { Connection } from "../seam/database.ts";
+import { emit } from "../events/events.ts";
+import { within } from "../waiting/interrupt.ts";
+import { key } from "../seam/key.ts";
+import { NoConnectionError } from "../seam/errors.ts";
+import { Pauses } from "../transaction/retry.ts";
+import type { Home } from "../transaction/scope.ts";
+import { sleep } from "../waiting/wait.ts";
 import type { Instance, Session } from "./instance.ts";
 import type { How, QueueStore, Where } from "./store.ts";
 

@@ -5,8 +5,8 @@
  * What becomes of jobs is decided in `decide.ts`, for every engine. Who gets one is not: to choose jobs that nobody else gets
  * is what a claim does, by whatever the engine has for it, and the conformance suite says what it must come to.
  */
-import type { Connection } from "../core/database.ts";
-import type { How } from "../core/store.ts";
+import type { Connection } from "../seam/database.ts";
+import type { How } from "../seam/store.ts";
 
 export type { How };
 

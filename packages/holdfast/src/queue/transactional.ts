@@ -1,11 +1,11 @@
 /** Short jobs, each in a transaction that its claim is a part of: a crash rolls both back, and there is no lease. */
-import type { Ear } from "../core/bell.ts";
-import type { Connection } from "../core/database.ts";
-import { emit, traced } from "../core/events.ts";
-import { classify } from "../core/failure.ts";
-import { type Scope, scopeOf } from "../core/scope.ts";
-import { sleep } from "../core/wait.ts";
-import type { Desk } from "./desk.ts";
+import type { Ear } from "../batch/notifier.ts";
+import type { Connection } from "../seam/database.ts";
+import { emit, traced } from "../events/events.ts";
+import { classify } from "../seam/failure.ts";
+import { type Scope, scopeOf } from "../transaction/scope.ts";
+import { sleep } from "../waiting/wait.ts";
+import type { Desk } from "./batcher.ts";
 import { words } from "./errors.ts";
 import type { Member } from "./rounds.ts";
 import type { ClaimedJob, Where } from "./store.ts";

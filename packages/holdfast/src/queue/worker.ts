@@ -1,11 +1,11 @@
 /** Claims jobs, runs their handler, and says how they ended. */
-import type { Ear } from "../core/bell.ts";
-import type { Connection } from "../core/database.ts";
-import { classify } from "../core/failure.ts";
-import { Pauses, rolledBack } from "../core/retry.ts";
-import { emit, heard, traced } from "../core/events.ts";
-import { sleep } from "../core/wait.ts";
-import type { Desk } from "./desk.ts";
+import type { Ear } from "../batch/notifier.ts";
+import type { Connection } from "../seam/database.ts";
+import { classify } from "../seam/failure.ts";
+import { Pauses, rolledBack } from "../transaction/retry.ts";
+import { emit, heard, traced } from "../events/events.ts";
+import { sleep } from "../waiting/wait.ts";
+import type { Desk } from "./batcher.ts";
 import { JobLostError, words } from "./errors.ts";
 import { type Batch, type Job, JobOf, type Keeper } from "./job.ts";
 import type { Member } from "./rounds.ts";

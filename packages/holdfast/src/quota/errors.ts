@@ -1,4 +1,4 @@
-import { HoldfastError } from "../core/errors.ts";
+import { HoldfastError } from "../seam/errors.ts";
 
 export interface Exceeded {
   readonly quota: string;

@@ -18,8 +18,8 @@ export {
   type Subject,
   quota,
 } from "./quota.ts";
-export type { Older } from "../core/older.ts";
-export type { Trust } from "../core/trust.ts";
+export type { Older } from "../input/older.ts";
+export type { Trust } from "../input/trust.ts";
 export type { Unit } from "../time/units.ts";
 export type { Period } from "../time/windows.ts";
 export type { QuotaInfo } from "./store.ts";

@@ -1,10 +1,10 @@
-import { checkRows, checkText, optionalText } from "../core/input.ts";
-import type { Connection } from "../core/database.ts";
-import { merged } from "../core/merged.ts";
-import { checkNames } from "../core/options.ts";
-import type { How, Soon } from "../core/store.ts";
-import { instancesOf } from "../core/shards.ts";
-import { deskOf } from "./desk.ts";
+import { checkRows, checkText, optionalText } from "../input/values.ts";
+import type { Connection } from "../seam/database.ts";
+import { merged } from "../shards/merged.ts";
+import { checkNames } from "../input/options.ts";
+import type { How, Soon } from "../seam/store.ts";
+import { instancesOf } from "../shards/shards.ts";
+import { deskOf } from "./batcher.ts";
 import { type Subject, textOf } from "./quota.ts";
 import type { QuotaInfo, QuotaLists, StoredBucket } from "./store.ts";
 

@@ -1,9 +1,9 @@
 /** Limits that are exact: `quota(hf, { name: "uploads", limit: 100, per: "day" })`. */
 import { randomUUID } from "node:crypto";
-import { callNames } from "../core/calls.ts";
-import type { Wait } from "../core/database.ts";
-import { UsageError } from "../core/errors.ts";
-import { emit } from "../core/events.ts";
+import { callNames } from "../batch/calls.ts";
+import type { Wait } from "../seam/database.ts";
+import { UsageError } from "../seam/errors.ts";
+import { emit } from "../events/events.ts";
 import {
   checkId,
   checkJson,
@@ -16,15 +16,15 @@ import {
   optionalText,
   shown as shownValue,
   subjectText,
-} from "../core/input.ts";
-import { made } from "../core/made.ts";
-import { type Older, olderThan } from "../core/older.ts";
-import { checkNames } from "../core/options.ts";
-import { type Instances, instancesOf } from "../core/shards.ts";
-import type { Transaction } from "../core/scope.ts";
-import type { Transactor } from "../core/transaction.ts";
-import { type Trust, checkTrust } from "../core/trust.ts";
-import { type Desk, type Part, deskOf } from "./desk.ts";
+} from "../input/values.ts";
+import { made } from "../events/made.ts";
+import { type Older, olderThan } from "../input/older.ts";
+import { checkNames } from "../input/options.ts";
+import { type Instances, instancesOf } from "../shards/shards.ts";
+import type { Transaction } from "../transaction/scope.ts";
+import type { Transactor } from "../transaction/transaction.ts";
+import { type Trust, checkTrust } from "../input/trust.ts";
+import { type Desk, type Part, deskOf } from "./batcher.ts";
 import { QuotaError, QuotaExceededError } from "./errors.ts";
 import type { Amended, Amendment, Definition, Entry, Standing, Verdict } from "./store.ts";
 import { type Period, type Span, spanOf, startsAround } from "../time/windows.ts";

@@ -2,9 +2,9 @@
  * What an engine keeps of quotas: the contract behind `quota`. What is decided is written in `decide/`; a store reads and
  * writes, or is a faster way to the same.
  */
-import type { Connection } from "../core/database.ts";
-import type { How, Soon } from "../core/store.ts";
-import type { Trust } from "../core/trust.ts";
+import type { Connection } from "../seam/database.ts";
+import type { How, Soon } from "../seam/store.ts";
+import type { Trust } from "../input/trust.ts";
 
 /** What is counted. Moments are in milliseconds, `per` in microseconds. */
 export type Rule =

@@ -3,8 +3,8 @@
  * clocks are changed is our own business (time/zone.ts), so that it is the same with every version of croner, and as documented.
  */
 import { createRequire } from "node:module";
-import { UsageError, message } from "../core/errors.ts";
-import { self } from "../core/self.ts";
+import { UsageError, message } from "../seam/errors.ts";
+import { self } from "../context/self.ts";
 import { ScheduleError } from "./errors.ts";
 import type { Wanted } from "../time/zone.ts";
 

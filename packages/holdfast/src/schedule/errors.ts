@@ -1,4 +1,4 @@
-import { HoldfastError } from "../core/errors.ts";
+import { HoldfastError } from "../seam/errors.ts";
 
 /** A schedule cannot be kept, or one of its runs is no longer this process's. */
 export class ScheduleError extends HoldfastError {

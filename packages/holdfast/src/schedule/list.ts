@@ -1,10 +1,10 @@
-import { placeOf, send } from "../core/calls.ts";
-import type { Connection } from "../core/database.ts";
-import { require } from "../core/capabilities.ts";
-import { checkRows, checkText, checkTexts } from "../core/input.ts";
-import { checkNames } from "../core/options.ts";
-import { homeOf } from "../core/scope.ts";
-import type { How, Soon } from "../core/store.ts";
+import { placeOf, send } from "../batch/calls.ts";
+import type { Connection } from "../seam/database.ts";
+import { require } from "../seam/capabilities.ts";
+import { checkRows, checkText, checkTexts } from "../input/values.ts";
+import { checkNames } from "../input/options.ts";
+import { homeOf } from "../transaction/scope.ts";
+import type { How, Soon } from "../seam/store.ts";
 import { type RunInfo, asInfo } from "./schedule.ts";
 import type { Schedules } from "./store.ts";
 

@@ -1,11 +1,11 @@
 /** One run of a schedule that this process has claimed: kept alive by heartbeats, and told when it is lost. */
-import type { Connection } from "../core/database.ts";
-import { message } from "../core/errors.ts";
-import { emit } from "../core/events.ts";
-import { type Home, type Transaction, scopeOf } from "../core/scope.ts";
-import type { How, Soon } from "../core/store.ts";
-import { sleep } from "../core/wait.ts";
-import { watched } from "../core/watched.ts";
+import type { Connection } from "../seam/database.ts";
+import { message } from "../seam/errors.ts";
+import { emit } from "../events/events.ts";
+import { type Home, type Transaction, scopeOf } from "../transaction/scope.ts";
+import type { How, Soon } from "../seam/store.ts";
+import { sleep } from "../waiting/wait.ts";
+import { watched } from "../waiting/watched-signal.ts";
 import { ScheduleError } from "./errors.ts";
 import type { Claimed, Renewal, Schedules } from "./store.ts";
 

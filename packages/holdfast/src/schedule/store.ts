@@ -1,6 +1,6 @@
 /** What an engine keeps of schedules: the contract behind `schedule`. Moments are milliseconds of the database's clock. */
-import type { Connection } from "../core/database.ts";
-import type { How, Soon } from "../core/store.ts";
+import type { Connection } from "../seam/database.ts";
+import type { How, Soon } from "../seam/store.ts";
 
 /** What to do with a tick while an earlier run is not over. */
 export type Overlap = "skip" | "queue" | "allow";

@@ -1,7 +1,7 @@
 /** When a schedule is due. */
 import { setImmediate as breathe } from "node:timers/promises";
-import { UsageError } from "../core/errors.ts";
-import { checkMoment, shown } from "../core/input.ts";
+import { UsageError } from "../seam/errors.ts";
+import { checkMoment, shown } from "../input/values.ts";
 import { lengths, monday, periodOf } from "../time/units.ts";
 import { checkZone, day, nextReached, nextShown } from "../time/zone.ts";
 import { installed, readPattern } from "./cron.ts";

@@ -1,4 +1,4 @@
-import { HoldfastError } from "../core/errors.ts";
+import { HoldfastError } from "../seam/errors.ts";
 import type { Spot } from "./store.ts";
 import type { Shortage } from "./domain.ts";
 

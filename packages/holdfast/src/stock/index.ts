@@ -2,7 +2,7 @@ export { type Finding, type Level, type Shortage, splitOrder } from "./domain.ts
 export { InsufficientStockError, StockConflictError, StockError, UnknownSkuError } from "./errors.ts";
 export { stocks } from "./list.ts";
 export type { BookInfo } from "./store.ts";
-export type { Trust } from "../core/trust.ts";
+export type { Trust } from "../input/trust.ts";
 export {
   type Applied,
   type AppliedLine,

@@ -1,7 +1,7 @@
-import { merged } from "../core/merged.ts";
-import { instancesOf } from "../core/shards.ts";
+import { merged } from "../shards/merged.ts";
+import { instancesOf } from "../shards/shards.ts";
 import type { BookInfo } from "./store.ts";
-import { deskOf } from "./desk.ts";
+import { deskOf } from "./batcher.ts";
 
 /** All stocks that have a level, by name. */
 export async function stocks(hf: object): Promise<readonly BookInfo[]> {

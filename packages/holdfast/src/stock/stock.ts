@@ -1,8 +1,8 @@
 /** Stock that changes by movements only: `stock(hf).apply([{ sku: "CAP", quantity: -2 }], { source: "ORDER" })`. */
 import { randomBytes } from "node:crypto";
-import { callNames } from "../core/calls.ts";
-import type { Connection, Wait } from "../core/database.ts";
-import { UnsupportedError, UsageError } from "../core/errors.ts";
+import { callNames } from "../batch/calls.ts";
+import type { Connection, Wait } from "../seam/database.ts";
+import { UnsupportedError, UsageError } from "../seam/errors.ts";
 import {
   checkId,
   checkMoment,
@@ -13,11 +13,11 @@ import {
   checkWhole,
   longestName,
   optionalText,
-} from "../core/input.ts";
-import { merged } from "../core/merged.ts";
-import { checkNames } from "../core/options.ts";
-import type { Transaction } from "../core/scope.ts";
-import { type Instances, instancesOf } from "../core/shards.ts";
+} from "../input/values.ts";
+import { merged } from "../shards/merged.ts";
+import { checkNames } from "../input/options.ts";
+import type { Transaction } from "../transaction/scope.ts";
+import { type Instances, instancesOf } from "../shards/shards.ts";
 import type {
   About,
   Book,
@@ -31,9 +31,9 @@ import type {
   StockStore,
   Verdict,
 } from "./store.ts";
-import type { Transactor } from "../core/transaction.ts";
-import { type Trust, checkTrust } from "../core/trust.ts";
-import { type Desk, deskOf, longMs } from "./desk.ts";
+import type { Transactor } from "../transaction/transaction.ts";
+import { type Trust, checkTrust } from "../input/trust.ts";
+import { type Desk, deskOf, longMs } from "./batcher.ts";
 import { type Finding, type Shortage, explain, shortage, splitOrder, spotName, sumLines } from "./domain.ts";
 import { InsufficientStockError, StockConflictError, StockError, UnknownSkuError } from "./errors.ts";
 

@@ -1,7 +1,7 @@
 /** What an engine keeps of stock: the contract behind `stock`. What is decided is said in `decide.ts`. */
-import type { Connection } from "../core/database.ts";
-import type { How, Soon } from "../core/store.ts";
-import type { Trust } from "../core/trust.ts";
+import type { Connection } from "../seam/database.ts";
+import type { How, Soon } from "../seam/store.ts";
+import type { Trust } from "../input/trust.ts";
 
 export interface Spot {
   readonly sku: string;

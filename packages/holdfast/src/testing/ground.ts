@@ -1,9 +1,9 @@
-import { ours } from "../core/beside.ts";
-import type { Connection, Database, Row } from "../core/database.ts";
-import { UnsupportedError } from "../core/errors.ts";
-import type { Statement } from "../core/sql.ts";
-import { withConnection } from "../core/errand.ts";
-import type { Capabilities } from "../core/capabilities.ts";
+import { ours } from "../context/ours.ts";
+import type { Connection, Database, Row } from "../seam/database.ts";
+import { UnsupportedError } from "../seam/errors.ts";
+import type { Statement } from "../seam/sql.ts";
+import { withConnection } from "../transaction/one-shot.ts";
+import type { Capabilities } from "../seam/capabilities.ts";
 import type { Holdfast } from "../holdfast.ts";
 
 /** One client of a database. A run needs two, as two processes would have (or the same one, if there can be only one). */

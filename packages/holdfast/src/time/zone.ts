@@ -2,8 +2,8 @@
  * What clocks show in a time zone, and when they first get to a time: the one place that knows of zones. Times on the wall
  * are numbers as well: the moment at which a clock in UTC shows the same.
  */
-import { UsageError } from "../core/errors.ts";
-import { shown } from "../core/input.ts";
+import { UsageError } from "../seam/errors.ts";
+import { shown } from "../input/values.ts";
 
 const second = 1000;
 export const day = 86_400_000;

@@ -1,4 +1,4 @@
-import type { LockView, Session } from "../core/inspect.ts";
+import type { LockView, Session } from "../seam/inspect.ts";
 
 /** Somebody who is in the way of others, and those who wait for it, and those who wait for them in turn. */
 export interface WaitChain {

@@ -1,7 +1,7 @@
 /** Subscriptions to what Holdfast tells, ended together. */
 import { subscribe, tracingChannel, unsubscribe } from "node:diagnostics_channel";
-import { UsageError, message } from "../core/errors.ts";
-import type { Events, Traced, Traces } from "../core/events.ts";
+import { UsageError, message } from "../seam/errors.ts";
+import type { Events, Traced, Traces } from "../events/events.ts";
 
 export type Listeners = { readonly [K in keyof Events]?: (event: Events[K]) => void };
 

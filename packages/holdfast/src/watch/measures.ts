@@ -1,8 +1,8 @@
 /** What is measured, in one list: OpenTelemetry, Prometheus, the page and the dashboard have it from here. */
-import type { Events } from "../core/events.ts";
-import { within } from "../core/interrupt.ts";
-import { hazardKinds } from "../core/section.ts";
-import { type Candidate, type Made, allMade } from "../core/made.ts";
+import type { Events } from "../events/events.ts";
+import { within } from "../waiting/interrupt.ts";
+import { hazardKinds } from "../context/section.ts";
+import { type Candidate, type Made, allMade } from "../events/made.ts";
 import { type CountedQueue, type MeasureOptions, listen } from "./listen.ts";
 
 export interface Measure {

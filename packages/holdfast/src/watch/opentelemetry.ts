@@ -1,8 +1,8 @@
 /** Spans and metrics: `import * as api from "@opentelemetry/api"; openTelemetry(api)`. */
-import { HoldfastError, UsageError, message } from "../core/errors.ts";
-import type { Traced } from "../core/events.ts";
-import { checkNames } from "../core/options.ts";
-import { isError, isOpaque, read } from "../core/thrown.ts";
+import { HoldfastError, UsageError, message } from "../seam/errors.ts";
+import type { Traced } from "../events/events.ts";
+import { checkNames } from "../input/options.ts";
+import { isError, isOpaque, read } from "../seam/thrown.ts";
 import { type MeasureOptions, type Tracer, checkMeasures, listen, measureOptions, trace } from "./listen.ts";
 import { type Book, type Labels, type Measure, allMeasures, depths, keep, measures } from "./measures.ts";
 

@@ -1,7 +1,7 @@
 /** What an instance is to be watched for. */
-import { UsageError } from "../core/errors.ts";
-import { checkNames } from "../core/options.ts";
-import { milliseconds } from "../core/wait.ts";
+import { UsageError } from "../seam/errors.ts";
+import { checkNames } from "../input/options.ts";
+import { milliseconds } from "../waiting/wait.ts";
 
 export type HazardMode = "warn" | "throw" | "count" | "off";
 

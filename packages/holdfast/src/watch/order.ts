@@ -2,9 +2,9 @@
  * The order in which locks are taken, by namespaces of keys and by tables, for the whole process. Two transactions that take
  * the same two in different orders are a deadlock as soon as they meet; that they do it is seen long before.
  */
-import type { OrderStep } from "../core/events.ts";
-import type { LockRequest } from "../core/key.ts";
-import type { Site } from "../core/site.ts";
+import type { OrderStep } from "../events/events.ts";
+import type { LockRequest } from "../seam/key.ts";
+import type { Site } from "../context/call-site.ts";
 
 /** Of keys, their namespace; of rows, their table. */
 export interface Kind {

@@ -1,5 +1,5 @@
 /** Figures for Prometheus, as text: `createServer(prometheus().handler).listen(9464, "127.0.0.1")`. */
-import { checkNames } from "../core/options.ts";
+import { checkNames } from "../input/options.ts";
 import { type MeasureOptions, checkMeasures, measureOptions } from "./listen.ts";
 import {
   type Book,

@@ -6,7 +6,7 @@
  */
 import { subscribe, unsubscribe } from "node:diagnostics_channel";
 import { promisify } from "node:util";
-import { type Site, sites } from "../core/site.ts";
+import { type Site, sites } from "../context/call-site.ts";
 
 export type Sign = "fetch" | "http" | "socket" | "dns" | "timer" | "process" | "prompt";
 

@@ -1,5 +1,5 @@
 /** What a statement locks, and what may be shown of it, as far as its text tells. It is not a parser. */
-import { type Site, sites } from "../core/site.ts";
+import { type Site, sites } from "../context/call-site.ts";
 import { type Wanted, wantedRows } from "./order.ts";
 
 /** The function whose callers sent it. */

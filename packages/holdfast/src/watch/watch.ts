@@ -1,8 +1,8 @@
 /** Watches what transactions do while they hold locks: how long, what beside their statements, and in which order. */
-import { isOurs } from "../core/beside.ts";
-import { HazardError } from "../core/errors.ts";
-import { keyNames } from "../core/key.ts";
-import { type OrderStep, emit, heard } from "../core/events.ts";
+import { isOurs } from "../context/ours.ts";
+import { HazardError } from "../seam/errors.ts";
+import { keyNames } from "../seam/key.ts";
+import { type OrderStep, emit, heard } from "../events/events.ts";
 import {
   type HazardKind,
   type Locked,
@@ -11,8 +11,8 @@ import {
   sectionHere,
   sections,
   watchSections,
-} from "../core/section.ts";
-import { type Site, sites } from "../core/site.ts";
+} from "../context/section.ts";
+import { type Site, sites } from "../context/call-site.ts";
 import type { Watching } from "./options.ts";
 import { type Holding, type Wanted, follow, keepOrderIn, wantedKeys, wantedRows } from "./order.ts";
 import { type Listener, type Sign, hearSigns, replaceFunctions } from "./signs.ts";

@@ -1,14 +1,14 @@
-import type { SqlConnection } from "../../core/database.ts";
-import { UnsupportedError, UsageError } from "../../core/errors.ts";
-import { defaultSchema, prefixNames } from "../../core/names.ts";
+import type { SqlConnection } from "../../seam/database.ts";
+import { UnsupportedError, UsageError } from "../../seam/errors.ts";
+import { defaultSchema, prefixNames } from "../../seam/names.ts";
 import {
   type Dialect,
   type Names,
   type Rendered,
   type Statement,
   render as renderWith,
-} from "../../core/sql.ts";
-import type { Desk } from "./desk.ts";
+} from "../../seam/sql.ts";
+import type { Desk } from "./lease-batcher.ts";
 
 export interface DuckdbConnection extends SqlConnection {
   /** The client's own connection: what is held is held by this. */

@@ -1,5 +1,5 @@
-import type { DriverError, Failure } from "../../core/database.ts";
-import { SchemaMissingError, message } from "../../core/errors.ts";
+import type { DriverError, Failure } from "../../seam/database.ts";
+import { SchemaMissingError, message } from "../../seam/errors.ts";
 
 /** Its errors have no codes: each message begins with the kind of the error, which is all there is to go by. */
 const messages: readonly (readonly [RegExp, Failure])[] = [

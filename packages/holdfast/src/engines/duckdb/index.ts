@@ -1,6 +1,6 @@
-import { unsupported } from "../../core/capabilities.ts";
-import type { Engine } from "../../core/database.ts";
-import { namedConnection, prefixNames } from "../../core/names.ts";
+import { unsupported } from "../../seam/capabilities.ts";
+import type { Engine } from "../../seam/database.ts";
+import { namedConnection, prefixNames } from "../../seam/names.ts";
 import { type DuckdbConnection, dialect } from "./dialect.ts";
 import { classify } from "./errors.ts";
 import { holders, inspect } from "./inspect.ts";
@@ -11,7 +11,7 @@ import { replay } from "./replay.ts";
 import { migrationsIn } from "./schema.ts";
 import { tables } from "./tables.ts";
 
-export { Desk } from "./desk.ts";
+export { Desk } from "./lease-batcher.ts";
 export { type DuckdbConnection, render } from "./dialect.ts";
 
 export const duckdb: Engine<DuckdbConnection> = {

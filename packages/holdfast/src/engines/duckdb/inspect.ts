@@ -1,7 +1,7 @@
-import type { Holder } from "../../core/errors.ts";
-import type { LockView } from "../../core/inspect.ts";
-import type { LockRequest } from "../../core/key.ts";
-import type { Holding } from "./desk.ts";
+import type { Holder } from "../../seam/errors.ts";
+import type { LockView } from "../../seam/inspect.ts";
+import type { LockRequest } from "../../seam/key.ts";
+import type { Holding } from "./lease-batcher.ts";
 import type { DuckdbConnection } from "./dialect.ts";
 import { leases } from "./leases.ts";
 

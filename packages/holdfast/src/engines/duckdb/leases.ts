@@ -1,7 +1,7 @@
-import { type Entry, type View, decide } from "../../core/claims.ts";
-import { SerializationError, UnsupportedError } from "../../core/errors.ts";
-import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../core/leases.ts";
-import { type Statement, own, sql } from "../../core/sql.ts";
+import { type Entry, type View, decide } from "../../seam/lease-decide.ts";
+import { SerializationError, UnsupportedError } from "../../seam/errors.ts";
+import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../seam/leases.ts";
+import { type Statement, own, sql } from "../../seam/sql.ts";
 import type { DuckdbConnection } from "./dialect.ts";
 import { explaining, isConflict } from "./errors.ts";
 import { assertUsable, insist } from "./locks.ts";

@@ -3,16 +3,16 @@
  * wait for that: an UPDATE of the same row fails at once, and takes its transaction with it. It fails too if the row was
  * changed after the transaction's snapshot: so a lock that is granted proves that the snapshot is not older than it.
  */
-import type { Begun, Grant, LockCall, Open } from "../../core/database.ts";
+import type { Begun, Grant, LockCall, Open } from "../../seam/database.ts";
 import {
   NotInTransactionError,
   SerializationError,
   TransactionAbortedError,
   UnsupportedError,
-} from "../../core/errors.ts";
-import type { LockRequest } from "../../core/key.ts";
-import { type Statement, own, sql } from "../../core/sql.ts";
-import { sleep } from "../../core/wait.ts";
+} from "../../seam/errors.ts";
+import type { LockRequest } from "../../seam/key.ts";
+import { type Statement, own, sql } from "../../seam/sql.ts";
+import { sleep } from "../../waiting/wait.ts";
 import type { DuckdbConnection } from "./dialect.ts";
 import { classify, explaining, isConflict } from "./errors.ts";
 

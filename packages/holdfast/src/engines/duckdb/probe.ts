@@ -1,7 +1,7 @@
-import { type Probed, type Strategy, unsupported } from "../../core/capabilities.ts";
-import type { ClientTraits } from "../../core/database.ts";
-import { ServerTooOldError, UnsupportedError } from "../../core/errors.ts";
-import { sql } from "../../core/sql.ts";
+import { type Probed, type Strategy, unsupported } from "../../seam/capabilities.ts";
+import type { ClientTraits } from "../../seam/database.ts";
+import { ServerTooOldError, UnsupportedError } from "../../seam/errors.ts";
+import { sql } from "../../seam/sql.ts";
 import type { DuckdbConnection } from "./dialect.ts";
 import { noSavepoints } from "./locks.ts";
 

@@ -1,9 +1,9 @@
 /** Rows of the caller's, read by key and compared and set. There is no way to lock them. */
-import type { Row } from "../../core/database.ts";
-import { UnsupportedError, UsageError } from "../../core/errors.ts";
-import { type Identifier, type Statement, sql } from "../../core/sql.ts";
-import type { RowCall, Selection, TableShape, Tables, VersionedWrite } from "../../core/tables.ts";
-import { sleep } from "../../core/wait.ts";
+import type { Row } from "../../seam/database.ts";
+import { UnsupportedError, UsageError } from "../../seam/errors.ts";
+import { type Identifier, type Statement, sql } from "../../seam/sql.ts";
+import type { RowCall, Selection, TableShape, Tables, VersionedWrite } from "../../seam/tables.ts";
+import { sleep } from "../../waiting/wait.ts";
 import type { DuckdbConnection } from "./dialect.ts";
 import { isConflict } from "./errors.ts";
 

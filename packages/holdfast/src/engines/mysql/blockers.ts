@@ -1,8 +1,8 @@
 /** Who waits for whom at this moment. */
-import type { Row, SqlConnection } from "../../core/database.ts";
-import { UsageError } from "../../core/errors.ts";
-import { sql } from "../../core/sql.ts";
-import { sleep } from "../../core/wait.ts";
+import type { Row, SqlConnection } from "../../seam/database.ts";
+import { UsageError } from "../../seam/errors.ts";
+import { sql } from "../../seam/sql.ts";
+import { sleep } from "../../waiting/wait.ts";
 import { processes } from "./sessions.ts";
 
 interface Client {

@@ -1,6 +1,6 @@
 /** What the clients of this engine have in common: statements that KILL QUERY ends, and what the protocol tells. */
-import { ours } from "../../core/beside.ts";
-import { unlessAborted } from "../../core/queue.ts";
+import { ours } from "../../context/ours.ts";
+import { unlessAborted } from "../../waiting/turns.ts";
 
 /** Ends a statement from another connection. Gives up when what it is to end has ended by itself. */
 export type Kill = (text: string, ended: AbortSignal) => Promise<void>;

@@ -1,12 +1,12 @@
-import type { SqlConnection } from "../../core/database.ts";
-import { defaultSchema, prefixNames } from "../../core/names.ts";
+import type { SqlConnection } from "../../seam/database.ts";
+import { defaultSchema, prefixNames } from "../../seam/names.ts";
 import {
   type Dialect,
   type Names,
   type Rendered,
   type Statement,
   render as renderWith,
-} from "../../core/sql.ts";
+} from "../../seam/sql.ts";
 
 const names = prefixNames(defaultSchema);
 

@@ -1,4 +1,4 @@
-import type { DriverError, Failure, Violated } from "../../core/database.ts";
+import type { DriverError, Failure, Violated } from "../../seam/database.ts";
 
 /** Server error numbers; MySQL and MariaDB agree on most. */
 const failures: Readonly<Record<number, Failure>> = {

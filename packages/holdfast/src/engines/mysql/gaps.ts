@@ -1,4 +1,4 @@
-import { type Unsupported, unsupported } from "../../core/capabilities.ts";
+import { type Unsupported, unsupported } from "../../seam/capabilities.ts";
 
 /** What this family deliberately does not give, and why. */
 export const noTableLocks = unsupported(

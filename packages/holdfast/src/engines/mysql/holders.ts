@@ -1,6 +1,6 @@
 /** Locks of sessions as the server shows them, GET_LOCK of a hash, told by the names of their keys. */
-import type { SqlConnection } from "../../core/database.ts";
-import { own, sql } from "../../core/sql.ts";
+import type { SqlConnection } from "../../seam/database.ts";
+import { own, sql } from "../../seam/sql.ts";
 import { lockName, heldName } from "./locks.ts";
 import { failureOf } from "./waits.ts";
 

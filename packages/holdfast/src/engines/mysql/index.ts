@@ -1,7 +1,7 @@
-import { unsupported } from "../../core/capabilities.ts";
-import type { Engine, SqlConnection } from "../../core/database.ts";
-import { namedConnection, prefixNames } from "../../core/names.ts";
-import { sql } from "../../core/sql.ts";
+import { unsupported } from "../../seam/capabilities.ts";
+import type { Engine, SqlConnection } from "../../seam/database.ts";
+import { namedConnection, prefixNames } from "../../seam/names.ts";
+import { sql } from "../../seam/sql.ts";
 import { dialect } from "./dialect.ts";
 import { classify, violated, waited } from "./errors.ts";
 import { inspect } from "./inspect.ts";
@@ -12,7 +12,7 @@ import { replay } from "./replay.ts";
 import { migrationsIn } from "./schema.ts";
 import { tables } from "./tables.ts";
 import { begin, end, keepLocks, settle } from "./transactions.ts";
-import { wire } from "./wire.ts";
+import { wire } from "./protocol.ts";
 
 export { render } from "./dialect.ts";
 

@@ -1,9 +1,9 @@
-import type { Capabilities } from "../../core/capabilities.ts";
-import type { Row, SqlConnection } from "../../core/database.ts";
-import type { LockView } from "../../core/inspect.ts";
-import { own, sql } from "../../core/sql.ts";
+import type { Capabilities } from "../../seam/capabilities.ts";
+import type { Row, SqlConnection } from "../../seam/database.ts";
+import type { LockView } from "../../seam/inspect.ts";
+import { own, sql } from "../../seam/sql.ts";
 import { namesOf } from "./dialect.ts";
-import { sleep } from "../../core/wait.ts";
+import { sleep } from "../../waiting/wait.ts";
 import { lockName } from "./locks.ts";
 import { heldBySessions, heldByTransactions, keysOf, ofHoldfast, orNone } from "./holders.ts";
 import { type TableLock, fromMetadataLocks, fromProcesses } from "./metadata.ts";

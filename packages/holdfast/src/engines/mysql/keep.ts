@@ -2,10 +2,10 @@
  * What is in the tables, kept in temporary ones, for tests that begin many times at the same place. Only tables that were
  * written to, and have changed, are brought back: others are not touched, whoever writes there.
  */
-import type { Row, SqlConnection } from "../../core/database.ts";
-import { UsageError } from "../../core/errors.ts";
-import { type Identifier, type Statement, sql } from "../../core/sql.ts";
-import type { Kept, OurSessions, Written } from "../../core/wire.ts";
+import type { Row, SqlConnection } from "../../seam/database.ts";
+import { UsageError } from "../../seam/errors.ts";
+import { type Identifier, type Statement, sql } from "../../seam/sql.ts";
+import type { Kept, OurSessions, Written } from "../../seam/protocol-reader.ts";
 
 /** Test data, not a copy of production. */
 const mostRows = 50_000;

@@ -1,7 +1,7 @@
-import type { Row, SqlConnection } from "../../core/database.ts";
-import { SchemaMissingError, UnsupportedError } from "../../core/errors.ts";
-import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../core/leases.ts";
-import { type Statement, own, sql } from "../../core/sql.ts";
+import type { Row, SqlConnection } from "../../seam/database.ts";
+import { SchemaMissingError, UnsupportedError } from "../../seam/errors.ts";
+import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../seam/leases.ts";
+import { type Statement, own, sql } from "../../seam/sql.ts";
 import { namesOf } from "./dialect.ts";
 import { microseconds, milliseconds } from "./replay.ts";
 import { type Procedure, procedure } from "./routines.ts";

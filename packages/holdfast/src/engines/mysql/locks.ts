@@ -7,8 +7,8 @@
  * GET_LOCK is not used for transactions: released before COMMIT is acknowledged it lets 101 of 100 through, and
  * nobody but the caller knows when a joined transaction has been committed.
  */
-import { type Capabilities, isSupported } from "../../core/capabilities.ts";
-import type { Grant, LockCall, Open, SessionLocks, SqlConnection, Wait } from "../../core/database.ts";
+import { type Capabilities, isSupported } from "../../seam/capabilities.ts";
+import type { Grant, LockCall, Open, SessionLocks, SqlConnection, Wait } from "../../seam/database.ts";
 import {
   DeadlockError,
   type Holder,
@@ -17,11 +17,11 @@ import {
   SchemaMissingError,
   SerializationError,
   UnsupportedError,
-} from "../../core/errors.ts";
-import type { LockRequest } from "../../core/key.ts";
-import { type Statement, own, sql } from "../../core/sql.ts";
+} from "../../seam/errors.ts";
+import type { LockRequest } from "../../seam/key.ts";
+import { type Statement, own, sql } from "../../seam/sql.ts";
 import { namesOf } from "./dialect.ts";
-import { sleep } from "../../core/wait.ts";
+import { sleep } from "../../waiting/wait.ts";
 import { isReplica } from "./errors.ts";
 import { type Note, asHolders } from "./sessions.ts";
 import { bounded, briefly, failureOf, isIdle, isMissing, patiently } from "./waits.ts";

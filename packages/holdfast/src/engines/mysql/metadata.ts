@@ -2,8 +2,8 @@
  * Who waits for a table itself, as ALTER does until the last transaction that has used the table is over, and as
  * everybody does who comes after it. These locks (metadata locks) are the server's, and InnoDB knows nothing of them.
  */
-import type { Row, SqlConnection } from "../../core/database.ts";
-import { sql } from "../../core/sql.ts";
+import type { Row, SqlConnection } from "../../seam/database.ts";
+import { sql } from "../../seam/sql.ts";
 
 /** A lock of a table, or of something larger, that is held or waited for. */
 export interface TableLock {

@@ -1,7 +1,7 @@
-import { type Probed, type Strategy, unsupported } from "../../core/capabilities.ts";
-import type { ClientTraits, Isolation, SqlConnection } from "../../core/database.ts";
-import { ReplicaError, ServerTooOldError, UnsupportedError, UsageError } from "../../core/errors.ts";
-import { sql } from "../../core/sql.ts";
+import { type Probed, type Strategy, unsupported } from "../../seam/capabilities.ts";
+import type { ClientTraits, Isolation, SqlConnection } from "../../seam/database.ts";
+import { ReplicaError, ServerTooOldError, UnsupportedError, UsageError } from "../../seam/errors.ts";
+import { sql } from "../../seam/sql.ts";
 import {
   type ClusterGaps,
   galera,

@@ -1,6 +1,6 @@
 /** Tables whose statements may reach each other's rows. */
-import type { SqlConnection } from "../../core/database.ts";
-import { sql } from "../../core/sql.ts";
+import type { SqlConnection } from "../../seam/database.ts";
+import { sql } from "../../seam/sql.ts";
 
 /** By foreign keys; and those that may reach anything, as what a trigger does or a view reads is not looked at. */
 const pairs =

@@ -1,6 +1,6 @@
-import type { Routines, SqlConnection } from "../../core/database.ts";
-import { type Routine, type RoutineState, checksum } from "../../core/routine.ts";
-import { type Names, type Statement, own, sql } from "../../core/sql.ts";
+import type { Routines, SqlConnection } from "../../seam/database.ts";
+import { type Routine, type RoutineState, checksum } from "../../seam/routine.ts";
+import { type Names, type Statement, own, sql } from "../../seam/sql.ts";
 import { namesOf, render } from "./dialect.ts";
 
 export interface Procedure extends Routine {

@@ -1,7 +1,7 @@
-import type { Migration, Migrations, SqlConnection } from "../../core/database.ts";
-import { UnsupportedError } from "../../core/errors.ts";
-import { makeStale } from "../../core/routine.ts";
-import { type Names, type Statement, own, sql } from "../../core/sql.ts";
+import type { Migration, Migrations, SqlConnection } from "../../seam/database.ts";
+import { UnsupportedError } from "../../seam/errors.ts";
+import { makeStale } from "../../seam/routine.ts";
+import { type Names, type Statement, own, sql } from "../../seam/sql.ts";
 import { render } from "./dialect.ts";
 import { leaseProcedures, leaseTables } from "./leases.ts";
 import { replayTable } from "./replay.ts";

@@ -1,7 +1,7 @@
-import type { Capabilities } from "../../core/capabilities.ts";
-import type { Row, SqlConnection } from "../../core/database.ts";
-import type { Holder } from "../../core/errors.ts";
-import { sql } from "../../core/sql.ts";
+import type { Capabilities } from "../../seam/capabilities.ts";
+import type { Row, SqlConnection } from "../../seam/database.ts";
+import type { Holder } from "../../seam/errors.ts";
+import { sql } from "../../seam/sql.ts";
 
 /** What is known of a session besides. */
 export interface Note {

@@ -1,8 +1,8 @@
 /** Rows of the caller's: read, locked, compared and set. */
-import type { Row, SqlConnection } from "../../core/database.ts";
-import { type Holder, UnsupportedError, UsageError } from "../../core/errors.ts";
-import { type Identifier, type Statement, isStatement, sql } from "../../core/sql.ts";
-import type { Order, RowCall, RowStrength, Selection, TableShape, Tables } from "../../core/tables.ts";
+import type { Row, SqlConnection } from "../../seam/database.ts";
+import { type Holder, UnsupportedError, UsageError } from "../../seam/errors.ts";
+import { type Identifier, type Statement, isStatement, sql } from "../../seam/sql.ts";
+import type { Order, RowCall, RowStrength, Selection, TableShape, Tables } from "../../seam/tables.ts";
 import { noTableLocks } from "./gaps.ts";
 import { asHolders } from "./sessions.ts";
 import { asText, bound, fromText, isInteger, written } from "./values.ts";

@@ -1,15 +1,15 @@
 /** How a transaction of our own begins, with its locks, and how it ends. */
-import { isSupported } from "../../core/capabilities.ts";
-import type { Begun, Grant, Open, SqlConnection } from "../../core/database.ts";
+import { isSupported } from "../../seam/capabilities.ts";
+import type { Begun, Grant, Open, SqlConnection } from "../../seam/database.ts";
 import {
   CommitUnknownError,
   ConnectionLostError,
   SchemaMissingError,
   TransactionAbortedError,
   UnsupportedError,
-} from "../../core/errors.ts";
-import type { LockRequest } from "../../core/key.ts";
-import { own, sql } from "../../core/sql.ts";
+} from "../../seam/errors.ts";
+import type { LockRequest } from "../../seam/key.ts";
+import { own, sql } from "../../seam/sql.ts";
 import { namesOf } from "./dialect.ts";
 import { counted, explain, heldName, keepLocks as keepRows, readOnlyLock, takeRows } from "./locks.ts";
 import { type Procedure, procedure } from "./routines.ts";

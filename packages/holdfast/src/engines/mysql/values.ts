@@ -1,5 +1,5 @@
-import { UsageError } from "../../core/errors.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import { UsageError } from "../../seam/errors.ts";
+import { type Statement, sql } from "../../seam/sql.ts";
 
 const integer = /^(tiny|small|medium|big)?int|^bit|^year/;
 const decimal = /^(decimal|numeric)/;

@@ -1,8 +1,8 @@
 /** Statements that may wait for a lock of InnoDB, and for how long. */
-import type { Result, SqlConnection } from "../../core/database.ts";
-import { NotInTransactionError } from "../../core/errors.ts";
-import { classify as classifyError } from "../../core/failure.ts";
-import { sql } from "../../core/sql.ts";
+import type { Result, SqlConnection } from "../../seam/database.ts";
+import { NotInTransactionError } from "../../seam/errors.ts";
+import { classify as classifyError } from "../../seam/failure.ts";
+import { sql } from "../../seam/sql.ts";
 import { classify } from "./errors.ts";
 
 export function failureOf({ unwrap }: SqlConnection, error: unknown) {

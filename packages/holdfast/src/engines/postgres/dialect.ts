@@ -1,13 +1,13 @@
-import type { SqlConnection } from "../../core/database.ts";
-import { defaultSchema, schemaText } from "../../core/names.ts";
-import { UsageError } from "../../core/errors.ts";
+import type { SqlConnection } from "../../seam/database.ts";
+import { defaultSchema, schemaText } from "../../seam/names.ts";
+import { UsageError } from "../../seam/errors.ts";
 import {
   type Dialect,
   type Names,
   type Rendered,
   type Statement,
   render as renderWith,
-} from "../../core/sql.ts";
+} from "../../seam/sql.ts";
 import { hash } from "node:crypto";
 
 const quote = (name: string) => `"${name.replaceAll('"', '""')}"`;

@@ -1,4 +1,4 @@
-import type { DriverError, Failure, Violated } from "../../core/database.ts";
+import type { DriverError, Failure, Violated } from "../../seam/database.ts";
 
 /** SQLSTATEs, https://www.postgresql.org/docs/current/errcodes-appendix.html */
 const failures: Readonly<Record<string, Failure>> = {

@@ -1,8 +1,8 @@
-import type { Capabilities } from "../../core/capabilities.ts";
-import type { Row, SqlConnection } from "../../core/database.ts";
-import type { LockView } from "../../core/inspect.ts";
-import { type Key, key, keyIn } from "../../core/key.ts";
-import { own as ours, sql } from "../../core/sql.ts";
+import type { Capabilities } from "../../seam/capabilities.ts";
+import type { Row, SqlConnection } from "../../seam/database.ts";
+import type { LockView } from "../../seam/inspect.ts";
+import { type Key, key, keyIn } from "../../seam/key.ts";
+import { own as ours, sql } from "../../seam/sql.ts";
 import { dialect, namesOf } from "./dialect.ts";
 import { isTrue } from "./probe.ts";
 

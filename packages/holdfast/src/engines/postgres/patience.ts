@@ -1,5 +1,5 @@
 /** How long a function of ours may wait for locks, in the statement that calls it: no round trip more, in any transaction. */
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, sql } from "../../seam/sql.ts";
 
 /**
  * An argument of the function's: arguments are computed before the function runs. What the transaction's own patience was is

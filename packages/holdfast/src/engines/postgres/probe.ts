@@ -1,10 +1,10 @@
-import { type Probed, type Strategy, type Unsupported, unsupported } from "../../core/capabilities.ts";
-import type { ClientTraits, Isolation, Result, SqlConnection } from "../../core/database.ts";
-import { ReplicaError, ServerTooOldError, UnsupportedError } from "../../core/errors.ts";
-import { Silence, within } from "../../core/interrupt.ts";
-import { sql } from "../../core/sql.ts";
-import { rowStrengths, tableModes } from "../../core/tables.ts";
-import { lookBetween, seen } from "./between.ts";
+import { type Probed, type Strategy, type Unsupported, unsupported } from "../../seam/capabilities.ts";
+import type { ClientTraits, Isolation, Result, SqlConnection } from "../../seam/database.ts";
+import { ReplicaError, ServerTooOldError, UnsupportedError } from "../../seam/errors.ts";
+import { Silence, within } from "../../waiting/interrupt.ts";
+import { sql } from "../../seam/sql.ts";
+import { rowStrengths, tableModes } from "../../seam/tables.ts";
+import { lookBetween, seen } from "./pooler.ts";
 
 /** As a client may have it of a server that goes down in the middle: no error, and no row. */
 class NoAnswer extends Error {

@@ -1,9 +1,9 @@
-import type { SqlConnection } from "../../core/database.ts";
-import { SchemaMissingError } from "../../core/errors.ts";
-import type { Replay } from "../../core/replay.ts";
-import { type Statement, own, sql } from "../../core/sql.ts";
+import type { SqlConnection } from "../../seam/database.ts";
+import { SchemaMissingError } from "../../seam/errors.ts";
+import type { Replay } from "../../seam/replay.ts";
+import { type Statement, own, sql } from "../../seam/sql.ts";
 import { namesOf } from "./dialect.ts";
-import { failureOf } from "./locks.ts";
+import { failureOf } from "./locks/index.ts";
 
 export const replayTable: readonly Statement[] = [
   sql`CREATE TABLE IF NOT EXISTS ${own("once")} (

@@ -1,22 +1,22 @@
-import type { Migration, Migrations, Routines, SqlConnection } from "../../core/database.ts";
-import { type LockRequest, key, keyIn, schemaPart } from "../../core/key.ts";
-import { type Remade, makeStale } from "../../core/routine.ts";
-import { type Names, Own, type Statement, own, sql } from "../../core/sql.ts";
-import { sleep } from "../../core/wait.ts";
-import { agreedTable } from "./agreed.ts";
+import type { Migration, Migrations, Routines, SqlConnection } from "../../seam/database.ts";
+import { type LockRequest, key, keyIn, schemaPart } from "../../seam/key.ts";
+import { type Remade, makeStale } from "../../seam/routine.ts";
+import { type Names, Own, type Statement, own, sql } from "../../seam/sql.ts";
+import { sleep } from "../../waiting/wait.ts";
+import { agreedTable } from "./agreements.ts";
 import { auditTable } from "./audit.ts";
 import { dialect, render, schemaOf } from "./dialect.ts";
-import { waiting } from "./keys.ts";
-import { leaseRoutines, leaseTables } from "./leases.ts";
-import { lockRowTable } from "./lock-rows.ts";
+import { waiting } from "./locks/keys.ts";
+import { leaseRoutines, leaseTables } from "./leases/index.ts";
+import { lockRowTable } from "./locks/lock-rows.ts";
 import { isTrue } from "./probe.ts";
-import { queueRoutines } from "./queue-functions.ts";
-import { queueIndexes, queueTables } from "./queue-schema.ts";
-import { quotaHistory, quotaRoutines, quotaTables } from "./quota-schema.ts";
+import { queueRoutines } from "./queue/functions.ts";
+import { queueIndexes, queueTables } from "./queue/schema.ts";
+import { quotaHistory, quotaRoutines, quotaTables } from "./quota/schema.ts";
 import { replayTable } from "./replay.ts";
 import { routineTable, routinesOf } from "./routines.ts";
-import { scheduleRoutines, scheduleTables } from "./schedule-schema.ts";
-import { stockHistory, stockRoutines, stockTables } from "./stock-schema.ts";
+import { scheduleRoutines, scheduleTables } from "./schedule/schema.ts";
+import { stockHistory, stockRoutines, stockTables } from "./stock/schema.ts";
 
 /** What a schema that was chosen adds to what is hashed. */
 const schemaKey = new Own(({ schema }) =>

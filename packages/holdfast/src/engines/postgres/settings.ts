@@ -1,4 +1,4 @@
-import type { Open } from "../../core/database.ts";
+import type { Open } from "../../seam/database.ts";
 
 /** `value` is an SQL expression. Local: until the end of the transaction. */
 export function setLocal(name: string, value: string): string {

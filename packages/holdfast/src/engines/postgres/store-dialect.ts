@@ -1,10 +1,10 @@
 /** PostgreSQL as the generic stores see it: on the same tables as its functions, at the same time. */
-import type { SqlConnection } from "../../core/database.ts";
-import { type Statement, own, sql } from "../../core/sql.ts";
+import type { SqlConnection } from "../../seam/database.ts";
+import { type Statement, own, sql } from "../../seam/sql.ts";
 import type { Locking, Sequence, StoreDialect } from "../sql/dialect.ts";
 import { type Kind, never } from "../sql/table.ts";
-import { newest, nextFence } from "./fences.ts";
-import { failureOf } from "./locks.ts";
+import { newest, nextFence } from "./leases/fences.ts";
+import { failureOf } from "./locks/index.ts";
 
 const epoch = sql.raw("timestamptz 'epoch'");
 

@@ -1,7 +1,7 @@
 /** Rows and tables of the caller's: read, locked, compared and set. */
-import type { Grant, Row, SqlConnection } from "../../core/database.ts";
-import { type Holder, UsageError } from "../../core/errors.ts";
-import { Identifier, type Statement, isStatement, sql } from "../../core/sql.ts";
+import type { Grant, Row, SqlConnection } from "../../seam/database.ts";
+import { type Holder, UsageError } from "../../seam/errors.ts";
+import { Identifier, type Statement, isStatement, sql } from "../../seam/sql.ts";
 import type {
   Order,
   RowCall,
@@ -10,13 +10,13 @@ import type {
   TableMode,
   TableShape,
   Tables,
-} from "../../core/tables.ts";
+} from "../../seam/tables.ts";
 import { render } from "./dialect.ts";
-import { asHolder, sessionColumns } from "./holders.ts";
-import { granted, run, waitIsOver } from "./locks.ts";
+import { asHolder, sessionColumns } from "./locks/holders.ts";
+import { granted, run, waitIsOver } from "./locks/index.ts";
 import { setLocal } from "./settings.ts";
 import { arrayText, text } from "./values.ts";
-import * as protection from "../../core/protections.ts";
+import * as protection from "../../seam/protections.ts";
 
 const strengths: Readonly<Record<RowStrength, string>> = {
   update: "FOR UPDATE",

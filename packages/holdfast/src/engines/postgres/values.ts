@@ -1,4 +1,4 @@
-import { UsageError } from "../../core/errors.ts";
+import { UsageError } from "../../seam/errors.ts";
 
 /** A value as the text that its type reads; null stays null. */
 export function text(value: unknown, type = ""): string | null {

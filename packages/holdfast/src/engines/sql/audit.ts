@@ -1,9 +1,9 @@
 /** The audit on any engine: a table of lines, with ids that grow. */
 import type { Audits, WrittenLine } from "../../audit/store.ts";
-import type { SqlConnection } from "../../core/database.ts";
-import { SchemaMissingError } from "../../core/errors.ts";
-import { sql } from "../../core/sql.ts";
-import type { How } from "../../core/store.ts";
+import type { SqlConnection } from "../../seam/database.ts";
+import { SchemaMissingError } from "../../seam/errors.ts";
+import { sql } from "../../seam/sql.ts";
+import type { How } from "../../seam/store.ts";
 import type { StoreDialect } from "./dialect.ts";
 import { Rows } from "./rows.ts";
 import { type Table, table } from "./table.ts";

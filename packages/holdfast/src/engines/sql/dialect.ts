@@ -3,8 +3,8 @@
  * process by the same rules as everywhere. An engine that can do better (one function on the server, one round trip) has a
  * store of its own, on the same tables.
  */
-import type { Failure, SqlConnection } from "../../core/database.ts";
-import type { Statement } from "../../core/sql.ts";
+import type { Failure, SqlConnection } from "../../seam/database.ts";
+import type { Statement } from "../../seam/sql.ts";
 import type { Kind, Table } from "./table.ts";
 
 /**

@@ -1,6 +1,6 @@
 /** Read, decide, write: with a comparison of versions, or under locks. */
-import type { SqlConnection } from "../../core/database.ts";
-import type { How } from "../../core/store.ts";
+import type { SqlConnection } from "../../seam/database.ts";
+import type { How } from "../../seam/store.ts";
 import type { StoreDialect } from "./dialect.ts";
 
 /** What a decision asks for before it can be made, or what it comes to. */

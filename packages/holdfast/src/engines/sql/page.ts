@@ -1,5 +1,5 @@
 /** Where a page ends, in the columns of the index that it was read by, as text that callers pass on. */
-import { UsageError } from "../../core/errors.ts";
+import { UsageError } from "../../seam/errors.ts";
 
 export type Place = readonly (string | number)[];
 

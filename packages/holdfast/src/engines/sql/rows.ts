@@ -1,7 +1,7 @@
 /** Statements on tables of ours, in an engine's own words. */
-import type { Result, SqlConnection } from "../../core/database.ts";
-import { SchemaMissingError } from "../../core/errors.ts";
-import { type Statement, sql } from "../../core/sql.ts";
+import type { Result, SqlConnection } from "../../seam/database.ts";
+import { SchemaMissingError } from "../../seam/errors.ts";
+import { type Statement, sql } from "../../seam/sql.ts";
 import type { Locking, StoreDialect } from "./dialect.ts";
 import { type Kind, type NewRow, type RowOf, type Table, kindOf } from "./table.ts";
 

@@ -4,10 +4,10 @@
  * waits for that. Heartbeats lock the row of their run alone.
  */
 import { Buffer } from "node:buffer";
-import type { SqlConnection } from "../../core/database.ts";
-import { SchemaMissingError } from "../../core/errors.ts";
-import { type Statement, sql } from "../../core/sql.ts";
-import type { How } from "../../core/store.ts";
+import type { SqlConnection } from "../../seam/database.ts";
+import { SchemaMissingError } from "../../seam/errors.ts";
+import { type Statement, sql } from "../../seam/sql.ts";
+import type { How } from "../../seam/store.ts";
 import {
   type StepDecided,
   type StepNeed,

@@ -2,13 +2,13 @@
  * SQLite has one writer at a time. BEGIN IMMEDIATE makes a transaction that writer from its start, so while it
  * runs no other transaction on the file can check or write anything: every lock of every key is held by it.
  */
-import type { Begun, Grant, LockCall, Open, Result } from "../../core/database.ts";
-import { FileBusyError, NotInTransactionError, UsageError } from "../../core/errors.ts";
-import { type Statement, sql } from "../../core/sql.ts";
-import { sleep } from "../../core/wait.ts";
+import type { Begun, Grant, LockCall, Open, Result } from "../../seam/database.ts";
+import { FileBusyError, NotInTransactionError, UsageError } from "../../seam/errors.ts";
+import { type Statement, sql } from "../../seam/sql.ts";
+import { sleep } from "../../waiting/wait.ts";
 import type { Soon, SqliteConnection } from "./dialect.ts";
 import { failureOf, isBusy } from "./errors.ts";
-import type { Kind } from "./line.ts";
+import type { Kind } from "./writer-queue.ts";
 
 export const granted = { granted: true } as const satisfies Grant;
 

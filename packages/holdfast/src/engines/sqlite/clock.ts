@@ -1,4 +1,4 @@
-import { type Statement, sql } from "../../core/sql.ts";
+import { type Statement, sql } from "../../seam/sql.ts";
 
 /**
  * Milliseconds since 1970 by the clock of the machine, which all processes on the file share. It is read anew by each

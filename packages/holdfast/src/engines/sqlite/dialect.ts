@@ -1,14 +1,14 @@
-import type { SqlConnection } from "../../core/database.ts";
-import { UsageError } from "../../core/errors.ts";
-import { defaultSchema, prefixNames } from "../../core/names.ts";
+import type { SqlConnection } from "../../seam/database.ts";
+import { UsageError } from "../../seam/errors.ts";
+import { defaultSchema, prefixNames } from "../../seam/names.ts";
 import {
   type Dialect,
   type Names,
   type Rendered,
   type Statement,
   render as renderWith,
-} from "../../core/sql.ts";
-import type { Line } from "./line.ts";
+} from "../../seam/sql.ts";
+import type { Line } from "./writer-queue.ts";
 
 export interface SqliteConnection extends SqlConnection {
   /** Whether the handle is inside BEGIN … COMMIT. */

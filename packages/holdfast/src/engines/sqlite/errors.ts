@@ -1,5 +1,5 @@
-import type { DriverError, Failure, SqlConnection, Violated } from "../../core/database.ts";
-import { FileBusyError, SchemaMissingError, message } from "../../core/errors.ts";
+import type { DriverError, Failure, SqlConnection, Violated } from "../../seam/database.ts";
+import { FileBusyError, SchemaMissingError, message } from "../../seam/errors.ts";
 
 /** By name, as most clients write them, and by number, as node:sqlite does: https://sqlite.org/rescode.html */
 const codes: readonly (readonly [number, string, Failure])[] = [

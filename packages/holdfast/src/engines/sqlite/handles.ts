@@ -1,13 +1,13 @@
 /** Clients whose handle is one connection to a file in this process, and whose calls are synchronous. */
-import type { Database, DriverError, Pinned, Purpose, Result, Row } from "../../core/database.ts";
-import { NotInTransactionError, UsageError } from "../../core/errors.ts";
-import { Queue } from "../../core/queue.ts";
-import { Single } from "../../core/single.ts";
-import type { Statement } from "../../core/sql.ts";
-import { type View, type ViewOptions, view } from "../../core/view.ts";
+import type { Database, DriverError, Pinned, Purpose, Result, Row } from "../../seam/database.ts";
+import { NotInTransactionError, UsageError } from "../../seam/errors.ts";
+import { Queue } from "../../waiting/turns.ts";
+import { Single } from "../../waiting/one-connection.ts";
+import type { Statement } from "../../seam/sql.ts";
+import { type View, type ViewOptions, view } from "../../context/revocable.ts";
 import { type SqliteConnection, render } from "./dialect.ts";
 import { sqlite } from "./index.ts";
-import { type Line, lineOf } from "./line.ts";
+import { type Line, lineOf } from "./writer-queue.ts";
 
 export type Prepared = (values: readonly unknown[]) => { rows: Row[]; affected: number };
 

@@ -3,7 +3,7 @@
  * inside of SQLite, where nobody sees it: so no connection waits there, and the wait is made by whoever holds back.
  */
 import Module, { createRequire } from "node:module";
-import type { Call, Gate, Gated } from "../../core/gate.ts";
+import type { Call, Gate, Gated } from "../../seam/statement-hook.ts";
 import { unseen } from "./board.ts";
 import { builtinSqlite } from "./builtin.ts";
 import { filled, parts } from "./text.ts";

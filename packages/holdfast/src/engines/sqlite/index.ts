@@ -1,6 +1,6 @@
-import { unsupported } from "../../core/capabilities.ts";
-import type { Engine } from "../../core/database.ts";
-import { namedConnection, prefixNames } from "../../core/names.ts";
+import { unsupported } from "../../seam/capabilities.ts";
+import type { Engine } from "../../seam/database.ts";
+import { namedConnection, prefixNames } from "../../seam/names.ts";
 import { begin, end, lock, savepoint } from "./begin.ts";
 import { type SqliteConnection, dialect } from "./dialect.ts";
 import { classify, violated } from "./errors.ts";

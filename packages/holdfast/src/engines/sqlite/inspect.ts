@@ -1,5 +1,5 @@
-import { SchemaMissingError } from "../../core/errors.ts";
-import type { LockView } from "../../core/inspect.ts";
+import { SchemaMissingError } from "../../seam/errors.ts";
+import type { LockView } from "../../seam/inspect.ts";
 import { asWriter } from "./begin.ts";
 import type { SqliteConnection } from "./dialect.ts";
 import { isBusy } from "./errors.ts";

@@ -1,7 +1,7 @@
-import { type View, decide } from "../../core/claims.ts";
-import { FileBusyError, UnsupportedError, UsageError } from "../../core/errors.ts";
-import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../core/leases.ts";
-import { type Statement, own, sql } from "../../core/sql.ts";
+import { type View, decide } from "../../seam/lease-decide.ts";
+import { FileBusyError, UnsupportedError, UsageError } from "../../seam/errors.ts";
+import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../seam/leases.ts";
+import { type Statement, own, sql } from "../../seam/sql.ts";
 import { ask, asWriter, fileMs, flushed, insist, tell, write } from "./begin.ts";
 import { clock, date } from "./clock.ts";
 import type { SqliteConnection } from "./dialect.ts";

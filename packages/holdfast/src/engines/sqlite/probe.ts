@@ -1,8 +1,8 @@
-import { type Probed, type Strategy, unsupported } from "../../core/capabilities.ts";
-import type { ClientTraits, Isolation } from "../../core/database.ts";
-import { ServerTooOldError, UnsupportedError } from "../../core/errors.ts";
-import { sql } from "../../core/sql.ts";
-import { rowStrengths, tableModes } from "../../core/tables.ts";
+import { type Probed, type Strategy, unsupported } from "../../seam/capabilities.ts";
+import type { ClientTraits, Isolation } from "../../seam/database.ts";
+import { ServerTooOldError, UnsupportedError } from "../../seam/errors.ts";
+import { sql } from "../../seam/sql.ts";
+import { rowStrengths, tableModes } from "../../seam/tables.ts";
 import { ask } from "./begin.ts";
 import type { SqliteConnection } from "./dialect.ts";
 

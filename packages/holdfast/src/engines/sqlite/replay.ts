@@ -1,5 +1,5 @@
-import type { Replay } from "../../core/replay.ts";
-import { type Statement, own, sql } from "../../core/sql.ts";
+import type { Replay } from "../../seam/replay.ts";
+import { type Statement, own, sql } from "../../seam/sql.ts";
 import { ask, write } from "./begin.ts";
 import { clock, date } from "./clock.ts";
 import type { SqliteConnection } from "./dialect.ts";

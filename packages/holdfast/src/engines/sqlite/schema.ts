@@ -1,5 +1,5 @@
-import type { Migration, Migrations } from "../../core/database.ts";
-import { type Names, type Statement, own, sql } from "../../core/sql.ts";
+import type { Migration, Migrations } from "../../seam/database.ts";
+import { type Names, type Statement, own, sql } from "../../seam/sql.ts";
 import { asWriter } from "./begin.ts";
 import { type SqliteConnection, render } from "./dialect.ts";
 import { leaseTables } from "./leases.ts";

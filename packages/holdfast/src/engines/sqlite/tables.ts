@@ -2,10 +2,10 @@
  * Rows and tables of the caller's. A transaction that may lock is the file's only writer from its start, so whatever
  * it reads is locked already: in every strength, in no particular order, with nothing left to wait for or to skip.
  */
-import type { Grant, Row } from "../../core/database.ts";
-import { UsageError } from "../../core/errors.ts";
-import { type Identifier, type Statement, isStatement, sql } from "../../core/sql.ts";
-import type { RowCall, Selection, TableCall, TableShape, Tables, VersionedWrite } from "../../core/tables.ts";
+import type { Grant, Row } from "../../seam/database.ts";
+import { UsageError } from "../../seam/errors.ts";
+import { type Identifier, type Statement, isStatement, sql } from "../../seam/sql.ts";
+import type { RowCall, Selection, TableCall, TableShape, Tables, VersionedWrite } from "../../seam/tables.ts";
 import { ask, granted, insist, write as run } from "./begin.ts";
 import type { SqliteConnection } from "./dialect.ts";
 import { isBusy } from "./errors.ts";

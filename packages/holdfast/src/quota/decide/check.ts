@@ -12,7 +12,7 @@
  *
  * A ledger may be longer than what fits into memory: lines are added one by one, in the order of their versions.
  */
-import type { Trust } from "../../core/trust.ts";
+import type { Trust } from "../../input/trust.ts";
 import type { Definition, Rule } from "../store.ts";
 import { type BucketRow, type LineRow, type Writes, deltaOf, leftOf, limitOf, unusual } from "./rows.ts";
 import { countedKinds, partLength, partsBetween, roll, sum } from "./windows.ts";

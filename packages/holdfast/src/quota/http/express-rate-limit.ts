@@ -1,7 +1,7 @@
 /** A store for express-rate-limit: its hits are counted by the database, so one limit holds for all processes. */
-import { UsageError } from "../../core/errors.ts";
-import { checkNames } from "../../core/options.ts";
-import type { Transactor } from "../../core/transaction.ts";
+import { UsageError } from "../../seam/errors.ts";
+import { checkNames } from "../../input/options.ts";
+import type { Transactor } from "../../transaction/transaction.ts";
 import { type Quota, quota } from "../quota.ts";
 
 export interface StoreOptions {

@@ -2,9 +2,9 @@
  * What all frameworks share: a quota is asked, and its answer is put into HTTP. The files beside only carry it over.
  * Fields and problem type are those of draft-ietf-httpapi-ratelimit-headers-11.
  */
-import { UnsupportedError, UsageError, message } from "../../core/errors.ts";
-import { emit } from "../../core/events.ts";
-import { checkNames } from "../../core/options.ts";
+import { UnsupportedError, UsageError, message } from "../../seam/errors.ts";
+import { emit } from "../../events/events.ts";
+import { checkNames } from "../../input/options.ts";
 import { QuotaError } from "../errors.ts";
 import { type Denied, type Granted, Quota, QuotaSet, type Subject } from "../quota.ts";
 

@@ -1,5 +1,5 @@
 /** NestJS: a guard, since those run after the ones that know who the user is. */
-import { UsageError } from "../../core/errors.ts";
+import { UsageError } from "../../seam/errors.ts";
 import type { Quota, QuotaSet } from "../quota.ts";
 import { type LimitOptions, type Problem, joined, limiter } from "./limit.ts";
 

@@ -1,4 +1,4 @@
-import { UsageError } from "../../core/errors.ts";
+import { UsageError } from "../../seam/errors.ts";
 
 /** Of what cannot be counted exactly. */
 export function tooMuch(cause?: unknown): UsageError {

@@ -1,5 +1,5 @@
 /** What the movements of a level come to, and how level and movements are made to agree: pure. */
-import { UsageError } from "../../core/errors.ts";
+import { UsageError } from "../../seam/errors.ts";
 import type { LevelRow, MovementRow } from "./rows.ts";
 import type { Break, Facts, Repair } from "../store.ts";
 

@@ -1,5 +1,5 @@
 /** Which lines a commit, a release or a return is about: pure, as `decide.ts`, which decides about them. */
-import type { StockCall } from "../decide.ts";
+import type { StockCall } from "./index.ts";
 import { compareSpots } from "../domain.ts";
 import type { ReservationRow } from "./rows.ts";
 import type { Outcome, Sequel, Spot } from "../store.ts";

@@ -1,4 +1,4 @@
-import { key } from "../../core/key.ts";
+import { key } from "../../seam/key.ts";
 import { assert, during, sql, suite, table } from "./support.ts";
 
 export const abortCases = suite("abort", {

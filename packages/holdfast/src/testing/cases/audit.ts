@@ -1,7 +1,7 @@
 /** What the audit promises on every engine that keeps it. */
 import { type Audit, audited, trail } from "../../audit/index.ts";
-import { isSupported } from "../../core/capabilities.ts";
-import { UnsupportedError } from "../../core/errors.ts";
+import { isSupported } from "../../seam/capabilities.ts";
+import { UnsupportedError } from "../../seam/errors.ts";
 import type { ConformanceCase, Ground } from "../ground.ts";
 import { assert, suite } from "./support.ts";
 

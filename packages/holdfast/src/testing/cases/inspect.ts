@@ -1,4 +1,4 @@
-import { key } from "../../core/key.ts";
+import { key } from "../../seam/key.ts";
 import { assert, during, suite, where } from "./support.ts";
 
 export const inspectCases = suite("inspect", {

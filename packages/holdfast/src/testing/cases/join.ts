@@ -1,5 +1,5 @@
-import { NotInTransactionError, LockNotAvailableError } from "../../core/errors.ts";
-import { key } from "../../core/key.ts";
+import { NotInTransactionError, LockNotAvailableError } from "../../seam/errors.ts";
+import { key } from "../../seam/key.ts";
 import type { Ground } from "../ground.ts";
 import { Gate, assert, during, suite } from "./support.ts";
 

@@ -5,8 +5,8 @@ import {
   NotInTransactionError,
   StaleFenceError,
   UsageError,
-} from "../../core/errors.ts";
-import { key, shared } from "../../core/key.ts";
+} from "../../seam/errors.ts";
+import { key, shared } from "../../seam/key.ts";
 import type { Holdfast } from "../../holdfast.ts";
 import { type Lease, fenced } from "../../index.ts";
 import type { ConformanceCase, Ground } from "../ground.ts";

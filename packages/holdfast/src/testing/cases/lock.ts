@@ -1,6 +1,6 @@
-import { isSupported } from "../../core/capabilities.ts";
-import { FileBusyError, LockNotAvailableError, LockTimeoutError, UsageError } from "../../core/errors.ts";
-import { key, shared } from "../../core/key.ts";
+import { isSupported } from "../../seam/capabilities.ts";
+import { FileBusyError, LockNotAvailableError, LockTimeoutError, UsageError } from "../../seam/errors.ts";
+import { key, shared } from "../../seam/key.ts";
 import { once } from "../../index.ts";
 import { assert, during, nested, sql, suite, table, where } from "./support.ts";
 

@@ -1,6 +1,6 @@
-import { LockNotAvailableError, LockTimeoutError, OnceError, UsageError } from "../../core/errors.ts";
-import type { KeyPart } from "../../core/key.ts";
-import type { Transaction } from "../../core/scope.ts";
+import { LockNotAvailableError, LockTimeoutError, OnceError, UsageError } from "../../seam/errors.ts";
+import type { KeyPart } from "../../seam/key.ts";
+import type { Transaction } from "../../transaction/scope.ts";
 import { once } from "../../index.ts";
 import type { ConformanceCase, Ground } from "../ground.ts";
 import { assert, during, nested, sql, suite, table, where } from "./support.ts";

@@ -1,10 +1,10 @@
 /** Queues, by example: through the public doors, and where a worker must die or an answer be lost, by the store's contract. */
-import { type Unsupported, isSupported } from "../../core/capabilities.ts";
-import type { Connection, Database } from "../../core/database.ts";
-import { withConnection } from "../../core/errand.ts";
-import { UnsupportedError } from "../../core/errors.ts";
-import { homeOf, scopeOf } from "../../core/scope.ts";
-import { sleep } from "../../core/wait.ts";
+import { type Unsupported, isSupported } from "../../seam/capabilities.ts";
+import type { Connection, Database } from "../../seam/database.ts";
+import { withConnection } from "../../transaction/one-shot.ts";
+import { UnsupportedError } from "../../seam/errors.ts";
+import { homeOf, scopeOf } from "../../transaction/scope.ts";
+import { sleep } from "../../waiting/wait.ts";
 import type { Holdfast } from "../../holdfast.ts";
 import {
   type Job,

@@ -1,6 +1,6 @@
 /** Quotas and credits: what `quota/decide` says, by example, and exact under concurrency. */
-import { isSupported } from "../../core/capabilities.ts";
-import { LockTimeoutError, UnsupportedError } from "../../core/errors.ts";
+import { isSupported } from "../../seam/capabilities.ts";
+import { LockTimeoutError, UnsupportedError } from "../../seam/errors.ts";
 import {
   type Quota,
   QuotaError,

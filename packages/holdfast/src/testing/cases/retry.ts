@@ -1,6 +1,6 @@
-import { LockNotAvailableError, LockTimeoutError } from "../../core/errors.ts";
-import { key } from "../../core/key.ts";
-import type { Transaction } from "../../core/scope.ts";
+import { LockNotAvailableError, LockTimeoutError } from "../../seam/errors.ts";
+import { key } from "../../seam/key.ts";
+import type { Transaction } from "../../transaction/scope.ts";
 import type { Ground } from "../ground.ts";
 import { assert, during, suite } from "./support.ts";
 

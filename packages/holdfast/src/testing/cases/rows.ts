@@ -1,4 +1,4 @@
-import { isSupported } from "../../core/capabilities.ts";
+import { isSupported } from "../../seam/capabilities.ts";
 import {
   LockNotAvailableError,
   LockTimeoutError,
@@ -6,10 +6,10 @@ import {
   RowsMissingError,
   UnsupportedError,
   UsageError,
-} from "../../core/errors.ts";
-import { key } from "../../core/key.ts";
-import { rows } from "../../core/rows.ts";
-import type { RowStrength } from "../../core/tables.ts";
+} from "../../seam/errors.ts";
+import { key } from "../../seam/key.ts";
+import { rows } from "../../seam/row-options.ts";
+import type { RowStrength } from "../../seam/tables.ts";
 import { type Ground, execute } from "../ground.ts";
 import { Gate, assert, during, sql, suite, where } from "./support.ts";
 

@@ -1,7 +1,7 @@
 /** What schedules promise on every engine that keeps them: the rules of `schedule/decide.ts`, by example. */
-import type { Connection, Database } from "../../core/database.ts";
-import { UnsupportedError } from "../../core/errors.ts";
-import { isSupported } from "../../core/capabilities.ts";
+import type { Connection, Database } from "../../seam/database.ts";
+import { UnsupportedError } from "../../seam/errors.ts";
+import { isSupported } from "../../seam/capabilities.ts";
 import { holdfast } from "../../holdfast.ts";
 import {
   type Handler,

@@ -1,5 +1,5 @@
-import { LockNotAvailableError, LockTimeoutError } from "../../core/errors.ts";
-import { key } from "../../core/key.ts";
+import { LockNotAvailableError, LockTimeoutError } from "../../seam/errors.ts";
+import { key } from "../../seam/key.ts";
 import { assert, during, suite, where } from "./support.ts";
 
 export const sessionCases = suite("session", {

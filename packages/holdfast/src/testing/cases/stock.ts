@@ -1,6 +1,6 @@
 /** Stock: every rule of what it decides, by example, and that it is exact when many come at once. */
-import { isSupported } from "../../core/capabilities.ts";
-import { HoldfastError, LockTimeoutError, UnsupportedError, UsageError } from "../../core/errors.ts";
+import { isSupported } from "../../seam/capabilities.ts";
+import { HoldfastError, LockTimeoutError, UnsupportedError, UsageError } from "../../seam/errors.ts";
 import {
   InsufficientStockError,
   type Line,

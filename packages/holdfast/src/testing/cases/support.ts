@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
-import { type Support, isSupported } from "../../core/capabilities.ts";
-import { UnsupportedError } from "../../core/errors.ts";
-import { sql } from "../../core/sql.ts";
+import { type Support, isSupported } from "../../seam/capabilities.ts";
+import { UnsupportedError } from "../../seam/errors.ts";
+import { sql } from "../../seam/sql.ts";
 import { type ConformanceCase, type Ground, execute } from "../ground.ts";
 
 export { assert, sql };

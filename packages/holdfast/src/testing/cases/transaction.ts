@@ -1,8 +1,8 @@
 import { AsyncLocalStorage } from "node:async_hooks";
 import { tracingChannel } from "node:diagnostics_channel";
-import { DeadlineExceededError, UsageError } from "../../core/errors.ts";
-import { isUniqueViolation } from "../../core/failure.ts";
-import { key } from "../../core/key.ts";
+import { DeadlineExceededError, UsageError } from "../../seam/errors.ts";
+import { isUniqueViolation } from "../../seam/failure.ts";
+import { key } from "../../seam/key.ts";
 import { type Ground, execute } from "../ground.ts";
 import { assert, nested, sql, suite, table } from "./support.ts";
 

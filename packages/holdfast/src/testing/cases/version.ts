@@ -1,4 +1,4 @@
-import { RowsMissingError, StaleVersionError, UsageError } from "../../core/errors.ts";
+import { RowsMissingError, StaleVersionError, UsageError } from "../../seam/errors.ts";
 import { versioned } from "../../index.ts";
 import { type Ground, execute } from "../ground.ts";
 import { Gate, assert, sql, suite, where } from "./support.ts";

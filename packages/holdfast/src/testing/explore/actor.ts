@@ -1,4 +1,4 @@
-import type { Site } from "../../core/site.ts";
+import type { Site } from "../../context/call-site.ts";
 
 /** One of the functions under test, in one run, and what it sends. */
 export interface Step {

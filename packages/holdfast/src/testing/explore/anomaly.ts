@@ -1,5 +1,5 @@
 /** What kind of race a schedule shows, by what its statements read and wrote. */
-import type { Isolation } from "../../core/database.ts";
+import type { Isolation } from "../../seam/database.ts";
 import { type Access, type Conflict, evidence, spans, wasDeadlock } from "./evidence.ts";
 import { faultFix } from "./faults.ts";
 import type { Choice, Run } from "./schedule.ts";

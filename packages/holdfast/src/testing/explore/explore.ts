@@ -2,11 +2,11 @@
  * Finds the race in a test: runs the caller's own functions at the same time on a real server, holds every statement
  * back, and tries the orders in which they can be sent, those with the fewest switches first.
  */
-import { ours } from "../../core/beside.ts";
-import type { Connection, Database, Isolation } from "../../core/database.ts";
-import { withConnection } from "../../core/errand.ts";
-import { UnsupportedError, UsageError } from "../../core/errors.ts";
-import type { Kept, Wire } from "../../core/wire.ts";
+import { ours } from "../../context/ours.ts";
+import type { Connection, Database, Isolation } from "../../seam/database.ts";
+import { withConnection } from "../../transaction/one-shot.ts";
+import { UnsupportedError, UsageError } from "../../seam/errors.ts";
+import type { Kept, Wire } from "../../seam/protocol-reader.ts";
 import type { Stage } from "./actor.ts";
 import { diagnose } from "./anomaly.ts";
 import { Equivalence } from "./equivalence.ts";

@@ -4,8 +4,8 @@
  */
 import { AsyncLocalStorage } from "node:async_hooks";
 import { Socket } from "node:net";
-import { UsageError } from "../../core/errors.ts";
-import type { WireReader } from "../../core/wire.ts";
+import { UsageError } from "../../seam/errors.ts";
+import type { WireReader } from "../../seam/protocol-reader.ts";
 import type { Actor } from "./actor.ts";
 
 /** Whose doing it is. */

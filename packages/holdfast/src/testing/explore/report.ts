@@ -1,6 +1,6 @@
 /** What an exploration came to, for programs and for people. */
-import type { Isolation } from "../../core/database.ts";
-import { message } from "../../core/errors.ts";
+import type { Isolation } from "../../seam/database.ts";
+import { message } from "../../seam/errors.ts";
 import type { Anomaly, Diagnosis } from "./anomaly.ts";
 import type { Run } from "./schedule.ts";
 import { type Turn, replayOf, timeline, turns } from "./timeline.ts";

@@ -1,6 +1,6 @@
 /** One run of the actors, in an order that is chosen step by step. */
 import { setTimeout as sleep } from "node:timers/promises";
-import { UsageError } from "../../core/errors.ts";
+import { UsageError } from "../../seam/errors.ts";
 import { Actor, type Stage, type Step } from "./actor.ts";
 import type { Fault } from "./faults.ts";
 import { footprint, labelOf, sameLabel } from "./statement.ts";

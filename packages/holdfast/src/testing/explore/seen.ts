@@ -1,5 +1,5 @@
 /** What was there in all runs together: whether anything was tested at all. */
-import { message } from "../../core/errors.ts";
+import { message } from "../../seam/errors.ts";
 import { wasDeadlock } from "./evidence.ts";
 import type { Run } from "./schedule.ts";
 

@@ -5,9 +5,9 @@
 import { setImmediate as turn, setTimeout as sleep } from "node:timers/promises";
 import { type AsyncHook, createHook } from "node:async_hooks";
 import type { Socket } from "node:net";
-import type { Isolation } from "../../core/database.ts";
-import { sites } from "../../core/site.ts";
-import type { Answer, OurSessions, Self, Wire, WireReader, Written } from "../../core/wire.ts";
+import type { Isolation } from "../../seam/database.ts";
+import { sites } from "../../context/call-site.ts";
+import type { Answer, OurSessions, Self, Wire, WireReader, Written } from "../../seam/protocol-reader.ts";
 import { Actor, type Stage, type Step, type Wait, step } from "./actor.ts";
 import {
   type Listener,

@@ -1,9 +1,9 @@
 /** The thread of one actor: each of its statements sleeps until it has the turn. */
 import { inspect } from "node:util";
 import { parentPort, workerData } from "node:worker_threads";
-import { message } from "../../core/errors.ts";
-import type { Call, Gate, Gated, HoldBack } from "../../core/gate.ts";
-import { sites } from "../../core/site.ts";
+import { message } from "../../seam/errors.ts";
+import type { Call, Gate, Gated, HoldBack } from "../../seam/statement-hook.ts";
+import { sites } from "../../context/call-site.ts";
 import { type Asked, type Given, type Said, type Verdict, flag, thrown, verdict } from "./verdict.ts";
 
 /** `load` is called when the clients that it loads are held back. */

@@ -7,8 +7,8 @@ import { existsSync, readdirSync } from "node:fs";
 import { extname, isAbsolute } from "node:path";
 import { pathToFileURL } from "node:url";
 import { Worker } from "node:worker_threads";
-import { UnsupportedError, UsageError, message } from "../../core/errors.ts";
-import { self } from "../../core/self.ts";
+import { UnsupportedError, UsageError, message } from "../../seam/errors.ts";
+import { self } from "../../context/self.ts";
 import { Actor, type Stage, type Step, type Wait, step } from "./actor.ts";
 import { type Asked, type Given, type Said, type Verdict, flag, flags, revived, verdict } from "./verdict.ts";
 

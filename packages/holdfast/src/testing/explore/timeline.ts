@@ -1,6 +1,6 @@
 /** A schedule as people read it: one column for each actor. */
 import { basename } from "node:path";
-import { UsageError } from "../../core/errors.ts";
+import { UsageError } from "../../seam/errors.ts";
 import type { Diagnosis } from "./anomaly.ts";
 import { faultLetters, faultOf, faultText } from "./faults.ts";
 import type { Plan, Run } from "./schedule.ts";

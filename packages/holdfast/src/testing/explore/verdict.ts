@@ -1,5 +1,5 @@
 /** What a thread and the explorer say to each other. */
-import { isError, message, read } from "../../core/thrown.ts";
+import { isError, message, read } from "../../seam/thrown.ts";
 
 /** What the thread that is held back may do. It sleeps until there is one. */
 export const verdict = { none: 0, go: 1, again: 2, giveUp: 3, free: 4 } as const;

@@ -2,7 +2,7 @@
  * Which tables a statement may have written, as far as its text tells. It is not a parser: where it cannot be sure, it says
  * that it may have been anything. What triggers and functions do, the engine has to know.
  */
-import type { Written } from "../../core/wire.ts";
+import type { Written } from "../../seam/protocol-reader.ts";
 import { footprint } from "./statement.ts";
 
 interface Token {

@@ -1,5 +1,5 @@
 /** Models of what people build on databases. */
-import { UsageError } from "../../core/errors.ts";
+import { UsageError } from "../../seam/errors.ts";
 import { decideBag, decideQueue, foundNothing } from "./items.ts";
 import type { Model } from "./model.ts";
 import { type Operation, textOf } from "./operation.ts";

@@ -1,7 +1,7 @@
 /** Writes down what a stress run does: in memory, or in a file for each process, which outlives a SIGKILL. */
 import { closeSync, fstatSync, openSync, readFileSync, writeSync } from "node:fs";
-import { UsageError, message } from "../../core/errors.ts";
-import { read } from "../../core/thrown.ts";
+import { UsageError, message } from "../../seam/errors.ts";
+import { read } from "../../seam/thrown.ts";
 import { type History, type Operation, plain, recorded } from "./operation.ts";
 
 export interface RecorderOptions {

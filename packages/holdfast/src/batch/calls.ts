@@ -1,0 +1,271 @@
+/** Calls of patterns: sent until they are answered, and if they are not, with the truth about what became of them. */
+import type { Connection, Wait } from "../seam/database.ts";
+import { errandMs, withConnection } from "../transaction/one-shot.ts";
+import type { LockTimeoutError } from "../seam/errors.ts";
+import { graceMs } from "../waiting/interrupt.ts";
+import { checkSignal } from "../input/options.ts";
+import type { How } from "../seam/store.ts";
+import { type Told, type Why, inVain, present, whyOf } from "../transaction/present.ts";
+import { Queue } from "../waiting/turns.ts";
+import { type RetryPolicy, passing, retrying } from "../transaction/retry.ts";
+import { type Home, type Scope, scopeFor } from "../transaction/scope.ts";
+import { checkWait } from "../waiting/wait.ts";
+
+/** Where a call belongs, and how long it may wait. */
+export interface CallOptions {
+  /** Takes part in this transaction: rolled back with it. Without it: in the one whose body calls, if there is one. */
+  readonly tx?: unknown;
+  /** Inside a transaction's body: apart from it, on a connection of its own. Kept also if that is rolled back. */
+  readonly separate?: boolean;
+  /** Milliseconds to wait while somebody's transaction has what the call needs. Default: the instance's (5 s). */
+  readonly wait?: Wait;
+  readonly signal?: AbortSignal | undefined;
+}
+
+export const callNames = ["tx", "separate", "wait", "signal"] as const;
+
+/** What an error says of a call. */
+export interface About {
+  /** What it may have to wait for, for people. */
+  readonly names: readonly string[];
+  /** What it is known by; `named`: the caller's own. Without one, a call that was lost cannot be repeated. */
+  readonly id?: string | undefined;
+  readonly named?: boolean;
+  /** It locks what it names: only so many of the same name are sent at a time. */
+  readonly locks?: boolean;
+  /** In the caller's transaction what it names is locked until the end of that. */
+  readonly keeps?: boolean;
+}
+
+/** In the caller's transaction, or undefined: outside of any. */
+export interface Place {
+  readonly scope: Scope<unknown, Connection> | undefined;
+  readonly signal: AbortSignal | undefined;
+  readonly waitMs: number;
+}
+
+export function placeOf(home: Home<unknown, Connection>, options: CallOptions, call: string): Place {
+  const { wait, signal } = options;
+  checkSignal(signal);
+  const patience = wait === undefined ? home.wait : checkWait(wait, `${call}: wait`);
+  return {
+    scope: scopeFor(home, options, call),
+    signal,
+    // Of the server's settings 0 means for ever.
+    waitMs: patience === "nowait" ? 1 : Math.max(1, patience),
+  };
+}
+
+/** Why there is no answer, and whether the call may have been applied all the same. */
+export class Unanswered extends Error {
+  readonly why: Why | undefined;
+  readonly perhaps: boolean;
+  readonly attempts: number;
+  readonly waitedMs: number;
+
+  constructor(why: Why | undefined, perhaps: boolean, attempts: number, waitedMs: number, cause: unknown) {
+    super("no answer", { cause });
+    this.why = why;
+    this.perhaps = perhaps;
+    this.attempts = attempts;
+    this.waitedMs = Math.round(waitedMs);
+  }
+}
+
+export interface Sending {
+  /** Of locks, by the clock that never jumps. */
+  readonly until: number;
+  /** Of one attempt, besides. */
+  readonly ms?: number | undefined;
+  readonly signal?: AbortSignal | undefined;
+  /** It was sent before, and may have been applied. */
+  readonly perhaps?: boolean;
+  /** What the server has done cannot be found again: it is sent once more only if that was nothing. */
+  readonly once?: boolean;
+  /** Of these failures it is sent again. Default: all that pass. */
+  readonly on?: ReadonlySet<string>;
+  /** How often, and after which pauses. */
+  readonly policy?: RetryPolicy;
+}
+
+/** How it is sent. */
+export interface Sent extends How {
+  /** It may have been applied before. */
+  readonly again: boolean;
+}
+
+type Work<T> = (connection: Connection, how: Sent) => Promise<T>;
+
+/** Of one of several databases: throws if it is not the one that it is taken for. `free`: it is in no transaction. */
+export async function known(
+  home: Home<unknown, Connection>,
+  connection: Connection,
+  free: boolean,
+): Promise<void> {
+  if (home.guard && !home.trusted()) await home.renewed(connection, free);
+}
+
+export async function attempts<T>(
+  home: Home<unknown, Connection>,
+  sending: Sending,
+  work: Work<T>,
+): Promise<T> {
+  const { until, signal, once = false, on = passing } = sending;
+  const started = performance.now();
+  return retrying(
+    ({ attempt, perhaps, sent }) => {
+      const waitMs = Math.max(1, Math.ceil(until - performance.now()));
+      return withConnection(
+        home,
+        async (connection) => {
+          // A client that hands out no connection runs it in a transaction of its own.
+          const free = home.database.connect !== undefined;
+          await known(home, connection, free);
+          return work(connection, { again: perhaps || attempt > 1, waitMs, free });
+        },
+        sending.ms ?? Math.max(errandMs, waitMs + graceMs),
+        // Once it may have been applied, the question is no longer whether it is wanted, but what became of it.
+        { signal: perhaps ? undefined : signal, sent, certain: true },
+      );
+    },
+    {
+      why: (error) => whyOf(home.database, error),
+      on,
+      once,
+      ...(sending.policy && { policy: sending.policy }),
+      perhaps: sending.perhaps ?? false,
+      wanted: (perhaps) => perhaps || !signal?.aborted,
+      failed(error, { why, perhaps, attempts: count }) {
+        throw new Unanswered(why, perhaps, count, performance.now() - started, error);
+      },
+    },
+  );
+}
+
+/** What is told of a call. */
+function toldOf(home: Home<unknown, Connection>, { names }: About): Told {
+  return { names: names.map((name) => home.show(name)), atCommit: home.known()?.exclusion === "at commit" };
+}
+
+/** Nothing was done: what it needed was not free in time. */
+export function waitedInVain(
+  home: Home<unknown, Connection>,
+  about: About,
+  waitedMs: number,
+  cause: unknown,
+): LockTimeoutError {
+  return inVain({ ...toldOf(home, about), waitedMs }, cause);
+}
+
+/** What the caller is told. */
+export function explain(error: unknown, about: About, home: Home<unknown, Connection>): unknown {
+  const told = toldOf(home, about);
+  if (!(error instanceof Unanswered)) return present(home.database, error, told);
+  const { why, perhaps, cause, waitedMs, attempts: count } = error;
+  const { id, named } = about;
+  return present(
+    home.database,
+    cause,
+    { ...told, attempts: count, waitedMs, ...(perhaps && { perhaps: { id, named } }) },
+    why,
+  );
+}
+
+/** Of one name, by themselves: each that waits takes a connection, here and on the server. */
+const atATime = 4;
+
+/** Those who are under way, and those who wait for their turn, by what they lock. */
+class Turns {
+  readonly #lines = new Map<string, { readonly queue: Queue; count: number }>();
+
+  async take<T>(
+    name: string,
+    until: number,
+    signal: AbortSignal | undefined,
+    work: () => Promise<T>,
+  ): Promise<T> {
+    let line = this.#lines.get(name);
+    if (!line) this.#lines.set(name, (line = { queue: new Queue(atATime), count: 0 }));
+    line.count++;
+    try {
+      if (line.count <= atATime) return await line.queue.run(work);
+      const late = new AbortController();
+      const onAbort = () => late.abort();
+      const timer = setTimeout(onAbort, Math.max(1, until - performance.now()));
+      signal?.addEventListener("abort", onAbort, { once: true });
+      if (signal?.aborted) onAbort();
+      const leave = await line.queue
+        .enter(late.signal)
+        .catch((error: unknown) => {
+          throw new Unanswered(signal?.aborted ? "aborted" : "lock-timeout", false, 0, 0, error);
+        })
+        .finally(() => {
+          clearTimeout(timer);
+          signal?.removeEventListener("abort", onAbort);
+        });
+      return await work().finally(leave);
+    } finally {
+      if (--line.count === 0) this.#lines.delete(name);
+    }
+  }
+}
+
+const turns = new WeakMap<object, Turns>();
+
+/** One call, in the caller's transaction or by itself: sent again where that is safe, until it is answered. */
+export async function send<T>(
+  home: Home<unknown, Connection>,
+  { scope, signal, waitMs }: Place,
+  about: About & Pick<Sending, "ms" | "once" | "on" | "policy">,
+  work: Work<T>,
+): Promise<T> {
+  if (scope) {
+    const answer = await scope.work(
+      async ({ connection }) => {
+        await known(home, connection, false);
+        return work(connection, { again: true, waitMs, free: false });
+      },
+      signal,
+      about.names,
+    );
+    if (about.keeps ?? about.locks)
+      for (const name of about.names) scope.section?.took({ kind: "call", name: home.show(name) }, undefined);
+    return answer;
+  }
+  return home.started.during(about.names[0] ?? "Holdfast", () =>
+    sendApart(home, { signal, waitMs }, about, work),
+  );
+}
+
+async function sendApart<T>(
+  home: Home<unknown, Connection>,
+  { signal, waitMs }: Omit<Place, "scope">,
+  about: About & Pick<Sending, "ms" | "once" | "on" | "policy">,
+  work: Work<T>,
+): Promise<T> {
+  signal?.throwIfAborted();
+  const { locks = false, names, ms, once, on, policy } = about;
+  const started = performance.now();
+  const sending: Sending = {
+    until: started + waitMs,
+    signal,
+    ms,
+    ...(once && { once }),
+    ...(on && { on }),
+    ...(policy && { policy }),
+  };
+  const run = () => attempts(home, sending, work);
+  try {
+    if (!locks) return await run();
+    let ours = turns.get(home);
+    if (!ours) turns.set(home, (ours = new Turns()));
+    return await ours.take(names.join(), sending.until, signal, run);
+  } catch (error) {
+    if (!(error instanceof Unanswered) || error.perhaps) throw explain(error, about, home);
+    if (error.why === "aborted") throw signal?.reason;
+    // The time in line is part of it.
+    if (error.why === "lock-timeout")
+      throw waitedInVain(home, about, performance.now() - started, error.cause);
+    throw explain(error, about, home);
+  }
+}

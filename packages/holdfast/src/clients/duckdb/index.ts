@@ -1,0 +1,139 @@
+import type { Database, Result, Row } from "../../seam/database.ts";
+import { NotInTransactionError, UsageError } from "../../seam/errors.ts";
+import { Queue } from "../../waiting/turns.ts";
+import { behind, view } from "../../context/revocable.ts";
+import { Desk, type DuckdbConnection, duckdb, render } from "../../engines/duckdb/index.ts";
+
+/** The part of a DuckDBConnection of @duckdb/node-api that is used here. */
+export interface DuckdbHandle {
+  runAndReadAll(
+    text: string,
+    values?: never,
+  ): Promise<{ getRowObjectsJS(): object[]; readonly rowsChanged: number }>;
+  interrupt(): void;
+  closeSync(): void;
+}
+
+/** The part of a DuckDBInstance of @duckdb/node-api that is used here. */
+export interface DuckdbSource<Handle extends DuckdbHandle> {
+  connect(): Promise<Handle>;
+}
+
+/** The database is part of this process: there is no connection to lose. */
+const never = new AbortController().signal;
+
+function isHandle(value: unknown): value is DuckdbHandle {
+  const handle = value as Partial<DuckdbHandle> | null;
+  return (
+    typeof handle === "object" &&
+    handle !== null &&
+    typeof handle.runAndReadAll === "function" &&
+    typeof handle.interrupt === "function"
+  );
+}
+
+/**
+ * A DuckDBInstance. Every transaction gets a connection of its own, up to `connections` (10 by default). Make one
+ * instance per file and process, and give the same one to whoever locks.
+ */
+export function fromDuckdb<Handle extends DuckdbHandle>(
+  instance: DuckdbSource<Handle>,
+  { connections = 10 } = {},
+): Database<Handle, DuckdbConnection> {
+  if (typeof instance?.connect !== "function" || isHandle(instance))
+    throw new UsageError("fromDuckdb(instance): this is no DuckDBInstance of @duckdb/node-api");
+  let asked: Promise<Desk> | undefined;
+  /** Objects of one database differ (`DuckDBInstance.fromCache`): its file tells. */
+  const findDesk = async (): Promise<Desk> => {
+    const handle = await instance.connect();
+    try {
+      const found = await handle.runAndReadAll(
+        "SELECT path FROM duckdb_databases() WHERE database_name = current_database()",
+      );
+      const [row] = found.getRowObjectsJS() as { path?: unknown }[];
+      return Desk.of(instance, typeof row?.path === "string" ? row.path : undefined);
+    } finally {
+      handle.closeSync();
+    }
+  };
+  const places = new Queue(connections);
+  const idle: Handle[] = [];
+
+  const connectionOf = (handle: Handle): DuckdbConnection => ({
+    lost: never,
+    session: handle,
+    get desk() {
+      return (asked ??= findDesk().catch((error: unknown) => {
+        asked = undefined;
+        throw error;
+      }));
+    },
+    async query(statement): Promise<Result> {
+      const { text, values } = render(statement);
+      const result = await handle.runAndReadAll(text, values as never);
+      return { rows: result.getRowObjectsJS() as Row[], affected: result.rowsChanged };
+    },
+    cancel: async () => handle.interrupt(),
+    async aside(body) {
+      const other = idle.pop() ?? (await instance.connect());
+      let fit = false;
+      try {
+        const value = await body(connectionOf(other));
+        fit = true;
+        return value;
+      } finally {
+        if (fit) idle.push(other);
+        else other.closeSync();
+      }
+    },
+  });
+
+  return {
+    engine: duckdb,
+    traits: {
+      client: "@duckdb/node-api",
+      cancel: true,
+      listen: false,
+      embedded: true,
+      single: false,
+      pinned: true,
+      begins: false,
+    },
+    async connect({ signal }) {
+      const leave = await places.enter(signal);
+      try {
+        const handle = idle.pop() ?? (await instance.connect());
+        const connection = connectionOf(handle);
+        const desk = await connection.desk;
+        const seen = view(handle, { makers: ["prepare", "createAppender"], tracked: true });
+        return {
+          connection,
+          native: seen.proxy,
+          seal: seen.seal,
+          async release(broken) {
+            seen.revoke();
+            if (broken) {
+              // One that is closed while it runs takes the process with it. Closing undoes what is open.
+              handle.interrupt();
+              await seen.idle();
+              handle.closeSync();
+            } else idle.push(handle);
+            desk.leave(handle);
+            leave();
+          },
+        };
+      } catch (error) {
+        leave();
+        throw error;
+      }
+    },
+    join(native) {
+      if (!isHandle(native))
+        throw new NotInTransactionError("this is no DuckDBConnection of @duckdb/node-api");
+      return connectionOf(behind(native));
+    },
+    close() {
+      for (const handle of idle.splice(0)) handle.closeSync();
+    },
+  };
+}

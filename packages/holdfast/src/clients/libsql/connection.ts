@@ -1,0 +1,254 @@
+/** SQLite and libSQL through @libsql/client, whose transactions are objects on connections of its own. */
+import type { Database, DriverError, Pinned, Purpose, Result, Row } from "../../seam/database.ts";
+import { NotInTransactionError, UsageError } from "../../seam/errors.ts";
+import { Queue } from "../../waiting/turns.ts";
+import { Single } from "../../waiting/one-connection.ts";
+import { type SqliteConnection, render, sqlite } from "../../engines/sqlite/index.ts";
+import { type Line, lineOf } from "../../engines/sqlite/writer-queue.ts";
+
+interface ResultSet {
+  readonly columns: readonly string[];
+  readonly rows: readonly object[];
+  readonly rowsAffected: number;
+}
+
+interface Runner {
+  execute(statement: { sql: string; args: never[] }): Promise<ResultSet>;
+  executeMultiple(sql: string): Promise<void>;
+}
+
+/** The part of an interactive transaction of @libsql/client that is used here. */
+export interface LibsqlTransaction extends Runner {
+  readonly closed: boolean;
+  commit(): Promise<void>;
+  rollback(): Promise<void>;
+  close(): void;
+}
+
+/** The part of a Client of @libsql/client that is used here. */
+export interface LibsqlClient extends Runner {
+  /** "file": the database is part of this process. */
+  readonly protocol: string;
+  transaction(mode: "write" | "deferred"): Promise<LibsqlTransaction>;
+}
+
+const never = new AbortController().signal;
+
+/** A network that failed says so in words of its own: https://github.com/tursodatabase/libsql-client-ts */
+const lost = new Set(["HRANA_CLOSED_ERROR", "HRANA_WEBSOCKET_ERROR", "STREAM_CLOSED", "STREAM_EXPIRED"]);
+
+export function unwrapLibsql(error: unknown): DriverError | undefined {
+  const { code, extendedCode, message } = error as DriverError & { extendedCode?: string };
+  if (typeof code !== "string") return undefined;
+  if (lost.has(code)) return { lost: true, code, message: message ?? "" };
+  return typeof extendedCode === "string" ? { code: extendedCode, message: message ?? "" } : undefined;
+}
+
+export function isLibsqlTransaction(value: unknown): value is LibsqlTransaction {
+  const tx = value as Partial<LibsqlTransaction> | null;
+  return (
+    typeof tx === "object" &&
+    tx !== null &&
+    typeof tx.execute === "function" &&
+    typeof tx.commit === "function" &&
+    typeof tx.closed === "boolean"
+  );
+}
+
+async function run(runner: Runner, statement: Parameters<SqliteConnection["query"]>[0]): Promise<Result> {
+  const { text, values } = render(statement);
+  const { columns, rows, rowsAffected } = await runner.execute({ sql: text, args: values as never[] });
+  // Its rows hold every value twice, by name and by number.
+  const plain = rows.map((row) => Object.fromEntries(columns.map((name) => [name, (row as Row)[name]])));
+  return { rows: plain, affected: rowsAffected };
+}
+
+/**
+ * A statement that fails because the file is busy stays under way on its connection until it is garbage collected, and
+ * nothing can be committed there meanwhile (https://github.com/tursodatabase/libsql-client-ts/issues/352). So on a
+ * local file whatever may meet another writer is sent as a script, whose statements end in any case.
+ */
+async function beginWriting(client: LibsqlClient): Promise<LibsqlTransaction> {
+  if (client.protocol !== "file") return client.transaction("write");
+  const tx = await client.transaction("deferred");
+  try {
+    await tx.executeMultiple("ROLLBACK; BEGIN IMMEDIATE");
+    return tx;
+  } catch (error) {
+    tx.close();
+    throw error;
+  }
+}
+
+/** Whether a write transaction can begin now, beside the one that asks. */
+async function writerIsFree(client: LibsqlClient): Promise<boolean | undefined> {
+  try {
+    const other = await beginWriting(client);
+    other.close();
+    return true;
+  } catch (error) {
+    // No connection is left to try on: nothing is known.
+    return (error as DriverError).code === "TRANSACTION_ACTIVE" ? undefined : false;
+  }
+}
+
+/** A client's file, asked for once. On a server those who wait are the server's business. */
+class Whereabouts {
+  line: Line | undefined;
+  readonly #client: LibsqlClient;
+  #known: boolean;
+
+  constructor(client: LibsqlClient) {
+    this.#client = client;
+    this.#known = client.protocol !== "file";
+  }
+
+  async find(runner: Runner = this.#client): Promise<void> {
+    if (this.#known) return;
+    try {
+      const { rows } = await runner.execute({ sql: "PRAGMA database_list", args: [] });
+      const { file } = (rows as Row[]).find(({ name }) => name === "main") ?? {};
+      this.#known = true;
+      // None: a database in memory.
+      if (typeof file === "string" && file !== "") this.line ??= lineOf(file);
+    } catch {
+      // Its only connection is inside of a transaction: next time.
+    }
+  }
+}
+
+/** A connection that is one of the client's own pool, and another one with every BEGIN. */
+class LibsqlConnection implements SqliteConnection {
+  readonly lost = never;
+  readonly unwrap = unwrapLibsql;
+  readonly switches = true;
+  begun: SqliteConnection["begun"];
+  readonly #client: LibsqlClient;
+  readonly #whereabouts: Whereabouts;
+  #tx: LibsqlTransaction | undefined;
+
+  constructor(client: LibsqlClient, whereabouts: Whereabouts, tx?: LibsqlTransaction) {
+    this.#client = client;
+    this.#whereabouts = whereabouts;
+    this.#tx = tx;
+  }
+
+  get line(): Line | undefined {
+    return this.#whereabouts.line;
+  }
+
+  locate(): Promise<void> {
+    return this.#whereabouts.find(this.#tx);
+  }
+
+  get tx(): LibsqlTransaction {
+    if (!this.#tx) throw new UsageError("There is no transaction yet");
+    return this.#tx;
+  }
+
+  get inTransaction(): boolean {
+    return this.#tx !== undefined && !this.#tx.closed;
+  }
+
+  async query(statement: Parameters<SqliteConnection["query"]>[0]): Promise<Result> {
+    return run(this.#tx ?? this.#client, statement);
+  }
+
+  async script(text: string): Promise<Result[]> {
+    await (this.#tx ?? this.#client).executeMultiple(text);
+    return [];
+  }
+
+  // Waits happen between statements here, and these look at the signal.
+  async cancel(): Promise<void> {}
+
+  writerIsFree(): Promise<boolean | undefined> {
+    return writerIsFree(this.#client);
+  }
+
+  async begin(mode: "deferred" | "immediate"): Promise<void> {
+    try {
+      const client = this.#client;
+      this.#tx = mode === "immediate" ? await beginWriting(client) : await client.transaction("deferred");
+    } catch (error) {
+      if ((error as DriverError).code !== "TRANSACTION_ACTIVE") throw error;
+      throw new UsageError(
+        "All connections of this libSQL client are inside of transactions. A database in memory and an embedded replica have one: " +
+          "write fromLibsql(client, { connections: 1 }). Otherwise give the client more (`concurrency`), or Holdfast less.",
+        "HF_USAGE",
+        error,
+      );
+    }
+  }
+
+  async end(how: "commit" | "rollback"): Promise<void> {
+    const tx = this.#tx;
+    if (!tx) return;
+    if (how === "rollback") {
+      if (!tx.closed) await tx.rollback();
+    } else if (this.#client.protocol === "file") {
+      // Unlike commit(), which gives the connection back also if a reader was in the way, this can be said again.
+      await tx.executeMultiple("COMMIT");
+    } else await tx.commit();
+    tx.close();
+    this.#tx = undefined;
+  }
+
+  /** Rolls back whatever is open. */
+  drop(): void {
+    try {
+      this.#tx?.close();
+    } catch {
+      // It is closed, or its server is gone.
+    }
+  }
+}
+
+/** `owner`: the client, where this is a view of it. */
+export function libsqlDatabase<Native>(
+  client: LibsqlClient,
+  connections: number,
+  owner: object = client,
+): Database<Native, SqliteConnection> {
+  const local = client.protocol === "file";
+  const places = new Queue(connections);
+  const door = connections === 1 ? Single.of(owner) : undefined;
+  const whereabouts = new Whereabouts(client);
+  return {
+    engine: sqlite,
+    traits: {
+      client: "@libsql/client",
+      cancel: local,
+      listen: false,
+      embedded: local,
+      single: door !== undefined,
+      pinned: false,
+      begins: false,
+    },
+    async connect(purpose: Purpose): Promise<Pinned<Native, SqliteConnection>> {
+      const leave = await (door ? door.enter(purpose) : places.enter(purpose.signal));
+      await whereabouts.find();
+      const connection = new LibsqlConnection(client, whereabouts);
+      return {
+        connection,
+        // Made by BEGIN.
+        get native() {
+          return connection.tx as Native;
+        },
+        release() {
+          connection.drop();
+          connection.line?.leave(connection);
+          leave();
+        },
+      };
+    },
+    join(native) {
+      if (!isLibsqlTransaction(native))
+        throw new NotInTransactionError(
+          "this is no transaction of @libsql/client: await client.transaction(…)",
+        );
+      return new LibsqlConnection(client, whereabouts, native);
+    },
+    unwrap: unwrapLibsql,
+  };
+}

@@ -1,0 +1,204 @@
+/** Sessions of the package `mysql2`, whoever took them out of a pool: the adapter for it, or one for an ORM on it. */
+import type {
+  DriverError,
+  Pinned,
+  Purpose,
+  Result,
+  Room,
+  Row,
+  Seen,
+  SqlConnection,
+} from "../../seam/database.ts";
+import { UsageError } from "../../seam/errors.ts";
+import { observeMethod, whenEnded } from "../observe.ts";
+import { unlessAborted } from "../../waiting/turns.ts";
+import { type ViewOptions, behind, endsTransaction, view } from "../../context/revocable.ts";
+import { type Kill, isInTransaction, killable } from "../../engines/mysql/client.ts";
+import { render } from "../../engines/mysql/index.ts";
+import { literals } from "../../engines/mysql/text.ts";
+
+/** The part of a connection of `mysql2/promise` that is used here. */
+export interface Mysql2Connection {
+  query(sql: string | { sql: string }, values?: unknown[]): Promise<[unknown, unknown]>;
+}
+
+export interface Mysql2PoolConnection extends Mysql2Connection {
+  release(): void;
+  destroy(): void;
+}
+
+export interface Mysql2Pool<C extends Mysql2PoolConnection = Mysql2PoolConnection> {
+  getConnection(): Promise<C>;
+}
+
+/** The connection inside the promise wrapper, with callbacks. */
+interface Inner {
+  on?(event: string, listener: (error?: unknown) => void): unknown;
+  threadId?: number | null;
+  config?: { typeCast?: unknown; queryFormat?: unknown };
+  query(sql: Options, values: unknown[], done: (error: unknown, outcome: unknown) => void): unknown;
+}
+
+interface Options {
+  readonly sql: string;
+  readonly rowsAsArray: false;
+  readonly nestTables: false;
+  readonly namedPlaceholders: false;
+  readonly typeCast?: (field: unknown, next: () => unknown) => unknown;
+}
+
+/** Whatever the pool's options are: rows are objects, and values are a list; and what we read is what the server sent. */
+function options(text: string, theirs: boolean | undefined, { config }: Pick<Inner, "config">): Options {
+  if (typeof config?.queryFormat === "function")
+    throw new UsageError(
+      "mysql2's option `queryFormat` writes values into statements in a way of its own: give Holdfast a pool without it",
+    );
+  const plain = { sql: text, rowsAsArray: false, nestTables: false, namedPlaceholders: false } as const;
+  return theirs || typeof config?.typeCast !== "function"
+    ? plain
+    : { ...plain, typeCast: (_field, next) => next() };
+}
+
+/** By the connection inside: the pool wraps it anew each time it is taken out. */
+const connections = new WeakMap<object, SqlConnection>();
+
+/** `native`: of either kind. `kill` runs a statement on another connection of the same server. */
+export function mysql2Connection(given: object, kill: Kill): SqlConnection {
+  const native = behind(given);
+  const { connection: wrapped, promise } = native as { connection?: Inner; promise?: unknown };
+  const inner = typeof promise === "function" ? (native as Inner) : wrapped;
+  // The promise wrapper passes no events on; the connection inside it does.
+  const emitter = (inner ?? native) as Omit<Inner, "query">;
+  const known = connections.get(emitter);
+  if (known) return known;
+  const lost = new AbortController();
+  emitter.on?.("error", (error) => lost.abort(error));
+  emitter.on?.("end", () => lost.abort(new Error("the connection has ended")));
+  const { send, cancel } = killable(
+    async (text, values, theirs) => {
+      const asked = options(text, theirs, emitter);
+      if (inner) return ask(inner, asked, literals(values));
+      const [first] = await (native as Mysql2Connection).query(asked, literals(values));
+      return first;
+    },
+    () => emitter.threadId,
+    kill,
+  );
+  const connection: SqlConnection = {
+    lost: lost.signal,
+    unwrap: unwrapMysql2,
+    async query(statement, theirs) {
+      const { text, values } = render(statement);
+      try {
+        return result(await send(text, values, theirs));
+      } catch (error) {
+        // From here it leads to the caller; the client's own begins at the socket.
+        if (error instanceof Error) Error.captureStackTrace(error);
+        throw error;
+      }
+    },
+    cancel,
+    settled: (then) => whenEnded(emitter, ["query", "execute", "release"], then),
+  };
+  connections.set(emitter, connection);
+  return connection;
+}
+
+/** Not by the promise wrapper, which takes a stack trace with each statement: 7 % of a short transaction's time. */
+function ask(inner: Inner, asked: Options, values: unknown[]): Promise<unknown> {
+  return new Promise((resolve, reject) => {
+    inner.query(asked, values, (error, outcome) => (error ? reject(error) : resolve(outcome)));
+  });
+}
+
+function result(outcome: unknown): Result {
+  // A procedure answers with a list of results, the last of which says how it ended.
+  if (Array.isArray(outcome))
+    return { rows: (Array.isArray(outcome[0]) ? outcome[0] : outcome) as Row[], affected: 0 };
+  const { affectedRows = 0, serverStatus } = (outcome ?? {}) as {
+    affectedRows?: number;
+    serverStatus?: number;
+  };
+  return {
+    rows: [],
+    affected: affectedRows,
+    ...(serverStatus !== undefined && { inTransaction: isInTransaction(serverStatus) }),
+  };
+}
+
+/** A connection that has ended refuses statements without a code. */
+export function unwrapMysql2(error: unknown): DriverError | undefined {
+  if (typeof error !== "object" || error === null) return undefined;
+  const { fatal, code } = error as { fatal?: unknown; code?: unknown };
+  return fatal === true && code === undefined ? { lost: true } : undefined;
+}
+
+/** What a body may send through a connection once it has ended: nothing but the end that an ORM writes. */
+export const mysql2View: ViewOptions = {
+  makers: ["promise", "prepare"],
+  senders: ["query", "execute", "prepare", "beginTransaction", "commit", "rollback", "changeUser"],
+  ends: (name, [first]) => name === "commit" || name === "rollback" || endsTransaction(first),
+};
+
+/** Whatever it is doing. Its own destroy() would leave whoever waits for an answer without one. */
+export function endMysql2(native: object): void {
+  const { connection = native } = native as { connection?: object };
+  const { stream } = connection as { stream?: { destroy(error: Error): void } };
+  stream?.destroy(new Error("it was given up"));
+}
+
+/** The same for one of a pool, which is to forget it. */
+export function dropMysql2(native: { destroy(): void }): void {
+  endMysql2(native);
+  native.destroy();
+}
+
+export async function checkOutMysql2<C extends Mysql2PoolConnection>(
+  pool: Mysql2Pool<C>,
+  kill: Kill,
+  { signal }: Purpose,
+): Promise<Pinned<C, SqlConnection>> {
+  const native = await unlessAborted(pool.getConnection(), signal, (late) => late.release());
+  const seen = view(native, mysql2View);
+  return {
+    connection: mysql2Connection(native, kill),
+    native: seen.proxy,
+    seal: seen.seal,
+    release(broken) {
+      seen.revoke();
+      if (broken) dropMysql2(native);
+      else native.release();
+    },
+  };
+}
+
+/** Of the kind with callbacks, or of the other, which has that one inside. */
+export function roomOfMysql2(pool: object): Room | undefined {
+  const { pool: inner = pool } = pool as { pool?: object };
+  const {
+    config,
+    _allConnections: all,
+    _freeConnections: free,
+  } = inner as {
+    config?: { connectionLimit?: number };
+    _allConnections?: { length: number };
+    _freeConnections?: { length: number };
+  };
+  // 0: without a limit.
+  if (!config?.connectionLimit || !all || !free) return undefined;
+  return { max: config.connectionLimit, out: all.length - free.length };
+}
+
+/** `pool.query`, of either kind, takes its connection by this too, with a callback. */
+export function observeMysql2(pool: object, seen: Seen, place?: () => string | undefined): () => void {
+  const { pool: inner = pool } = pool as { pool?: object };
+  return observeMethod(inner, "getConnection", seen, place && { place });
+}
+
+/** A pool of the promise kind, of either. */
+export function promisedMysql2<C extends Mysql2PoolConnection>(pool: unknown): Mysql2Pool<C> | undefined {
+  const candidate = pool as { promise?: () => Mysql2Pool<C>; getConnection?: unknown } | null;
+  if (typeof candidate !== "object" || candidate === null || typeof candidate.getConnection !== "function")
+    return undefined;
+  return typeof candidate.promise === "function" ? candidate.promise() : (candidate as Mysql2Pool<C>);
+}

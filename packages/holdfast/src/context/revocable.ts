@@ -1,0 +1,173 @@
+import { UsageError } from "../seam/errors.ts";
+import { sectionHere } from "./section.ts";
+import { sites } from "./call-site.ts";
+
+/**
+ * The same object, for as long as a body may use it. What the body was given is often shared with others, or theirs
+ * once it is back in its pool: a body that goes on must not write into their transactions.
+ */
+export interface View<T extends object> {
+  readonly proxy: T;
+  /** From now on nothing is sent but what ends the transaction: a client that writes COMMIT itself has yet to do so. */
+  seal(): void;
+  /** From now on what is sent waits for this, in its order, and is not sent if it fails. */
+  hold(until: Promise<unknown>): void;
+  /** Resolves when what was held has been sent, or never will be. */
+  sent(): Promise<void> | undefined;
+  /** From now on nothing can be called at all. */
+  revoke(): void;
+  /** Resolves when what was called has been answered. */
+  idle(): Promise<void>;
+  /** Who waits for an answer has waited in vain: of a client that does not tell them when its connection is ended. */
+  fail(error: Error): void;
+}
+
+export interface ViewOptions {
+  /** Methods whose results, or what they promise, are part of it, such as prepared statements. */
+  readonly makers?: readonly string[];
+  /** Methods that send something to the server. Left out: all. */
+  readonly senders?: readonly string[];
+  /** Whether promises are kept track of, for `idle` and `fail`. A client may return promises of its own kind. */
+  readonly tracked?: boolean;
+  /** Whether a call of one of them ends the transaction. */
+  readonly ends?: (name: string, args: readonly unknown[]) => boolean;
+  /** Sends when it may be sent, and returns what the method would. Left out: a promise. */
+  readonly later?: (until: Promise<unknown>, args: readonly unknown[], send: () => unknown) => unknown;
+}
+
+const targets = new WeakMap<object, object>();
+
+/** Methods, of whatever client, whose first argument is a statement: its text, or an object that has it. */
+const speaking: ReadonlySet<string | symbol> = new Set([
+  "query",
+  "execute",
+  "executeQuery",
+  "prepare",
+  "exec",
+  "run",
+]);
+
+/** What is behind a view; anything else is itself. */
+export function behind<T extends object>(object: T): T {
+  return (targets.get(object) as T | undefined) ?? object;
+}
+
+export function over(): UsageError {
+  // Who did not wait for the statement may not hear of its error either.
+  sectionHere()?.saw("late", sites.here(over));
+  return new UsageError(
+    "This transaction is over: its client must not be used any more. Is an `await` missing in its body?",
+    "HF_TRANSACTION_OVER",
+  );
+}
+
+const ending = /^\s*(?:commit|rollback|end|abort)(?:\s+(?:work|transaction))?\s*;?\s*$/i;
+const savepoint = /^\s*(?:rollback\s+to|release)(?:\s+savepoint)?\s+\S+\s*$/i;
+
+function wordsOf(statement: unknown): string {
+  const { text, sql } = (typeof statement === "object" ? (statement ?? {}) : {}) as Record<string, unknown>;
+  const words = typeof statement === "string" ? statement : (text ?? sql);
+  return typeof words === "string" ? words : "";
+}
+
+/** Whether a statement, as text or as an object that has it, ends a transaction. */
+export function isEnd(statement: unknown): boolean {
+  return ending.test(wordsOf(statement));
+}
+
+/** The same, or ends a savepoint that was left in it. */
+export function endsTransaction(statement: unknown): boolean {
+  const words = wordsOf(statement);
+  return ending.test(words) || savepoint.test(words);
+}
+
+const nothing = (): void => {};
+
+function promised(until: Promise<unknown>, _: readonly unknown[], send: () => unknown): Promise<unknown> {
+  return until.then(send);
+}
+
+export function view<T extends object>(
+  target: T,
+  { makers = [], senders, tracked = false, ends = () => false, later = promised }: ViewOptions = {},
+): View<T> {
+  let state: "open" | "sealed" | "revoked" = "open";
+  const running = new Set<Promise<unknown>>();
+  const failures = new Set<(error: Error) => void>();
+  const sends = (name: string) => !senders || senders.includes(name);
+  const check = (name: string, args: readonly unknown[]) => {
+    if (state === "open") return;
+    if (state === "revoked" || (sends(name) && !ends(name, args))) throw over();
+  };
+  let held: Promise<unknown> | undefined;
+  let isOver = false;
+  /** Called, and not sent yet: what comes after must not overtake it. */
+  let waiting = 0;
+  const whenFree = (name: string, args: readonly unknown[], send: () => unknown): unknown => {
+    if (!held || !sends(name) || (isOver && waiting === 0)) return send();
+    waiting++;
+    return later(held, args, () => {
+      waiting--;
+      return send();
+    });
+  };
+  const show = <O extends object>(object: O, whole = false): O => {
+    const proxy: O = new Proxy(object, {
+      get(_, name) {
+        const value: unknown = Reflect.get(object, name, object);
+        if (typeof value !== "function" || name === "constructor") return value;
+        return (...args: unknown[]) => {
+          check(String(name), args);
+          // Of what was made of it, a statement that was prepared, arguments are values.
+          if (whole && speaking.has(name)) sectionHere()?.sent(args[0]);
+          // Methods of native objects work on the object itself only.
+          const call = (): unknown => Reflect.apply(value as (...a: unknown[]) => unknown, object, args);
+          const made = whenFree(String(name), args, call);
+          if (made === object) return proxy;
+          if (tracked && made instanceof Promise) {
+            running.add(made);
+            let fail!: (error: Error) => void;
+            const failed = new Promise<never>((_, reject) => (fail = reject));
+            failures.add(fail);
+            const settle = () => {
+              running.delete(made);
+              failures.delete(fail);
+            };
+            made.then(settle, settle);
+            const answer: Promise<unknown> = Promise.race([made, failed]);
+            return makers.includes(String(name)) ? answer.then(shown) : answer;
+          }
+          if (!makers.includes(String(name))) return made;
+          return made instanceof Promise ? made.then(shown) : shown(made);
+        };
+      },
+      set: (_, name, value) => Reflect.set(object, name, value, object),
+    });
+    targets.set(proxy, object);
+    return proxy;
+  };
+  // One that takes statements is the client again, in another guise.
+  const shown = (made: unknown) =>
+    typeof made === "object" && made !== null ? show(made, "query" in made) : made;
+  return {
+    proxy: show(target, true),
+    seal() {
+      if (state === "open") state = "sealed";
+    },
+    hold(until) {
+      held = until;
+      until.then(() => (isOver = true), nothing);
+    },
+    sent: () => (waiting > 0 ? held?.then(nothing, nothing) : undefined),
+    revoke() {
+      state = "revoked";
+    },
+    async idle() {
+      while (running.size > 0) await Promise.allSettled(running);
+    },
+    fail(error) {
+      running.clear();
+      for (const fail of failures) fail(error);
+    },
+  };
+}

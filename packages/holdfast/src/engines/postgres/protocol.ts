@@ -1,0 +1,305 @@
+/** The protocol, https://www.postgresql.org/docs/current/protocol-message-formats.html */
+import type { SqlConnection } from "../../seam/database.ts";
+import { sql } from "../../seam/sql.ts";
+import { keep } from "./locks/keep.ts";
+import type { Answer, Autocommit, Wire, WireReader } from "../../seam/protocol-reader.ts";
+
+/** Codes of messages that come before any other, and have no letter: startup, cancel, TLS, GSS. */
+const unlettered = new Set([196608, 196610, 80877102, 80877103, 80877104]);
+
+/** Of a session, in ReadyForQuery: "I", outside of any transaction. */
+const idle = 0x49;
+
+interface Message {
+  readonly letter: string;
+  readonly body: Buffer;
+}
+
+/** Cuts a stream into messages; what is not complete yet is kept. */
+class Messages {
+  #rest: Buffer = Buffer.alloc(0);
+
+  /** With what they were cut from. */
+  *whole(chunk: Uint8Array): Generator<Message & { readonly whole: Buffer }> {
+    let data: Buffer = this.#rest.length > 0 ? Buffer.concat([this.#rest, chunk]) : Buffer.from(chunk);
+    while (data.length >= 5) {
+      const length = data.readUInt32BE(1);
+      if (data.length < length + 1) break;
+      const whole = data.subarray(0, length + 1);
+      yield { letter: String.fromCharCode(data[0] as number), body: whole.subarray(5), whole };
+      data = data.subarray(length + 1);
+    }
+    this.#rest = data;
+  }
+
+  of(chunk: Uint8Array): Iterable<Message> {
+    return this.whole(chunk);
+  }
+}
+
+function cstring(body: Buffer, from = 0): [text: string, next: number] {
+  const end = body.indexOf(0, from);
+  return [body.toString("utf8", from, end), end + 1];
+}
+
+/** Messages of clients after the login; of up to 64 MB, to tell them from text. */
+function plausible(data: Buffer): boolean {
+  if (data.length < 5) return true;
+  const length = data.readUInt32BE(1);
+  return "BCDEFHPQSXcdfp".includes(String.fromCharCode(data[0] as number)) && length >= 4 && length < 2 ** 26;
+}
+
+interface Begun {
+  readonly name: string;
+  /** What is bound; before that only what was prepared is known. */
+  readonly values?: readonly string[];
+}
+
+class Reader implements WireReader {
+  readonly #sent = new Messages();
+  readonly #received = new Messages();
+  /** Texts of prepared statements. */
+  readonly #prepared = new Map<string, string>();
+  /** Of what is under way. */
+  #begun: (Begun | string)[] = [];
+  #answered = true;
+  #seen = false;
+  /** It is no connection to a server of this kind: a request to another service, say. */
+  #foreign = false;
+  unanswered = 0;
+  open = false;
+  inside: boolean | undefined;
+
+  sent(chunk: Uint8Array): string | undefined {
+    const data = Buffer.from(chunk);
+    if (this.#foreign) return undefined;
+    // Before the login there are no letters.
+    if (data.length >= 8 && unlettered.has(data.readUInt32BE(4)) && data.readUInt32BE(0) === data.length)
+      return undefined;
+    if (!this.#seen && !plausible(data)) {
+      this.#foreign = true;
+      return undefined;
+    }
+    this.#seen = true;
+    if (this.#answered) this.#begun = [];
+    this.#answered = false;
+    const before = this.#begun.length;
+    for (const { letter, body } of this.#sent.of(chunk)) this.#take(letter, body);
+    if (this.#begun.length > before) return this.#text(this.#begun.slice(before));
+    // The first piece of a message that is longer than one write.
+    return before === 0 && "PBQ".includes(String.fromCharCode(data[0] as number)) ? "" : undefined;
+  }
+
+  #take(letter: string, body: Buffer): void {
+    if ("SQF".includes(letter)) this.unanswered++;
+    if (letter === "S" || letter === "Q") this.open = false;
+    else if ("PBDEH".includes(letter)) this.open = true;
+    if (letter === "Q") this.#begun.push(cstring(body)[0]);
+    else if (letter === "P") {
+      const [name, next] = cstring(body);
+      this.#prepared.set(name, cstring(body, next)[0]);
+      this.#begun.push({ name });
+    } else if (letter === "B") {
+      const bound = boundOf(body);
+      const last = this.#begun.at(-1);
+      if (typeof last === "object" && last.name === bound.name && !last.values) this.#begun.pop();
+      this.#begun.push(bound);
+    }
+  }
+
+  text(): string {
+    return this.#text(this.#begun);
+  }
+
+  #text(parts: readonly (Begun | string)[]): string {
+    return parts.map((part) => (typeof part === "string" ? part : this.#shown(part))).join("; ");
+  }
+
+  #shown({ name, values }: Begun): string {
+    const text = this.#prepared.get(name) ?? name;
+    return values
+      ? text.replaceAll(/\$(\d+)/g, (whole, n: string) => literal(values[Number(n) - 1]) ?? whole)
+      : text;
+  }
+
+  get unknown(): string | undefined {
+    const missing = this.#begun.some((part) => typeof part === "object" && !this.#prepared.has(part.name));
+    return missing ? "SELECT name, statement FROM pg_prepared_statements" : undefined;
+  }
+
+  learn(rows: Answer["rows"]): void {
+    for (const [name = "", text = ""] of rows) this.#prepared.set(name, text);
+  }
+
+  received(chunk: Uint8Array): Answer {
+    const rows: string[][] = [];
+    let ready = false;
+    let error: string | undefined;
+    let affected: number | undefined;
+    for (const { letter, body } of this.#received.of(chunk)) {
+      if (letter === "Z") {
+        this.unanswered = Math.max(0, this.unanswered - 1);
+        this.inside = body[0] !== idle;
+        ready = this.unanswered === 0;
+        this.#answered = ready;
+      } else if (letter === "D") rows.push(rowOf(body));
+      else if (letter === "C") affected = Number(/ (\d+)$/.exec(cstring(body)[0])?.[1] ?? NaN);
+      else if (letter === "E") error = /(?:^|\0)M([^\0]*)/.exec(body.toString("utf8"))?.[1];
+    }
+    return { ready, rows, error, affected };
+  }
+}
+
+function boundOf(body: Buffer): Begun {
+  const [, afterPortal] = cstring(body);
+  const [name, afterName] = cstring(body, afterPortal);
+  const formats = body.readUInt16BE(afterName);
+  let at = afterName + 2 + 2 * formats;
+  const values: string[] = [];
+  for (let count = body.readUInt16BE(at), i = ((at += 2), 0); i < count; i++) {
+    const length = body.readInt32BE(at);
+    at += 4;
+    values.push(length < 0 ? "NULL" : body.toString("utf8", at, at + length));
+    if (length > 0) at += length;
+  }
+  return { name, values };
+}
+
+/** As people would write it, and so that no value can be taken for a part of the statement. */
+function literal(value: string | undefined): string | undefined {
+  if (value === undefined || value === "NULL" || /^-?\d{1,15}(\.\d+)?$/.test(value)) return value;
+  // eslint-disable-next-line no-control-regex -- values in the binary format
+  return /[\u0000-\u0008]/.test(value) ? "'…'" : `'${value.replaceAll("'", "''")}'`;
+}
+
+function rowOf(body: Buffer): string[] {
+  const values: string[] = [];
+  let at = 2;
+  for (let i = 0; i < body.readUInt16BE(0); i++) {
+    const length = body.readInt32BE(at);
+    at += 4;
+    values.push(length < 0 ? "NULL" : body.toString("utf8", at, at + length));
+    if (length > 0) at += length;
+  }
+  return values;
+}
+
+/** "active SQL transaction": a BEGIN of the client's after ours. */
+const begunTwice = /\0C25001\0/;
+
+const autocommit: Autocommit<SqlConnection> = {
+  begin: "BEGIN",
+  commit: "COMMIT",
+  rollback: "ROLLBACK",
+  together: true,
+  /** A procedure that ends transactions cannot be called inside of one. */
+  async writers(connection) {
+    const { rows } = await connection.query(sql`
+      SELECT DISTINCT lower(p.proname) AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+        JOIN pg_language l ON l.oid = p.prolang
+      WHERE n.nspname NOT IN ('pg_catalog', 'information_schema') AND p.provolatile = 'v' AND p.prokind IN ('f', 'p')
+        AND l.lanname NOT IN ('internal', 'c') AND NOT (p.prokind = 'p' AND p.prosrc ~* '\\m(commit|rollback)\\M')`);
+    return new Set(rows.map(({ name }) => String(name)));
+  },
+  answer(heard, { inside, refused }) {
+    const parts: Buffer[] = [];
+    for (const { letter, whole, body } of new Messages().whole(heard)) {
+      if (letter === "Z") {
+        if (refused)
+          parts.push(
+            ...[...new Messages().whole(refused)]
+              .filter((each) => each.letter === "E")
+              .map((each) => each.whole),
+          );
+        parts.push(inside ? whole : Buffer.from([0x5a, 0, 0, 0, 5, idle]));
+      } else if (letter === "N" && begunTwice.test(`\0${body.toString("utf8")}`)) continue;
+      else if (!(refused && letter === "C")) parts.push(whole);
+    }
+    return Buffer.concat(parts);
+  },
+  // Nothing that takes a snapshot, and visible to every user.
+  mark: (name, level) => [
+    `SET LOCAL application_name = '${name}'`,
+    ...(level === undefined ? [] : [`SET TRANSACTION ISOLATION LEVEL ${level.toUpperCase()}`]),
+  ],
+  async marked(connection, name) {
+    const { rows } = await connection.query(
+      sql`SELECT pid::text AS pid FROM pg_stat_get_activity(NULL) WHERE application_name = ${name}`,
+    );
+    return rows[0] ? String(rows[0]["pid"]) : undefined;
+  },
+};
+
+export const wire: Wire<SqlConnection> = {
+  reader: () => new Reader(),
+  statement(text) {
+    const body = Buffer.from(`${text}\0`);
+    const head = Buffer.alloc(5);
+    head.write("Q");
+    head.writeUInt32BE(body.length + 4, 1);
+    return Buffer.concat([head, body]);
+  },
+  isolation: (level) =>
+    level === undefined
+      ? "RESET default_transaction_isolation"
+      : `SET default_transaction_isolation = '${level}'`,
+  // Its owner may not, others than superusers neither: then the server's setting holds, by default a second.
+  patience: (ms) => (ms === undefined ? "RESET deadlock_timeout" : `SET deadlock_timeout = ${ms}`),
+  async related(connection) {
+    const { rows } = await connection.query(sql`
+      SELECT lower(a.relname) AS a, lower(b.relname) AS b FROM pg_constraint f
+        JOIN pg_class a ON a.oid = f.conrelid JOIN pg_class b ON b.oid = f.confrelid WHERE f.contype = 'f'
+      UNION ALL
+      SELECT lower(c.relname), '*' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname NOT IN ('pg_catalog', 'information_schema') AND (c.relkind IN ('v', 'm', 'f', 'p')
+          OR EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal)
+          OR EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid)
+          OR EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid))`);
+    return rows.map(({ a, b }) => [String(a), String(b)]);
+  },
+  keep,
+  unlock: "SELECT pg_advisory_unlock_all()",
+  who: "SELECT pg_backend_pid(), inet_client_port(), current_setting('default_transaction_isolation')",
+  self([row], localPort) {
+    const [session, port, isolation] = row ?? [];
+    if (session === undefined) return undefined;
+    return { session, direct: port === String(localPort), serializable: isolation === "serializable" };
+  },
+  certifies: true,
+  autocommit,
+  /** Every user may ask who is in the way, and not every user may see who waits. */
+  async waiting(connection, sessions) {
+    if (sessions.length === 0) return new Map();
+    const { rows } = await connection.query(
+      sql`SELECT pid::text AS pid, pg_blocking_pids(pid)::text AS blockers FROM unnest(ARRAY[${numbers(sessions)}]) pid`,
+    );
+    return new Map(
+      rows.flatMap(({ pid, blockers }) =>
+        blockers === "{}" ? [] : [[String(pid), String(blockers).slice(1, -1).split(",")] as const],
+      ),
+    );
+  },
+  async describe(connection, sessions) {
+    const { rows } = await connection.query(
+      sql`SELECT pid, usename AS name, application_name AS application, state, query FROM pg_stat_activity
+        WHERE pid IN (${numbers(sessions)}) ORDER BY pid`,
+    );
+    const known = rows.map(({ pid, name, application, state, query }) =>
+      [
+        `session ${String(pid)} of ${String(name)}`,
+        ...(application ? [`application ${String(application)}`] : []),
+        ...(state ? [String(state)] : []),
+        ...(query ? [`its last statement: ${String(query).replaceAll(/\s+/g, " ").slice(0, 200)}`] : []),
+      ].join(", "),
+    );
+    // A prepared transaction has no session.
+    return sessions.includes("0") ? [...known, "a prepared transaction (see pg_prepared_xacts)"] : known;
+  },
+  async cancel(connection, sessions) {
+    for (const session of sessions)
+      await connection.query(sql`SELECT pg_cancel_backend(${numbers([session])})`);
+  },
+};
+
+const numbers = (sessions: readonly string[]) =>
+  sql.join(sessions.map((session) => sql.raw(String(Number(session)))));

@@ -1,0 +1,387 @@
+import type { SqlConnection } from "../../../seam/database.ts";
+import { SchemaMissingError } from "../../../seam/errors.ts";
+import { type Statement, own, sql } from "../../../seam/sql.ts";
+import type { How } from "../../../seam/store.ts";
+import type {
+  Amendment,
+  Amended,
+  Batch,
+  Bucket,
+  Definition,
+  Entry,
+  Late,
+  QuotaLists,
+  QuotaUpkeep,
+  Quotas,
+  Standing,
+  Use,
+  Verdict,
+  Verdicts,
+} from "../../../quota/store.ts";
+import { failureOf } from "../locks/index.ts";
+import { impatient, patiently } from "../patience.ts";
+import { isTrue } from "../probe.ts";
+import { unlimited } from "./limits.ts";
+import { list, numbers, texts } from "../values.ts";
+
+function definitionJson({ rule, plans, over }: Definition): string {
+  // JSON has no Infinity: it would be null, which is no plan.
+  return JSON.stringify({ ...rule, plans, over }, (_, value: unknown) =>
+    value === Infinity ? Number(unlimited) : value,
+  );
+}
+
+const definitionsJson = (definitions: readonly Definition[]) => `[${definitions.map(definitionJson).join()}]`;
+
+const finite = (amount: number | undefined): string | null =>
+  amount === undefined ? null : amount === Infinity ? unlimited : String(amount);
+
+const orInfinity = (amount: unknown): number =>
+  Number(amount) === Number(unlimited) ? Infinity : Number(amount);
+
+const verdictKinds = ["refused", "granted", "before", "conflict"] as const;
+
+async function ask(connection: SqlConnection, statement: Statement): Promise<Record<string, unknown>[]> {
+  const asking = connection.prepared?.(statement) ?? connection.query(statement);
+  const { rows } = await asking.catch((error: unknown) => {
+    throw failureOf(connection, error) === "schema-missing"
+      ? new SchemaMissingError("A table or function of quotas", error)
+      : error;
+  });
+  return rows as Record<string, unknown>[];
+}
+
+function standing(row: Record<string, unknown> | undefined): Standing {
+  return {
+    used: Number(row?.["used"]),
+    held: Number(row?.["held"]),
+    credit: Number(row?.["credit"]),
+    limit: row?.["max"] === null ? undefined : orInfinity(row?.["max"]),
+    version: Number(row?.["version"]),
+    at: Number(row?.["at"]),
+  };
+}
+
+const lists: QuotaLists<SqlConnection> = {
+  async names(connection) {
+    // From one name to the next, by the index: buckets are many, quotas are few.
+    const rows = await ask(
+      connection,
+      sql`WITH RECURSIVE names (name) AS (
+    (SELECT b.quota FROM ${own("quota_bucket")} b ORDER BY b.quota LIMIT 1)
+    UNION ALL SELECT (SELECT b.quota FROM ${own("quota_bucket")} b WHERE b.quota > n.name ORDER BY b.quota LIMIT 1)
+    FROM names n WHERE n.name IS NOT NULL)
+  SELECT n.name, (SELECT count(*) FROM (SELECT FROM ${own("quota_bucket")} b WHERE b.quota = n.name LIMIT 100000) x)::text AS subjects
+  FROM names n WHERE n.name IS NOT NULL`,
+    );
+    return rows.map((row) => ({ name: String(row["name"]), subjects: Number(row["subjects"]) }));
+  },
+
+  async subjects(connection, quota, { after, most, of }) {
+    const which = of
+      ? sql`b.subject = ANY (${texts(of, (subject) => subject)}::text::text[])`
+      : sql`b.subject > ${after ?? ""}::text`;
+    const rows = await ask(
+      connection,
+      sql`SELECT b.subject, b.used, b.held, b.credit, b.own_limit AS max, b.plan, b.version,
+  (extract(epoch FROM b.since) * 1000)::float8 AS since, cardinality(b.parts) - 1 AS parts FROM ${own("quota_bucket")} b
+  WHERE b.quota = ${quota}::text AND ${which} ORDER BY b.subject LIMIT ${String(most)}::text::int`,
+    );
+    return rows.map((row) => {
+      const { at: _, ...stands } = standing(row);
+      return {
+        ...stands,
+        subject: String(row["subject"]),
+        plan: typeof row["plan"] === "string" ? row["plan"] : undefined,
+        since: row["since"] === null ? undefined : Number(row["since"]),
+        parts: row["parts"] === null ? undefined : Number(row["parts"]),
+      };
+    });
+  },
+
+  async grants(connection, { quota, subject }) {
+    const rows = await ask(
+      connection,
+      sql`SELECT g.id, g.amount, g.spent, g.priority, CASE WHEN g.until < 'infinity' THEN (extract(epoch FROM g.until) * 1000)::float8 END AS until,
+  g.until <= clock_timestamp() AS gone, (extract(epoch FROM l.at) * 1000)::float8 AS at FROM ${own("quota_grant")} g
+  LEFT JOIN ${own("quota_line")} l ON l.bucket = ${numberOf({ quota, subject })} AND l.id = g.id
+  WHERE g.quota = ${quota}::text AND g.subject = ${subject}::text ORDER BY g.priority, g.until, g.id`,
+    );
+    return rows.map((row) => ({
+      id: String(row["id"]),
+      amount: Number(row["amount"]),
+      spent: Number(row["spent"]),
+      priority: Number(row["priority"]),
+      until: row["until"] === null ? undefined : Number(row["until"]),
+      over: isTrue(row["gone"]),
+      at: row["at"] === null ? undefined : Number(row["at"]),
+    }));
+  },
+
+  async entries(connection, { quota, subject }, { below, most }) {
+    const rows = await ask(
+      connection,
+      sql`SELECT version, kind, id, entry, amount, coalesce(delta, amount) AS delta, coalesce(forgotten, 0) AS forgotten,
+  coalesce(refunded, 0) AS refunded, used, coalesce(held, 0) AS held, coalesce(credit, 0) AS credit, max,
+  coalesce(first, version) AS first, (extract(epoch FROM at) * 1000)::float8 AS at, details::text AS details
+  FROM ${own("quota_line")}
+  WHERE bucket = ${numberOf({ quota, subject })} AND version < ${below === undefined ? "9223372036854775807" : String(below)}::text::bigint
+  ORDER BY version DESC LIMIT ${String(most)}::text::int`,
+    );
+    return rows.map((row): Entry => ({
+      ...standing(row),
+      kind: String(row["kind"]),
+      id: String(row["id"]),
+      of: typeof row["entry"] === "string" ? row["entry"] : undefined,
+      amount: orInfinity(row["amount"]),
+      delta: Number(row["delta"]),
+      first: Number(row["first"]),
+      forgotten: Number(row["forgotten"]),
+      refunded: Number(row["refunded"]),
+      details:
+        typeof row["details"] === "string"
+          ? (JSON.parse(row["details"]) as Record<string, unknown>)
+          : undefined,
+    }));
+  },
+};
+
+const upkeep: QuotaUpkeep<SqlConnection> = {
+  async reconcile(connection, definition, bucket, repair) {
+    const [row] = await ask(
+      connection,
+      sql`SELECT at, late, to_json(findings)::text AS findings, entries, repaired
+  FROM ${own("quota_mend")}(${definitionJson(definition)}::text::jsonb, ${bucket.quota}::text, ${bucket.subject}::text,
+  ${finite(bucket.limit)}::text::bigint, ${repair?.id ?? null}::text, ${repair?.trust ?? "ledger"}::text)`,
+    );
+    if (isTrue(row?.["late"])) return { late: Number(row?.["at"]) };
+    return {
+      findings: JSON.parse(String(row?.["findings"])) as string[],
+      entries: Number(row?.["entries"]),
+      repaired: isTrue(row?.["repaired"]),
+    };
+  },
+
+  async rollUp(connection, quota, { before, ageMs, from, most }) {
+    const [row] = await ask(
+      connection,
+      sql`SELECT r.gone, r.next, to_json(r.broken)::text AS broken, (extract(epoch FROM c.before) * 1000)::float8 AS before
+  FROM (SELECT least(${moment(before)}, clock_timestamp() - ${String(ageMs)}::text::float8 * interval '1 millisecond') AS before OFFSET 0) c,
+  LATERAL ${own("quota_roll_up")}(${quota}::text, ${from ?? null}::text, c.before, ${String(most)}::text::int) r`,
+    );
+    return {
+      before: Number(row?.["before"]),
+      gone: Number(row?.["gone"]),
+      next: typeof row?.["next"] === "string" ? row["next"] : undefined,
+      broken: JSON.parse(String(row?.["broken"])) as string[],
+    };
+  },
+};
+
+export const quotas: Quotas<SqlConnection> = {
+  async consume(connection, batch: Batch, { waitMs }: How): Promise<Verdicts> {
+    const again = repeats(batch.uses);
+    const plain = plainly(batch, again);
+    if (!plain) return decide(connection, batch, waitMs, again);
+    const use = batch.uses.length === 1 ? useOne : useMany;
+    return use(connection, batch, waitMs, plain);
+  },
+
+  async amend(connection, amendment: Amendment, { waitMs }: How): Promise<Amended | Late> {
+    const { definition, bucket, id, details, kind } = amendment;
+    const of = "of" in amendment ? amendment.of : null;
+    const amount = "amount" in amendment ? finite(amendment.amount) : null;
+    const more =
+      kind === "grant"
+        ? { priority: amendment.priority, until: amendment.until }
+        : kind === "plan"
+          ? { plan: amendment.plan }
+          : {};
+    const [row] = await ask(
+      connection,
+      sql`SELECT f.*${impatient(waitMs)} FROM ${own("quota_amend")}(${patiently(waitMs, sql`${definitionJson(definition)}::text::jsonb`)}, ${kind}::text,
+  ${bucket.quota}::text, ${bucket.subject}::text, ${bucket.limit === undefined ? null : String(bucket.limit)}::text::bigint,
+  ${id}::text, ${of}::text, ${amount}::text::bigint,
+  ${JSON.stringify(more)}::text::jsonb, ${details ?? null}::text) f`,
+    );
+    if (Number(row?.["verdict"]) === -1) return { late: Number(row?.["at"]) };
+    const kinds = ["refused", "done", "before", "conflict", "unknown", "too much"] as const;
+    return {
+      ...standing(row),
+      kind: kinds[Number(row?.["verdict"])] as Amended["kind"],
+      amount: Number(row?.["amount"]),
+    };
+  },
+
+  async peek(connection, definition, bucket) {
+    const [row] = await ask(
+      connection,
+      sql`SELECT * FROM ${own("quota_peek")}(${definitionJson(definition)}::text::jsonb,
+  ${bucket.quota}::text, ${bucket.subject}::text, ${bucket.limit === undefined ? null : String(bucket.limit)}::text::bigint)`,
+    );
+    if (Number(row?.["version"]) === -1) return { late: Number(row?.["at"]) };
+    return { ...standing(row), plan: typeof row?.["plan"] === "string" ? row["plan"] : undefined };
+  },
+
+  lists,
+  upkeep,
+};
+
+const numberOf = ({ quota, subject }: Pick<Bucket, "quota" | "subject">) =>
+  sql`(SELECT b.id FROM ${own("quota_bucket")} b WHERE b.quota = ${quota}::text AND b.subject = ${subject}::text)`;
+
+const rulesOf = (definitions: readonly Definition[], waitMs: number) =>
+  patiently(waitMs, sql`${definitionsJson(definitions)}::text::jsonb`);
+
+async function useOne(
+  connection: SqlConnection,
+  { definitions, buckets, uses, make, look }: Batch,
+  waitMs: number,
+  { opens, ends, over }: Plain,
+): Promise<Verdicts> {
+  const { quota, subject, limit } = buckets[0] as Bucket;
+  const { id, amount, details } = uses[0] as Use;
+  const [row] = await ask(
+    connection,
+    sql`SELECT f.*${impatient(waitMs)} FROM ${own("quota_use")}(${rulesOf(definitions, waitMs)},
+  ${moment(opens)}, ${moment(ends)}, ${over === undefined ? null : String(over)}::text::bigint,
+  ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${quota}::text, ${subject}::text,
+  ${limit === undefined ? null : String(limit)}::text::bigint, ${id}::text, ${String(amount)}::text::bigint, ${details ?? null}::text) f`,
+  );
+  const at = Number(row?.["at"]);
+  if (isTrue(row?.["missing"])) return { missing: true, at };
+  const retry = row?.["retry"] === null ? undefined : Number(row?.["retry"]);
+  const kind = verdictKinds[Number(row?.["verdict"])] as Verdict["kind"];
+  const verdict = { ...standing(row), at: Number(row?.["entered"]), kind, retry: retryOf(retry) };
+  return { missing: false, at, verdicts: [verdict] };
+}
+
+async function useMany(
+  connection: SqlConnection,
+  { definitions, buckets, uses, make, look }: Batch,
+  waitMs: number,
+  { opens, ends, over }: Plain,
+): Promise<Verdicts> {
+  const totals = buckets.map(() => 0);
+  const counts = buckets.map(() => 0);
+  const sums: number[] = [];
+  const nths: number[] = [];
+  for (const { bucket, amount } of uses) {
+    sums.push((totals[bucket] = (totals[bucket] as number) + amount));
+    nths.push((counts[bucket] = (counts[bucket] as number) + 1));
+  }
+  const noted = uses.some(({ details }) => details !== undefined);
+  const [row] = await ask(
+    connection,
+    sql`SELECT fast, ${columns}${impatient(waitMs)} FROM ${own("quota_batch")}(${rulesOf(definitions, waitMs)},
+  ${moment(opens)}, ${moment(ends)}, ${over === undefined ? null : String(over)}::text::bigint,
+  ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${buckets[0]?.quota}::text,
+  ${texts(buckets, ({ subject }) => subject)}::text::text[], ${list(buckets.map(({ limit }) => limit))}::text::bigint[],
+  ${list(totals)}::text::bigint[], ${list(counts)}::text::bigint[],
+  ${list(uses.map(({ bucket }) => bucket + 1))}::text::int[], ${texts(uses, ({ id }) => id)}::text::text[],
+  ${list(uses.map(({ amount }) => amount))}::text::bigint[], ${list(sums)}::text::bigint[], ${list(nths)}::text::bigint[],
+  ${noted ? texts(uses, ({ details }) => details) : null}::text::text[])`,
+  );
+  const at = Number(row?.["at"]);
+  if (isTrue(row?.["missing"])) return { missing: true, at };
+  if (!isTrue(row?.["fast"])) return { missing: false, at, verdicts: verdictsOf(row, uses.length, at) };
+  const before = verdictsOf(row, buckets.length, at);
+  const verdicts = uses.map(({ bucket }, i): Verdict => {
+    const was = before[bucket] as Verdict;
+    return {
+      ...was,
+      kind: "granted",
+      used: was.used + (sums[i] as number),
+      version: was.version + (nths[i] as number),
+    };
+  });
+  return { missing: false, at, verdicts };
+}
+
+async function decide(
+  connection: SqlConnection,
+  { definitions, buckets, uses, make, look }: Batch,
+  waitMs: number,
+  again: readonly number[],
+): Promise<Verdicts> {
+  const [row] = await ask(
+    connection,
+    sql`SELECT ${columns}${impatient(waitMs)} FROM ${own("quota_decide")}(${rulesOf(definitions, waitMs)},
+  ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${texts(buckets, ({ quota }) => quota)}::text::text[],
+  ${texts(buckets, ({ subject }) => subject)}::text::text[],
+  ${list(buckets.map(({ definition }) => definition + 1))}::text::int[],
+  ${list(buckets.map(({ limit }) => limit))}::text::bigint[],
+  ${list(uses.map(({ bucket }) => bucket + 1))}::text::int[], ${texts(uses, ({ id }) => id)}::text::text[],
+  ${list(uses.map(({ amount }) => amount))}::text::bigint[], ${list(uses.map(({ group }) => group))}::text::int[],
+  ${list(uses.map(({ holdMs }) => holdMs))}::text::bigint[], ${texts(uses, ({ details }) => details)}::text::text[],
+  ${list(again)}::text::int[])`,
+  );
+  const at = Number(row?.["at"]);
+  if (isTrue(row?.["missing"])) return { missing: true, at };
+  return { missing: false, at, verdicts: verdictsOf(row, uses.length, at) };
+}
+
+const columns = sql.raw(
+  "missing, at, verdicts::text, useds::text, helds::text, credits::text, maxes::text, versions::text, ats::text, retries::text",
+);
+
+function verdictsOf(row: Record<string, unknown> | undefined, count: number, at: number): Verdict[] {
+  const [kinds, useds, helds, credits, maxes, versions, ats, retries] = [
+    "verdicts",
+    "useds",
+    "helds",
+    "credits",
+    "maxes",
+    "versions",
+    "ats",
+    "retries",
+  ].map((name) => numbers(row?.[name]));
+  return Array.from({ length: count }, (_, i): Verdict => ({
+    kind: verdictKinds[kinds?.[i] ?? 0] as Verdict["kind"],
+    used: useds?.[i] ?? 0,
+    held: helds?.[i] ?? 0,
+    credit: credits?.[i] ?? 0,
+    limit: maxes?.[i],
+    version: versions?.[i] ?? 0,
+    at: ats?.[i] ?? at,
+    retry: retryOf(retries?.[i]),
+  }));
+}
+
+const retryOf = (retry: number | undefined): Verdict["retry"] =>
+  retry === -1 ? "window" : retry === -2 ? "never" : retry;
+
+const moment = (ms: number | undefined) =>
+  sql`to_timestamp(${ms === undefined ? null : String(ms)}::text::float8 / 1000)`;
+
+interface Plain {
+  readonly opens: number | undefined;
+  readonly ends: number | undefined;
+  readonly over: number | undefined;
+}
+
+/** Uses of one quota, each by itself and with an id of its own, in a window of the usual kind. */
+function plainly(
+  { definitions, uses }: Pick<Batch, "definitions" | "uses">,
+  again: readonly number[],
+): Plain | undefined {
+  const [definition, ...others] = definitions;
+  if (!definition || others.length > 0 || again.some((before) => before > 0)) return undefined;
+  const { rule, over } = definition;
+  if (rule.window !== "none" && rule.window !== "fixed") return undefined;
+  if (uses.some(({ holdMs, group }, i) => holdMs !== undefined || group === uses[i - 1]?.group))
+    return undefined;
+  const [, opens, ends] = rule.window === "fixed" ? rule.starts : [];
+  return { opens, ends, over };
+}
+
+/** For each, the last one before it of the same bucket and id, counted from 1: any of them may be the one that was granted. */
+function repeats(uses: Batch["uses"]): number[] {
+  const last = new Map<string, number>();
+  return uses.map(({ bucket, id }, i) => {
+    const name = `${bucket}:${id}`;
+    const before = last.get(name) ?? 0;
+    last.set(name, i + 1);
+    return before;
+  });
+}

@@ -1,0 +1,203 @@
+/**
+ * Quotas on any engine that has a dialect: what `quota/decide` decides, on rows that are read and written here. The same
+ * tables, at the same time, as an engine's own functions.
+ */
+import type { SqlConnection } from "../../../seam/database.ts";
+import { sql } from "../../../seam/sql.ts";
+import type { How } from "../../../seam/store.ts";
+import { decideAmendment, standingNow } from "../../../quota/decide/amend.ts";
+import { type UsesView, decideUses } from "../../../quota/decide/consume.ts";
+import type { BucketView, Need, Writes } from "../../../quota/decide/rows.ts";
+import type { Amended, Amendment, Batch, Late, Quotas, Rule, Verdicts } from "../../../quota/store.ts";
+import type { StoreDialect } from "../dialect.ts";
+import { type Decided, type Exchange, Exchanges } from "../exchange.ts";
+import { quotaLists } from "./lists.ts";
+import { type Named, QuotaRows, compareNamed, nameOf } from "./rows.ts";
+import { quotaBuckets } from "./tables.ts";
+import { quotaUpkeep } from "./upkeep.ts";
+
+export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Quotas<C> {
+  const rows = new QuotaRows(dialect);
+  const exchanges = new Exchanges(dialect);
+
+  /**
+   * In the caller's transaction an id that is taken must be found before it is written: the failure would be the
+   * transaction's. By itself it is looked for then, and all is decided again.
+   */
+  async function run<Answer>(
+    connection: C,
+    how: How,
+    look: boolean,
+    exchangeWith: (look: boolean) => QuotaExchange<C, Answer>,
+  ): Promise<Answer> {
+    if (look || !how.free) return exchanges.run(connection, how, exchangeWith(true));
+    try {
+      return await exchanges.run(connection, how, exchangeWith(false));
+    } catch (error) {
+      if (dialect.failure(connection, error) !== "unique") throw error;
+      return exchanges.run(connection, how, exchangeWith(true));
+    }
+  }
+
+  return {
+    consume(connection, batch: Batch, how): Promise<Verdicts> {
+      const wanted = batch.buckets.map(({ quota, subject, definition }, place) => ({
+        quota,
+        subject,
+        rule: batch.definitions[definition]?.rule ?? { window: "none" as const },
+        ids: batch.uses.filter(({ bucket }) => bucket === place).map(({ id }) => id),
+        holds: batch.uses
+          .filter(({ bucket, holdMs }) => bucket === place && holdMs !== undefined)
+          .map(({ id }) => id),
+        allGrants: false,
+      }));
+      return run(connection, how, batch.look, (look) => {
+        const decide = (view: UsesView) => decideUses(view, { ...batch, look });
+        return new QuotaExchange(rows, connection, { wanted, look, decide });
+      });
+    },
+
+    amend(connection, amendment: Amendment, how): Promise<Amended | Late> {
+      const { bucket, definition, id } = amendment;
+      const about = "of" in amendment ? amendment.of : undefined;
+      const ids = about === undefined ? [id] : [id, about];
+      const holds = about === undefined ? [] : [about];
+      const wanted = [{ ...bucket, rule: definition.rule, ids, holds, allGrants: true }];
+      const decide = ({ now, buckets: [first] }: UsesView) =>
+        decideAmendment({ now, bucket: first as BucketView }, amendment);
+      return run(
+        connection,
+        how,
+        true,
+        (look) => new QuotaExchange(rows, connection, { wanted, look, decide }),
+      );
+    },
+
+    async peek(connection, definition, bucket) {
+      const row = await rows.bucket(connection, bucket);
+      const now = await rows.rows.clock(connection);
+      const { rule } = definition;
+      const counted =
+        rule.window === "log" && row
+          ? await rows.counted(connection, row.id, { per: rule.per, now }, false)
+          : 0;
+      const sums = await rows.sums(connection, bucket, now);
+      return standingNow({ now, row, ...sums, counted }, definition, bucket);
+    },
+
+    lists: quotaLists(rows),
+    upkeep: quotaUpkeep(rows),
+  };
+}
+
+interface Wanted extends Named {
+  readonly rule: Rule;
+  /** Lines with these may be there already, or are what it is about. */
+  readonly ids: readonly string[];
+  /** Holds with these may be there already, or are what it is about. */
+  readonly holds: readonly string[];
+  /** Also those that are spent. */
+  readonly allGrants: boolean;
+}
+
+interface Question<Answer> {
+  readonly wanted: readonly Wanted[];
+  /** Ids are looked for at once. */
+  readonly look: boolean;
+  decide(view: UsesView): Decided<Need, Answer, Writes>;
+}
+
+/** One decision about some buckets. */
+class QuotaExchange<C extends SqlConnection, Answer> implements Exchange<UsesView, Need, Answer, Writes> {
+  readonly names: readonly string[];
+  readonly #rows: QuotaRows<C>;
+  readonly #connection: C;
+  readonly #question: Question<Answer>;
+  #now = 0;
+  #views: BucketView[] = [];
+
+  constructor(rows: QuotaRows<C>, connection: C, question: Question<Answer>) {
+    this.#rows = rows;
+    this.#connection = connection;
+    this.#question = question;
+    this.names = question.wanted.map(nameOf);
+  }
+
+  decide(view: UsesView): Decided<Need, Answer, Writes> {
+    return this.#question.decide(view);
+  }
+
+  async read(locked: boolean, needs: readonly Need[]): Promise<UsesView> {
+    const newest = needs.at(-1);
+    if (!newest) await this.#begin(locked);
+    else if (newest.what === "lines") await this.#addLines(locked);
+    else for (const place of newest.buckets) await this.#add(place, newest.what, locked);
+    return { now: this.#now, buckets: this.#views };
+  }
+
+  async #begin(locked: boolean): Promise<void> {
+    const { wanted, look } = this.#question;
+    const buckets = await this.#rows.buckets(this.#connection, wanted, locked);
+    // After the locks: what has passed while they were waited for has passed.
+    this.#now = await this.#rows.rows.clock(this.#connection);
+    this.#views = buckets.map((row) => ({ row }));
+    if (look) await this.#addLines(locked);
+    for (const [place, { rule }] of wanted.entries())
+      if (rule.window === "log") await this.#add(place, "counted", locked);
+  }
+
+  async #addLines(locked: boolean): Promise<void> {
+    const ids = this.#question.wanted.flatMap((each, place) =>
+      each.ids.map((id) => ({ bucket: this.#view(place).row.id, id })),
+    );
+    const found = await this.#rows.lines(this.#connection, ids, locked);
+    this.#views = this.#views.map((view) => ({ ...view, lines: found.get(view.row.id) ?? new Map() }));
+  }
+
+  async #add(place: number, what: Exclude<Need["what"], "lines">, locked: boolean): Promise<void> {
+    const view = this.#view(place);
+    const { rule, holds: ids, allGrants: all } = this.#question.wanted[place] as Wanted;
+    const [connection, rows, now] = [this.#connection, this.#rows, this.#now];
+    const per = rule.window === "log" ? rule.per : 0;
+    const more = {
+      holds: async () => ({ holds: await rows.holds(connection, view.row, { now, ids }, locked) }),
+      grants: async () => ({ grants: await rows.grants(connection, view.row, { now, all }, locked) }),
+      counted: async () => ({ counted: await rows.counted(connection, view.row.id, { per, now }, locked) }),
+      uses: async () => ({ uses: await rows.uses(connection, view.row.id, { per, now }, locked) }),
+    };
+    this.#views[place] = { ...view, ...(await more[what]()) };
+  }
+
+  #view(place: number): BucketView {
+    return this.#views[place] as BucketView;
+  }
+
+  /**
+   * `guarded`: every bucket is still at the version that it was read at, so what was read of its lines, holds and grants is
+   * as it was too; and its window is not over.
+   */
+  async write(writes: Writes, guarded: boolean): Promise<boolean> {
+    const { update } = writes.buckets;
+    const changed = update.toSorted(compareNamed);
+    if (!guarded) for (const row of changed) await this.#rows.writeBucket(this.#connection, row);
+    else {
+      const kept = this.#views.filter(({ row }) => !update.some(({ id }) => id === row.id));
+      for (const { row } of kept)
+        if ((await this.#rows.bucket(this.#connection, row))?.version !== row.version) return false;
+      for (const row of changed)
+        if (!(await this.#rows.writeBucket(this.#connection, row, this.#asRead(row)))) return false;
+    }
+    await this.#rows.write(this.#connection, writes);
+    return true;
+  }
+
+  #asRead(row: Named) {
+    const place = this.names.indexOf(nameOf(row));
+    const { rows } = this.#rows;
+    const same = rows.is(quotaBuckets, "version", this.#view(place).row.version);
+    const { rule } = this.#question.wanted[place] as Wanted;
+    if (rule.window !== "fixed") return same;
+    const ends = rule.starts.map((ms) => ms * 1000).find((start) => start > this.#now);
+    return ends === undefined ? same : sql`${same} AND ${rows.dialect.clock} < ${sql.raw(String(ends))}`;
+  }
+}

@@ -1,0 +1,369 @@
+/**
+ * Stock for any engine with a dialect: rows are read, `stock/decide.ts` decides, and what it says is written.
+ *
+ * A level is compared whole (reservations do not count its version up), and so is every row that goes or changes: what was
+ * decided is a function of these.
+ */
+import type { SqlConnection } from "../../../seam/database.ts";
+import { type Statement, sql } from "../../../seam/sql.ts";
+import type { How } from "../../../seam/store.ts";
+import {
+  type Change,
+  type Decision,
+  type StockCall,
+  type StockNeed,
+  type StockView,
+  type StockWrites,
+  decide,
+  decideMinimum,
+  putsInto,
+  spotsOf,
+} from "../../../stock/decide/index.ts";
+import type { LevelRow, ReservationRow } from "../../../stock/decide/rows.ts";
+import { ofReservation, ofSale } from "../../../stock/decide/sequel.ts";
+import type { Book, Sequel, Spot, StockStore, Verdict } from "../../../stock/store.ts";
+import type { StoreDialect } from "../dialect.ts";
+import { type Exchange, Exchanges } from "../exchange.ts";
+import { Rows, chunksOf } from "../rows.ts";
+import { stockLists } from "./lists.ts";
+import { keptHere, stockLevel, stockMovement, stockReservation, stockReserved } from "./tables.ts";
+import { stockUpkeep } from "./upkeep.ts";
+import type { RowOf, Table } from "../table.ts";
+
+/** With more levels, locking them in one statement is less than comparing them one by one. */
+const fewLevels = 3;
+
+export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): StockStore<C> {
+  const rows = new Rows(dialect);
+  const exchanges = new Exchanges(dialect);
+  const run = <T>(connection: C, how: How, exchange: StockExchange<T>): Promise<T> =>
+    rows.present(connection, "A table of stock", () => exchanges.run(connection, how, exchange));
+  return {
+    async decide(connection, book, orders, { make, look, ...how }) {
+      keptHere(book);
+      const calls = orders.map((order) => ({
+        ...order,
+        of: order.kind === "reserve" ? order.id : undefined,
+      }));
+      const work = new StockWork(rows, connection, book, how);
+      if (make && how.free && dialect.optimistic)
+        await rows.present(connection, "A table of stock", () => work.makeLevels(calls));
+      return run(connection, how, exchangeOf(work, calls, look));
+    },
+
+    async follow(connection, book, sequel, how) {
+      keptHere(book);
+      const work = new StockWork(rows, connection, book, how);
+      const call = await rows.present(connection, "A table of stock", () => work.find(sequel));
+      if (typeof call === "string")
+        return { outcome: call, at: 0, until: undefined, state: undefined, lines: [] };
+      const [verdict] = await run(connection, how, exchangeOf(work, [call], true));
+      return verdict as Verdict;
+    },
+
+    async minimum(connection, book, spot, min, how) {
+      keptHere(book);
+      const work = new StockWork(rows, connection, book, how);
+      const read = (locked: boolean, needs: readonly StockNeed[]) =>
+        work.read([spot], [], { locked, needs, look: false });
+      return run(connection, how, {
+        ...work.exchange([spot]),
+        read,
+        decide: (view) => decideMinimum(view, spot, min),
+      });
+    },
+
+    lists: stockLists(rows),
+    upkeep: stockUpkeep(rows),
+  };
+}
+
+type StockExchange<T> = Exchange<StockView, StockNeed, T, StockWrites>;
+
+function exchangeOf<C extends SqlConnection>(
+  work: StockWork<C>,
+  calls: readonly StockCall[],
+  look: boolean,
+): StockExchange<readonly Verdict[]> {
+  const spots = spotsOf(calls);
+  const exchange = work.exchange(spots);
+  // What was not looked for may be why it could not be written.
+  let looking = look || calls.some(({ kind }) => kind === "return");
+  return {
+    ...exchange,
+    read: (locked, needs) => work.read(spots, calls, { locked, needs, look: looking }),
+    decide: (view): Decision<readonly Verdict[]> => decide(view, calls),
+    write(writes, guarded) {
+      looking = true;
+      return exchange.write(writes, guarded);
+    },
+  };
+}
+
+interface Reading {
+  readonly locked: boolean;
+  readonly needs: readonly StockNeed[];
+  readonly look: boolean;
+}
+
+/** Reads and writes of one call, on its connection. */
+class StockWork<C extends SqlConnection> {
+  readonly #rows: Rows<C>;
+  readonly #connection: C;
+  readonly #book: Book;
+  readonly #free: boolean;
+
+  constructor(rows: Rows<C>, connection: C, book: Book, { free }: How) {
+    this.#rows = rows;
+    this.#connection = connection;
+    this.#book = book;
+    this.#free = free;
+  }
+
+  exchange(spots: readonly Spot[]) {
+    return {
+      names: spots.map(({ sku, location }) => `stock ${this.#book.name}:${sku}:${location}`),
+      optimistic: spots.length <= fewLevels,
+      // A level that was read before lines went away looks as if there was nothing to clear.
+      needsLocks: ({ cleared }: StockNeed) => cleared.length > 0,
+      changes: ({ levels, movements, reservations, reserved }: StockWrites) =>
+        [levels, movements, reservations.insert, reservations.update, reserved.delete, reserved.insert].some(
+          ({ length }) => length > 0,
+        ),
+      write: (writes: StockWrites, guarded: boolean) => this.#write(writes, guarded),
+    };
+  }
+
+  /**
+   * What was done under an id is read last: whoever is told that something is over, or that there is too little, would have
+   * been told of it.
+   */
+  async read(
+    spots: readonly Spot[],
+    calls: readonly StockCall[],
+    { locked, needs, look }: Reading,
+  ): Promise<StockView> {
+    await this.#make(needs.flatMap(({ levels }) => levels));
+    const levels = await this.#levels(spots, locked);
+    const numbers = levels.map(({ id }) => id);
+    const at = await this.#rows.clock(this.#connection);
+    const kept = calls.filter(({ kind }) => kind === "reserve" || kind === "commit" || kind === "release");
+    const ids = kept.map(({ of }) => of as string);
+    const sales = calls.flatMap(({ kind, of }) => (kind === "return" ? [of as string] : []));
+    const cleared = new Set(needs.flatMap((need) => need.cleared));
+    const reservations = await this.#reservations(ids, locked);
+    const lines = await this.#all(stockReserved, numbers, "level", ids, "reservation", locked);
+    const over = await this.#over([...cleared], at, locked);
+    const returned = await this.#all(stockMovement, numbers, "level", sales, "origin", locked);
+    const named = look ? [...sales, ...calls.map(({ id }) => id)] : [];
+    const movements = await this.#all(stockMovement, numbers, "level", named, "external_id", locked);
+    return {
+      book: this.#book.name,
+      at,
+      levels,
+      movements,
+      returned: sums(returned),
+      reservations,
+      reserved: [...lines, ...over.filter((row) => !ids.includes(row.reservation))],
+      cleared,
+    };
+  }
+
+  /** Levels that may not be there yet, before anything is locked: who waits for another one's INSERT holds nothing. */
+  async makeLevels(calls: readonly StockCall[]): Promise<void> {
+    const spots = spotsOf(calls, putsInto);
+    const there = new Set((await this.#levels(spots, false)).map(nameOf));
+    await this.#make(spots.filter((spot) => !there.has(nameOf(spot))));
+  }
+
+  async #make(spots: readonly Spot[]): Promise<void> {
+    const nothing = { on_hand: 0, reserved: 0, min_level: 0, version: 0, elsewhere: false };
+    for (const some of chunksOf(spots))
+      await this.#rows.insertMissing(
+        this.#connection,
+        stockLevel,
+        some.map(({ sku, location }) => ({ book: this.#book.name, sku, location, ...nothing })),
+      );
+  }
+
+  /** In the order of their names, which is everybody's. */
+  async #levels(spots: readonly Spot[], locked: boolean): Promise<LevelRow[]> {
+    const found: LevelRow[] = [];
+    for (const some of chunksOf(spots)) {
+      const book = this.#book.name;
+      const where = this.#rows.matching(
+        stockLevel,
+        some.map(({ sku, location }) => ({ book, sku, location })),
+      );
+      const options = {
+        order: this.#rows.order(stockLevel),
+        locking: locked ? ("update" as const) : undefined,
+      };
+      found.push(...(await this.#rows.select(this.#connection, stockLevel, where, options)));
+    }
+    return found;
+  }
+
+  async #reservations(ids: readonly string[], locked: boolean): Promise<ReservationRow[]> {
+    const found: RowOf<typeof stockReservation>[] = [];
+    for (const some of chunksOf(ids)) {
+      const where = sql`${this.#rows.is(stockReservation, "book", this.#book.name)} AND ${this.#rows.among(stockReservation, "id", some)}`;
+      found.push(...(await this.#select(stockReservation, where, locked)));
+    }
+    return found as ReservationRow[];
+  }
+
+  /** Lines that have run out. */
+  async #over(
+    levels: readonly number[],
+    at: number,
+    locked: boolean,
+  ): Promise<RowOf<typeof stockReserved>[]> {
+    const found: RowOf<typeof stockReserved>[] = [];
+    for (const some of chunksOf(levels)) {
+      const where = sql`${this.#rows.among(stockReserved, "level", some)} AND ${this.#rows.compare(stockReserved, "until", "<=", at)}`;
+      found.push(...(await this.#select(stockReserved, where, locked)));
+    }
+    return found;
+  }
+
+  /** Rows at these levels that have one of these names. */
+  async #all<T extends Table>(
+    of: T,
+    levels: readonly number[],
+    level: string & keyof T["columns"],
+    names: readonly string[],
+    name: string & keyof T["columns"],
+    locked: boolean,
+  ): Promise<RowOf<T>[]> {
+    const found: RowOf<T>[] = [];
+    for (const someNames of chunksOf(names))
+      for (const some of chunksOf(levels)) {
+        const where = sql`${this.#rows.among(of, name, someNames)} AND ${this.#rows.among(of, level, some)}`;
+        found.push(...(await this.#select(of, where, locked)));
+      }
+    return found;
+  }
+
+  async #select<T extends Table>(of: T, where: Statement, locked: boolean): Promise<RowOf<T>[]> {
+    const locking = locked ? "current" : undefined;
+    const found: readonly unknown[] = await this.#rows.select(this.#connection, of, where, { locking });
+    return found as RowOf<T>[];
+  }
+
+  /** The lines of what came before, which do not change: they are found before anything is locked. */
+  async find(sequel: Sequel): Promise<StockCall | Verdict["outcome"]> {
+    if (sequel.kind === "return") return ofSale(sequel, sequel.lines ? [] : await this.#sold(sequel));
+    // A snapshot of the caller's may be older than the reservation.
+    let [row] = await this.#reservations([sequel.of], false);
+    if (!row && !this.#free) [row] = await this.#reservations([sequel.of], true);
+    const spots = row ? await this.#spots(row.levels) : new Map<number, Spot>();
+    return ofReservation(sequel, row, spots) ?? "unknown";
+  }
+
+  async #spots(numbers: readonly number[]): Promise<Map<number, LevelRow>> {
+    const found = new Map<number, LevelRow>();
+    const look = async (missing: readonly number[], locked: boolean) => {
+      for (const some of chunksOf(missing)) {
+        const rows = await this.#select(stockLevel, this.#rows.among(stockLevel, "id", some), locked);
+        for (const row of rows) if (row.book === this.#book.name) found.set(row.id, row);
+      }
+    };
+    await look(numbers, false);
+    if (!this.#free)
+      await look(
+        numbers.filter((number) => !found.has(number)),
+        true,
+      );
+    return found;
+  }
+
+  async #sold({ id, of }: Sequel) {
+    const locked = !this.#free;
+    const where = sql`${this.#rows.is(stockMovement, "external_id", of)} AND ${this.#rows.compare(stockMovement, "quantity", "<", 0)} AND ${this.#rows.among(stockMovement, "kind", ["apply", "commit"])}`;
+    const sold = await this.#select(stockMovement, where, locked);
+    const returns = await this.#select(stockMovement, this.#rows.is(stockMovement, "origin", of), locked);
+    const others = sums(returns.filter(({ external_id }) => external_id !== id));
+    const spots = await this.#spots(sold.map(({ level }) => level));
+    return sold.flatMap(({ level, quantity }) => {
+      const spot = spots.get(level);
+      const back = others.find((each) => each.level === level)?.quantity ?? 0;
+      return spot ? [{ sku: spot.sku, location: spot.location, sold: -quantity, back }] : [];
+    });
+  }
+
+  /** New reservations first: an id that somebody else has taken meanwhile is seen before anything is written. */
+  async #write(
+    { levels, movements, reservations, reserved, until }: StockWrites,
+    guarded: boolean,
+  ): Promise<boolean> {
+    const [rows, connection] = [this.#rows, this.#connection];
+    for (const some of chunksOf(reservations.insert))
+      if ((await rows.insertMissing(connection, stockReservation, some)) < some.length) return false;
+    if (guarded) {
+      if (!(await this.#compareAndSet(levels, until))) return false;
+    } else await this.#set(levels);
+    for (const some of chunksOf(reserved.delete)) {
+      const keys = some.map(({ level, reservation }) => ({ level, reservation }));
+      const gone = await rows.remove(connection, stockReserved, rows.matching(stockReserved, keys));
+      if (gone < some.length) return false;
+    }
+    for (const { before, after } of reservations.update) {
+      const { book, id, state, until: end } = before;
+      const where = rows.matching(stockReservation, [{ book, id, state, until: end }]);
+      const set = { state: after.state, until: after.until, made_at: after.made_at };
+      if ((await rows.update(connection, stockReservation, where, set)) < 1) return false;
+    }
+    for (const some of chunksOf(movements)) await rows.insert(connection, stockMovement, some);
+    for (const some of chunksOf(reserved.insert)) await rows.insert(connection, stockReserved, some);
+    return true;
+  }
+
+  /**
+   * Each as it was read, in their order. A level that comes out as it was is not compared: what was taken out of it to make
+   * room is, line by line.
+   */
+  async #compareAndSet(levels: readonly Change<LevelRow>[], until: number | undefined): Promise<boolean> {
+    const { dialect } = this.#rows;
+    const inTime =
+      until === undefined ? sql`` : sql` AND ${dialect.clock} < ${dialect.write("integer", until)}`;
+    for (const { before, after } of levels) {
+      const { id, on_hand, reserved, min_level, version } = before;
+      const where = sql`${this.#rows.matching(stockLevel, [{ id, on_hand, reserved, min_level, version }])}${inTime}`;
+      if ((await this.#rows.update(this.#connection, stockLevel, where, changed(after))) < 1) return false;
+    }
+    return true;
+  }
+
+  async #set(levels: readonly Change<LevelRow>[]): Promise<void> {
+    for (const some of chunksOf(levels))
+      await this.#rows.updateAll(
+        this.#connection,
+        stockLevel,
+        "id",
+        some.map(({ after }) => ({ id: after.id, ...changed(after) })),
+      );
+  }
+}
+
+const changed = ({ on_hand, reserved, min_level, version }: LevelRow) => ({
+  on_hand,
+  reserved,
+  min_level,
+  version,
+});
+
+const nameOf = ({ sku, location }: Spot) => `${sku}\0${location}`;
+
+/** What came back, by sale and level. */
+function sums(rows: readonly RowOf<typeof stockMovement>[]) {
+  const found = new Map<
+    string,
+    { readonly origin: string; readonly level: number; readonly quantity: number }
+  >();
+  for (const { origin = "", level, quantity } of rows) {
+    const name = `${level}\0${origin}`;
+    found.set(name, { origin, level, quantity: (found.get(name)?.quantity ?? 0) + quantity });
+  }
+  return [...found.values()];
+}

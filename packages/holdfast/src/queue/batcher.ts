@@ -1,0 +1,193 @@
+/** What the queues of one instance share: who tells of new jobs, who looks for dead workers, and who is asked. */
+import { Batcher } from "../batch/batcher.ts";
+import { Bell } from "../batch/notifier.ts";
+import { type About, type CallOptions, type Place, placeOf, send } from "../batch/calls.ts";
+import { require } from "../seam/capabilities.ts";
+import type { Connection } from "../seam/database.ts";
+import { NoConnectionError } from "../seam/errors.ts";
+import { Silence, within } from "../waiting/interrupt.ts";
+import { rolledBack } from "../transaction/retry.ts";
+import { type Home, detached, homeOf } from "../transaction/scope.ts";
+import type { Instance } from "./instance.ts";
+import { Rounds } from "./rounds.ts";
+import type { Added, How, Leased, NewJob, QueueStore } from "./store.ts";
+
+/** Others are told of new jobs at once, and then at most this often: each message makes every commit wait in line. */
+const tellMs = 20;
+/** How long several calls wait together for one of their keys. Then they part, and those who need it wait on. */
+const briefMs = 200;
+/** How long a transaction waits for what is done beside it. */
+const besideMs = 300;
+
+const desks = new WeakMap<object, Desk>();
+
+export function deskOf(hf: unknown, call = "queue"): Desk {
+  const home = homeOf(hf, call);
+  let desk = desks.get(home);
+  if (!desk) desks.set(home, (desk = new Desk(home, hf as Instance)));
+  return desk;
+}
+
+interface Line {
+  readonly batcher: Batcher<readonly NewJob[], readonly Added[], number>;
+  toldAt: number;
+  timer: NodeJS.Timeout | undefined;
+}
+
+export class Desk {
+  readonly home: Home<unknown, Connection>;
+  readonly instance: Instance;
+  readonly bell: Bell<unknown, Connection>;
+  readonly #numbers = new Map<string, Promise<number>>();
+  readonly #lines = new Map<string, Line>();
+  readonly #marks: Batcher<Leased, boolean>;
+  readonly rounds = new Rounds(this);
+
+  constructor(home: Home<unknown, Connection>, instance: Instance) {
+    this.home = home;
+    this.instance = instance;
+    this.bell = new Bell(home, "queues");
+    home.started.finally(() => {
+      for (const line of this.#lines.values()) clearTimeout(line.timer);
+      return this.bell.close();
+    });
+    this.#marks = new Batcher(home, {
+      call: "queue",
+      inFlight: 2,
+      most: 500,
+      about: () => ({ names: ["queue"] }),
+      decide: (connection, of, how) => this.store.completion.completed(connection, of, how),
+    });
+  }
+
+  get store(): QueueStore<Connection> {
+    return require(this.home.database.engine.queues, "queue");
+  }
+
+  /** Of workers: by itself, and not again if it may have been done. `anyway`: it finds what it did before. */
+  async ask<T>(
+    work: (connection: Connection, how: How) => Promise<T>,
+    queue?: string,
+    anyway = false,
+  ): Promise<T> {
+    const about = { names: [queue === undefined ? "queue" : `queue ${queue}`] };
+    const place = placeOf(this.home, { separate: true }, "queue");
+    return send(this.home, place, anyway ? about : { ...about, on: rolledBack }, work);
+  }
+
+  /** Of callers: in their transaction, if they are in one. What it does may be done again. */
+  async call<T>(
+    options: CallOptions,
+    name: string,
+    work: (connection: Connection, number: number, how: How) => Promise<T>,
+  ): Promise<T> {
+    const place = placeOf(this.home, options, "queue");
+    const number = await this.number(name, place);
+    return send(this.home, place, aboutOf(name), (connection, how) => work(connection, number, how));
+  }
+
+  completed(mark: Leased): Promise<boolean> {
+    return this.#marks.add(mark, { separate: true });
+  }
+
+  /**
+   * Of a queue that somebody calls: found once, and made if it is new. Beside the caller's transaction, or others who
+   * add to the same new queue would wait for its end; inside it, if there is no other connection.
+   */
+  async number(name: string, place: Pick<Place, "scope"> = { scope: undefined }): Promise<number> {
+    const { scope } = place;
+    const open = (connection: Connection, how: How) => this.store.open(connection, name, undefined, how);
+    const apart = placeOf(this.home, { separate: true }, "queue");
+    const inside = (of: NonNullable<Place["scope"]>) =>
+      of.work(
+        ({ connection }) => open(connection, { waitMs: apart.waitMs, free: false }),
+        undefined,
+        aboutOf(name).names,
+      );
+    if (scope && this.home.database.traits.single) return inside(scope);
+    let asking = this.#numbers.get(name);
+    if (!asking) {
+      // Whoever comes meanwhile waits for it too: it is no part of what the first one is in.
+      asking = detached(this.home, () => send(this.home, apart, aboutOf(name), open));
+      this.#numbers.set(name, asking);
+      asking.catch(() => this.#numbers.delete(name));
+    }
+    if (!scope) return asking;
+    try {
+      return await within(besideMs, asking);
+    } catch (error) {
+      // Everybody who holds a connection may be waiting for one more.
+      if (error instanceof Silence || error instanceof NoConnectionError) return inside(scope);
+      throw error;
+    }
+  }
+
+  add(name: string, jobs: readonly NewJob[], options: CallOptions): Promise<readonly Added[]> {
+    return this.#line(name).batcher.add(jobs, options);
+  }
+
+  #line(name: string): Line {
+    const known = this.#lines.get(name);
+    if (known) return known;
+    const line: Line = {
+      toldAt: 0,
+      timer: undefined,
+      batcher: new Batcher<readonly NewJob[], readonly Added[], number>(this.home, {
+        call: "enqueue",
+        inFlight: 2,
+        most: 500,
+        together: 64,
+        once: true,
+        about: (jobs) => aboutOf(name, jobs),
+        prepare: (place) => this.number(name, place),
+        decide: async (connection, calls, { joined, waitMs, free, prepared: number }) => {
+          const brief = calls.length > 1 && new Set(calls.flatMap(keysOf)).size > 1;
+          const added = await this.store.add(connection, number, calls.flat(), {
+            // In the caller's transaction it is told when that is committed.
+            tell: joined ? name : this.#tells(name),
+            joined,
+            free,
+            waitMs: brief ? Math.min(waitMs, briefMs) : waitMs,
+          });
+          let next = 0;
+          return calls.map((jobs) => added.slice(next, (next += jobs.length)));
+        },
+        done: () => this.bell.ring(name),
+      }),
+    };
+    this.#lines.set(name, line);
+    return line;
+  }
+
+  #tells(name: string): string | undefined {
+    const line = this.#line(name);
+    const now = performance.now();
+    if (now - line.toldAt >= tellMs) {
+      line.toldAt = now;
+      return name;
+    }
+    line.timer ??= setTimeout(() => {
+      line.timer = undefined;
+      line.toldAt = performance.now();
+      void this.ask(async (connection) => this.store.ring?.(connection, name)).catch(() => {});
+    }, tellMs);
+    return undefined;
+  }
+
+  /** Others may have something to do now: workers of this process at once, those of others at most every 20 ms. */
+  async tell(name: string): Promise<void> {
+    this.bell.ring(name);
+    if (this.#tells(name) === undefined) return;
+    await this.ask(async (connection) => this.store.ring?.(connection, name));
+  }
+}
+
+/** Those without a key need nothing that others could have: they stay together. */
+function keysOf(jobs: readonly NewJob[]): string[] {
+  const keys = jobs.flatMap((job) => (job.key === undefined ? [] : [job.key]));
+  return keys.length > 0 ? keys : [""];
+}
+
+function aboutOf(queue: string, jobs: readonly NewJob[] = []): About {
+  return { names: keysOf(jobs).map((key) => (key === "" ? `queue ${queue}` : `queue ${queue}:${key}`)) };
+}

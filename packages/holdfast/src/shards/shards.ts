@@ -1,0 +1,110 @@
+/** Patterns on several databases: which of them a call belongs on, found by a key, as locks are. */
+import type { Connection } from "../seam/database.ts";
+import { ShardError, UsageError } from "../seam/errors.ts";
+import { type Key, type KeyPart, key } from "../seam/key.ts";
+import { type Home, homeOf, rememberSeveral } from "../transaction/scope.ts";
+
+/** What `sharded(…)` is to patterns. */
+export interface Shards {
+  /** The instance that a key is routed to. */
+  at(key: Key): object;
+  /** All of them. Throws if they are not known. */
+  all(): readonly object[];
+  /** For people. */
+  name(instance: object): string;
+  show(name: string): string;
+}
+
+const known = new WeakMap<object, Shards>();
+
+export function rememberShards(instance: object, shards: Shards): void {
+  known.set(instance, shards);
+  rememberSeveral(instance);
+}
+
+function shardsOf(hf: unknown): Shards | undefined {
+  return typeof hf === "object" && hf !== null ? known.get(hf) : undefined;
+}
+
+/** What a pattern's calls are routed by: as `key(…)`, whose first part is the pattern's own name. */
+export type Address = readonly [name: string, ...parts: KeyPart[]];
+
+/** The instances that a pattern's calls go to: the one that it was given, or one of several by what a call is about. */
+export class Instances {
+  readonly #shards: Shards | undefined;
+  readonly #only: object | undefined;
+  readonly #guard: Home<unknown, Connection>["guard"];
+
+  constructor(hf: unknown, call: string) {
+    this.#shards = shardsOf(hf);
+    if (this.#shards) {
+      // Who cannot name them all has nothing written down about them either.
+      this.#shards.all();
+      return;
+    }
+    const home = homeOf(hf, call);
+    this.#only = hf as object;
+    this.#guard = home.guard?.bind(home);
+  }
+
+  /** Whether there is more than one. */
+  get sharded(): boolean {
+    return this.#shards !== undefined;
+  }
+
+  get all(): readonly object[] {
+    return this.#shards?.all() ?? [this.#only as object];
+  }
+
+  /** Throws where it belongs on another shard than the one that was given. */
+  at(...address: Address): object {
+    if (this.#shards) return this.#shards.at(keyOf(address));
+    this.#guard?.([{ key: keyOf(address), mode: "exclusive" }]);
+    return this.#only as object;
+  }
+
+  /** Of what is decided together: the one instance that all of them belong on. */
+  together(call: string, addresses: readonly Address[]): object {
+    if (!this.#shards && !this.#guard) return this.#only as object;
+    const found = addresses.map((address) => ({ address, instance: this.at(...address) }));
+    const [first] = found;
+    const other = found.find(({ instance }) => instance !== first?.instance);
+    if (first && other)
+      throw new ShardError(
+        `${call}: ${[first, other].map((each) => this.#words(each)).join(", and ")}: what is decided together must be in one place.`,
+      );
+    return (first as { instance: object }).instance;
+  }
+
+  /** Of calls that do not say what they are about, where there is a choice. */
+  only(why: string): object {
+    if (this.#only) return this.#only;
+    throw new UsageError(why);
+  }
+
+  #words({ address, instance }: { readonly address: Address; readonly instance: object }): string {
+    const shards = this.#shards as Shards;
+    return `${shards.show(keyOf(address).name)} is on ${shards.name(instance)}`;
+  }
+}
+
+function keyOf([name, ...parts]: Address): Key {
+  return key(name, ...parts);
+}
+
+/** Where there are several: the one of an id. */
+export function instanceFor<T extends object>(hf: T, id: () => Key): T {
+  const shards = shardsOf(hf);
+  return shards ? (shards.at(id()) as T) : hf;
+}
+
+const instances = new WeakMap<object, Instances>();
+
+/** Of one `hf` there is one, whoever asks. */
+export function instancesOf(hf: unknown, call: string): Instances {
+  const found = typeof hf === "object" && hf !== null ? instances.get(hf) : undefined;
+  if (found) return found;
+  const made = new Instances(hf, call);
+  instances.set(hf as object, made);
+  return made;
+}

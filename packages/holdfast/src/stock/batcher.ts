@@ -1,0 +1,126 @@
+/** Where orders of one instance come together, are sent as one statement, and get their own answers. */
+import { Batcher } from "../batch/batcher.ts";
+import { Remembered } from "../batch/remembered.ts";
+import type { Repeats } from "../batch/repeats.ts";
+import { type About, type CallOptions, type Sent, placeOf, send } from "../batch/calls.ts";
+import { require } from "../seam/capabilities.ts";
+import type { Connection } from "../seam/database.ts";
+import { type Home, homeOf } from "../transaction/scope.ts";
+import type { How, Soon } from "../seam/store.ts";
+import { sameLines, spotName } from "./domain.ts";
+import type { Book, Order, StockStore, Verdict } from "./store.ts";
+
+export interface Call extends Order {
+  /** The id, as the caller knows it. */
+  readonly given: string;
+  /** The caller gave the id: it may have been used before. */
+  readonly named: boolean;
+}
+
+/** With more, the answers of a batch come so late that callers wait for each other. */
+const most = 256;
+/** While one batch is committed, the next is decided. */
+const inFlight = 2;
+/** So many go in one batch rather than in two at once: what a batch costs by itself is as much as 15 lines. */
+const together = 64;
+/** Of what reads whole histories: not a short errand. */
+export const longMs = 600_000;
+const desks = new WeakMap<object, Map<string, Desk>>();
+
+export function deskOf(hf: unknown, book: Book): Desk {
+  const home = homeOf(hf, "stock");
+  let books = desks.get(home);
+  if (!books) desks.set(home, (books = new Map()));
+  const name = JSON.stringify(book);
+  let desk = books.get(name);
+  if (!desk) books.set(name, (desk = new Desk(home, book)));
+  return desk;
+}
+
+export class Desk {
+  readonly home: Home<unknown, Connection>;
+  readonly book: Book;
+  readonly #batcher: Batcher<Call, Verdict>;
+  readonly #known = new Remembered();
+
+  constructor(home: Home<unknown, Connection>, book: Book) {
+    this.home = home;
+    this.book = book;
+    this.#batcher = new Batcher(home, {
+      call: "stock",
+      inFlight,
+      most,
+      together,
+      about: (call) => this.#aboutOf(call),
+      decide: (connection, calls, how) => this.#decide(connection, calls, how),
+      repeats,
+    });
+  }
+
+  get store(): StockStore<Connection> {
+    return require(this.home.database.engine.stock, "stock");
+  }
+
+  order(call: Call, options: CallOptions): Promise<Verdict> {
+    return this.#batcher.add(call, options);
+  }
+
+  /** A statement of its own, in the caller's transaction or outside of any. */
+  async alone<T>(
+    options: CallOptions | undefined,
+    work: (connection: Connection, store: StockStore<Connection>, book: Book, how: How) => Soon<T>,
+    ms?: number,
+    about: About = { names: [`stock ${this.book.name}`] },
+  ): Promise<T> {
+    const place = placeOf(this.home, options ?? {}, "stock");
+    return send(this.home, place, { ...about, ...(ms !== undefined && { ms }) }, async (connection, how) =>
+      work(connection, this.store, this.book, how),
+    );
+  }
+
+  #aboutOf({ given, named, lines }: Call): About {
+    return {
+      names: lines.map(({ sku, location }) => `stock ${this.book.name}:${sku}:${location}`),
+      id: given,
+      named,
+      keeps: true,
+    };
+  }
+
+  /** `again`: ids may be there although nobody named them; levels are made before any is locked. */
+  async #decide(
+    connection: Connection,
+    calls: readonly Call[],
+    { again, ...how }: Sent,
+  ): Promise<readonly Verdict[]> {
+    const names = new Set(calls.flatMap(({ lines }) => lines.map(spotName)));
+    const look = again || calls.some(({ named }) => named);
+    let make = again || !this.#known.hasAll(names);
+    for (;;) {
+      const verdicts = await this.store.decide(connection, this.book, calls, { make, look, ...how });
+      if (verdicts) {
+        for (const { outcome, lines } of verdicts)
+          if (outcome === "done" || outcome === "before") this.#known.add(lines.map(spotName));
+        return verdicts;
+      }
+      make = true;
+    }
+  }
+}
+
+/** Those of a batch that have the same id: a reservation's is one of its own. */
+const repeats: Repeats<Call, Verdict> = {
+  id: ({ kind, id, named }) => (named ? (kind === "reserve" ? `reserve ${id}` : id) : undefined),
+  same: sameOrder,
+  replayed: (verdict) => (verdict.outcome === "done" ? { ...verdict, outcome: "before" } : verdict),
+};
+
+function sameOrder(a: Call, b: Call): boolean {
+  return (
+    a.kind === b.kind &&
+    a.about.source === b.about.source &&
+    a.about.referenceType === b.about.referenceType &&
+    a.about.referenceId === b.about.referenceId &&
+    sameLines(a.lines, b.lines)
+  );
+}

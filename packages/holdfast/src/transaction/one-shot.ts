@@ -1,0 +1,202 @@
+import type { Beside } from "./wrong-connection.ts";
+import type { Capabilities } from "../seam/capabilities.ts";
+import type { Connection, Database, Purpose } from "../seam/database.ts";
+import { HoldfastError, NoConnectionError } from "../seam/errors.ts";
+import { classify, explained } from "../seam/failure.ts";
+import { runInClient } from "./client-transaction.ts";
+import { Silence, graceMs, within } from "../waiting/interrupt.ts";
+import { isOpaque } from "../seam/thrown.ts";
+
+export const errandMs = 10_000;
+
+/** What an errand can be told besides how long it may take. */
+export interface ErrandOptions {
+  /** Ends it on the server. It rejects with {@link Ended} only if nothing of it was kept. */
+  readonly signal?: AbortSignal | undefined;
+  /** Called before anything that may be kept is on its way. */
+  readonly sent?: (() => void) | undefined;
+  /** When its time is over, it is worth waiting for what the server says of the end: else nobody is known to have ended it. */
+  readonly certain?: boolean;
+}
+
+/** It was ended before it had done anything, since its time was over or its signal aborted: nothing of it was kept. */
+export class Ended extends Error {
+  readonly why: "late" | "aborted";
+
+  constructor(why: "late" | "aborted", cause: unknown) {
+    super(why === "late" ? "it took too long, and was ended on the server" : "it was aborted", { cause });
+    this.why = why;
+  }
+}
+
+/** Who sends it. */
+interface Sender<Native, C extends Connection> {
+  readonly database: Database<Native, C>;
+  readonly beside?: Beside;
+  /** An instance asks once what is at the other end, before anything else: it may have to be refused. */
+  known?(): Capabilities | undefined;
+  capabilities?(connection: NoInfer<C>, free: boolean): Promise<Capabilities>;
+}
+
+/** A short errand on any connection, inside no transaction of ours. */
+export function withConnection<Native, C extends Connection, T>(
+  sender: Sender<Native, C>,
+  errand: (connection: C) => Promise<T>,
+  ms = errandMs,
+  options: ErrandOptions = {},
+): Promise<T> {
+  const { database, beside } = sender;
+  // A client that hands out no connection runs it in a transaction of its own.
+  const free = database.connect !== undefined;
+  const ask = sender.known?.() ? undefined : sender.capabilities?.bind(sender);
+  const asking = ask && ((connection: C) => ask(connection, free));
+  const run = () =>
+    onConnection(database, { errand, asking }, ms, options).catch((error: unknown) => {
+      throw explained(database, error);
+    });
+  return beside ? beside.ours(run) : run();
+}
+
+interface Errand<C extends Connection, T> {
+  readonly errand: (connection: C) => Promise<T>;
+  readonly asking: ((connection: C) => Promise<unknown>) | undefined;
+}
+
+async function onConnection<Native, C extends Connection, T>(
+  database: Database<Native, C>,
+  { errand, asking }: Errand<C, T>,
+  ms: number,
+  { signal: caller, sent, certain = false }: ErrandOptions,
+): Promise<T> {
+  if (caller?.aborted) throw new Ended("aborted", caller.reason);
+  // Not AbortSignal.timeout, whose timer would outlive the errand: thousands of them at a thousand errands a second.
+  const patience = new AbortController();
+  const { signal } = patience;
+  const giveUp = () => patience.abort();
+  const timer = setTimeout(giveUp, errandMs);
+  caller?.addEventListener("abort", giveUp, { once: true });
+  const got = () => {
+    clearTimeout(timer);
+    caller?.removeEventListener("abort", giveUp);
+  };
+  const refused = (error: unknown) => {
+    if (error === signal.reason)
+      return caller?.aborted ? new Ended("aborted", caller.reason) : new NoConnectionError(errandMs);
+    return error;
+  };
+  const purpose: Purpose = { use: "session", locks: [], wait: 5000, signal };
+  if (database.connect) {
+    const pinned = await database
+      .connect(purpose)
+      .catch((error: unknown) => {
+        throw notConnected(database, refused(error));
+      })
+      .finally(got);
+    const { connection } = pinned;
+    let broken = false;
+    const send = () => {
+      sent?.();
+      return errand(connection);
+    };
+    try {
+      return await answered(database, connection, asking ? asking(connection).then(send) : send(), {
+        ms,
+        signal: caller,
+        certain,
+        onSilence: () => (broken = true),
+      });
+    } finally {
+      // A client that cannot throw a connection away gives it back when the server has answered, which may be never.
+      const released = Promise.resolve(pinned.release(broken || connection.lost.aborted));
+      await within(graceMs, released).catch(() => {});
+    }
+  }
+  const endsAt = performance.now() + ms;
+  let entered = false;
+  return runInClient(
+    database,
+    {
+      use: "session",
+      locks: [],
+      wait: 5000,
+      isolation: "read committed",
+      readOnly: false,
+      deadlineMs: ms,
+      isolationIsDefault: true,
+    },
+    { signal, leftMs: () => Math.max(0, endsAt - performance.now()) },
+    async ({ connection }) => {
+      entered = true;
+      got();
+      // What throws here is rolled back by the client.
+      const terms = { ms, signal: caller, certain, rolledBack: true, onSilence: () => {} };
+      const running = asking ? asking(connection).then(() => errand(connection)) : errand(connection);
+      const value = await answered(database, connection, running, terms);
+      sent?.();
+      return value;
+    },
+  )
+    .catch((error: unknown) => {
+      throw entered ? refused(error) : notConnected(database, refused(error));
+    })
+    .finally(got);
+}
+
+/** In words of the client's own, such as those of a pool that was closed. */
+export function notConnected(source: Pick<Database, "engine" | "unwrap">, error: unknown): unknown {
+  const ours = isOpaque(error) || error instanceof HoldfastError || error instanceof Ended;
+  return ours || classify(source, error) || explained(source, error) !== error
+    ? error
+    : NoConnectionError.refused(error);
+}
+
+interface Answering {
+  readonly ms: number;
+  readonly signal: AbortSignal | undefined;
+  readonly certain: boolean;
+  /** Whoever throws has it rolled back, also where it cannot be cancelled. */
+  readonly rolledBack?: boolean;
+  /** There was no word, or the cancel request may still be under way: the connection must not be used again. */
+  readonly onSilence: () => void;
+}
+
+/**
+ * What the server says, if it says so in time and nobody aborts. Then the statement is cancelled, and it is still the server's
+ * word that counts: who is told that it was ended can rely on that nothing was kept.
+ */
+async function answered<T>(
+  database: Pick<Database, "engine" | "unwrap">,
+  connection: Connection,
+  running: Promise<T>,
+  { ms, signal, certain, rolledBack = false, onSilence }: Answering,
+): Promise<T> {
+  const stopped = Promise.withResolvers<"late" | "aborted">();
+  const onAbort = () => stopped.resolve("aborted");
+  const timer = setTimeout(() => stopped.resolve("late"), ms);
+  // Nobody could end it, nor undo it: its answer is waited for.
+  const heeded = connection.cancel || rolledBack ? signal : undefined;
+  heeded?.addEventListener("abort", onAbort, { once: true });
+  if (heeded?.aborted) onAbort();
+  const settled = () => undefined;
+  const why = await Promise.race([stopped.promise, running.then(settled, settled)]);
+  clearTimeout(timer);
+  heeded?.removeEventListener("abort", onAbort);
+  if (why === undefined) return running;
+  // Caught at once: a request that fails must not end the process while the statement is still running.
+  const cancelling = connection.cancel?.().catch(() => {});
+  if (why === "late" && !certain) {
+    running.catch(() => {});
+    onSilence();
+    throw new Silence();
+  }
+  try {
+    if (!cancelling) throw rolledBack ? new Ended(why, signal?.reason) : new Silence();
+    return await within(graceMs, running);
+  } catch (error) {
+    running.catch(() => {});
+    if (error instanceof Silence) onSilence();
+    throw classify(database, error) === "canceled" ? new Ended(why, error) : error;
+  } finally {
+    if (cancelling) await within(graceMs, cancelling).catch(onSilence);
+  }
+}
