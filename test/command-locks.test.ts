@@ -171,7 +171,10 @@ describe.each(["postgres", "mysql", "mariadb"] as const)("on %s", (server) => {
             result: killed,
           },
         ]);
-      else expect(kill.err).toContain("This is not written down in an audit: audit: mysql does not keep");
+      else
+        expect(kill.err).toContain(
+          "This is not written down in an audit: audit: an audit is kept on PostgreSQL only",
+        );
       await waiter.message("holding");
       waiter.send("go on");
       expect(await waiter.result).toBe("committed");

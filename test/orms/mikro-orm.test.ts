@@ -270,8 +270,8 @@ describe("errors", () => {
     // What it asks once.
     await through.transaction(async () => {});
     let [ran, armed] = [0, true];
-    // Not the word in READ COMMITTED.
-    const said = new RegExp(`${statement}(?!ted)`, "i");
+    // Not the word in READ COMMITTED. What begins it may have been sent before, and goes by its name: it is the first of all.
+    const said = statement === "begin" ? /^/ : /commit(?!ted)/i;
     proxy.cutWhen((direction, chunk) => {
       if (!armed || direction !== "to-server" || !said.test(chunk.toString("latin1"))) return "pass";
       armed = false;

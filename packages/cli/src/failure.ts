@@ -43,6 +43,12 @@ export function jsonErrorOf(error: unknown): JsonError {
   };
 }
 
+/** As the server or the driver has said it, whatever was made of it on its way here. */
+export function serversOwn(error: unknown): unknown {
+  const { cause } = (error ?? {}) as { cause?: unknown };
+  return cause !== undefined && codeOf(error) !== undefined ? serversOwn(cause) : error;
+}
+
 /** Of Holdfast's own errors: what others call theirs depends on the driver. */
 function codeOf(error: unknown): string | undefined {
   const { code, cause } = (error ?? {}) as { code?: unknown; cause?: unknown };

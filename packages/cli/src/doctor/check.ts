@@ -1,3 +1,4 @@
+import { serversOwn } from "../failure.ts";
 /** What a check is, and what it finds. */
 
 /** The worst first. */
@@ -55,7 +56,11 @@ export function findings(
 
 /** There is no such table, or schema: of Holdfast's own, which need not be there. */
 function isAbsent(error: unknown): boolean {
-  const { code, errno, message } = error as { code?: unknown; errno?: unknown; message?: unknown };
+  const { code, errno, message } = serversOwn(error) as {
+    code?: unknown;
+    errno?: unknown;
+    message?: unknown;
+  };
   return (
     code === "42P01" || code === "3F000" || errno === 1146 || String(message).startsWith("no such table")
   );

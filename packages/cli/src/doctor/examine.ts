@@ -1,6 +1,6 @@
 /** Runs checks one by one. */
 import { describe } from "../describe.ts";
-import { Failure } from "../failure.ts";
+import { Failure, serversOwn } from "../failure.ts";
 import { unless } from "../unless.ts";
 import { checkMs, within } from "./bounded.ts";
 import { type Check, CouldNotLook, type Finding, blind, severities } from "./check.ts";
@@ -52,7 +52,7 @@ async function ask<P extends Patient>(patient: P, check: Check<P>): Promise<read
     return await within(checkMs, check.run(patient));
   } catch (error) {
     if (error instanceof CouldNotLook) return [blind(error.message, error.fix)];
-    const known = patient.hindrance(error);
+    const known = patient.hindrance(serversOwn(error));
     if (known) return [known];
     // A server that is gone answers nothing any more; one that is there took offence at this question only.
     try {

@@ -13,7 +13,7 @@ import {
 } from "holdfast";
 import { setTimeout as sleep } from "node:timers/promises";
 import { describe } from "../describe.ts";
-import { Failure } from "../failure.ts";
+import { Failure, serversOwn } from "../failure.ts";
 import { note } from "../terminal.ts";
 import { shown } from "../text.ts";
 import { openTransaction } from "./open-transaction.ts";
@@ -117,7 +117,7 @@ export async function takeAtLast(hf: Holdfast<unknown>, wish: Wish, signal: Abor
 }
 
 function isLost(hf: Holdfast<unknown>, error: unknown): boolean {
-  const { code } = error as { code?: unknown };
+  const { code } = serversOwn(error) as { code?: unknown };
   // 57P03: it is starting up.
   return hf.classify(error) === "lost" || isRetryable(error) || code === "ECONNREFUSED" || code === "57P03";
 }

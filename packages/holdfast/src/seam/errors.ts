@@ -218,27 +218,28 @@ export class DeadlineExceededError extends HoldfastError {
 
 /** There was no connection to be had. */
 export class NoConnectionError extends HoldfastError {
-  constructor(waitedMs: number | undefined, cause?: unknown, detail?: string) {
+  constructor(waitedMs: number | undefined, cause?: unknown, detail?: string, retryable = true) {
     super(
       "HF_NO_CONNECTION",
       detail ??
         `The pool gave no connection for ${waitedMs} ms: all of them are in use. Make the pool larger, or hold connections for a shorter time.`,
-      { retryable: true, cause },
+      { retryable, cause },
     );
   }
 
-  /** The client, or the server, said why. */
-  static refused(cause: unknown): NoConnectionError {
+  /** The client, or the server, said why. `passes`: and that it is for now. */
+  static refused(cause: unknown, passes: boolean): NoConnectionError {
     return new NoConnectionError(
       undefined,
       cause,
       `No connection could be had: ${message(cause)}. Nothing was sent. Is the client closed, or its address wrong? Does the server take more connections?`,
+      passes,
     );
   }
 
   /** The same, saying for what. */
   about(what: string | undefined): NoConnectionError {
-    return new NoConnectionError(undefined, this.cause, told(what, this.message));
+    return new NoConnectionError(undefined, this.cause, told(what, this.message), this.retryable);
   }
 }
 

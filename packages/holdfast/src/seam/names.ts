@@ -51,11 +51,21 @@ function replaced<T extends object>(target: T, members: Partial<T>): T {
     if (!own) bound.set(name, (own = value.bind(target)));
     return own;
   };
-  return new Proxy(Object.create(null) as T, {
+  const proxy: T = new Proxy(Object.create(null) as T, {
     get: (_, name) => get(name),
     has: (_, name) => name in members || name in target,
-    set: (_, name, value) => Reflect.set(target, name, value, target),
+    // Also of what inherits from it, and has members of its own.
+    set: (_, name, value, receiver) =>
+      receiver === proxy
+        ? Reflect.set(target, name, value, target)
+        : Reflect.defineProperty(receiver as object, name, {
+            value,
+            writable: true,
+            enumerable: true,
+            configurable: true,
+          }),
   });
+  return proxy;
 }
 
 /** Each connection once: what is remembered of one must be found again. */

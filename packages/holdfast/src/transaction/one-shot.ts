@@ -147,7 +147,7 @@ export function notConnected(source: Pick<Database, "engine" | "unwrap">, error:
   const ours = isOpaque(error) || error instanceof HoldfastError || error instanceof Ended;
   return ours || classify(source, error) || explained(source, error) !== error
     ? error
-    : NoConnectionError.refused(error);
+    : NoConnectionError.refused(error, false);
 }
 
 interface Answering {

@@ -22,7 +22,7 @@ import {
   TransactionAbortedError,
 } from "../seam/errors.ts";
 import { classify, explained } from "../seam/failure.ts";
-import { isOpaque } from "../seam/thrown.ts";
+import { isOpaque, message } from "../seam/thrown.ts";
 
 /** Why there is no answer. */
 export type Why = Failure | "late" | "aborted" | "no connection";
@@ -105,13 +105,17 @@ export function present(source: Source, error: unknown, told: Told, why = whyOf(
       return new ReplicaError(error, what);
     case "schema-missing":
       if (told.theirs) return error;
-      return new SchemaMissingError(what === undefined ? "What it needs" : `What ${what} is kept in`, error);
+      // In the server's words too: of tables of the caller's own, nothing else says which it is.
+      return new SchemaMissingError(
+        `${what === undefined ? "What it needs" : `What ${what} is kept in`} (${message(error)})`,
+        error,
+      );
     case "denied":
       return new AccessDeniedError(what, error);
     case "full":
       return new ServerFullError(what, error);
     case "too-many-connections":
-      return NoConnectionError.refused(error).about(what);
+      return NoConnectionError.refused(error, true).about(what);
     case "aborted":
       // Of the caller's signal: its reason is told by whoever knows it.
       return error instanceof Ended ? error : new TransactionAbortedError(error);

@@ -24,15 +24,15 @@ export const duckdb: Engine<DuckdbConnection> = {
   tables,
   leases,
   replay,
-  quotas: unsupported("they are kept on PostgreSQL only, for now; take a lock and add up your own rows"),
-  stock: unsupported("it is kept on PostgreSQL only, for now; tx.rows locks rows of your own"),
+  quotas: unsupported("quotas are kept on PostgreSQL only, for now; take a lock and add up your own rows"),
+  stock: unsupported("stock is kept on PostgreSQL only, for now; tx.rows locks rows of your own"),
   queues: unsupported(
-    "they are kept on PostgreSQL only, for now; tx.rows takes the next row that nobody has",
+    "queues are kept on PostgreSQL only, for now; tx.rows takes the next row that nobody has",
   ),
   schedules: unsupported(
-    "they are kept on PostgreSQL only, for now; hf.tryLock runs a job in one instance at a time",
+    "schedules are kept on PostgreSQL only, for now; hf.tryLock runs a job in one instance at a time",
   ),
-  audit: unsupported("it is kept on PostgreSQL only, for now"),
+  audit: unsupported("an audit is kept on PostgreSQL only, for now"),
   holders,
   inspect,
   async query(connection, statement) {

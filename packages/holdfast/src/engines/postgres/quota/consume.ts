@@ -248,6 +248,10 @@ BEGIN
           END IF;
         END LOOP;
         IF found > 0 THEN
+          -- The others of the group may have been granted too, by another call.
+          IF found < j - i + 1 AND look AND NOT looked THEN
+            RAISE unique_violation;
+          END IF;
           -- Of a group all were granted together, or it is another group.
           FOR m IN i..j LOOP
             IF found < j - i + 1 AND NOT prior[m] THEN verdicts[m] := 3; END IF;

@@ -65,7 +65,7 @@ class Opening implements Later<SqlConnection> {
   async #ask(statement: Statement, kept: boolean, ask: () => Promise<Result>): Promise<Result> {
     if (this.#over) throw over();
     if (this.#begun) return this.#begun.then(ask);
-    const { text, values } = render(statement);
+    const { text, values } = render(statement, this.#target.names);
     // Several statements in one text can only be a message of their own.
     if (text.includes(";")) return this.begin().then(ask);
     const [answer] = this.#send([{ text, values, kept }]);
