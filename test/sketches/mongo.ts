@@ -10,7 +10,7 @@ import type {
   DriverError,
   Engine,
   Failure,
-  Grant,
+  LockGrant,
 } from "../../packages/holdfast/src/seam/database.ts";
 import { NotInTransactionError, UnsupportedError } from "../../packages/holdfast/src/seam/errors.ts";
 import type { LockRequest } from "../../packages/holdfast/src/seam/key.ts";
@@ -137,7 +137,7 @@ const mongoEngine = {
   async savepoint() {
     throw new UnsupportedError("A nested transaction: MongoDB has no savepoints");
   },
-  async lock(connection, { locks }): Promise<Grant> {
+  async lock(connection, { locks }): Promise<LockGrant> {
     return (await take(connection, locks))
       ? { granted: true }
       : { granted: false, reason: "busy", usable: false };

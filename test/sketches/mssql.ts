@@ -8,7 +8,7 @@ import type {
   Database,
   Engine,
   Failure,
-  Grant,
+  LockGrant,
   LockCall,
   Row,
   SqlConnection,
@@ -65,7 +65,7 @@ const failures: Readonly<Record<number, Failure>> = {
 const resource = ({ key }: LockRequest) => ({ Resource: `holdfast:${key.id}`, LockOwner: "Transaction" });
 
 /** 0 and 1 are grants. A deadlock is an answer here and not an error, so it is made one. */
-async function lock(connection: MssqlConnection, { locks, wait }: LockCall): Promise<Grant> {
+async function lock(connection: MssqlConnection, { locks, wait }: LockCall): Promise<LockGrant> {
   for (const [i, request] of locks.entries()) {
     const answer = await connection.execute("sp_getapplock", {
       LockMode: request.mode === "shared" ? "Shared" : "Exclusive",

@@ -2,11 +2,11 @@
 import { expect, test } from "vitest";
 import { step } from "../../packages/holdfast/src/testing/explore/actor.ts";
 import { Equivalence } from "../../packages/holdfast/src/testing/explore/equivalence.ts";
-import type { Choice, Run } from "../../packages/holdfast/src/testing/explore/schedule.ts";
-import { Search } from "../../packages/holdfast/src/testing/explore/search.ts";
+import type { Choice, ExploreRun } from "../../packages/holdfast/src/testing/explore/schedule.ts";
+import { ScheduleSearch } from "../../packages/holdfast/src/testing/explore/search.ts";
 
 /** What five actors with three statements each would do by a plan, without any server. */
-function played(order: readonly number[]): Run {
+function played(order: readonly number[]): ExploreRun {
   const left = Array.from({ length: 5 }, () => 3);
   const choices: Choice[] = [];
   for (let i = 0; left.some((n) => n > 0); i++) {
@@ -42,7 +42,7 @@ function played(order: readonly number[]): Run {
 }
 
 test("of five actors, each two come between each other's statements before all come in every order", () => {
-  const search = new Search(new Equivalence(undefined), 3, false);
+  const search = new ScheduleSearch(new Equivalence(undefined), 3, false);
   const found = new Set<string>();
   let runs = 0;
   while (search.complete.pairs < 1) {

@@ -2,12 +2,12 @@
 import { describe, expect, inject, test } from "vitest";
 import {
   type Arrival,
-  type Decided,
+  type QueueDecided,
   type GroupRow,
-  type Held,
+  type HeldLease,
   type LeaseRow,
-  type Need,
-  type Writes,
+  type QueueNeed,
+  type QueueWrites,
   afterClaim,
   decideAdd,
   decideDue,
@@ -81,7 +81,9 @@ const arrival = (more: Partial<Arrival> = {}): Arrival => ({
   ...more,
 });
 
-function made<T>(decided: { readonly need: Need } | { readonly verdicts: T; readonly writes: Writes }) {
+function made<T>(
+  decided: { readonly need: QueueNeed } | { readonly verdicts: T; readonly writes: QueueWrites },
+) {
   if ("need" in decided) throw new Error(`it needs ${JSON.stringify(decided.need)}`);
   return decided;
 }
@@ -181,7 +183,7 @@ describe("adding", () => {
 describe("the end of jobs", () => {
   const jobs = [job(1, { key: "k" }), job(2, { grp: "g" }), job(3)];
   const view = { moment, ordered: false, leases: [lease(5, jobs)], held: undefined };
-  const held: Held = {
+  const held: HeldLease = {
     keys: [{ queue: 1, key: "k", job: 1 }],
     groups: [group("g", { running: 2, floor: 1, floor_priority: 0 })],
   };
@@ -412,13 +414,13 @@ describe("whatever comes", () => {
       const groups = new Map<string, GroupRow>();
       let [id, fence] = [0, 0];
       const alive = new Set<number>();
-      const hold = ({ keys: wanted, groups: names }: Need): Held => ({
+      const hold = ({ keys: wanted, groups: names }: QueueNeed): HeldLease => ({
         keys: wanted.flatMap(({ key }) =>
           keys.has(key) ? [{ queue: 1, key, job: keys.get(key) as number }] : [],
         ),
         groups: names.flatMap(({ grp }) => groups.get(grp) ?? []),
       });
-      const apply = ({ insert, update, remove }: Writes) => {
+      const apply = ({ insert, update, remove }: QueueWrites) => {
         const out = new Set([...remove.job, ...remove.waiting, ...remove.due].map((each) => each.id));
         for (const gone of remove.job)
           if ([...jobs, ...delayed].some((each) => each.id === gone.id)) alive.delete(gone.id);
@@ -434,7 +436,7 @@ describe("whatever comes", () => {
           .filter((each) => !remove.lease.includes(each.id))
           .map((each) => ({ ...each, ...update.lease.find((changed) => changed.id === each.id) }));
       };
-      const decide = <T>(ask: (held: Held | undefined) => Decided<T>) => {
+      const decide = <T>(ask: (held: HeldLease | undefined) => QueueDecided<T>) => {
         const first = ask(undefined);
         apply(made("need" in first ? ask(hold(first.need)) : first).writes);
       };

@@ -4,7 +4,7 @@ import {
   type GivenUp,
   Pauses,
   type Retrying,
-  type Run,
+  type RetryRun,
   retrying,
 } from "../../packages/holdfast/src/transaction/retry.ts";
 
@@ -23,7 +23,7 @@ async function run(
   script: readonly { readonly why?: Why; readonly sends?: boolean }[],
   how: Partial<Retrying<Why>> = {},
 ) {
-  const runs: Pick<Run, "attempt" | "perhaps">[] = [];
+  const runs: Pick<RetryRun, "attempt" | "perhaps">[] = [];
   let ended: GivenUp<Why> | undefined;
   const outcome = await retrying<string, Why>(
     async ({ attempt, perhaps, sent }) => {

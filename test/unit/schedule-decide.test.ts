@@ -10,7 +10,7 @@ import type { SqlConnection } from "../../packages/holdfast/src/seam/database.ts
 import { sql } from "../../packages/holdfast/src/seam/sql.ts";
 import { schedules as functions } from "../../packages/holdfast/src/engines/postgres/schedule/index.ts";
 import { storeDialect } from "../../packages/holdfast/src/engines/postgres/store-dialect.ts";
-import { Rows } from "../../packages/holdfast/src/engines/sql/rows.ts";
+import { StoredRows } from "../../packages/holdfast/src/engines/sql/rows.ts";
 import { runTable, scheduleStore, scheduleTable } from "../../packages/holdfast/src/engines/sql/schedule.ts";
 import {
   type StepView,
@@ -22,13 +22,13 @@ import {
   wishFor,
 } from "../../packages/holdfast/src/schedule/decide.ts";
 import type {
-  Ending,
+  RunEnding,
   Overlap,
   RunGrip,
   RunState,
   Schedules,
-  Standing,
-  Step,
+  ScheduleStanding,
+  ScheduleStep,
 } from "../../packages/holdfast/src/schedule/store.ts";
 import { type TestDatabase, createDatabase } from "../harness/databases.ts";
 import { random } from "../harness/random.ts";
@@ -53,7 +53,7 @@ const inOrder = (runs: readonly StoredRun[]) =>
   runs.toSorted((a, b) => a.tick - b.tick || Number(a.manual) - Number(b.manual));
 
 /** The rules, on rows in memory. */
-function stepInMemory(state: State, locks: Locks, step: Step, now: number, fence: number) {
+function stepInMemory(state: State, locks: Locks, step: ScheduleStep, now: number, fence: number) {
   let { schedule } = state;
   const open = inOrder(state.runs.filter(isOpen));
   let view: StepView = { now, schedule, open, lock: "none" };
@@ -95,7 +95,7 @@ function stepInMemory(state: State, locks: Locks, step: Step, now: number, fence
   throw new Error("it asks for more and more");
 }
 
-function standingOf({ verdicts }: ReturnType<typeof stepInMemory>): Standing {
+function standingOf({ verdicts }: ReturnType<typeof stepInMemory>): ScheduleStanding {
   const { claimed, now, last, wake, died, ...rest } = verdicts;
   return {
     ...rest,
@@ -159,8 +159,8 @@ function randomState(next: Next, name: string, now: number): State {
   return { schedule: chance(next, 0.92) ? schedule : undefined, runs: [...runs.values()] };
 }
 
-function randomStep(next: Next, name: string, { schedule }: State, now: number): Step {
-  const wish = (): Step["wish"] => {
+function randomStep(next: Next, name: string, { schedule }: State, now: number): ScheduleStep {
+  const wish = (): ScheduleStep["wish"] => {
     const kind = next();
     if (kind < 0.1) return undefined;
     if (kind < 0.3) return "now";
@@ -311,7 +311,7 @@ describe("next to the database", () => {
   let hf: Holdfast<PoolClient>;
   let connection: SqlConnection;
   let release: () => unknown;
-  const rows = new Rows(storeDialect);
+  const rows = new StoredRows(storeDialect);
   const generic = scheduleStore(storeDialect);
 
   beforeAll(async () => {
@@ -433,7 +433,7 @@ describe("next to the database", () => {
       const fence = run && chance(next, 0.85) ? run.fence : upTo(next, 1000);
       const tick = run?.tick ?? near(next, now + second);
       const grip: RunGrip = { schedule: name, tick: tick / 1000, manual: run?.manual ?? false, fence };
-      const ending: Ending = chance(next, 0.4)
+      const ending: RunEnding = chance(next, 0.4)
         ? { state: "done" }
         : {
             state: "failed",

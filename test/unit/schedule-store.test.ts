@@ -16,7 +16,7 @@ import { storeDialect } from "../../packages/holdfast/src/engines/postgres/store
 import { schedules as functions } from "../../packages/holdfast/src/engines/postgres/schedule/index.ts";
 import { auditStore, auditTables } from "../../packages/holdfast/src/engines/sql/audit.ts";
 import { scheduleStore, scheduleTables } from "../../packages/holdfast/src/engines/sql/schedule.ts";
-import type { Claimed, Step } from "../../packages/holdfast/src/schedule/store.ts";
+import type { Claimed, ScheduleStep } from "../../packages/holdfast/src/schedule/store.ts";
 import { type TestDatabase, createDatabase } from "../harness/databases.ts";
 import { random } from "../harness/random.ts";
 import { eventually } from "../harness/wait.ts";
@@ -140,7 +140,7 @@ describe("functions and the generic store at once", () => {
     const granted: Claimed[] = [];
     const completed: Claimed[] = [];
     const trouble: string[] = [];
-    const overlap = (["queue", "skip", "allow"] as const)[seed % 3] as Step["overlap"];
+    const overlap = (["queue", "skip", "allow"] as const)[seed % 3] as ScheduleStep["overlap"];
     let over = false;
 
     /** One of the processes: it asks for the next tick, and ends what it gets, unless it dies. */
@@ -148,7 +148,7 @@ describe("functions and the generic store at once", () => {
       const next = random(seed + 1000 * at);
       const store = stores[at % 2] as (typeof stores)[number];
       const how = { waitMs: 10_000, free: true };
-      const ask = (wish: Step["wish"]) =>
+      const ask = (wish: ScheduleStep["wish"]) =>
         store.step(
           connection,
           {

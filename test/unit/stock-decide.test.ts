@@ -8,7 +8,7 @@ import { Pool, type PoolClient } from "pg";
 import { describe, expect, inject, test } from "vitest";
 import type { Database, SqlConnection } from "../../packages/holdfast/src/seam/database.ts";
 import {
-  type Decision,
+  type StockDecision,
   type StockCall,
   type StockView,
   type StockWrites,
@@ -30,13 +30,13 @@ import type {
 } from "../../packages/holdfast/src/stock/decide/rows.ts";
 import { ofReservation, ofSale } from "../../packages/holdfast/src/stock/decide/sequel.ts";
 import type {
-  About,
-  Book,
-  Order,
+  MovementAbout,
+  StockBook,
+  StockOrder,
   OrderLine,
   Sequel,
   StockStore,
-  Verdict,
+  OrderVerdict,
 } from "../../packages/holdfast/src/stock/store.ts";
 import { compareSpots, sumLines } from "../../packages/holdfast/src/stock/domain.ts";
 import { createDatabase } from "../harness/databases.ts";
@@ -44,7 +44,7 @@ import { random } from "../harness/random.ts";
 
 const seeds = process.env["HOLDFAST_LONG"] === "1" ? 100 : 3;
 const steps = 150;
-const book: Book = { name: "book", table: undefined };
+const book: StockBook = { name: "book", table: undefined };
 const how = { waitMs: 5000, free: true };
 
 interface State {
@@ -109,7 +109,7 @@ function decided<T>(
   after: State,
   at: number,
   calls: readonly StockCall[],
-  ask: (view: StockView) => Decision<T>,
+  ask: (view: StockView) => StockDecision<T>,
 ): { readonly verdicts: T; readonly state: State } {
   const ids = new Set(calls.flatMap(({ id, of }) => [id, of]));
   const mine = (level: number) => of.levels.some(({ id }) => id === level);
@@ -147,7 +147,7 @@ function decided<T>(
 }
 
 /** What both must say. What is on hand is told where something was done; what there is, where it was refused. */
-function said({ outcome, at, until, state, lines }: Verdict) {
+function said({ outcome, at, until, state, lines }: OrderVerdict) {
   const did = outcome === "done" || outcome === "before";
   return {
     outcome,
@@ -166,7 +166,7 @@ const locations = ["main", "north"];
 class Player {
   readonly next: () => number;
   readonly #fresh = { n: 0 };
-  readonly #orders: Order[] = [];
+  readonly #orders: StockOrder[] = [];
   readonly #sequels: Sequel[] = [];
 
   constructor(seed: number) {
@@ -181,7 +181,7 @@ class Player {
     return list[this.below(list.length)] as T;
   }
 
-  about(): About {
+  about(): MovementAbout {
     const reference =
       this.next() < 0.3 ? { referenceType: "order", referenceId: this.one(["1", "2"]) } : undefined;
     return {
@@ -208,7 +208,7 @@ class Player {
     return this.next() < 0.5 ? `${kind} ${this.below(6)}` : `${kind} fresh ${++this.#fresh.n}`;
   }
 
-  order(): Order {
+  order(): StockOrder {
     const kind = this.one(["apply", "apply", "apply", "adjust", "transfer", "reserve", "reserve"] as const);
     const about = this.about();
     if (kind === "reserve")
@@ -244,7 +244,7 @@ class Player {
   }
 
   /** Ids come once in a batch. */
-  orders(): Order[] {
+  orders(): StockOrder[] {
     const orders = Array.from({ length: this.next() < 0.5 ? 1 : 1 + this.below(4) }, () =>
       // Some of them once more.
       this.#orders.length > 0 && this.next() < 0.2 ? this.one(this.#orders) : this.order(),
@@ -374,8 +374,8 @@ class Trial {
 function compare(
   trial: Trial,
   call: unknown,
-  verdicts: readonly Verdict[],
-  found: readonly Verdict[],
+  verdicts: readonly OrderVerdict[],
+  found: readonly OrderVerdict[],
   after: State,
   state: State,
 ): void {
@@ -385,7 +385,7 @@ function compare(
   for (const { outcome } of verdicts) trial.outcomes.set(outcome, (trial.outcomes.get(outcome) ?? 0) + 1);
 }
 
-async function playOrders(trial: Trial, state: State, orders: readonly Order[]): Promise<void> {
+async function playOrders(trial: Trial, state: State, orders: readonly StockOrder[]): Promise<void> {
   const verdicts =
     (await trial.store.decide(trial.connection, book, orders, { ...how, make: true, look: true })) ?? [];
   const after = await stateOf(trial.client);
@@ -486,7 +486,7 @@ class Memory {
   state: State = { levels: everyLevel, movements: [], reservations: [], reserved: [] };
   at = 1_700_000_000_000_000;
 
-  decide(calls: readonly StockCall[]): readonly Verdict[] {
+  decide(calls: readonly StockCall[]): readonly OrderVerdict[] {
     const { verdicts, state } = decided(this.state, this.state, this.at, calls, (view) =>
       decide(view, calls),
     );
@@ -494,13 +494,13 @@ class Memory {
     return verdicts;
   }
 
-  follow(sequel: Sequel): Verdict | undefined {
+  follow(sequel: Sequel): OrderVerdict | undefined {
     const call = linesOf(this.state, sequel);
     return typeof call === "string" ? undefined : this.decide([call])[0];
   }
 }
 
-const callsOf = (orders: readonly Order[]): StockCall[] =>
+const callsOf = (orders: readonly StockOrder[]): StockCall[] =>
   orders.map((order) => ({ ...order, of: order.kind === "reserve" ? order.id : undefined }));
 
 /** What is true after any calls. */
@@ -549,7 +549,7 @@ describe("the decision", () => {
           expect(together.state.movements, hint).toEqual(before.movements);
         for (const [n, verdict] of verdicts.entries())
           if (verdict.outcome === "done" && calls[n]?.kind !== "reserve")
-            expect(said(again[n] as Verdict), hint).toEqual(said({ ...verdict, outcome: "before" }));
+            expect(said(again[n] as OrderVerdict), hint).toEqual(said({ ...verdict, outcome: "before" }));
         apart.state = structuredClone(together.state);
       }
       checkState(together.state, hint);
@@ -558,7 +558,7 @@ describe("the decision", () => {
 
   test("a reservation is over at its very moment", () => {
     const memory = new Memory();
-    const about: About = {
+    const about: MovementAbout = {
       source: "ORDER",
       referenceType: undefined,
       referenceId: undefined,
@@ -566,7 +566,7 @@ describe("the decision", () => {
       note: undefined,
     };
     const line = { sku: "A", location: "main", quantity: 3 };
-    const order = (kind: Order["kind"], id: string, quantity: number) =>
+    const order = (kind: StockOrder["kind"], id: string, quantity: number) =>
       memory.decide(callsOf([{ kind, id, about, ttlMs: 1, lines: [{ ...line, quantity }] }]))[0]?.outcome;
     const commit = () => memory.follow({ kind: "commit", id: "commit:r", of: "r", about, lines: undefined });
     expect(order("apply", "restock", 3)).toBe("done");
@@ -581,7 +581,7 @@ describe("the decision", () => {
 
   test("lines that another clock has cleared away end a reservation, and what is left of it is free", () => {
     const memory = new Memory();
-    const about: About = {
+    const about: MovementAbout = {
       source: "ORDER",
       referenceType: undefined,
       referenceId: undefined,

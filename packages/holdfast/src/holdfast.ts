@@ -1,6 +1,10 @@
 import { type Capabilities, type Strategy, isSupported, require, strategies } from "./seam/capabilities.ts";
 import type { Connection, Database, Failure, Isolation, Wait } from "./seam/database.ts";
-import { Beside, type BesideMode, besideModes } from "./transaction/wrong-connection.ts";
+import {
+  WrongConnectionGuard,
+  type WrongConnectionMode,
+  wrongConnectionModes,
+} from "./transaction/wrong-connection.ts";
 import { Common, type Placement } from "./transaction/agreement.ts";
 import { emit } from "./events/events.ts";
 import { HoldfastError, type Holder, LockNotAvailableError, UsageError } from "./seam/errors.ts";
@@ -18,9 +22,14 @@ import { namedDatabase } from "./seam/names.ts";
 import type { Migrated, RoutineState } from "./seam/routine.ts";
 import { checkRuntime } from "./context/runtime.ts";
 import type { LeaseInfo } from "./seam/leases.ts";
-import { type Home, Scope, type Transaction, remember as rememberHome } from "./transaction/scope.ts";
+import {
+  type InstanceContext,
+  Scope,
+  type Transaction,
+  remember as rememberHome,
+} from "./transaction/scope.ts";
 import { sections } from "./context/section.ts";
-import { type Site, sites } from "./context/call-site.ts";
+import { type CallSite, callSites } from "./context/call-site.ts";
 import { Started } from "./transaction/lifecycle.ts";
 import { withConnection } from "./transaction/one-shot.ts";
 import { presenting } from "./transaction/present.ts";
@@ -32,7 +41,7 @@ import { type Inspection, inspection } from "./watch/inspect.ts";
 import { type HazardMode, type SlowOptions, watching } from "./watch/options.ts";
 import { watch } from "./watch/watch.ts";
 import { type Held, Sessions } from "./locks/hold.ts";
-import { type Lease, LeaseDesk, type LeaseFilter, type LeaseOptions } from "./locks/lease.ts";
+import { type Lease, LeaseManager, type LeaseFilter, type LeaseOptions } from "./locks/lease.ts";
 import { Rows } from "./locks/rows.ts";
 import { Semaphore, type SemaphoreOptions } from "./locks/semaphore.ts";
 
@@ -58,7 +67,7 @@ export interface HoldfastOptions {
    * What to do about a statement that goes through the outer client inside of a transaction's body, where the client
    * lets it be seen: "warn" (once per place), "throw" (for tests), or nothing. Default "warn".
    */
-  readonly wrongConnection?: BesideMode;
+  readonly wrongConnection?: WrongConnectionMode;
   /**
    * What to do about a request, a timer, a process, … that a transaction waits for while it holds locks, and about locks that
    * are taken in different orders: "warn" (once per place), "throw" (for tests: the transaction fails), "count" (events and
@@ -125,10 +134,10 @@ const migrateMs = 300_000;
 /** Exact transactions and locks on one database. Make it once per pool or client, with `holdfast(from…(client))`. */
 export class Holdfast<Native> {
   readonly #database: Database<Native, Connection>;
-  readonly #home: Home<Native, Connection>;
+  readonly #context: InstanceContext<Native, Connection>;
   readonly #current = new Inside<Scope<Native, Connection>>();
   readonly #sessions: Sessions<Native, Connection>;
-  readonly #leases: LeaseDesk<Native, Connection>;
+  readonly #leases: LeaseManager<Native, Connection>;
   readonly #common: Common;
   readonly #defaults: { wait: Wait; deadlineMs: number; isolation: Isolation; retry: RetryPolicy };
   #asking: Promise<Capabilities> | undefined;
@@ -164,9 +173,9 @@ export class Holdfast<Native> {
     if (options.strategy !== undefined && !strategies.includes(options.strategy))
       throw new UsageError(`strategy must be one of ${strategies.map((each) => `"${each}"`).join(", ")}`);
     const { wrongConnection = "warn" } = options;
-    if (!besideModes.includes(wrongConnection))
+    if (!wrongConnectionModes.includes(wrongConnection))
       throw new UsageError(
-        `wrongConnection must be one of ${besideModes.map((each) => `"${each}"`).join(", ")}`,
+        `wrongConnection must be one of ${wrongConnectionModes.map((each) => `"${each}"`).join(", ")}`,
       );
     const database = options.schema === undefined ? given : namedDatabase(given, options.schema);
     this.#database = database;
@@ -179,13 +188,13 @@ export class Holdfast<Native> {
     };
     const show = typeof names === "function" ? names : (name: string) => name;
     const watched = watching(options);
-    this.#home = {
+    this.#context = {
       database,
       current: this.#current,
       wait: this.#defaults.wait,
-      beside: new Beside(database, this.#current, wrongConnection),
+      wrongConnection: new WrongConnectionGuard(database, this.#current, wrongConnection),
       watch: watch(watched, show),
-      rows: new Rows(() => this.#home),
+      rows: new Rows(() => this.#context),
       started: new Started(),
       ...(shard && { guard: shard.guard, elsewhere: shard.elsewhere }),
       names: (locks) => keyNames(locks, show),
@@ -206,11 +215,11 @@ export class Holdfast<Native> {
         this.#common.distrust(gap);
       },
     };
-    this.#sessions = new Sessions(this.#home);
-    this.#leases = new LeaseDesk(this.#home);
-    this.#home.started.finally(() => Promise.all([this.#sessions.close(), this.#leases.close()]));
+    this.#sessions = new Sessions(this.#context);
+    this.#leases = new LeaseManager(this.#context);
+    this.#context.started.finally(() => Promise.all([this.#sessions.close(), this.#leases.close()]));
     remember(given);
-    rememberHome(this, this.#home);
+    rememberHome(this, this.#context);
   }
 
   /**
@@ -227,17 +236,17 @@ export class Holdfast<Native> {
 
   /** Every transaction, however it was asked for. `alone`: the call, if it means that nobody else is at it while its body runs. */
   protected async open<T>(options: TransactionOptions, body: Body<Native, T>, alone?: string): Promise<T> {
-    const { beside, watch: watched } = this.#home;
+    const { wrongConnection, watch: watched } = this.#context;
     const plan = this.#plan(
       options,
-      beside.watches || watched?.wantsPlaces
-        ? sites.here(alone ? this.tryLock : this.transaction, siteFrames)
+      wrongConnection.watches || watched?.wantsPlaces
+        ? callSites.here(alone ? this.tryLock : this.transaction, siteFrames)
         : undefined,
     );
     const outer = options.separate ? undefined : this.#current.getStore();
     if (outer) return outer.here().nest(options, body);
-    return this.#home.started.during(alone ?? "hf.transaction", () =>
-      runTransaction(this.#home, { ...plan, alone }, body),
+    return this.#context.started.during(alone ?? "hf.transaction", () =>
+      runTransaction(this.#context, { ...plan, alone }, body),
     );
   }
 
@@ -304,10 +313,10 @@ export class Holdfast<Native> {
   /** Takes part in a transaction that you opened and will end: `await hf.join(tx).lock(key(…))`. */
   join(native: Native): Transaction<Native> {
     const connection = this.#database.join(native);
-    const { watch: watched } = this.#home;
-    const site = watched?.wantsPlaces ? sites.here(this.join, siteFrames) : undefined;
+    const { watch: watched } = this.#context;
+    const site = watched?.wantsPlaces ? callSites.here(this.join, siteFrames) : undefined;
     const section = watched?.joined(native as object, connection.settled?.bind(connection), site);
-    return new Scope(this.#home, {
+    return new Scope(this.#context, {
       connection,
       native,
       signal: connection.lost,
@@ -353,7 +362,7 @@ export class Holdfast<Native> {
     checkNames("hf.hold", options, new Set(["wait", "signal"]));
     checkSignal(options.signal);
     options.signal?.throwIfAborted();
-    this.#home.started.check("hf.hold");
+    this.#context.started.check("hf.hold");
     if (options.wait !== "skip") {
       const wait = options.wait === undefined ? this.#defaults.wait : checkWait(options.wait);
       return this.#sessions.hold(requests, wait, options.signal);
@@ -424,7 +433,7 @@ export class Holdfast<Native> {
       const capabilities = await this.#probe();
       require(capabilities.inspect, "hf.inspect");
       return withConnection(
-        this.#home,
+        this.#context,
         async (connection) => (await engine.inspect?.(connection, capabilities)) ?? [],
       );
     });
@@ -444,7 +453,7 @@ export class Holdfast<Native> {
     const { engine, connect } = this.#database;
     const applied = await this.#call("hf.migrate", () =>
       withConnection(
-        this.#home,
+        this.#context,
         (connection) => engine.migrations.apply(connection, connect === undefined),
         migrateMs,
       ),
@@ -467,7 +476,7 @@ export class Holdfast<Native> {
   async migrations(): Promise<readonly MigrationState[]> {
     const { all, applied, routines } = this.#database.engine.migrations;
     const [there, made] = await this.#call("hf.migrations", () =>
-      withConnection(this.#home, async (connection) => [
+      withConnection(this.#context, async (connection) => [
         await applied(connection),
         (await routines?.states(connection)) ?? new Map<string, RoutineState>(),
       ]),
@@ -514,9 +523,9 @@ export class Holdfast<Native> {
    * ones are refused (`HF_CLOSED`). The client stays open: it is yours.
    */
   async close(): Promise<void> {
-    await this.#home.started.close(this.#current.getStore() !== undefined);
-    this.#home.beside.close();
-    this.#home.watch?.close();
+    await this.#context.started.close(this.#current.getStore() !== undefined);
+    this.#context.wrongConnection.close();
+    this.#context.watch?.close();
     await this.#database.close?.();
   }
 
@@ -526,10 +535,10 @@ export class Holdfast<Native> {
 
   /** A call of its own that is told of by its name, and waited for by `close`. */
   #call<T>(call: string, work: () => Promise<T>): Promise<T> {
-    return this.#home.started.during(call, () => presenting(this.#database, [call], work));
+    return this.#context.started.during(call, () => presenting(this.#database, [call], work));
   }
 
-  #plan(options: TransactionOptions, site?: Site): Plan {
+  #plan(options: TransactionOptions, site?: CallSite): Plan {
     checkNames("hf.transaction", options, optionNames);
     const { wait, deadlineMs, isolation, retry } = this.#defaults;
     checkSignal(options.signal);
@@ -568,7 +577,7 @@ export class Holdfast<Native> {
     }
     this.#asking = connection
       ? this.#common.ask(connection, free)
-      : withConnection({ database: this.#database, beside: this.#home.beside }, (c) =>
+      : withConnection({ database: this.#database, wrongConnection: this.#context.wrongConnection }, (c) =>
           this.#common.ask(c, true),
         );
     try {
@@ -590,7 +599,7 @@ export class Holdfast<Native> {
       timer = setTimeout(() => resolve([]), 1000);
     });
     try {
-      const found = (connection ? ask(connection) : withConnection(this.#home, ask)).catch(() => []);
+      const found = (connection ? ask(connection) : withConnection(this.#context, ask)).catch(() => []);
       return await Promise.race([found, late]);
     } finally {
       clearTimeout(timer);

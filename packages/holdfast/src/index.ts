@@ -28,7 +28,11 @@ export type {
 } from "./seam/database.ts";
 export { capabilityMeanings, shownCapability } from "./seam/capabilities.ts";
 export type { Capabilities, Strategy, Support, Unsupported } from "./seam/capabilities.ts";
-export type { BesideMode } from "./transaction/wrong-connection.ts";
+export type {
+  /** @deprecated Called `WrongConnectionMode` now. */
+  WrongConnectionMode as BesideMode,
+  WrongConnectionMode,
+} from "./transaction/wrong-connection.ts";
 export type { FailureInfo } from "./seam/failure.ts";
 export type { Events, OrderStep, Traced, Traces } from "./events/events.ts";
 export type { HazardKind } from "./context/section.ts";

@@ -1,5 +1,5 @@
 /** Random calls of a quota's store, over every kind of window. */
-import type { Amendment, Batch, Bucket, Definition } from "../../../packages/holdfast/src/quota/store.ts";
+import type { Amendment, UseBatch, Bucket, Definition } from "../../../packages/holdfast/src/quota/store.ts";
 import { random } from "../../harness/random.ts";
 
 const hourMs = 3_600_000;
@@ -102,7 +102,7 @@ export class Calls {
     return (this.chance(0.03) ? this.pick(quotas) : of).definition(now + late);
   }
 
-  batch(now: number): Batch {
+  batch(now: number): UseBatch {
     const definitions: Definition[] = [];
     const buckets: (Bucket & { readonly of: Kept })[] = [];
     const wanted = this.chance(0.5)
@@ -113,7 +113,7 @@ export class Calls {
       for (const subject of subjects.slice(0, 1 + this.below(2)))
         buckets.push({ quota: of.name, subject, definition: definitions.length - 1, limit: of.limit, of });
     }
-    const uses: Batch["uses"][number][] = [];
+    const uses: UseBatch["uses"][number][] = [];
     const noted = this.chance(0.2);
     const holding = this.chance(0.5);
     const grouped = this.chance(0.3);

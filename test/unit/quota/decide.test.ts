@@ -11,11 +11,11 @@ import type { Pinned, SqlConnection } from "../../../packages/holdfast/src/seam/
 import { storeDialect } from "../../../packages/holdfast/src/engines/postgres/store-dialect.ts";
 import { quotaStore } from "../../../packages/holdfast/src/engines/sql/quota/index.ts";
 import { decideAmendment, standingNow } from "../../../packages/holdfast/src/quota/decide/amend.ts";
-import { Ledger, repair } from "../../../packages/holdfast/src/quota/decide/check.ts";
+import { QuotaLedger, repair } from "../../../packages/holdfast/src/quota/decide/check.ts";
 import { decideUses } from "../../../packages/holdfast/src/quota/decide/consume.ts";
 import type { BucketRow } from "../../../packages/holdfast/src/quota/decide/rows.ts";
 import { counts } from "../../../packages/holdfast/src/quota/decide/windows.ts";
-import type { Amendment, Batch, Quotas } from "../../../packages/holdfast/src/quota/store.ts";
+import type { Amendment, UseBatch, Quotas } from "../../../packages/holdfast/src/quota/store.ts";
 import { type TestDatabase, createDatabase, unavailable } from "../../harness/databases.ts";
 import { Calls, type Kept, quotas, subjects } from "./calls.ts";
 import { Reader, type State, applied, decided, readState, sorted } from "./state.ts";
@@ -72,7 +72,7 @@ function made(before: State, after: State): State {
 
 const microseconds = (ms: number) => Math.round(ms * 1000);
 
-async function consume(batch: Batch, hint: string): Promise<string[]> {
+async function consume(batch: UseBatch, hint: string): Promise<string[]> {
   const before = await readState(pool);
   const answer = await functions.consume(pinned.connection, batch, how);
   const after = await readState(pool);
@@ -192,7 +192,7 @@ async function reconcile(calls: Calls, of: Kept, subject: string, hint: string):
   const { row, lines, holds, grants } = own(before, of.name, subject);
   const definition = of.definition(Date.now());
   const bucket = { quota: of.name, subject, limit: of.limit };
-  const ledger = new Ledger(row as BucketRow, definition.rule);
+  const ledger = new QuotaLedger(row as BucketRow, definition.rule);
   for (const line of lines) ledger.add(line);
   const checked = ledger.checked({
     held: holds.reduce((sum, { amount }) => sum + amount, 0),

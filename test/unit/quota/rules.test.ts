@@ -1,16 +1,16 @@
 /** The rules of quotas, without a database: random histories on rows in memory, by a clock that goes as it is told. */
 import { describe, expect, inject, test } from "vitest";
 import { decideAmendment } from "../../../packages/holdfast/src/quota/decide/amend.ts";
-import { Ledger } from "../../../packages/holdfast/src/quota/decide/check.ts";
+import { QuotaLedger } from "../../../packages/holdfast/src/quota/decide/check.ts";
 import { decideUses } from "../../../packages/holdfast/src/quota/decide/consume.ts";
 import { type BucketRow, capOf } from "../../../packages/holdfast/src/quota/decide/rows.ts";
 import { ceilOf, floorOf } from "../../../packages/holdfast/src/quota/decide/windows.ts";
 import type {
   Amendment,
-  Batch,
+  UseBatch,
   Definition,
   Rule,
-  Verdict,
+  UseVerdict,
 } from "../../../packages/holdfast/src/quota/store.ts";
 import { random } from "../../harness/random.ts";
 import { Calls, quotas, subjects } from "./calls.ts";
@@ -52,7 +52,7 @@ class Memory {
     this.state = { buckets, lines: [], holds: [], grants: [] };
   }
 
-  consume(batch: Omit<Batch, "make">, keep = true): readonly Verdict[] {
+  consume(batch: Omit<UseBatch, "make">, keep = true): readonly UseVerdict[] {
     const wanted = batch.buckets.map(({ quota, subject, definition }, place) => {
       const uses = batch.uses.filter((use) => use.bucket === place);
       return {
@@ -105,7 +105,7 @@ function check({ state }: Memory, hint: string): void {
     ).toEqual(lines.map((_, i) => i + 1));
     const rule = (quotas.find(({ name }) => name === row.quota) ?? quotas[0])?.definition(0).rule as Rule;
     // Of parts, a definition that was changed in between may have others.
-    const ledger = new Ledger(row, rule.window === "parts" ? { window: "none" } : rule);
+    const ledger = new QuotaLedger(row, rule.window === "parts" ? { window: "none" } : rule);
     for (const line of lines) ledger.add(line);
     expect(ledger.checked({ held, credit }).findings, hint).toEqual([]);
     expect(row.used, hint).toBeGreaterThanOrEqual(0);
@@ -132,7 +132,7 @@ describe("whatever is called, in whatever order", () => {
         const batch = calls.batch(ms);
         const verdicts = memory.consume(batch);
         for (const [n, { kind, used, held, credit, limit }] of verdicts.entries()) {
-          const use = batch.uses[n] as Batch["uses"][number];
+          const use = batch.uses[n] as UseBatch["uses"][number];
           const definition = batch.definitions[batch.buckets[use.bucket]?.definition ?? 0] as Definition;
           // In this order the sum is exact.
           if (kind === "granted")
@@ -179,7 +179,7 @@ describe.each(Object.entries(sliding))("%s", (name, rule) => {
           look: true,
         },
         keep,
-      )[0] as Verdict;
+      )[0] as UseVerdict;
     for (let step = 0; step < 300; step++) {
       memory.now += Math.floor(next() * 150_000);
       const amount = 1 + Math.floor(next() * limit);

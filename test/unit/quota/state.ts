@@ -6,8 +6,8 @@ import type {
   GrantRow,
   HoldRow,
   LineRow,
-  Need,
-  Writes,
+  QuotaNeed,
+  QuotaWrites,
 } from "../../../packages/holdfast/src/quota/decide/rows.ts";
 import { leftOf, never } from "../../../packages/holdfast/src/quota/decide/rows.ts";
 import { countedKinds, counts, endsCount } from "../../../packages/holdfast/src/quota/decide/windows.ts";
@@ -101,7 +101,7 @@ export class Reader {
     });
   }
 
-  read({ what, buckets }: Need): void {
+  read({ what, buckets }: QuotaNeed): void {
     for (const place of buckets) this.buckets[place] = { ...this.#view(place), ...this.#more(place, what) };
   }
 
@@ -109,7 +109,7 @@ export class Reader {
     return this.buckets[place] as BucketView;
   }
 
-  #more(place: number, what: Need["what"]): Partial<BucketView> {
+  #more(place: number, what: QuotaNeed["what"]): Partial<BucketView> {
     const { row } = this.#view(place);
     const { rule, ids, holds: held, allGrants } = this.#wanted[place] as Wanted;
     const { lines, holds, grants } = this.#state;
@@ -143,7 +143,7 @@ export class Reader {
 /** Runs a decision as a store does: reads what it needs, until it is made. */
 export function decided<T extends object>(
   reader: Reader,
-  decide: (buckets: readonly BucketView[]) => T | { readonly need: Need },
+  decide: (buckets: readonly BucketView[]) => T | { readonly need: QuotaNeed },
 ): T {
   for (let i = 0; i < 10; i++) {
     const found = decide(reader.buckets);
@@ -156,7 +156,7 @@ export function decided<T extends object>(
 const sameKey = (a: Named & { id: string }) => (b: Named & { id: string }) => isOf(a)(b) && a.id === b.id;
 
 /** Undefined: an id, or a version, is there already, of a line, a hold or a grant. */
-export function applied(state: State, { buckets, lines, holds, grants }: Writes): State | undefined {
+export function applied(state: State, { buckets, lines, holds, grants }: QuotaWrites): State | undefined {
   const refunded = state.lines.map((line) => {
     const update = lines.update.find((each) => each.bucket === line.bucket && each.version === line.version);
     return update ? { ...line, refunded: update.refunded } : line;

@@ -5,7 +5,7 @@ import type { Connection } from "../seam/database.ts";
 import { UsageError, message } from "../seam/errors.ts";
 import { checkJson, checkRows, checkText, checkWhole, optionalText } from "../input/values.ts";
 import { checkNames } from "../input/options.ts";
-import { type Home, homeOf } from "../transaction/scope.ts";
+import { type InstanceContext, homeOf } from "../transaction/scope.ts";
 import type { Audits, LineEnd, WrittenLine } from "./store.ts";
 
 export interface Audit {
@@ -45,8 +45,8 @@ const longest = { actor: 1000, action: 200, target: 2000 };
 const longestResult = 100_000;
 const longestError = 4000;
 
-function storeOf(home: Home<unknown, Connection>): Audits<Connection> {
-  return require(home.database.engine.audit, "audit");
+function storeOf(context: InstanceContext<unknown, Connection>): Audits<Connection> {
+  return require(context.database.engine.audit, "audit");
 }
 
 /**
@@ -56,29 +56,29 @@ function storeOf(home: Home<unknown, Connection>): Audits<Connection> {
  * instance the line is part of that, as the work is, unless it is to be `separate`: if it is rolled back, there is neither.
  */
 export async function audited<T>(hf: object, what: Audit, work: (line: number) => Promise<T>): Promise<T> {
-  const home = homeOf(hf, "audited");
+  const context = homeOf(hf, "audited");
   checkNames("audited", what, auditNames);
   for (const [name, most] of Object.entries(longest)) {
     checkText("audited", name, what[name as keyof typeof longest], { most });
   }
   if (typeof work !== "function") throw new UsageError("audited: the work must be a function");
-  const place = placeOf(home, what.separate === undefined ? {} : { separate: what.separate }, "audited");
-  if (what.separate && home.database.traits.single && home.current.getStore())
+  const place = placeOf(context, what.separate === undefined ? {} : { separate: what.separate }, "audited");
+  if (what.separate && context.database.traits.single && context.current.getStore())
     throw new UsageError(
       "audited: this client has one connection, and it is in a transaction: a line apart from it would wait for its end. Call it outside",
     );
-  const store = storeOf(home);
+  const store = storeOf(context);
   const { actor, action, target, details } = what;
   const kept = details === undefined ? undefined : checkJson("audited", "details", details);
   const line = { actor, action, target, details: kept };
   const about = { names: ["audit"] };
   // Not again after an answer was lost: it may have been written, and a line that nobody ends would stay.
-  const id = await send(home, place, { ...about, once: true }, async (connection, how) =>
+  const id = await send(context, place, { ...about, once: true }, async (connection, how) =>
     store.begin(connection, line, how),
   );
   const end = async (came: LineEnd) => {
     try {
-      await send(home, place, about, async (connection, how) => store.end(connection, id, came, how));
+      await send(context, place, about, async (connection, how) => store.end(connection, id, came, how));
     } catch (error) {
       // In a transaction that has failed: the line goes with it.
       if (place.scope) return;
@@ -106,14 +106,14 @@ export async function trail(
   hf: object,
   options: { readonly limit?: number; readonly before?: number; readonly target?: string } = {},
 ): Promise<readonly AuditLine[]> {
-  const home = homeOf(hf, "trail");
+  const context = homeOf(hf, "trail");
   checkNames("trail", options, trailNames);
   const { limit = 50, before, target } = options;
   checkRows("trail", "limit", limit, 10_000);
   if (before !== undefined) checkWhole("trail", "before", before);
   optionalText("trail", "target", target);
-  const store = storeOf(home);
-  const lines = await send(home, placeOf(home, {}, "trail"), { names: ["audit"] }, async (connection) =>
+  const store = storeOf(context);
+  const lines = await send(context, placeOf(context, {}, "trail"), { names: ["audit"] }, async (connection) =>
     store.list(connection, { before, target, most: limit }),
   );
   return lines.map(shown);

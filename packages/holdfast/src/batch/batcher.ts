@@ -3,17 +3,17 @@
  * of its calls is built and read; this is all the rest. In the caller's transaction a call is sent by itself.
  */
 import {
-  type About,
+  type CallAbout,
   type CallOptions,
   type Sent,
-  type Place,
+  type CallPlace,
   placeOf,
   send,
   waitedInVain,
 } from "./calls.ts";
 import type { Connection } from "../seam/database.ts";
-import { type Home, detached } from "../transaction/scope.ts";
-import { Coalescer, Failed, type Terms, Undone } from "./coalesce.ts";
+import { type InstanceContext, detached } from "../transaction/scope.ts";
+import { Coalescer, Failed, type CoalesceTerms, Undone } from "./coalesce.ts";
 import { type Repeats, foldRepeats } from "./repeats.ts";
 import { sendTogether } from "./together.ts";
 
@@ -29,9 +29,9 @@ export interface Batching<Item, Answer, Prepared = void> {
   /** What was applied cannot be found again: nothing is sent a second time that may have been. */
   readonly once?: boolean;
   /** What it needs for itself alone, and is known by. Those that need the same wait for each other, if one has to wait. */
-  about(item: Item): About;
+  about(item: Item): CallAbout;
   /** Before there is a connection: what it needs may take another one. */
-  prepare?(place: Pick<Place, "scope">): Promise<Prepared>;
+  prepare?(place: Pick<CallPlace, "scope">): Promise<Prepared>;
   /** Answers in the order of the calls. `joined`: of one call, in its caller's transaction. */
   decide(
     connection: Connection,
@@ -45,12 +45,12 @@ export interface Batching<Item, Answer, Prepared = void> {
 }
 
 export class Batcher<Item, Answer, Prepared = void> {
-  readonly #home: Home<unknown, Connection>;
+  readonly #context: InstanceContext<unknown, Connection>;
   readonly #batching: Batching<Item, Answer, Prepared>;
   readonly #coalescer: Coalescer<Item, Answer>;
 
-  constructor(home: Home<unknown, Connection>, batching: Batching<Item, Answer, Prepared>) {
-    this.#home = home;
+  constructor(context: InstanceContext<unknown, Connection>, batching: Batching<Item, Answer, Prepared>) {
+    this.#context = context;
     this.#batching = batching;
     const { inFlight, most, together } = batching;
     this.#coalescer = new Coalescer({
@@ -59,33 +59,33 @@ export class Batcher<Item, Answer, Prepared = void> {
       ...(together !== undefined && { together }),
       names: (item) => batching.about(item).names,
       run: (items, terms) => this.#run(items, terms),
-      late: (item, waitedMs, cause) => waitedInVain(home, batching.about(item), waitedMs, cause),
+      late: (item, waitedMs, cause) => waitedInVain(context, batching.about(item), waitedMs, cause),
     });
   }
 
   async add(item: Item, options: CallOptions): Promise<Answer> {
     const { call, about, decide } = this.#batching;
-    const place = placeOf(this.#home, options, call);
+    const place = placeOf(this.#context, options, call);
     if (!place.scope)
       // A batch is of many callers, who are in different transactions, or in none.
-      return this.#home.started.during(call, () =>
-        detached(this.#home, () => this.#coalescer.add(item, place.signal, place.waitMs)),
+      return this.#context.started.during(call, () =>
+        detached(this.#context, () => this.#coalescer.add(item, place.signal, place.waitMs)),
       );
     const prepared = await this.#prepare(place);
-    const [answer] = await send(this.#home, place, about(item), (connection, how) =>
+    const [answer] = await send(this.#context, place, about(item), (connection, how) =>
       decide(connection, [item], { ...how, joined: true, prepared }),
     );
     return answer as Answer;
   }
 
-  async #prepare(place: Pick<Place, "scope">): Promise<Prepared> {
+  async #prepare(place: Pick<CallPlace, "scope">): Promise<Prepared> {
     return (await this.#batching.prepare?.(place)) as Prepared;
   }
 
-  async #run(items: readonly Item[], terms: Terms): Promise<readonly (Answer | Failed)[]> {
+  async #run(items: readonly Item[], terms: CoalesceTerms): Promise<readonly (Answer | Failed)[]> {
     const { repeats, done } = this.#batching;
     const prepared = await this.#prepare({ scope: undefined });
-    const sending = (some: readonly Item[], until: Terms) => this.#send(some, until, prepared);
+    const sending = (some: readonly Item[], until: CoalesceTerms) => this.#send(some, until, prepared);
     const answers = repeats
       ? await foldRepeats(
           repeats,
@@ -98,7 +98,7 @@ export class Batcher<Item, Answer, Prepared = void> {
     return answers;
   }
 
-  #send(items: readonly Item[], terms: Terms, prepared: Prepared): Promise<(Answer | Failed)[]> {
+  #send(items: readonly Item[], terms: CoalesceTerms, prepared: Prepared): Promise<(Answer | Failed)[]> {
     const { about, once = false, decide } = this.#batching;
     const together = {
       about,
@@ -106,14 +106,14 @@ export class Batcher<Item, Answer, Prepared = void> {
       decide: (connection: Connection, some: readonly Item[], how: Sent) =>
         decide(connection, some, { ...how, joined: false, prepared }),
     };
-    return sendTogether(this.#home, together, items, terms);
+    return sendTogether(this.#context, together, items, terms);
   }
 
   /** One whose id was in the batch, which is done by now: it is not undone together with it. */
   async #after(
     item: Item,
-    { until }: Terms,
-    sending: (items: readonly Item[], terms: Terms) => Promise<(Answer | Failed)[]>,
+    { until }: CoalesceTerms,
+    sending: (items: readonly Item[], terms: CoalesceTerms) => Promise<(Answer | Failed)[]>,
   ): Promise<Answer | Failed> {
     const started = performance.now();
     try {
@@ -123,7 +123,7 @@ export class Batcher<Item, Answer, Prepared = void> {
     } catch (error) {
       if (!(error instanceof Undone)) throw error;
       const waitedMs = performance.now() - started;
-      return new Failed(waitedInVain(this.#home, this.#batching.about(item), waitedMs, error.cause));
+      return new Failed(waitedInVain(this.#context, this.#batching.about(item), waitedMs, error.cause));
     }
   }
 }

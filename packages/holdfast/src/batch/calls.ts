@@ -1,14 +1,14 @@
 /** Calls of patterns: sent until they are answered, and if they are not, with the truth about what became of them. */
 import type { Connection, Wait } from "../seam/database.ts";
-import { errandMs, withConnection } from "../transaction/one-shot.ts";
+import { oneShotMs, withConnection } from "../transaction/one-shot.ts";
 import type { LockTimeoutError } from "../seam/errors.ts";
 import { graceMs } from "../waiting/interrupt.ts";
 import { checkSignal } from "../input/options.ts";
 import type { How } from "../seam/store.ts";
-import { type Told, type Why, inVain, present, whyOf } from "../transaction/present.ts";
-import { Queue } from "../waiting/turns.ts";
+import { type FailedCall, type Why, inVain, present, whyOf } from "../transaction/present.ts";
+import { Turns } from "../waiting/turns.ts";
 import { type RetryPolicy, passing, retrying } from "../transaction/retry.ts";
-import { type Home, type Scope, scopeFor } from "../transaction/scope.ts";
+import { type InstanceContext, type Scope, scopeFor } from "../transaction/scope.ts";
 import { checkWait } from "../waiting/wait.ts";
 
 /** Where a call belongs, and how long it may wait. */
@@ -25,7 +25,7 @@ export interface CallOptions {
 export const callNames = ["tx", "separate", "wait", "signal"] as const;
 
 /** What an error says of a call. */
-export interface About {
+export interface CallAbout {
   /** What it may have to wait for, for people. */
   readonly names: readonly string[];
   /** What it is known by; `named`: the caller's own. Without one, a call that was lost cannot be repeated. */
@@ -38,18 +38,22 @@ export interface About {
 }
 
 /** In the caller's transaction, or undefined: outside of any. */
-export interface Place {
+export interface CallPlace {
   readonly scope: Scope<unknown, Connection> | undefined;
   readonly signal: AbortSignal | undefined;
   readonly waitMs: number;
 }
 
-export function placeOf(home: Home<unknown, Connection>, options: CallOptions, call: string): Place {
+export function placeOf(
+  context: InstanceContext<unknown, Connection>,
+  options: CallOptions,
+  call: string,
+): CallPlace {
   const { wait, signal } = options;
   checkSignal(signal);
-  const patience = wait === undefined ? home.wait : checkWait(wait, `${call}: wait`);
+  const patience = wait === undefined ? context.wait : checkWait(wait, `${call}: wait`);
   return {
-    scope: scopeFor(home, options, call),
+    scope: scopeFor(context, options, call),
     signal,
     // Of the server's settings 0 means for ever.
     waitMs: patience === "nowait" ? 1 : Math.max(1, patience),
@@ -98,15 +102,15 @@ type Work<T> = (connection: Connection, how: Sent) => Promise<T>;
 
 /** Of one of several databases: throws if it is not the one that it is taken for. `free`: it is in no transaction. */
 export async function known(
-  home: Home<unknown, Connection>,
+  context: InstanceContext<unknown, Connection>,
   connection: Connection,
   free: boolean,
 ): Promise<void> {
-  if (home.guard && !home.trusted()) await home.renewed(connection, free);
+  if (context.guard && !context.trusted()) await context.renewed(connection, free);
 }
 
 export async function attempts<T>(
-  home: Home<unknown, Connection>,
+  context: InstanceContext<unknown, Connection>,
   sending: Sending,
   work: Work<T>,
 ): Promise<T> {
@@ -116,20 +120,20 @@ export async function attempts<T>(
     ({ attempt, perhaps, sent }) => {
       const waitMs = Math.max(1, Math.ceil(until - performance.now()));
       return withConnection(
-        home,
+        context,
         async (connection) => {
           // A client that hands out no connection runs it in a transaction of its own.
-          const free = home.database.connect !== undefined;
-          await known(home, connection, free);
+          const free = context.database.connect !== undefined;
+          await known(context, connection, free);
           return work(connection, { again: perhaps || attempt > 1, waitMs, free });
         },
-        sending.ms ?? Math.max(errandMs, waitMs + graceMs),
+        sending.ms ?? Math.max(oneShotMs, waitMs + graceMs),
         // Once it may have been applied, the question is no longer whether it is wanted, but what became of it.
         { signal: perhaps ? undefined : signal, sent, certain: true },
       );
     },
     {
-      why: (error) => whyOf(home.database, error),
+      why: (error) => whyOf(context.database, error),
       on,
       once,
       ...(sending.policy && { policy: sending.policy }),
@@ -143,28 +147,35 @@ export async function attempts<T>(
 }
 
 /** What is told of a call. */
-function toldOf(home: Home<unknown, Connection>, { names }: About): Told {
-  return { names: names.map((name) => home.show(name)), atCommit: home.known()?.exclusion === "at commit" };
+function toldOf(context: InstanceContext<unknown, Connection>, { names }: CallAbout): FailedCall {
+  return {
+    names: names.map((name) => context.show(name)),
+    atCommit: context.known()?.exclusion === "at commit",
+  };
 }
 
 /** Nothing was done: what it needed was not free in time. */
 export function waitedInVain(
-  home: Home<unknown, Connection>,
-  about: About,
+  context: InstanceContext<unknown, Connection>,
+  about: CallAbout,
   waitedMs: number,
   cause: unknown,
 ): LockTimeoutError {
-  return inVain({ ...toldOf(home, about), waitedMs }, cause);
+  return inVain({ ...toldOf(context, about), waitedMs }, cause);
 }
 
 /** What the caller is told. */
-export function explain(error: unknown, about: About, home: Home<unknown, Connection>): unknown {
-  const told = toldOf(home, about);
-  if (!(error instanceof Unanswered)) return present(home.database, error, told);
+export function explain(
+  error: unknown,
+  about: CallAbout,
+  context: InstanceContext<unknown, Connection>,
+): unknown {
+  const told = toldOf(context, about);
+  if (!(error instanceof Unanswered)) return present(context.database, error, told);
   const { why, perhaps, cause, waitedMs, attempts: count } = error;
   const { id, named } = about;
   return present(
-    home.database,
+    context.database,
     cause,
     { ...told, attempts: count, waitedMs, ...(perhaps && { perhaps: { id, named } }) },
     why,
@@ -175,8 +186,8 @@ export function explain(error: unknown, about: About, home: Home<unknown, Connec
 const atATime = 4;
 
 /** Those who are under way, and those who wait for their turn, by what they lock. */
-class Turns {
-  readonly #lines = new Map<string, { readonly queue: Queue; count: number }>();
+class TurnsByName {
+  readonly #lines = new Map<string, { readonly queue: Turns; count: number }>();
 
   async take<T>(
     name: string,
@@ -185,7 +196,7 @@ class Turns {
     work: () => Promise<T>,
   ): Promise<T> {
     let line = this.#lines.get(name);
-    if (!line) this.#lines.set(name, (line = { queue: new Queue(atATime), count: 0 }));
+    if (!line) this.#lines.set(name, (line = { queue: new Turns(atATime), count: 0 }));
     line.count++;
     try {
       if (line.count <= atATime) return await line.queue.run(work);
@@ -210,37 +221,38 @@ class Turns {
   }
 }
 
-const turns = new WeakMap<object, Turns>();
+const turns = new WeakMap<object, TurnsByName>();
 
 /** One call, in the caller's transaction or by itself: sent again where that is safe, until it is answered. */
 export async function send<T>(
-  home: Home<unknown, Connection>,
-  { scope, signal, waitMs }: Place,
-  about: About & Pick<Sending, "ms" | "once" | "on" | "policy">,
+  context: InstanceContext<unknown, Connection>,
+  { scope, signal, waitMs }: CallPlace,
+  about: CallAbout & Pick<Sending, "ms" | "once" | "on" | "policy">,
   work: Work<T>,
 ): Promise<T> {
   if (scope) {
     const answer = await scope.work(
       async ({ connection }) => {
-        await known(home, connection, false);
+        await known(context, connection, false);
         return work(connection, { again: true, waitMs, free: false });
       },
       signal,
       about.names,
     );
     if (about.keeps ?? about.locks)
-      for (const name of about.names) scope.section?.took({ kind: "call", name: home.show(name) }, undefined);
+      for (const name of about.names)
+        scope.section?.took({ kind: "call", name: context.show(name) }, undefined);
     return answer;
   }
-  return home.started.during(about.names[0] ?? "Holdfast", () =>
-    sendApart(home, { signal, waitMs }, about, work),
+  return context.started.during(about.names[0] ?? "Holdfast", () =>
+    sendApart(context, { signal, waitMs }, about, work),
   );
 }
 
 async function sendApart<T>(
-  home: Home<unknown, Connection>,
-  { signal, waitMs }: Omit<Place, "scope">,
-  about: About & Pick<Sending, "ms" | "once" | "on" | "policy">,
+  context: InstanceContext<unknown, Connection>,
+  { signal, waitMs }: Omit<CallPlace, "scope">,
+  about: CallAbout & Pick<Sending, "ms" | "once" | "on" | "policy">,
   work: Work<T>,
 ): Promise<T> {
   signal?.throwIfAborted();
@@ -254,18 +266,18 @@ async function sendApart<T>(
     ...(on && { on }),
     ...(policy && { policy }),
   };
-  const run = () => attempts(home, sending, work);
+  const run = () => attempts(context, sending, work);
   try {
     if (!locks) return await run();
-    let ours = turns.get(home);
-    if (!ours) turns.set(home, (ours = new Turns()));
+    let ours = turns.get(context);
+    if (!ours) turns.set(context, (ours = new TurnsByName()));
     return await ours.take(names.join(), sending.until, signal, run);
   } catch (error) {
-    if (!(error instanceof Unanswered) || error.perhaps) throw explain(error, about, home);
+    if (!(error instanceof Unanswered) || error.perhaps) throw explain(error, about, context);
     if (error.why === "aborted") throw signal?.reason;
     // The time in line is part of it.
     if (error.why === "lock-timeout")
-      throw waitedInVain(home, about, performance.now() - started, error.cause);
-    throw explain(error, about, home);
+      throw waitedInVain(context, about, performance.now() - started, error.cause);
+    throw explain(error, about, context);
   }
 }

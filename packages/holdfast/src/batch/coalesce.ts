@@ -1,4 +1,4 @@
-import { Queue } from "../waiting/turns.ts";
+import { Turns } from "../waiting/turns.ts";
 
 /**
  * What queued while a batch was in flight goes together. There is no timer: who comes when nobody is under way goes at
@@ -14,13 +14,13 @@ export interface CoalesceOptions<Item, Answer> {
   /** What an item needs for itself alone: those that need the same wait for each other, if one has to wait. */
   readonly names?: (item: Item) => readonly string[];
   /** Answers in the order of the items; an error among them is that item's own. What is thrown is everybody's. */
-  readonly run: (items: readonly Item[], terms: Terms) => Promise<readonly (Answer | Failed)[]>;
+  readonly run: (items: readonly Item[], terms: CoalesceTerms) => Promise<readonly (Answer | Failed)[]>;
   /** What is told to one who has waited for so long in vain. */
   readonly late?: (item: Item, waitedMs: number, cause: unknown) => unknown;
 }
 
 /** How long a batch may wait for others (by the clock that never jumps), and what ends it before. */
-export interface Terms {
+export interface CoalesceTerms {
   readonly until: number;
   readonly signal: AbortSignal;
 }
@@ -62,7 +62,7 @@ interface Waiting<Item, Answer> {
   gone?: boolean;
 }
 
-type Line<Item, Answer> = Waiting<Item, Answer>[];
+type BatchLine<Item, Answer> = Waiting<Item, Answer>[];
 
 /** A batch that takes longer gives up its place: others are not to wait for those whom it waits for. */
 const briefMs = 250;
@@ -71,10 +71,10 @@ const most = 8;
 
 export class Coalescer<Item, Answer> {
   readonly #options: CoalesceOptions<Item, Answer>;
-  #line: Line<Item, Answer> = [];
+  #line: BatchLine<Item, Answer> = [];
   /** By what somebody waits for: who came later and needs it too. */
-  readonly #behind = new Map<string, Line<Item, Answer>>();
-  readonly #apart = new Queue(most);
+  readonly #behind = new Map<string, BatchLine<Item, Answer>>();
+  readonly #apart = new Turns(most);
   #flying = 0;
   /** Batches that have given up their place. */
   #slow = 0;
@@ -166,7 +166,7 @@ export class Coalescer<Item, Answer> {
   }
 
   /** Sends them until each has its answer, or is to go another way. `landed`: before who was answered can come again. */
-  async #send(batch: Line<Item, Answer>, landed?: () => void): Promise<void> {
+  async #send(batch: BatchLine<Item, Answer>, landed?: () => void): Promise<void> {
     for (let left = batch; left.length > 0;) {
       const stop = new AbortController();
       const now = performance.now();
@@ -204,7 +204,7 @@ export class Coalescer<Item, Answer> {
   }
 
   /** Those of them that are still wanted, and have time left. */
-  #staying(sent: Line<Item, Answer>, until: number, undone: Undone): Line<Item, Answer> {
+  #staying(sent: BatchLine<Item, Answer>, until: number, undone: Undone): BatchLine<Item, Answer> {
     return sent.filter(({ item, signal, since = 0, waitMs, reject }) => {
       if (signal?.aborted) reject(signal.reason);
       else if (undone.why === "aborted" || since + waitMs > until) return true;
@@ -216,15 +216,15 @@ export class Coalescer<Item, Answer> {
     });
   }
 
-  #names(waiting: Line<Item, Answer>): Set<string> {
+  #names(waiting: BatchLine<Item, Answer>): Set<string> {
     return new Set(waiting.flatMap(({ item }) => this.#options.names?.(item) ?? []));
   }
 
-  #several(batch: Line<Item, Answer>): boolean {
+  #several(batch: BatchLine<Item, Answer>): boolean {
     return batch.length > 1 && this.#names(batch).size > 1;
   }
 
-  #behindWhom(waiting: Line<Item, Answer>): Line<Item, Answer> | undefined {
+  #behindWhom(waiting: BatchLine<Item, Answer>): BatchLine<Item, Answer> | undefined {
     if (this.#behind.size === 0) return undefined;
     for (const name of this.#names(waiting)) {
       const behind = this.#behind.get(name);
@@ -243,8 +243,8 @@ export class Coalescer<Item, Answer> {
   }
 
   /** From now on, whoever needs what these need stands behind them. Returns what ends that. */
-  #block(batch: Line<Item, Answer>): () => void {
-    const behind: Line<Item, Answer> = [];
+  #block(batch: BatchLine<Item, Answer>): () => void {
+    const behind: BatchLine<Item, Answer> = [];
     const names = [...this.#names(batch)].filter((name) => !this.#behind.has(name));
     for (const name of names) this.#behind.set(name, behind);
     this.#line = this.#line.filter((waiting) => !this.#stands(waiting));
@@ -257,8 +257,8 @@ export class Coalescer<Item, Answer> {
   }
 
   /** Those that share a name, by themselves or by way of others, stay together and in their order. */
-  #part(batch: Line<Item, Answer>): void {
-    let groups: { readonly names: ReadonlySet<string>; readonly line: Line<Item, Answer> }[] = [];
+  #part(batch: BatchLine<Item, Answer>): void {
+    let groups: { readonly names: ReadonlySet<string>; readonly line: BatchLine<Item, Answer> }[] = [];
     for (const waiting of batch) {
       const names = this.#names([waiting]);
       const near = groups.filter((group) => [...names].some((name) => group.names.has(name)));
@@ -274,7 +274,7 @@ export class Coalescer<Item, Answer> {
     }
   }
 
-  async #oneByOne(group: Line<Item, Answer>): Promise<void> {
+  async #oneByOne(group: BatchLine<Item, Answer>): Promise<void> {
     const release = this.#block(group);
     await this.#apart.run(async () => {
       for (let next = 0; next < group.length;) {

@@ -5,7 +5,7 @@ import type { Connection } from "../seam/database.ts";
 import { withConnection } from "../transaction/one-shot.ts";
 import { apart } from "../context/inside.ts";
 import { within } from "../waiting/interrupt.ts";
-import type { Home } from "../transaction/scope.ts";
+import type { InstanceContext } from "../transaction/scope.ts";
 
 /** How long the server may take to be listened to, and to tell us what we told it. */
 const answerMs = 2000;
@@ -22,7 +22,7 @@ export class Ear {
   rung = false;
   #wake: (() => void) | undefined;
 
-  ring(): void {
+  notify(): void {
     this.rung = true;
     this.#wake?.();
   }
@@ -52,8 +52,8 @@ export class Ear {
  * waits, and believed only after it has heard what we sent ourselves: through a pooler that lends sessions out,
  * listening succeeds and nothing is ever heard. Whoever waits looks again and again all the same, only less often.
  */
-export class Bell<Native, C extends Connection> {
-  readonly #home: Home<Native, C>;
+export class Notifier<Native, C extends Connection> {
+  readonly #context: InstanceContext<Native, C>;
   readonly #of: "leases" | "queues";
   readonly #ears = new Map<string, Set<Ear>>();
   #waiting = 0;
@@ -62,8 +62,8 @@ export class Bell<Native, C extends Connection> {
   #deafUntil = 0;
 
   /** `of`: whose channel of the engine's it is. */
-  constructor(home: Home<Native, C>, of: "leases" | "queues") {
-    this.#home = home;
+  constructor(context: InstanceContext<Native, C>, of: "leases" | "queues") {
+    this.#context = context;
     this.#of = of;
   }
 
@@ -87,8 +87,8 @@ export class Bell<Native, C extends Connection> {
     if (ears?.size === 0) this.#ears.delete(resource);
   }
 
-  ring(resource: string): void {
-    for (const ear of this.#ears.get(resource) ?? []) ear.ring();
+  notify(resource: string): void {
+    for (const ear of this.#ears.get(resource) ?? []) ear.notify();
   }
 
   /** Somebody has waited long enough for a connection to be worth it. Call what it returns when they no longer do. */
@@ -142,19 +142,19 @@ export class Bell<Native, C extends Connection> {
   }
 
   /** Who tells, and on which channel. */
-  #source(): Pick<Leases<C>, "channel" | "ring"> | undefined {
-    const source = this.#home.database.engine[this.#of];
+  #source(): Pick<Leases<C>, "channel" | "notify"> | undefined {
+    const source = this.#context.database.engine[this.#of];
     return source && isSupported(source) ? source : undefined;
   }
 
   async #connect(signal: AbortSignal): Promise<boolean> {
-    const { database } = this.#home;
-    const { channel, ring } = this.#source() ?? {};
-    const { wake } = this.#home.known() ?? (await this.#home.capabilities());
-    if (!database.listen || channel === undefined || !ring || !isSupported(wake)) return false;
+    const { database } = this.#context;
+    const { channel, notify } = this.#source() ?? {};
+    const { wake } = this.#context.known() ?? (await this.#context.capabilities());
+    if (!database.listen || channel === undefined || !notify || !isSupported(wake)) return false;
     await within(
       answerMs,
-      database.listen(channel, (resource) => this.ring(resource), signal),
+      database.listen(channel, (resource) => this.notify(resource), signal),
     );
     return true;
   }
@@ -165,7 +165,11 @@ export class Bell<Native, C extends Connection> {
     const payload = `test ${randomUUID()}`;
     const ear = this.ear(payload);
     try {
-      await withConnection(this.#home, async (connection) => source?.ring?.(connection, payload), answerMs);
+      await withConnection(
+        this.#context,
+        async (connection) => source?.notify?.(connection, payload),
+        answerMs,
+      );
       await ear.sleep(answerMs, signal, true);
       return ear.rung;
     } finally {

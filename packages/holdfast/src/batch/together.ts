@@ -1,14 +1,14 @@
 /** Several calls, sent as one statement: what is in the way of one of them is not to be in the way of the others. */
-import { type About, type Sent, Unanswered, attempts, explain } from "./calls.ts";
+import { type CallAbout, type Sent, Unanswered, attempts, explain } from "./calls.ts";
 import type { Connection } from "../seam/database.ts";
 import { HoldfastError, UsageError } from "../seam/errors.ts";
 import { troubles } from "../transaction/present.ts";
-import type { Home } from "../transaction/scope.ts";
-import { Failed, type Terms, Undone } from "./coalesce.ts";
+import type { InstanceContext } from "../transaction/scope.ts";
+import { Failed, type CoalesceTerms, Undone } from "./coalesce.ts";
 
 /** What a batch needs to know of its calls. */
 export interface Together<Item, Answer> {
-  about(item: Item): About;
+  about(item: Item): CallAbout;
   /** What was applied cannot be found again: nothing is sent a second time that may have been. */
   readonly once?: boolean;
   decide(connection: Connection, items: readonly Item[], how: Sent): Promise<readonly Answer[]>;
@@ -19,29 +19,29 @@ export interface Together<Item, Answer> {
  * are sent in halves then, one after the other. Throws `Undone` if nothing of any of them was done for now.
  */
 export async function sendTogether<Item, Answer>(
-  home: Home<unknown, Connection>,
+  context: InstanceContext<unknown, Connection>,
   together: Together<Item, Answer>,
   items: readonly Item[],
-  terms: Terms,
+  terms: CoalesceTerms,
 ): Promise<(Answer | Failed)[]> {
-  return halves(home, together, items, terms, { first: true, perhaps: false });
+  return halves(context, together, items, terms, { first: true, perhaps: false });
 }
 
 async function halves<Item, Answer>(
-  home: Home<unknown, Connection>,
+  context: InstanceContext<unknown, Connection>,
   together: Together<Item, Answer>,
   items: readonly Item[],
-  terms: Terms,
+  terms: CoalesceTerms,
   { first, perhaps }: { readonly first: boolean; readonly perhaps: boolean },
 ): Promise<(Answer | Failed)[]> {
   try {
     const sending = { ...terms, perhaps, once: together.once ?? false };
-    const answers = await attempts(home, sending, (connection, how) =>
+    const answers = await attempts(context, sending, (connection, how) =>
       together.decide(connection, items, how),
     );
     return [...answers];
   } catch (error) {
-    const failed = (item: Item) => new Failed(explain(error, together.about(item), home));
+    const failed = (item: Item) => new Failed(explain(error, together.about(item), context));
     if (!(error instanceof Unanswered)) return items.map(failed);
     const { why, cause } = error;
     const several = items.length > 1 && new Set(items.flatMap((item) => together.about(item).names)).size > 1;
@@ -63,7 +63,7 @@ async function halves<Item, Answer>(
       // Whatever is in the way is in everybody's.
       const over = !faulty && performance.now() >= terms.until;
       const how = { first: false, perhaps: error.perhaps };
-      answers.push(...(over ? half.map(failed) : await halves(home, together, half, terms, how)));
+      answers.push(...(over ? half.map(failed) : await halves(context, together, half, terms, how)));
     }
     return answers;
   }

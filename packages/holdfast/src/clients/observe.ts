@@ -1,7 +1,7 @@
 /** Watching a method by which a client gives out connections, or sends statements, to whoever asks. */
 import { AsyncLocalStorage } from "node:async_hooks";
 import type { Seen } from "../seam/database.ts";
-import { type Site, sites } from "../context/call-site.ts";
+import { type CallSite, callSites } from "../context/call-site.ts";
 import { isEnd } from "../context/revocable.ts";
 
 type Method = (this: unknown, ...args: unknown[]) => unknown;
@@ -88,7 +88,7 @@ export function whenEnded(target: object, names: readonly string[], then: () => 
 }
 
 /** Where the last query of a lazy client was made, in the calling code's own context. */
-const made = new AsyncLocalStorage<Site>();
+const made = new AsyncLocalStorage<CallSite>();
 
 /**
  * For clients whose queries run when they are awaited, from where no stack shows who made them: notes the place of each
@@ -96,7 +96,7 @@ const made = new AsyncLocalStorage<Site>();
  */
 export function observeMakers(target: object, names: readonly string[], inside: () => boolean): () => void {
   const seen: Seen = () => {
-    if (inside()) made.enterWith(sites.here(seen));
+    if (inside()) made.enterWith(callSites.here(seen));
   };
   const ends = names.map((name) => observeMethod(target, name, seen));
   return () => ends.forEach((end) => end());

@@ -5,16 +5,16 @@
 import type { DriverError, Pinned, Purpose, Result, Row } from "../seam/database.ts";
 import { NotInTransactionError, UsageError, message } from "../seam/errors.ts";
 import { unlessAborted } from "../waiting/turns.ts";
-import { Single } from "../waiting/one-connection.ts";
+import { OneConnection } from "../waiting/one-connection.ts";
 import type { Statement } from "../seam/sql.ts";
 import { type SqliteConnection, render } from "../engines/sqlite/index.ts";
-import { type Line, lineOf } from "../engines/sqlite/writer-queue.ts";
+import { type WriterQueue, writerQueueOf } from "../engines/sqlite/writer-queue.ts";
 
 /** Below whatever the ORM does to its queries. */
 export type Send = (text: string, values: readonly unknown[]) => Promise<Result>;
 
 /** A connection that nobody else uses until it is given back, in no transaction. */
-export interface Lent<Native> {
+export interface LentHandle<Native> {
   readonly native: Native;
   readonly send: Send;
   /** Refuses the native from then on. */
@@ -47,7 +47,7 @@ const never = new AbortController().signal;
 class LentConnection implements SqliteConnection {
   readonly lost = never;
   readonly unwrap: (error: unknown) => DriverError | undefined;
-  readonly line: Line | undefined;
+  readonly line: WriterQueue | undefined;
   begun: SqliteConnection["begun"];
   inTransaction: boolean;
   #send: Send;
@@ -55,7 +55,7 @@ class LentConnection implements SqliteConnection {
   constructor(
     send: Send,
     unwrap: (error: unknown) => DriverError | undefined,
-    line: Line | undefined,
+    line: WriterQueue | undefined,
     joined: boolean,
   ) {
     this.#send = send;
@@ -130,13 +130,13 @@ export async function undone(send: Send, next: () => unknown): Promise<void> {
 }
 
 /** Of each client: undefined for a database in memory, which no other process can reach. */
-const files = new WeakMap<object, Line | undefined>();
+const files = new WeakMap<object, WriterQueue | undefined>();
 
-async function lineFor(client: object, send: Send): Promise<Line | undefined> {
+async function lineFor(client: object, send: Send): Promise<WriterQueue | undefined> {
   if (!files.has(client)) {
     const { rows } = await send("PRAGMA database_list", []);
     const file = rows.find(({ name }) => name === "main")?.file;
-    files.set(client, typeof file === "string" && file !== "" ? lineOf(file) : undefined);
+    files.set(client, typeof file === "string" && file !== "" ? writerQueueOf(file) : undefined);
   }
   return files.get(client);
 }
@@ -153,19 +153,19 @@ export async function lentConnection(
 /** `client`: what has the one connection; transactions queue up for it. */
 export async function connectLent<Native>(
   client: object,
-  lend: () => Promise<Lent<Native>>,
+  lend: () => Promise<LentHandle<Native>>,
   unwrap: (error: unknown) => DriverError | undefined,
   purpose: Purpose,
 ): Promise<Pinned<Native, SqliteConnection>> {
-  const leave = await Single.of(client).enter(purpose);
-  let lent: Lent<Native> | undefined;
+  const leave = await OneConnection.of(client).enter(purpose);
+  let lent: LentHandle<Native> | undefined;
   try {
     lent = await unlessAborted(lend(), purpose.signal, (late) => void ended(late));
     const { native, send } = lent;
     const connection = await lentConnection(client, send, unwrap);
     const back = async () => {
       await ended(lent);
-      connection.line?.leave(connection);
+      connection.writerQueue?.leave(connection);
       leave();
     };
     return {
@@ -184,7 +184,7 @@ export async function connectLent<Native>(
 }
 
 /** What was committed is committed, even if the ORM cannot go on, as when it has been closed meanwhile. */
-async function ended(lent: Lent<unknown> | undefined): Promise<void> {
+async function ended(lent: LentHandle<unknown> | undefined): Promise<void> {
   try {
     await lent?.giveBack();
   } catch {

@@ -3,7 +3,7 @@ import { basename, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { self } from "./self.ts";
 
-export interface Site {
+export interface CallSite {
   /** `file:line:column` of the nearest frame that is neither ours nor a package's, if the stack shows one. */
   readonly place: string | undefined;
   /** Whether that frame is the one that made the call, with no package in between. */
@@ -17,7 +17,7 @@ const source = own && basename(own) === "dist" ? join(dirname(own), "src") : und
 /** Frames of a client library between the call and us. */
 const depth = 60;
 
-class Captured implements Site {
+class Captured implements CallSite {
   readonly #trace: { stack?: string };
 
   constructor(trace: { stack?: string }) {
@@ -53,11 +53,11 @@ function pathOf(url: string): string {
   return file ? fileURLToPath(file) + position : url;
 }
 
-export const sites = {
+export const callSites = {
   /** Whether ours and theirs can be told apart. */
   known: own !== undefined,
   /** `above`: the function whose callers count. */
-  here(above: (...args: never[]) => unknown, frames = depth): Site {
+  here(above: (...args: never[]) => unknown, frames = depth): CallSite {
     const limit = Error.stackTraceLimit;
     Error.stackTraceLimit = frames;
     const trace: { stack?: string } = {};

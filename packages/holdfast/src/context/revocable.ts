@@ -1,6 +1,6 @@
 import { UsageError } from "../seam/errors.ts";
 import { sectionHere } from "./section.ts";
-import { sites } from "./call-site.ts";
+import { callSites } from "./call-site.ts";
 
 /**
  * The same object, for as long as a body may use it. What the body was given is often shared with others, or theirs
@@ -54,7 +54,7 @@ export function behind<T extends object>(object: T): T {
 
 export function over(): UsageError {
   // Who did not wait for the statement may not hear of its error either.
-  sectionHere()?.saw("late", sites.here(over));
+  sectionHere()?.saw("late", callSites.here(over));
   return new UsageError(
     "This transaction is over: its client must not be used any more. Is an `await` missing in its body?",
     "HF_TRANSACTION_OVER",

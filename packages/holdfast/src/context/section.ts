@@ -5,7 +5,7 @@
 import { Inside } from "./inside.ts";
 import type { HazardKind } from "../seam/errors.ts";
 import type { LockRequest } from "../seam/key.ts";
-import type { Site } from "./call-site.ts";
+import type { CallSite } from "./call-site.ts";
 
 export { type HazardKind, hazardKinds } from "../seam/errors.ts";
 
@@ -30,12 +30,12 @@ export interface Section {
   /** Whether it will be told of its end: else nothing that follows can be said to be inside of it. */
   readonly ends: boolean;
   /** It is about to wait for them. */
-  asks(what: Locked, site: Site | undefined): void;
+  asks(what: Locked, site: CallSite | undefined): void;
   /** They are held from now on, until the end. */
-  took(what: Locked, site: Site | undefined): void;
+  took(what: Locked, site: CallSite | undefined): void;
   /** A statement of the caller's own is sent. */
   sent(statement: unknown): void;
-  saw(kind: HazardKind, site: Site): void;
+  saw(kind: HazardKind, site: CallSite): void;
   /** What its body is to fail with, where hazards are to be errors. */
   readonly failure: Error | undefined;
   /** What is sent from now on is late. */
@@ -48,9 +48,13 @@ export interface Section {
 export interface Watch {
   /** Whether anybody wants to know where transactions are opened. */
   readonly wantsPlaces: boolean;
-  section(site: Site | undefined): Section;
+  section(site: CallSite | undefined): Section;
   /** Of a transaction that the caller opened. `settled`: calls back when it has ended, where the client tells. */
-  joined(native: object, settled: ((then: () => void) => void) | undefined, site: Site | undefined): Section;
+  joined(
+    native: object,
+    settled: ((then: () => void) => void) | undefined,
+    site: CallSite | undefined,
+  ): Section;
   close(): void;
 }
 

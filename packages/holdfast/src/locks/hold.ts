@@ -17,9 +17,9 @@ import type { LockRequest } from "../seam/key.ts";
 import { notConnected } from "../transaction/one-shot.ts";
 import { present, presenting } from "../transaction/present.ts";
 import * as protection from "../seam/protections.ts";
-import { Queue, unlessAborted } from "../waiting/turns.ts";
+import { Turns, unlessAborted } from "../waiting/turns.ts";
 import { Refused, refusal } from "../waiting/refused.ts";
-import { type Home, checkSupport, stillKept } from "../transaction/scope.ts";
+import { type InstanceContext, checkSupport, stillKept } from "../transaction/scope.ts";
 
 /** A lock of a session: held until it is released, its connection dies, or the process ends. */
 export interface Held extends AsyncDisposable {
@@ -45,7 +45,7 @@ interface Opening {
 interface Member<Native, C extends Connection> {
   readonly pinned: Pinned<Native, C>;
   /** Statements on it, one at a time. */
-  readonly queue: Queue;
+  readonly queue: Turns;
   readonly keys: Set<string>;
   /** Those to be told when it is lost. */
   readonly losers: Set<(cause: unknown) => void>;
@@ -58,32 +58,37 @@ interface Member<Native, C extends Connection> {
  * waited for gets a connection of its own, since a waiting connection cannot give anything back.
  */
 export class Sessions<Native, C extends Connection> {
-  readonly #home: Home<Native, C>;
+  readonly #context: InstanceContext<Native, C>;
   readonly #members = new Set<Member<Native, C>>();
   #verified: Promise<Support<Strategy>> | undefined;
   /** While a connection is being opened that others may share, until it is known whether they can. */
   #opening: Promise<void> | undefined;
   #closed = false;
 
-  constructor(home: Home<Native, C>) {
-    this.#home = home;
+  constructor(context: InstanceContext<Native, C>) {
+    this.#context = context;
   }
 
   hold(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<Held> {
-    const { database } = this.#home;
-    return presenting(database, this.#home.names(requests), () => this.#hold(requests, wait, signal), signal);
+    const { database } = this.#context;
+    return presenting(
+      database,
+      this.#context.names(requests),
+      () => this.#hold(requests, wait, signal),
+      signal,
+    );
   }
 
   async #hold(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<Held> {
     const started = performance.now();
-    this.#home.guard?.(requests);
-    const before = this.#home.trusted() ?? (await this.#renewed());
+    this.#context.guard?.(requests);
+    const before = this.#context.trusted() ?? (await this.#renewed());
     checkSupport(requests, before, false);
     require(await this.#support(), "Session locks");
-    const locks = this.#home.database.engine.session as SessionLocks<C>;
+    const locks = this.#context.database.engine.session as SessionLocks<C>;
     const member = await traced(
       "holdfast:lock",
-      () => ({ kind: "session", locks: this.#home.names(requests) }),
+      () => ({ kind: "session", locks: this.#context.names(requests) }),
       async (told) => {
         const found = await this.#onAny(locks, requests, wait, signal, told);
         if (told) told.outcome = "granted";
@@ -91,9 +96,9 @@ export class Sessions<Native, C extends Connection> {
       },
     );
     const { connection } = member.pinned;
-    if (this.#home.trusted() !== before)
+    if (this.#context.trusted() !== before)
       await member.queue
-        .run(() => stillKept(this.#home, connection, before))
+        .run(() => stillKept(this.#context, connection, before))
         .catch(async (error: unknown) => {
           await member.queue
             .run(() => answered(connection, locks.clear(connection, requests)))
@@ -104,7 +109,7 @@ export class Sessions<Native, C extends Connection> {
     const hold = nextHold();
     emit("holdfast:session:held", () => ({
       hold,
-      locks: this.#home.names(requests),
+      locks: this.#context.names(requests),
       waitedMs: performance.now() - started,
     }));
     return this.#held(member, locks, requests, hold);
@@ -114,8 +119,8 @@ export class Sessions<Native, C extends Connection> {
   async #renewed(): Promise<Capabilities> {
     for (const { queue, pinned } of this.#members)
       if (!pinned.connection.lost.aborted)
-        return queue.run(() => this.#home.renewed(pinned.connection, true));
-    return this.#home.renewed();
+        return queue.run(() => this.#context.renewed(pinned.connection, true));
+    return this.#context.renewed();
   }
 
   async support(): Promise<Support<Strategy>> {
@@ -132,9 +137,9 @@ export class Sessions<Native, C extends Connection> {
 
   /** Found out once, by experiment: poolers that lend sessions out look like servers. */
   async #support(): Promise<Support<Strategy>> {
-    const { sessionLocks } = await this.#home.capabilities();
+    const { sessionLocks } = await this.#context.capabilities();
     if (!isSupported(sessionLocks)) return sessionLocks;
-    if ((this.#home.database.room?.()?.max ?? 2) < 2)
+    if ((this.#context.database.room?.()?.max ?? 2) < 2)
       return unsupported("the pool has one connection, and a session lock would keep it from everybody else");
     this.#verified ??= this.#experiment().then((gap) => gap ?? sessionLocks);
     try {
@@ -146,7 +151,7 @@ export class Sessions<Native, C extends Connection> {
   }
 
   async #experiment(): Promise<Unsupported | undefined> {
-    const session = this.#home.database.engine.session as SessionLocks<C>;
+    const session = this.#context.database.engine.session as SessionLocks<C>;
     const a = await this.#connect();
     let broken = true;
     try {
@@ -159,7 +164,7 @@ export class Sessions<Native, C extends Connection> {
         return undefined;
       } catch (error) {
         if (error instanceof Silence) throw new NoConnectionError(poolMs);
-        const refused = explained(this.#home.database, error);
+        const refused = explained(this.#context.database, error);
         if (!(refused instanceof UnsupportedError)) throw error;
         // What it has ended is not given back to others.
         broken = refused !== error;
@@ -175,19 +180,19 @@ export class Sessions<Native, C extends Connection> {
   /** Those of transactions too, since there are two connections at hand: locks of sessions are no better than they. */
   async #verifyLocks(a: C, b: C): Promise<void> {
     try {
-      await this.#home.database.engine.verifyLocks?.(a, b);
+      await this.#context.database.engine.verifyLocks?.(a, b);
     } catch (error) {
-      if (error instanceof UnsupportedError) this.#home.distrust(unsupported(error.message));
+      if (error instanceof UnsupportedError) this.#context.distrust(unsupported(error.message));
       throw error;
     }
   }
 
   async #connect(signal?: AbortSignal): Promise<Pinned<Native, C>> {
-    const { database } = this.#home;
+    const { database } = this.#context;
     const patience = AbortSignal.timeout(poolMs);
     const connect = database.connect as NonNullable<typeof database.connect>;
     try {
-      return await this.#home.beside.taking(() =>
+      return await this.#context.wrongConnection.taking(() =>
         connect({
           use: "session",
           locks: [],
@@ -241,7 +246,7 @@ export class Sessions<Native, C extends Connection> {
     requests: readonly LockRequest[],
     signal?: AbortSignal,
   ): Promise<Member<Native, C> | undefined> {
-    const capabilities = await this.#home.capabilities();
+    const capabilities = await this.#context.capabilities();
     // Taken twice by one session a lock is granted twice: only a session that has none of them can exclude. No
     // `await` between the choice and the mark, or two calls would choose the same one.
     const member = [...this.#members].find(
@@ -275,8 +280,8 @@ export class Sessions<Native, C extends Connection> {
     wait: Wait,
     { signal, told, waits }: Opening,
   ): Promise<Member<Native, C>> {
-    const capabilities = await this.#home.capabilities();
-    const names = this.#home.shown(requests);
+    const capabilities = await this.#context.capabilities();
+    const names = this.#context.shown(requests);
     const pinned = await this.#connect(signal);
     const { connection } = pinned;
     const started = performance.now();
@@ -303,7 +308,7 @@ export class Sessions<Native, C extends Connection> {
       if (!grant.granted)
         throw new Refused(grant.reason, Math.round(performance.now() - started), grant.cause);
       if (this.#closed)
-        throw new LockLostError(this.#home.names(requests), "the instance was closed meanwhile");
+        throw new LockLostError(this.#context.names(requests), "the instance was closed meanwhile");
     } catch (error) {
       const clean =
         !silent &&
@@ -313,8 +318,8 @@ export class Sessions<Native, C extends Connection> {
       if (!(error instanceof Refused)) throw error;
       const { reason, waitedMs } = error;
       if (told) told.outcome = reason;
-      emit("holdfast:session:refused", () => ({ locks: this.#home.names(requests), waitedMs, reason }));
-      const blocked = { keys: this.#home.names(requests), holders: await this.#home.holders(requests) };
+      emit("holdfast:session:refused", () => ({ locks: this.#context.names(requests), waitedMs, reason }));
+      const blocked = { keys: this.#context.names(requests), holders: await this.#context.holders(requests) };
       throw refusal(error, blocked);
     }
     return this.#join(pinned, locks, requests);
@@ -327,7 +332,7 @@ export class Sessions<Native, C extends Connection> {
   ): Member<Native, C> {
     const member: Member<Native, C> = {
       pinned,
-      queue: new Queue(),
+      queue: new Turns(),
       keys: new Set(requests.map(({ key }) => key.id)),
       losers: new Set(),
     };
@@ -389,7 +394,7 @@ export class Sessions<Native, C extends Connection> {
         error,
       }));
     const { connection } = member.pinned;
-    const keys = this.#home.names(requests);
+    const keys = this.#context.names(requests);
     const controller = new AbortController();
     let over = false;
     const lose = (cause: unknown) => {
@@ -409,7 +414,7 @@ export class Sessions<Native, C extends Connection> {
         .catch(async (error: unknown) => {
           tellLost(error);
           await this.#lose(member, error);
-          throw present(this.#home.database, error, { names: keys });
+          throw present(this.#context.database, error, { names: keys });
         });
       // A session that has lost one lock behind our back may have lost all: those who share it must know.
       if (given) this.#forget(member, requests);

@@ -61,10 +61,10 @@ const rest = { least: 1000, most: 30_000 };
  * leadership is lost, the body's signal aborts; when it has ended and leadership is regained, it runs again.
  */
 export function leader(hf: Lessor, name: string | Key, body: Body, options: LeaderOptions = {}): Leader {
-  return new Candidate(hf, name, body, options);
+  return new LeaderCandidate(hf, name, body, options);
 }
 
-class Candidate implements Leader {
+class LeaderCandidate implements Leader {
   readonly name: string;
   readonly ended: Promise<void>;
   readonly #hf: Lessor;
@@ -76,7 +76,7 @@ class Candidate implements Leader {
   #leading = false;
 
   constructor(hf: Lessor, name: string | Key, body: Body, options: LeaderOptions) {
-    const home = homeOf(hf, "leader");
+    const context = homeOf(hf, "leader");
     if (typeof body !== "function")
       throw new UsageError("leader(hf, name, body): the body must be an async function");
     checkNames("leader", options, names);
@@ -94,9 +94,9 @@ class Candidate implements Leader {
     if (signal?.aborted) onAbort();
     signal?.addEventListener("abort", onAbort, { once: true });
     // Outside of whatever transaction this is called in, which will be over by then.
-    const forget = home.started.add("leader", () => this.stop());
-    this.#standing = stand(home.names([{ key: this.#key, mode: "exclusive" }])[0] ?? this.name);
-    const looping = detached(home, () => this.#loop());
+    const forget = context.started.add("leader", () => this.stop());
+    this.#standing = stand(context.names([{ key: this.#key, mode: "exclusive" }])[0] ?? this.name);
+    const looping = detached(context, () => this.#loop());
     this.ended = looping.finally(() => {
       forget();
       withdraw(this.#standing);

@@ -21,15 +21,23 @@ import { within } from "../waiting/interrupt.ts";
 import { classify } from "../seam/failure.ts";
 import { type Key, type LockRequest, type Lockable, canonical } from "../seam/key.ts";
 import { checkRows, checkWhole, optionalText } from "../input/values.ts";
-import type { Claim, ClaimResult, Grip, KeptLease, LeaseInfo, LeaseMode, Leases } from "../seam/leases.ts";
+import type {
+  LeaseClaim,
+  ClaimResult,
+  Grip,
+  KeptLease,
+  LeaseInfo,
+  LeaseMode,
+  Leases,
+} from "../seam/leases.ts";
 import { checkNames, checkSignal } from "../input/options.ts";
-import { Queue, unlessAborted } from "../waiting/turns.ts";
+import { Turns, unlessAborted } from "../waiting/turns.ts";
 import { present, presenting, whyOf } from "../transaction/present.ts";
 import { retryPolicy, retrying } from "../transaction/retry.ts";
-import { type Home, type Transaction, scopeOf } from "../transaction/scope.ts";
+import { type InstanceContext, type Transaction, scopeOf } from "../transaction/scope.ts";
 import { checkWait, milliseconds, sleep } from "../waiting/wait.ts";
 import { watched } from "../waiting/watched-signal.ts";
-import { Bell } from "../batch/notifier.ts";
+import { Notifier } from "../batch/notifier.ts";
 import * as protection from "../seam/protections.ts";
 
 export interface LeaseOptions {
@@ -81,7 +89,7 @@ export interface Lease extends AsyncDisposable {
 }
 
 /** How a lease is kept, once it is granted. */
-export interface Terms {
+export interface LeaseTerms {
   readonly ttlMs: number;
   readonly atLeastMs: number;
   readonly renew: boolean;
@@ -89,7 +97,7 @@ export interface Terms {
 }
 
 /** What is wanted of a key. */
-export interface Wish {
+export interface LeaseWish {
   readonly key: Key;
   readonly mode: LeaseMode;
   readonly weight: number;
@@ -119,7 +127,9 @@ function marginMs(ttlMs: number): number {
   return Math.max(ttlMs / 10, 25);
 }
 
-export function checkTerms(options: Pick<LeaseOptions, "ttl" | "atLeastFor" | "renew" | "holder">): Terms {
+export function checkTerms(
+  options: Pick<LeaseOptions, "ttl" | "atLeastFor" | "renew" | "holder">,
+): LeaseTerms {
   const { ttl = 30_000, atLeastFor = 0, renew = true, holder = `${hostname()}:${process.pid}` } = options;
   if (typeof renew !== "boolean") throw new UsageError(`renew must be true or false, not ${String(renew)}`);
   if (typeof holder !== "string" || holder === "" || holder.includes("\0") || !holder.isWellFormed())
@@ -149,14 +159,14 @@ function resourceOf(key: Key, mode: LeaseMode): string {
   return `${mode === "permit" ? "permit" : "lease"} ${id}`;
 }
 
-function requestOf({ key, mode }: Pick<Wish, "key" | "mode">): LockRequest {
+function requestOf({ key, mode }: Pick<LeaseWish, "key" | "mode">): LockRequest {
   return { key, mode: mode === "shared" ? "shared" : "exclusive" };
 }
 
 /** Whether it was ours until then. */
 type Released = "ours" | "not ours" | "perhaps";
 
-/** What a lease needs of the desk that gave it. */
+/** What a lease needs of the manager that gave it. */
 interface Counter {
   /** Throws inside a transaction that would have to end first. */
   refuseInside(instead: string): void;
@@ -179,10 +189,10 @@ class Granted implements Lease {
   readonly #began = performance.now();
   readonly #counter: Counter;
   readonly #grip: Grip;
-  readonly #terms: Terms;
+  readonly #terms: LeaseTerms;
   readonly #controller = new AbortController();
   readonly #signal: AbortSignal;
-  readonly #queue = new Queue();
+  readonly #queue = new Turns();
   #until: Date;
   #ttlMs: number;
   /** By this process's own clock that never jumps: the application's idea of the date may be an hour off. */
@@ -200,7 +210,7 @@ class Granted implements Lease {
     counter: Counter,
     name: string,
     grip: Grip,
-    terms: Terms,
+    terms: LeaseTerms,
     grant: ClaimResult & { granted: true },
     sentAt: number,
   ) {
@@ -423,9 +433,9 @@ interface Asking {
 }
 
 /** Gives out the leases of one instance, and keeps them. */
-export class LeaseDesk<Native, C extends Connection> {
-  readonly #home: Home<Native, C>;
-  readonly #bell: Bell<Native, C>;
+export class LeaseManager<Native, C extends Connection> {
+  readonly #context: InstanceContext<Native, C>;
+  readonly #notifier: Notifier<Native, C>;
   readonly #held = new Set<Granted>();
   /** What must be over before the client may be closed. */
   readonly #busy = new Set<Promise<unknown>>();
@@ -436,7 +446,7 @@ export class LeaseDesk<Native, C extends Connection> {
       let sentAt = performance.now();
       const until = await this.#track(
         withConnection(
-          this.#home,
+          this.#context,
           (connection) => {
             sentAt = performance.now();
             return this.#store().renew(connection, grip, ttlMs);
@@ -448,13 +458,13 @@ export class LeaseDesk<Native, C extends Connection> {
     },
     release: (grip, atLeastMs) => this.#release(grip, atLeastMs),
     retryable: (error) => this.#retryable(error),
-    told: (error, lease) => present(this.#home.database, error, { names: [`The lease ${lease}`] }),
+    told: (error, lease) => present(this.#context.database, error, { names: [`The lease ${lease}`] }),
     forget: (lease) => this.#held.delete(lease),
   };
 
-  constructor(home: Home<Native, C>) {
-    this.#home = home;
-    this.#bell = new Bell(home, "leases");
+  constructor(context: InstanceContext<Native, C>) {
+    this.#context = context;
+    this.#notifier = new Notifier(context, "leases");
   }
 
   async lease(lock: Lockable, options: LeaseOptions = {}): Promise<Lease | undefined> {
@@ -468,16 +478,16 @@ export class LeaseDesk<Native, C extends Connection> {
 
   /** `wait`: undefined for the instance's own. Resolves to undefined if it is not free and was to be skipped. */
   async claim(
-    wish: Wish,
-    terms: Terms,
+    wish: LeaseWish,
+    terms: LeaseTerms,
     wait: Wait | "skip" | undefined,
     signal: AbortSignal | undefined,
   ): Promise<Lease | undefined> {
-    const patience = wait === "skip" ? wait : wait === undefined ? this.#home.wait : checkWait(wait);
+    const patience = wait === "skip" ? wait : wait === undefined ? this.#context.wait : checkWait(wait);
     checkSignal(signal);
     signal?.throwIfAborted();
     this.#closing.signal.throwIfAborted();
-    this.#home.guard?.([requestOf(wish)]);
+    this.#context.guard?.([requestOf(wish)]);
     await this.#ready();
     this.#refuseInside("Take the lease first, then begin the transaction");
     const started = performance.now();
@@ -498,9 +508,9 @@ export class LeaseDesk<Native, C extends Connection> {
 
   /** Where a transaction has the only connection, or is the only writer, a lease would wait for it, and it for the lease. */
   #refuseInside(instead: string): void {
-    const { database, current } = this.#home;
+    const { database, current } = this.#context;
     const { single, client } = database.traits;
-    const alone = single || this.#home.known()?.granularity === "database";
+    const alone = single || this.#context.known()?.granularity === "database";
     if (alone && current.getStore())
       throw new UsageError(
         `A lease is written outside of transactions, and ${single ? `${client} has one connection for everybody` : "this one keeps everybody else from writing"}: it would wait for itself. ${instead}.`,
@@ -508,21 +518,21 @@ export class LeaseDesk<Native, C extends Connection> {
   }
 
   async #ready(): Promise<void> {
-    const { database } = this.#home;
+    const { database } = this.#context;
     const { leases } =
-      this.#home.known() ?? (await presenting(database, ["Leases"], () => this.#home.capabilities()));
+      this.#context.known() ?? (await presenting(database, ["Leases"], () => this.#context.capabilities()));
     require(leases, "Leases");
   }
 
   #store(): Leases<C> {
-    const { engine } = this.#home.database;
+    const { engine } = this.#context.database;
     if (!engine.leases) throw new UnsupportedError(`Leases: ${engine.name} does not keep any`);
     return engine.leases;
   }
 
   async #wait(
-    wish: Wish,
-    terms: Terms,
+    wish: LeaseWish,
+    terms: LeaseTerms,
     patience: Wait | "skip",
     signal: AbortSignal | undefined,
     told: Traces["holdfast:lock"] | undefined,
@@ -532,9 +542,9 @@ export class LeaseDesk<Native, C extends Connection> {
     const waitMs = typeof patience === "number" ? patience : 0;
     const endsAt = started + waitMs;
     const plain = [{ key, mode: "exclusive" }] as const;
-    const claim: Claim = {
+    const claim: LeaseClaim = {
       resource: resourceOf(key, mode),
-      name: (this.#home.shown(plain)[0] ?? "").replaceAll("\0", "?"),
+      name: (this.#context.shown(plain)[0] ?? "").replaceAll("\0", "?"),
       mode,
       token: randomUUID(),
       holder: terms.holder,
@@ -544,7 +554,7 @@ export class LeaseDesk<Native, C extends Connection> {
       lineMs: waitMs > 0 ? lineMs : 0,
     };
     const stop = signal ? AbortSignal.any([signal, this.#closing.signal]) : this.#closing.signal;
-    const ear = this.#bell.ear(claim.resource);
+    const ear = this.#notifier.ear(claim.resource);
     let taking: Promise<unknown> | undefined;
     let leaveLine: (() => void) | undefined;
     /** A row of ours may be there, in line or granted. */
@@ -579,12 +589,12 @@ export class LeaseDesk<Native, C extends Connection> {
         traces = stood = busy ? stood : result.inLine;
         const leftMs = endsAt - performance.now();
         if (leftMs <= 0) break;
-        if (round === 1) leaveLine = this.#bell.listen();
+        if (round === 1) leaveLine = this.#notifier.listen();
         await ear.sleep(Math.min(leftMs, this.#pause(round, result.freeInMs)), stop);
       }
     } finally {
       leaveLine?.();
-      this.#bell.forget(claim.resource, ear);
+      this.#notifier.forget(claim.resource, ear);
       // Not before the claim that is under way has been answered, or it would come after.
       if (traces) withdrawn = this.#track(apart(() => this.#withdraw(claim, taking)).catch(() => {}));
     }
@@ -606,7 +616,7 @@ export class LeaseDesk<Native, C extends Connection> {
   #pause(round: number, freeInMs: number | undefined): number {
     const random = 0.75 + Math.random() / 2;
     const polled = Math.min(poll.most, poll.first * 1.3 ** round) * random;
-    const ms = this.#bell.hears() ? poll.heard * random : polled;
+    const ms = this.#notifier.hears() ? poll.heard * random : polled;
     if (freeInMs === undefined) return ms;
     // Its time is over, and a transaction keeps it, the end of which nobody tells.
     if (freeInMs === 0) return polled;
@@ -614,19 +624,19 @@ export class LeaseDesk<Native, C extends Connection> {
   }
 
   async #take(
-    claim: Claim,
+    claim: LeaseClaim,
     name: string,
     endsAt: number,
     stop: AbortSignal,
   ): Promise<{ result: ClaimResult; sentAt: number; error?: FileBusyError }> {
     let sentAt = 0;
     try {
-      const errand = (connection: C) => {
+      const oneShot = (connection: C) => {
         sentAt = performance.now();
         return this.#store().take(connection, claim);
       };
       // A server that is restarted may be back before the wait is over.
-      const result = await this.#ask(endsAt + graceMs, errand, {
+      const result = await this.#ask(endsAt + graceMs, oneShot, {
         wantedUntil: endsAt,
         stop,
         about: `The lease ${name}`,
@@ -635,7 +645,7 @@ export class LeaseDesk<Native, C extends Connection> {
       return { result, sentAt };
     } catch (error) {
       // Others are looking at it, and have not come to an end, or were faster again and again.
-      const failure = classify(this.#home.database, error);
+      const failure = classify(this.#context.database, error);
       if (failure !== "lock-timeout" && failure !== "serialization" && failure !== "deadlock") throw error;
       // An earlier try may have been granted, and its answer lost.
       const result = { granted: false, freeInMs: 0, inLine: true } as const;
@@ -644,9 +654,9 @@ export class LeaseDesk<Native, C extends Connection> {
   }
 
   #grant(
-    wish: Wish,
-    claim: Claim,
-    terms: Terms,
+    wish: LeaseWish,
+    claim: LeaseClaim,
+    terms: LeaseTerms,
     grant: ClaimResult & { granted: true },
     sentAt: number,
   ): Granted {
@@ -682,7 +692,7 @@ export class LeaseDesk<Native, C extends Connection> {
       ),
     );
     // Those of this process need not wait for the server to tell them.
-    this.#bell.ring(resource);
+    this.#notifier.notify(resource);
     // If an answer was lost, it may well have been us who gave it back.
     return ours ? "ours" : tries > 1 ? "perhaps" : "not ours";
   }
@@ -695,7 +705,7 @@ export class LeaseDesk<Native, C extends Connection> {
     if (fence !== undefined) checkWhole("hf.leases", "fence", fence);
     if (limit !== undefined) checkRows("hf.leases", "limit", limit, 1_000_000);
     const [request] = of === undefined ? [] : canonical(of);
-    if (request) this.#home.guard?.([request]);
+    if (request) this.#context.guard?.([request]);
     await this.#ready();
     const resources =
       request && (["exclusive", "permit"] as const).map((mode) => resourceOf(request.key, mode));
@@ -731,7 +741,7 @@ export class LeaseDesk<Native, C extends Connection> {
   async close(): Promise<void> {
     this.#closing.abort(new UsageError("hf.lease: this instance of Holdfast was closed", "HF_CLOSED"));
     await Promise.allSettled([...this.#held].map((lease) => lease.end()));
-    await this.#bell.close();
+    await this.#notifier.close();
     while (this.#busy.size > 0) await Promise.allSettled(this.#busy);
   }
 
@@ -741,15 +751,15 @@ export class LeaseDesk<Native, C extends Connection> {
    */
   async #ask<T>(
     giveUpAt: number,
-    errand: (connection: C) => Promise<T>,
+    oneShot: (connection: C) => Promise<T>,
     { wantedUntil, stop, about = "Leases", instead }: Asking = {},
   ): Promise<T> {
-    const { database } = this.#home;
+    const { database } = this.#context;
     const started = performance.now();
     return retrying(
       ({ sent }) => {
         const ms = Math.ceil(Math.min(10_000, Math.max(1000, giveUpAt - performance.now())));
-        return withConnection(this.#home, errand, ms, { sent });
+        return withConnection(this.#context, oneShot, ms, { sent });
       },
       {
         why: (error) => whyOf(database, error),
@@ -768,7 +778,7 @@ export class LeaseDesk<Native, C extends Connection> {
   }
 
   #retryable(error: unknown): boolean {
-    const failure = classify(this.#home.database, error);
+    const failure = classify(this.#context.database, error);
     return failure !== undefined && policy.on.has(failure);
   }
 
@@ -779,7 +789,7 @@ export class LeaseDesk<Native, C extends Connection> {
       timer = setTimeout(() => resolve([]), tellMs);
     });
     const asked = this.#track(
-      withConnection(this.#home, (connection) =>
+      withConnection(this.#context, (connection) =>
         this.#store().list(connection, { resources: [resource] }),
       ).catch(() => []),
     );
@@ -798,15 +808,15 @@ export class LeaseDesk<Native, C extends Connection> {
     }
   }
 
-  #name(wish: Wish): string {
-    return this.#home.names([requestOf(wish)])[0] as string;
+  #name(wish: LeaseWish): string {
+    return this.#context.names([requestOf(wish)])[0] as string;
   }
 
   /**
    * Takes back a claim that nobody waits for any more. One whose answer was lost may still be under way on the server, where
    * nothing of it can be seen yet: it is looked for until it is found, or has run out by itself.
    */
-  async #withdraw(claim: Claim, taking: Promise<unknown> | undefined): Promise<void> {
+  async #withdraw(claim: LeaseClaim, taking: Promise<unknown> | undefined): Promise<void> {
     const endsAt = performance.now() + claim.ttlMs;
     const unheard = (error: unknown) => error instanceof OutcomeUnknownError;
     let lost = false;
@@ -838,7 +848,7 @@ export async function fenced(tx: Transaction<unknown>, lease: Lease): Promise<vo
   const grip = typeof lease === "object" && lease !== null ? grips.get(lease) : undefined;
   if (!grip) throw new UsageError("fenced(tx, lease): this is no lease of hf.lease or of a semaphore");
   const scope = scopeOf(tx, "fenced(tx, lease)");
-  const { engine } = scope.home.database;
+  const { engine } = scope.context.database;
   const site = scope.locking();
   const newest = await scope.work(
     async ({ connection, capabilities, joined }) => {

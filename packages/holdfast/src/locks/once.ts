@@ -6,7 +6,7 @@ import { LockNotAvailableError, OnceError, UnsupportedError, UsageError } from "
 import type { KeyPart } from "../seam/key.ts";
 import { checkMoment } from "../input/values.ts";
 import { checkNames, checkSignal } from "../input/options.ts";
-import { type Kept, fingerprint, idKey, idLock, idText, json } from "../seam/replay.ts";
+import { type KeptAnswer, fingerprint, idKey, idLock, idText, json } from "../seam/replay.ts";
 import type { RetryOptions } from "../transaction/retry.ts";
 import { type Transaction, homeOf, scopeFor, scopeOf } from "../transaction/scope.ts";
 import { instanceFor } from "../shards/shards.ts";
@@ -87,16 +87,16 @@ export async function once<Native, T>(
 ): Promise<OnceResult<T> | { readonly status: "in progress" }> {
   const parts = partsOf(id);
   const hf = instanceFor(where, () => idKey(parts));
-  const home = homeOf(hf, "once");
+  const context = homeOf(hf, "once");
   const lock = idLock(parts);
-  const [label = ""] = home.names([{ key: idKey(parts), mode: "exclusive" }]);
+  const [label = ""] = context.names([{ key: idKey(parts), mode: "exclusive" }]);
   const { keepMs, print } = check(options);
   if (typeof body !== "function")
     throw new UsageError("once(hf, id, body): the body must be an async function");
   const { issuedAt, tx, separate, wait, signal, deadline, retry } = options;
   const record = idText(idKey(parts));
-  scopeFor(home, options, `once ${label}`);
-  const { replay, name } = home.database.engine;
+  scopeFor(context, options, `once ${label}`);
+  const { replay, name } = context.database.engine;
   if (!replay) throw new UnsupportedError(`once: nothing is kept of calls on ${name}`);
 
   const perform = async (inner: Transaction<Native>): Promise<OnceResult<T>> => {
@@ -196,7 +196,7 @@ function check<Native>(options: OnceOptions<Native>): { keepMs: number; print: s
   };
 }
 
-function checkPayload(label: string, kept: Kept, print: string): void {
+function checkPayload(label: string, kept: KeptAnswer, print: string): void {
   if (kept.fingerprint === print) return;
   const before =
     kept.fingerprint === "" ? "without a payload" : print === "" ? "with a payload" : "with another payload";

@@ -26,14 +26,14 @@ import {
   type TableOptions,
   tableName,
 } from "../seam/row-options.ts";
-import type { Home, Scope, Work } from "../transaction/scope.ts";
-import type { Site } from "../context/call-site.ts";
+import type { InstanceContext, Scope, Work } from "../transaction/scope.ts";
+import type { CallSite } from "../context/call-site.ts";
 import { type Identifier, isStatement } from "../seam/sql.ts";
 import {
-  type Order,
+  type RowOrder,
   type RowCall,
   type RowStrength,
-  type Selection,
+  type RowSelection,
   type TableMode,
   type TableShape,
   type Tables,
@@ -75,19 +75,19 @@ interface Wish {
   readonly which: readonly unknown[] | Where;
   readonly strength: RowStrength;
   readonly columns: readonly string[] | undefined;
-  readonly orderBy: readonly Order[];
+  readonly orderBy: readonly RowOrder[];
   readonly limit: number | undefined;
   readonly key: readonly string[] | undefined;
   readonly report: boolean;
 }
 
 export class Rows<Native, C extends Connection> implements RowLocker<Scope<Native, C>, C> {
-  readonly #home: () => Home<Native, C>;
+  readonly #context: () => InstanceContext<Native, C>;
   /** What the catalog says, and when it was asked. */
   readonly #shapes = new Map<string, { shape: TableShape; at: number }>();
 
-  constructor(home: () => Home<Native, C>) {
-    this.#home = home;
+  constructor(context: () => InstanceContext<Native, C>) {
+    this.#context = context;
   }
 
   async rows(
@@ -116,7 +116,7 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     checkSignal(options.signal);
     const wait = this.#patience(options.wait, true);
     const strength = checkStrength("tx.rows", options.for);
-    const { database } = this.#home();
+    const { database } = this.#context();
     const started = performance.now();
     const table = "a query";
     const site = scope.locking();
@@ -201,7 +201,7 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
   async #together(
     work: Work<C>,
     group: readonly { wish: Wish; call: RowCall }[],
-    site: Site | undefined,
+    site: CallSite | undefined,
   ): Promise<LockedRows<object>[]> {
     const [only, ...others] = group;
     if (!only) return [];
@@ -269,12 +269,12 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
   }
 
   get #tables(): Tables<C> {
-    return this.#home().database.engine.tables as Tables<C>;
+    return this.#context().database.engine.tables as Tables<C>;
   }
 
   #patience(wait: Wait | "skip" | undefined, skip: boolean): Wait | "skip" {
     if (skip && wait === "skip") return wait;
-    return wait === undefined ? this.#home().wait : checkWait(wait, "wait", skip ? ['"skip"'] : []);
+    return wait === undefined ? this.#context().wait : checkWait(wait, "wait", skip ? ['"skip"'] : []);
   }
 
   async describe(
@@ -326,7 +326,12 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     };
   }
 
-  async #lock(work: Work<C>, wish: Wish, call: RowCall, site: Site | undefined): Promise<LockedRows<object>> {
+  async #lock(
+    work: Work<C>,
+    wish: Wish,
+    call: RowCall,
+    site: CallSite | undefined,
+  ): Promise<LockedRows<object>> {
     for (let attempt = 1; ; attempt++) {
       const rows = await this.#select(work, call, site);
       if (!("keys" in call.which) || !rows.includes(undefined))
@@ -349,7 +354,7 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
    * rows named by keys, which are found at once, the clock of this process is a second bound. (A condition may take
    * long by itself.)
    */
-  async #bounded(connection: C, call: RowCall): Promise<Selection> {
+  async #bounded(connection: C, call: RowCall): Promise<RowSelection> {
     const { wait, which: chosen } = call;
     const run = () => this.#tables.select(connection, call);
     if (typeof wait !== "number" || !("keys" in chosen) || !connection.cancel) return run();
@@ -357,11 +362,15 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     return done?.value ?? { granted: false, reason: "timeout", usable: false };
   }
 
-  async #select(work: Work<C>, call: RowCall, site: Site | undefined): Promise<readonly (Row | undefined)[]> {
+  async #select(
+    work: Work<C>,
+    call: RowCall,
+    site: CallSite | undefined,
+  ): Promise<readonly (Row | undefined)[]> {
     const { connection, section } = work;
     const { shape, which: chosen } = call;
     if ("keys" in chosen && chosen.keys.length === 0) return [];
-    const home = this.#home();
+    const context = this.#context();
     const locked = { kind: "rows", name: shape.name, shared: isShared(call.strength) } as const;
     if (call.wait !== "nowait" && call.wait !== "skip") section?.asks(locked, site);
     const started = performance.now();
@@ -380,8 +389,8 @@ export class Rows<Native, C extends Connection> implements RowLocker<Scope<Nativ
     }
     emit("holdfast:rows:refused", () => ({ table: shape.name, waitedMs, reason: found.reason }));
     const ask = this.#tables.holders?.bind(this.#tables);
-    const holders = ask ? await home.look((c) => ask(c, call), found.usable ? connection : undefined) : [];
-    const blocked = { keys: [home.show(shownRows(call))], holders };
+    const holders = ask ? await context.look((c) => ask(c, call), found.usable ? connection : undefined) : [];
+    const blocked = { keys: [context.show(shownRows(call))], holders };
     const { usable } = found;
     if (found.reason === "busy") throw new LockNotAvailableError(blocked, usable);
     throw new LockTimeoutError({ ...blocked, waitedMs }, found.cause, usable);
@@ -468,9 +477,9 @@ function checkWhere(call: string, where: Readonly<Record<string, unknown>>): voi
   }
 }
 
-function order(call: string, orderBy: RowOptions["orderBy"]): Order[] {
+function order(call: string, orderBy: RowOptions["orderBy"]): RowOrder[] {
   if (orderBy === undefined) return [];
-  return [orderBy].flat().flatMap((item): Order[] => {
+  return [orderBy].flat().flatMap((item): RowOrder[] => {
     if (typeof item === "string") return [{ column: item, descending: false }];
     return Object.entries(item as Record<string, unknown>).map(([column, direction]) => {
       if (direction !== "asc" && direction !== "desc")

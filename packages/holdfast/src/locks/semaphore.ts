@@ -3,7 +3,7 @@ import { UsageError } from "../seam/errors.ts";
 import { type Key, canonical } from "../seam/key.ts";
 import { checkNames } from "../input/options.ts";
 import { checkWait } from "../waiting/wait.ts";
-import { type Lease, type LeaseOptions, type Terms, type Wish, checkTerms } from "./lease.ts";
+import { type Lease, type LeaseOptions, type LeaseTerms, type LeaseWish, checkTerms } from "./lease.ts";
 
 /** So many of a semaphore's permits, held like a lease. */
 export type Permit = Lease;
@@ -24,11 +24,11 @@ export interface AcquireOptions {
   readonly signal?: AbortSignal | undefined;
 }
 
-/** What a semaphore needs of the desk. */
-export interface Claims {
+/** What a semaphore needs of the manager of leases. */
+export interface PermitClaims {
   claim(
-    wish: Wish,
-    terms: Terms,
+    wish: LeaseWish,
+    terms: LeaseTerms,
     wait: Wait | "skip" | undefined,
     signal: AbortSignal | undefined,
   ): Promise<Lease | undefined>;
@@ -46,13 +46,13 @@ function checkPermits(value: unknown, what: string, most: number): number {
 
 /** At most so many holders at a time, in all processes together: `hf.semaphore(key("render"), { permits: 5 })`. */
 export class Semaphore {
-  readonly #claims: Claims;
+  readonly #claims: PermitClaims;
   readonly #key: Key;
   readonly #capacity: number;
-  readonly #terms: Terms;
+  readonly #terms: LeaseTerms;
   readonly #wait: Wait | undefined;
 
-  constructor(claims: Claims, name: Key, options: SemaphoreOptions) {
+  constructor(claims: PermitClaims, name: Key, options: SemaphoreOptions) {
     checkNames("hf.semaphore", options, names);
     const [request, ...others] = canonical(name);
     if (!request || others.length > 0 || request.mode === "shared")

@@ -50,15 +50,15 @@ const named = 5;
 
 /** How locks are kept in this database, by what is written down there. */
 export async function strategyOf(hf: object): Promise<AgreedStrategy> {
-  const home = homeOf(hf, "strategyOf");
-  const { agreements } = home.database.engine;
+  const context = homeOf(hf, "strategyOf");
+  const { agreements } = context.database.engine;
   // Where there is one way to keep them, there is nothing to write down.
   if (!agreements) {
-    const { transactionLocks } = await home.capabilities();
+    const { transactionLocks } = await context.capabilities();
     return { strategy: transactionLocks as Strategy, changingTo: undefined };
   }
-  const { there } = await presenting(home.database, ["strategyOf"], () =>
-    withConnection(home, (connection) => agreements.read(connection)),
+  const { there } = await presenting(context.database, ["strategyOf"], () =>
+    withConnection(context, (connection) => agreements.read(connection)),
   );
   const found = there?.get("strategy");
   return { strategy: found?.value as Strategy | undefined, changingTo: found?.next as Strategy | undefined };
@@ -77,7 +77,7 @@ export async function changeStrategy(
   to: Strategy,
   options: ChangeStrategyOptions,
 ): Promise<ChangedStrategy> {
-  const home = homeOf(hf, "changeStrategy");
+  const context = homeOf(hf, "changeStrategy");
   if (!strategies.includes(to))
     throw new UsageError(
       `changeStrategy: it must be one of ${strategies.map((each) => `"${each}"`).join(", ")}`,
@@ -89,13 +89,13 @@ export async function changeStrategy(
   milliseconds(wait, "changeStrategy: wait");
   checkSignal(signal);
   signal?.throwIfAborted();
-  const { engine, traits } = home.database;
+  const { engine, traits } = context.database;
   const { agreements } = engine;
   if (!agreements)
     throw new UnsupportedError(`changeStrategy: on ${engine.name} there is one way to keep locks`);
   const audits = require(engine.audit, "changeStrategy");
   const on = <T>(work: (connection: Connection) => Promise<T>) =>
-    presenting(home.database, ["changeStrategy"], () => withConnection(home, work));
+    presenting(context.database, ["changeStrategy"], () => withConnection(context, work));
   // Refuses what this server does not have.
   await on((connection) => engine.probe(connection, traits, to));
   const change = new Change(agreements, on);
@@ -104,7 +104,7 @@ export async function changeStrategy(
   const from = before.value as Strategy;
   const details = JSON.stringify({ from, to, ...(note !== undefined && { note }) });
   const line = { actor, action: "strategy.set", target: "strategy", details };
-  const alone = { waitMs: wait, free: home.database.connect !== undefined };
+  const alone = { waitMs: wait, free: context.database.connect !== undefined };
   const id = await on(async (connection) => audits.begin(connection, line, alone));
   const end = (how: Parameters<typeof audits.end>[2]) =>
     on(async (connection) => audits.end(connection, id, how, alone)).catch(() => {});

@@ -4,7 +4,7 @@
  */
 import { Inside } from "../context/inside.ts";
 
-interface Line {
+interface VersionLine {
   readonly waiting: (() => void)[];
   /** Ends the turn that somebody has. */
   end: () => void;
@@ -13,14 +13,14 @@ interface Line {
 }
 
 /** One caller's turn, until it is left. */
-export interface Turn {
+export interface VersionTurn {
   run<T>(work: () => Promise<T>): Promise<T>;
   /** Lets the next one in. */
   leave(): void;
 }
 
-export class Turns {
-  readonly #lines = new Map<string, Line>();
+export class VersionTurns {
+  readonly #lines = new Map<string, VersionLine>();
   /** Who is called in a turn stands in no line: it might be the same one, or one whose turn waits for this one. */
   readonly #inside = new Inside<true>();
 
@@ -34,16 +34,16 @@ export class Turns {
   }
 
   /** Undefined: the others take longer than that. */
-  async take(name: string, ms: number, signal?: AbortSignal): Promise<Turn | undefined> {
+  async take(name: string, ms: number, signal?: AbortSignal): Promise<VersionTurn | undefined> {
     signal?.throwIfAborted();
     const line = this.#lines.get(name);
     if (line && !(await isLetIn(line, ms, signal))) return undefined;
-    const mine: Line = line ?? { waiting: [], end: () => {}, since: 0 };
+    const mine: VersionLine = line ?? { waiting: [], end: () => {}, since: 0 };
     if (!line) this.#lines.set(name, mine);
     return this.#begin(name, mine);
   }
 
-  #begin(name: string, line: Line): Turn {
+  #begin(name: string, line: VersionLine): VersionTurn {
     let left = false;
     const leave = () => {
       if (left) return;
@@ -58,7 +58,7 @@ export class Turns {
   }
 }
 
-function isLetIn(line: Line, ms: number, signal: AbortSignal | undefined): Promise<boolean> {
+function isLetIn(line: VersionLine, ms: number, signal: AbortSignal | undefined): Promise<boolean> {
   return new Promise((resolve, reject) => {
     const stop = () => {
       clearTimeout(timer);
@@ -90,11 +90,11 @@ function isLetIn(line: Line, ms: number, signal: AbortSignal | undefined): Promi
   });
 }
 
-const known = new WeakMap<object, Turns>();
+const known = new WeakMap<object, VersionTurns>();
 
 /** Those of an instance. */
-export function turnsOf(home: object): Turns {
-  let turns = known.get(home);
-  if (!turns) known.set(home, (turns = new Turns()));
+export function turnsOf(context: object): VersionTurns {
+  let turns = known.get(context);
+  if (!turns) known.set(context, (turns = new VersionTurns()));
   return turns;
 }

@@ -11,21 +11,28 @@ import {
   UsageError,
   shownKey,
 } from "../seam/errors.ts";
-import { Ended, withConnection } from "../transaction/one-shot.ts";
+import { OneShotEnded, withConnection } from "../transaction/one-shot.ts";
 import { emit } from "../events/events.ts";
 import { classify } from "../seam/failure.ts";
 import { made } from "../events/made.ts";
 import { checkNames, checkSignal } from "../input/options.ts";
 import { present } from "../transaction/present.ts";
-import { retrying, undone } from "../transaction/retry.ts";
+import { retrying, wasRolledBack } from "../transaction/retry.ts";
 import { type RowKey, type TableName, tableName } from "../seam/row-options.ts";
-import { type Home, type Transaction, type Work, homeOf, scopeFor, scopeOf } from "../transaction/scope.ts";
+import {
+  type InstanceContext,
+  type Transaction,
+  type Work,
+  homeOf,
+  scopeFor,
+  scopeOf,
+} from "../transaction/scope.ts";
 import type { Identifier } from "../seam/sql.ts";
 import type { RowCall, TableShape, Tables } from "../seam/tables.ts";
 import type { Transactor } from "../transaction/transaction.ts";
 import { isOpaque } from "../seam/thrown.ts";
 import { keyValues } from "./rows.ts";
-import { type Turn, turnsOf } from "./turns.ts";
+import { type VersionTurn, turnsOf } from "./turns.ts";
 
 export interface VersionedOptions {
   /** The columns that name a row. Default: the primary key. */
@@ -52,7 +59,7 @@ const firstPauseMs = 2;
 const longestPauseMs = 100;
 
 /** Besides the wait for a lock. */
-const errandMs = 10_000;
+const oneShotMs = 10_000;
 
 /** Where statements run: `alone`, each a transaction of its own, or inside of one. */
 type Place = Pick<Work<Connection>, "connection" | "capabilities"> & {
@@ -70,7 +77,7 @@ const updateNames = new Set(["attempts", "signal", "tx", "separate"]);
  */
 export class Versioned<R extends object, Native = unknown> {
   readonly #hf: Transactor<Native>;
-  readonly #home: Home<unknown, Connection>;
+  readonly #context: InstanceContext<unknown, Connection>;
   readonly #table: Identifier;
   readonly #version: string;
   readonly #key: readonly string[] | undefined;
@@ -79,7 +86,7 @@ export class Versioned<R extends object, Native = unknown> {
   constructor(hf: Transactor<Native>, table: TableName, options: VersionedOptions) {
     checkNames("versioned", options, new Set(["key", "version", "attempts"]));
     this.#hf = hf;
-    this.#home = homeOf(hf, "versioned");
+    this.#context = homeOf(hf, "versioned");
     this.#table = tableName(table, "versioned");
     this.#version = options.version ?? "version";
     this.#key = options.key === undefined ? undefined : [options.key].flat();
@@ -168,7 +175,7 @@ export class Versioned<R extends object, Native = unknown> {
     write: (row: R, found: T, tx: Transaction<Native>) => Changes<R> | Promise<Changes<R>>,
     options: Omit<UpdateOptions<Native>, "tx"> = {},
   ): Promise<R> {
-    if ("tx" in options || this.#home.current.getStore()?.open)
+    if ("tx" in options || this.#context.current.getStore()?.open)
       throw new UsageError(
         "updateAfter: slow work inside of a transaction would hold its locks; it opens its own",
       );
@@ -223,8 +230,8 @@ export class Versioned<R extends object, Native = unknown> {
     const stale = (count: number) =>
       emit("holdfast:version:stale", () => ({ table: this.#name, attempt: count }));
     const lines = this.#lines(options, ids);
-    const met = lines?.some((line) => turnsOf(this.#home).has(line)) ?? false;
-    let turn: Turn | undefined;
+    const met = lines?.some((line) => turnsOf(this.#context).has(line)) ?? false;
+    let turn: VersionTurn | undefined;
     const run = async (count: number) => {
       if (lines && !turn && (met || count > 1)) turn = await this.#turn(lines, options);
       return turn ? turn.run(() => attempt(count)) : attempt(count);
@@ -261,17 +268,17 @@ export class Versioned<R extends object, Native = unknown> {
    * line may wait for, and in somebody's turn.
    */
   #lines(options: UpdateOptions<Native>, ids: readonly RowKey<R>[]): readonly string[] | undefined {
-    if (ids.length === 0 || turnsOf(this.#home).inside || scopeFor(this.#home, options, "versioned"))
+    if (ids.length === 0 || turnsOf(this.#context).inside || scopeFor(this.#context, options, "versioned"))
       return undefined;
     // In one order, so that two callers with several rows do not wait for each other.
     return ids.map((id) => `${this.#name} ${nameOf(id)}`).toSorted();
   }
 
   /** Whoever has waited for as long as for a lock goes on without: what it writes is compared in any case. */
-  async #turn(lines: readonly string[], { signal }: UpdateOptions<Native>): Promise<Turn | undefined> {
-    const turns = turnsOf(this.#home);
+  async #turn(lines: readonly string[], { signal }: UpdateOptions<Native>): Promise<VersionTurn | undefined> {
+    const turns = turnsOf(this.#context);
     const until = performance.now() + this.#waitMs;
-    const taken: Turn[] = [];
+    const taken: VersionTurn[] = [];
     const leave = () => {
       for (const turn of taken) turn.leave();
     };
@@ -293,9 +300,9 @@ export class Versioned<R extends object, Native = unknown> {
 
   /** Whether the server has undone a write that was a transaction of its own. Others are run again as a whole. */
   #conflicts(error: unknown, options: UpdateOptions<Native>): boolean {
-    const failure = error instanceof HoldfastError ? undefined : classify(this.#home.database, error);
-    if (failure === undefined || !undone.includes(failure)) return false;
-    return scopeFor(this.#home, options, "versioned") === undefined;
+    const failure = error instanceof HoldfastError ? undefined : classify(this.#context.database, error);
+    if (failure === undefined || !wasRolledBack.includes(failure)) return false;
+    return scopeFor(this.#context, options, "versioned") === undefined;
   }
 
   /** In the transaction that was given, or that the calling code is in; else by itself, on any connection. */
@@ -304,9 +311,9 @@ export class Versioned<R extends object, Native = unknown> {
     run: (work: Place) => Promise<T>,
   ): Promise<T> {
     const { signal } = options;
-    const scope = scopeFor(this.#home, options, "versioned");
+    const scope = scopeFor(this.#context, options, "versioned");
     if (scope) return scope.work((work) => run({ ...work, alone: false }), signal);
-    return this.#home.started.during("versioned", () => this.#apart(run, signal));
+    return this.#context.started.during("versioned", () => this.#apart(run, signal));
   }
 
   async #apart<T>(run: (work: Place) => Promise<T>, signal: AbortSignal | undefined): Promise<T> {
@@ -314,31 +321,31 @@ export class Versioned<R extends object, Native = unknown> {
     const started = performance.now();
     try {
       return await withConnection(
-        this.#home,
+        this.#context,
         async (connection) => {
-          const capabilities = await this.#home.capabilities(connection);
+          const capabilities = await this.#context.capabilities(connection);
           const here: Place = (place = { connection, capabilities, alone: true, signal });
           return run(here);
         },
-        this.#waitMs + errandMs,
+        this.#waitMs + oneShotMs,
         // What is kept is told to be, also to who does not want it any more.
         { signal },
       );
     } catch (error) {
-      if (signal?.aborted && (error instanceof Ended || !place?.wrote)) throw signal.reason;
+      if (signal?.aborted && (error instanceof OneShotEnded || !place?.wrote)) throw signal.reason;
       // Nobody answered for too long, or the client's own COMMIT was lost.
-      const failure = error instanceof HoldfastError ? undefined : classify(this.#home.database, error);
+      const failure = error instanceof HoldfastError ? undefined : classify(this.#context.database, error);
       if (place?.wrote && failure === "lost") throw new CommitUnknownError(place.wrote, error);
       // What others have undone is known by that.
-      if (failure !== undefined && undone.includes(failure)) throw error;
+      if (failure !== undefined && wasRolledBack.includes(failure)) throw error;
       const waitedMs = performance.now() - started;
-      throw present(this.#home.database, error, { names: [this.#name], waitedMs, theirs: true });
+      throw present(this.#context.database, error, { names: [this.#name], waitedMs, theirs: true });
     }
   }
 
   /** Others may have the row locked for as long as any lock is waited for. */
   get #waitMs(): number {
-    const { wait } = this.#home;
+    const { wait } = this.#context;
     return wait === "nowait" ? 1 : wait;
   }
 
@@ -350,7 +357,7 @@ export class Versioned<R extends object, Native = unknown> {
   }
 
   async #lock(tx: Transaction<Native>, ids: readonly RowKey<R>[]): Promise<Row[]> {
-    const { rowLocks } = this.#home.known() ?? (await this.#home.capabilities());
+    const { rowLocks } = this.#context.known() ?? (await this.#context.capabilities());
     // Without row locks the writes, which compare the versions again, are enough: of two that meet one fails.
     if (!isSupported(rowLocks)) {
       const rows = await scopeOf(tx, "versioned").work((work) => this.#read({ ...work, alone: false }, ids));
@@ -371,7 +378,7 @@ export class Versioned<R extends object, Native = unknown> {
     fresh = false,
   ): Promise<{ shape: TableShape; key: readonly string[] }> {
     const { connection, capabilities } = place;
-    const shape = await this.#home.rows.describe(
+    const shape = await this.#context.rows.describe(
       { connection, capabilities },
       this.#table,
       "versioned",
@@ -394,7 +401,7 @@ export class Versioned<R extends object, Native = unknown> {
   }
 
   get #tables(): Tables<Connection> {
-    return this.#home.database.engine.tables as Tables<Connection>;
+    return this.#context.database.engine.tables as Tables<Connection>;
   }
 
   async #read(work: Place, ids: readonly RowKey<R>[]): Promise<readonly (Row | undefined)[]> {
@@ -449,12 +456,12 @@ export class Versioned<R extends object, Native = unknown> {
       })
       .catch((error: unknown) => {
         // Sent, and the answer lost: nobody can tell whether a version that is there now was ours.
-        const lost = work.connection.lost.aborted || classify(this.#home.database, error) === "lost";
+        const lost = work.connection.lost.aborted || classify(this.#context.database, error) === "lost";
         throw work.alone && lost ? new CommitUnknownError(what, error) : error;
       });
     if (found.granted) return found.rows[0];
     const blocked = {
-      keys: [this.#home.show(`${shape.name}[${shownKey(id)}]`)],
+      keys: [this.#context.show(`${shape.name}[${shownKey(id)}]`)],
       holders: [],
       waitedMs: this.#waitMs,
     };

@@ -1,13 +1,13 @@
 /** What the queues of one instance share: who tells of new jobs, who looks for dead workers, and who is asked. */
 import { Batcher } from "../batch/batcher.ts";
-import { Bell } from "../batch/notifier.ts";
-import { type About, type CallOptions, type Place, placeOf, send } from "../batch/calls.ts";
+import { Notifier } from "../batch/notifier.ts";
+import { type CallAbout, type CallOptions, type CallPlace, placeOf, send } from "../batch/calls.ts";
 import { require } from "../seam/capabilities.ts";
 import type { Connection } from "../seam/database.ts";
 import { NoConnectionError } from "../seam/errors.ts";
 import { Silence, within } from "../waiting/interrupt.ts";
 import { rolledBack } from "../transaction/retry.ts";
-import { type Home, detached, homeOf } from "../transaction/scope.ts";
+import { type InstanceContext, detached, homeOf } from "../transaction/scope.ts";
 import type { Instance } from "./instance.ts";
 import { Rounds } from "./rounds.ts";
 import type { Added, How, Leased, NewJob, QueueStore } from "./store.ts";
@@ -19,13 +19,13 @@ const briefMs = 200;
 /** How long a transaction waits for what is done beside it. */
 const besideMs = 300;
 
-const desks = new WeakMap<object, Desk>();
+const batchers = new WeakMap<object, QueueBatcher>();
 
-export function deskOf(hf: unknown, call = "queue"): Desk {
-  const home = homeOf(hf, call);
-  let desk = desks.get(home);
-  if (!desk) desks.set(home, (desk = new Desk(home, hf as Instance)));
-  return desk;
+export function queueBatcherOf(hf: unknown, call = "queue"): QueueBatcher {
+  const context = homeOf(hf, call);
+  let batcher = batchers.get(context);
+  if (!batcher) batchers.set(context, (batcher = new QueueBatcher(context, hf as Instance)));
+  return batcher;
 }
 
 interface Line {
@@ -34,24 +34,24 @@ interface Line {
   timer: NodeJS.Timeout | undefined;
 }
 
-export class Desk {
-  readonly home: Home<unknown, Connection>;
+export class QueueBatcher {
+  readonly context: InstanceContext<unknown, Connection>;
   readonly instance: Instance;
-  readonly bell: Bell<unknown, Connection>;
+  readonly notifier: Notifier<unknown, Connection>;
   readonly #numbers = new Map<string, Promise<number>>();
   readonly #lines = new Map<string, Line>();
   readonly #marks: Batcher<Leased, boolean>;
   readonly rounds = new Rounds(this);
 
-  constructor(home: Home<unknown, Connection>, instance: Instance) {
-    this.home = home;
+  constructor(context: InstanceContext<unknown, Connection>, instance: Instance) {
+    this.context = context;
     this.instance = instance;
-    this.bell = new Bell(home, "queues");
-    home.started.finally(() => {
+    this.notifier = new Notifier(context, "queues");
+    context.started.finally(() => {
       for (const line of this.#lines.values()) clearTimeout(line.timer);
-      return this.bell.close();
+      return this.notifier.close();
     });
-    this.#marks = new Batcher(home, {
+    this.#marks = new Batcher(context, {
       call: "queue",
       inFlight: 2,
       most: 500,
@@ -61,7 +61,7 @@ export class Desk {
   }
 
   get store(): QueueStore<Connection> {
-    return require(this.home.database.engine.queues, "queue");
+    return require(this.context.database.engine.queues, "queue");
   }
 
   /** Of workers: by itself, and not again if it may have been done. `anyway`: it finds what it did before. */
@@ -71,8 +71,8 @@ export class Desk {
     anyway = false,
   ): Promise<T> {
     const about = { names: [queue === undefined ? "queue" : `queue ${queue}`] };
-    const place = placeOf(this.home, { separate: true }, "queue");
-    return send(this.home, place, anyway ? about : { ...about, on: rolledBack }, work);
+    const place = placeOf(this.context, { separate: true }, "queue");
+    return send(this.context, place, anyway ? about : { ...about, on: rolledBack }, work);
   }
 
   /** Of callers: in their transaction, if they are in one. What it does may be done again. */
@@ -81,9 +81,9 @@ export class Desk {
     name: string,
     work: (connection: Connection, number: number, how: How) => Promise<T>,
   ): Promise<T> {
-    const place = placeOf(this.home, options, "queue");
+    const place = placeOf(this.context, options, "queue");
     const number = await this.number(name, place);
-    return send(this.home, place, aboutOf(name), (connection, how) => work(connection, number, how));
+    return send(this.context, place, aboutOf(name), (connection, how) => work(connection, number, how));
   }
 
   completed(mark: Leased): Promise<boolean> {
@@ -94,21 +94,21 @@ export class Desk {
    * Of a queue that somebody calls: found once, and made if it is new. Beside the caller's transaction, or others who
    * add to the same new queue would wait for its end; inside it, if there is no other connection.
    */
-  async number(name: string, place: Pick<Place, "scope"> = { scope: undefined }): Promise<number> {
+  async number(name: string, place: Pick<CallPlace, "scope"> = { scope: undefined }): Promise<number> {
     const { scope } = place;
     const open = (connection: Connection, how: How) => this.store.open(connection, name, undefined, how);
-    const apart = placeOf(this.home, { separate: true }, "queue");
-    const inside = (of: NonNullable<Place["scope"]>) =>
+    const apart = placeOf(this.context, { separate: true }, "queue");
+    const inside = (of: NonNullable<CallPlace["scope"]>) =>
       of.work(
         ({ connection }) => open(connection, { waitMs: apart.waitMs, free: false }),
         undefined,
         aboutOf(name).names,
       );
-    if (scope && this.home.database.traits.single) return inside(scope);
+    if (scope && this.context.database.traits.single) return inside(scope);
     let asking = this.#numbers.get(name);
     if (!asking) {
       // Whoever comes meanwhile waits for it too: it is no part of what the first one is in.
-      asking = detached(this.home, () => send(this.home, apart, aboutOf(name), open));
+      asking = detached(this.context, () => send(this.context, apart, aboutOf(name), open));
       this.#numbers.set(name, asking);
       asking.catch(() => this.#numbers.delete(name));
     }
@@ -132,7 +132,7 @@ export class Desk {
     const line: Line = {
       toldAt: 0,
       timer: undefined,
-      batcher: new Batcher<readonly NewJob[], readonly Added[], number>(this.home, {
+      batcher: new Batcher<readonly NewJob[], readonly Added[], number>(this.context, {
         call: "enqueue",
         inFlight: 2,
         most: 500,
@@ -152,7 +152,7 @@ export class Desk {
           let next = 0;
           return calls.map((jobs) => added.slice(next, (next += jobs.length)));
         },
-        done: () => this.bell.ring(name),
+        done: () => this.notifier.notify(name),
       }),
     };
     this.#lines.set(name, line);
@@ -169,16 +169,16 @@ export class Desk {
     line.timer ??= setTimeout(() => {
       line.timer = undefined;
       line.toldAt = performance.now();
-      void this.ask(async (connection) => this.store.ring?.(connection, name)).catch(() => {});
+      void this.ask(async (connection) => this.store.notify?.(connection, name)).catch(() => {});
     }, tellMs);
     return undefined;
   }
 
   /** Others may have something to do now: workers of this process at once, those of others at most every 20 ms. */
   async tell(name: string): Promise<void> {
-    this.bell.ring(name);
+    this.notifier.notify(name);
     if (this.#tells(name) === undefined) return;
-    await this.ask(async (connection) => this.store.ring?.(connection, name));
+    await this.ask(async (connection) => this.store.notify?.(connection, name));
   }
 }
 
@@ -188,6 +188,6 @@ function keysOf(jobs: readonly NewJob[]): string[] {
   return keys.length > 0 ? keys : [""];
 }
 
-function aboutOf(queue: string, jobs: readonly NewJob[] = []): About {
+function aboutOf(queue: string, jobs: readonly NewJob[] = []): CallAbout {
   return { names: keysOf(jobs).map((key) => (key === "" ? `queue ${queue}` : `queue ${queue}:${key}`)) };
 }

@@ -88,7 +88,7 @@ export interface MarkRow {
   readonly place: number;
 }
 
-export interface WorkerRow {
+export interface WorkerState {
   readonly id: number;
   readonly queue: number;
   readonly beat: number;
@@ -98,7 +98,7 @@ export interface WorkerRow {
 type GroupName = Pick<GroupRow, "queue" | "grp">;
 
 /** What is to be written, by table. */
-export interface Writes {
+export interface QueueWrites {
   readonly insert: {
     readonly ready: readonly JobRow[];
     readonly grouped: readonly JobRow[];
@@ -155,19 +155,19 @@ class Draft {
 }
 
 /** Keys and groups that have to be read, and locked, before it can be decided. */
-export interface Need {
+export interface QueueNeed {
   readonly keys: readonly Pick<KeyRow, "queue" | "key">[];
   readonly groups: readonly GroupName[];
 }
 
 /** They were read, with locks, as far as they are there. */
-export interface Held {
+export interface HeldLease {
   readonly keys: readonly KeyRow[];
   readonly groups: readonly GroupRow[];
 }
 
-export type Decided<Verdicts> =
-  { readonly need: Need } | { readonly verdicts: Verdicts; readonly writes: Writes };
+export type QueueDecided<Verdicts> =
+  { readonly need: QueueNeed } | { readonly verdicts: Verdicts; readonly writes: QueueWrites };
 
 const millisecond = 1000;
 
@@ -202,7 +202,7 @@ export function decideAdd(
   jobs: readonly Arrival[],
 ): {
   readonly verdicts: readonly { readonly id: number; readonly added: boolean }[];
-  readonly writes: Writes;
+  readonly writes: QueueWrites;
 } {
   const draft = new Draft();
   const { queue, moment, ids, alone } = view;
@@ -244,7 +244,7 @@ export const byText = (a: string, b: string): number => Buffer.compare(Buffer.fr
 
 // The end of jobs
 
-export interface End {
+export interface JobEnd {
   readonly lease: number;
   readonly place: number;
   /** Why, and in how many milliseconds it runs again; undefined: never. */
@@ -260,11 +260,11 @@ export function decideFinish(
     readonly moment: number;
     readonly ordered: boolean;
     readonly leases: readonly LeaseRow[];
-    readonly held: Held | undefined;
+    readonly held: HeldLease | undefined;
   },
   whole: readonly number[],
-  ended: readonly End[],
-): Decided<readonly number[]> {
+  ended: readonly JobEnd[],
+): QueueDecided<readonly number[]> {
   const { moment, ordered, held } = view;
   const draft = new Draft();
   const leases = new Map(view.leases.map((lease) => [lease.id, new Opened(lease)]));
@@ -320,7 +320,7 @@ function finishLeases(
   draft: Draft,
   leases: ReadonlyMap<number, Opened>,
   whole: ReadonlySet<number>,
-  ended: readonly End[],
+  ended: readonly JobEnd[],
 ): void {
   for (const [id, lease] of leases) {
     if (whole.has(id)) {
@@ -379,17 +379,17 @@ class Freed {
     return this.#keys.size + this.#groups.size > 0;
   }
 
-  get need(): Need {
+  get need(): QueueNeed {
     return { keys: [...this.#keys.values()], groups: [...this.#groups.values()].map(({ name }) => name) };
   }
 
   /** Those that are still theirs. */
-  keysOf(held: Held | undefined): KeyRow[] {
+  keysOf(held: HeldLease | undefined): KeyRow[] {
     return (held?.keys ?? []).filter(({ queue, key, job }) => this.#keys.has(`${queue} ${job} ${key}`));
   }
 
   /** As they are from now on. `back`: their jobs have come back to them. */
-  groupsOf(held: Held | undefined, back: boolean): Map<string, GroupRow> {
+  groupsOf(held: HeldLease | undefined, back: boolean): Map<string, GroupRow> {
     const groups = new Map<string, GroupRow>();
     for (const group of held?.groups ?? []) {
       const freed = this.#groups.get(groupId(group));
@@ -409,9 +409,9 @@ class Freed {
 
 /** What a worker had not started. `leases`: those that are still its own. */
 export function decideGiveBack(
-  view: { readonly leases: readonly LeaseRow[]; readonly held: Held | undefined },
-  unstarted: readonly Pick<End, "lease" | "place">[],
-): Decided<undefined> {
+  view: { readonly leases: readonly LeaseRow[]; readonly held: HeldLease | undefined },
+  unstarted: readonly Pick<JobEnd, "lease" | "place">[],
+): QueueDecided<undefined> {
   const { leases, held } = view;
   const draft = new Draft();
   const freed = new Freed();
@@ -437,7 +437,7 @@ export function decideGiveBack(
 export const lost = "the worker was lost while it had this job";
 
 /** A worker that did not say in time that it lives. */
-export function isGone({ beat, ttl }: Pick<WorkerRow, "beat" | "ttl">, moment: number): boolean {
+export function isGone({ beat, ttl }: Pick<WorkerState, "beat" | "ttl">, moment: number): boolean {
   return beat < moment - ttl * millisecond;
 }
 
@@ -455,8 +455,8 @@ export function decideSweep(view: {
   readonly leases: readonly LeaseRow[];
   readonly marks: readonly MarkRow[];
   readonly queues: ReadonlyMap<number, Pick<QueueRow, "name" | "attempts">>;
-  readonly held: Held | undefined;
-}): Decided<Swept> {
+  readonly held: HeldLease | undefined;
+}): QueueDecided<Swept> {
   const { moment, leases, marks, queues, held } = view;
   const draft = new Draft();
   const freed = new Freed();
@@ -509,9 +509,9 @@ function opened(row: LeaseRow): Opened | undefined {
  * that transaction has locked.
  */
 export function decideSettle(
-  view: { readonly moment: number; readonly jobs: readonly JobRow[]; readonly held: Held | undefined },
-  failure: End["failure"],
-): Decided<undefined> {
+  view: { readonly moment: number; readonly jobs: readonly JobRow[]; readonly held: HeldLease | undefined },
+  failure: JobEnd["failure"],
+): QueueDecided<undefined> {
   const { moment, jobs, held } = view;
   const draft = new Draft();
   const freed = new Freed();
@@ -538,7 +538,7 @@ export function decideRevive(
   holders: ReadonlyMap<string, number>,
 ): {
   readonly verdicts: { readonly count: number; readonly back: readonly string[] };
-  readonly writes: Writes;
+  readonly writes: QueueWrites;
 } {
   const draft = new Draft();
   for (const row of failed) {
@@ -554,7 +554,7 @@ export function decideRevive(
 /** What is due goes where it can be claimed. The answer: groups to which some have come. */
 export function decideDue(due: readonly DelayedRow[]): {
   readonly verdicts: readonly string[];
-  readonly writes: Writes;
+  readonly writes: QueueWrites;
 } {
   const draft = new Draft();
   for (const { run_at: _, ...row } of due) draft.wait(row);

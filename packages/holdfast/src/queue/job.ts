@@ -4,7 +4,7 @@ import { JobLostError } from "./errors.ts";
 import type { ClaimedJob, Leased } from "./store.ts";
 
 /** What a worker has claimed together. Its number is the fence of each of its jobs. */
-export interface Batch {
+export interface JobBatch {
   readonly lease: number;
   readonly size: number;
   /** Its jobs are counted in their groups. */
@@ -20,7 +20,7 @@ export interface Batch {
 }
 
 /** Who a job asks about itself. */
-export interface Keeper {
+export interface JobKeeper {
   /** Of its queue. */
   readonly name: string;
   complete(connection: Connection, job: Leased): Promise<boolean>;
@@ -51,16 +51,16 @@ export interface Job<P> {
 export class JobOf<P> implements Job<P> {
   readonly payload: P;
   readonly #claimed: ClaimedJob;
-  readonly #batch: Batch;
+  readonly #batch: JobBatch;
   readonly #place: number;
-  readonly #keeper: Keeper;
+  readonly #keeper: JobKeeper;
   /** It was completed in a transaction, whose end is not known here. */
   marked = false;
   /** Made when somebody asks for it: most handlers do not. */
   #abort: AbortController | undefined;
   #aborted: Error | undefined;
 
-  constructor(payload: P, claimed: ClaimedJob, batch: Batch, place: number, keeper: Keeper) {
+  constructor(payload: P, claimed: ClaimedJob, batch: JobBatch, place: number, keeper: JobKeeper) {
     this.payload = payload;
     this.#claimed = claimed;
     this.#batch = batch;

@@ -3,7 +3,7 @@ import type { Connection } from "../seam/database.ts";
 import { UsageError } from "../seam/errors.ts";
 import { checkRows, checkText, optionalText, shown } from "../input/values.ts";
 import { checkNames } from "../input/options.ts";
-import { deskOf } from "./batcher.ts";
+import { queueBatcherOf } from "./batcher.ts";
 import type { JobPage, JobState, QueueLists, WorkerInfo } from "./store.ts";
 
 const states: readonly unknown[] = ["waiting", "delayed", "running", "failed"] satisfies JobState[];
@@ -42,7 +42,7 @@ async function ask<T>(
   call: string,
   work: (lists: QueueLists<Connection>, connection: Connection) => Promise<T>,
 ): Promise<T> {
-  const { home, store } = deskOf(hf, call);
-  const place = placeOf(home, {}, call);
-  return send(home, place, { names: ["queues"] }, (connection) => work(store.lists, connection));
+  const { context, store } = queueBatcherOf(hf, call);
+  const place = placeOf(context, {}, call);
+  return send(context, place, { names: ["queues"] }, (connection) => work(store.lists, connection));
 }

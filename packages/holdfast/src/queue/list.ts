@@ -3,7 +3,7 @@ import { checkTexts } from "../input/values.ts";
 import { merged } from "../shards/merged.ts";
 import { checkNames } from "../input/options.ts";
 import { instancesOf } from "../shards/shards.ts";
-import { deskOf } from "./batcher.ts";
+import { queueBatcherOf } from "./batcher.ts";
 import type { QueueCounts, QueueInfo } from "./store.ts";
 
 /** All queues of this database, or those of these names that are there, by name. Nothing is made by asking. */
@@ -16,9 +16,11 @@ export async function queues(
   checkTexts("queues", "names", names);
   const found = await Promise.all(
     instancesOf(hf, "queues").all.map((instance) => {
-      const { home, store } = deskOf(instance);
-      const place = placeOf(home, {}, "queues");
-      return send(home, place, { names: ["queues"] }, (connection) => store.lists.queues(connection, names));
+      const { context, store } = queueBatcherOf(instance);
+      const place = placeOf(context, {}, "queues");
+      return send(context, place, { names: ["queues"] }, (connection) =>
+        store.lists.queues(connection, names),
+      );
     }),
   );
   return merged(

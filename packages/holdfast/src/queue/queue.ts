@@ -11,11 +11,11 @@ import { checkNames, checkSignal } from "../input/options.ts";
 import { type Transaction, detached } from "../transaction/scope.ts";
 import { type Address, type Instances, instancesOf } from "../shards/shards.ts";
 import { milliseconds, sleep } from "../waiting/wait.ts";
-import { type Desk, deskOf } from "./batcher.ts";
+import { type QueueBatcher, queueBatcherOf } from "./batcher.ts";
 import { sumOfCounts } from "./list.ts";
 import { PayloadError } from "./errors.ts";
 import type { Job } from "./job.ts";
-import type { FailedJob, How, JobView, NewJob, QueueCounts, QueueSettings, Step } from "./store.ts";
+import type { FailedJob, How, JobView, NewJob, QueueCounts, QueueSettings, QueueStep } from "./store.ts";
 import { type TransactionalJob, TransactionalWorker } from "./transactional.ts";
 import { QueueWorker, type WorkOptions, type Worker, type WorkerSettings, leaveMs } from "./worker.ts";
 
@@ -177,7 +177,7 @@ export class Queue<Input, Output = Input> {
   }
 
   /** Where these jobs belong, all of them. */
-  #at(call: string, jobs: readonly NewJob[]): Desk {
+  #at(call: string, jobs: readonly NewJob[]): QueueBatcher {
     const { name } = this;
     const { sharded, all } = this.#instances;
     const addresses = jobs.flatMap(({ key, group }): Address[] => {
@@ -185,11 +185,11 @@ export class Queue<Input, Output = Input> {
       // What is in no group and has no key is counted nowhere: on an instance of one shard it is where it was put.
       return named.length === 0 && sharded ? [[name]] : named.map((each) => [name, each] as const);
     });
-    return deskOf(addresses.length === 0 ? all[0] : this.#instances.together(call, addresses));
+    return queueBatcherOf(addresses.length === 0 ? all[0] : this.#instances.together(call, addresses));
   }
 
-  get #desks(): readonly Desk[] {
-    return this.#instances.all.map((instance) => deskOf(instance));
+  get #batchers(): readonly QueueBatcher[] {
+    return this.#instances.all.map((instance) => queueBatcherOf(instance));
   }
 
   /** Several at once: each a payload, or with options of its own. All of them are added, or none. */
@@ -283,7 +283,7 @@ export class Queue<Input, Output = Input> {
   ): Worker {
     checkNames("work", options, workOptions);
     // Throws here, and not later, where nobody listens, if the engine has none.
-    for (const { store } of this.#desks) void store;
+    for (const { store } of this.#batchers) void store;
     const { concurrency = 10, signal, pollMs = 1000, ttlMs = 30_000, transactional } = options;
     const { batch = transactional ? 25 : 500 } = options;
     checkSignal(signal);
@@ -311,12 +311,12 @@ export class Queue<Input, Output = Input> {
       again: checked(name, this.#options.backoff, trouble),
       trouble,
     };
-    const started = this.#desks.map(
-      (desk) =>
-        new Starting(desk, name, this.#settings, settings.trouble, signal, (number, stop) =>
+    const started = this.#batchers.map(
+      (batcher) =>
+        new Starting(batcher, name, this.#settings, settings.trouble, signal, (number, stop) =>
           transactional
-            ? new TransactionalWorker(desk, { ...settings, number }, handler as never, stop)
-            : new QueueWorker(desk, { ...settings, number, handler: handler as never }, stop),
+            ? new TransactionalWorker(batcher, { ...settings, number }, handler as never, stop)
+            : new QueueWorker(batcher, { ...settings, number, handler: handler as never }, stop),
         ),
     );
     const [only, ...more] = started as [Starting, ...Starting[]];
@@ -340,45 +340,48 @@ export class Queue<Input, Output = Input> {
 
   /** Nothing more is claimed, by any worker; what runs goes on. */
   async pause(): Promise<void> {
-    for (const desk of this.#desks)
-      await this.#call(desk, (connection, number, how) =>
-        desk.store.administration.pause(connection, number, true, how),
+    for (const batcher of this.#batchers)
+      await this.#call(batcher, (connection, number, how) =>
+        batcher.store.administration.pause(connection, number, true, how),
       );
   }
 
   async resume(): Promise<void> {
-    for (const desk of this.#desks) {
-      await this.#call(desk, (connection, number, how) =>
-        desk.store.administration.pause(connection, number, false, how),
+    for (const batcher of this.#batchers) {
+      await this.#call(batcher, (connection, number, how) =>
+        batcher.store.administration.pause(connection, number, false, how),
       );
-      await this.#wake(desk);
+      await this.#wake(batcher);
     }
   }
 
   /** In the transaction of the same instance whose body calls, if there is one. */
-  #call<T>(desk: Desk, work: (connection: Connection, number: number, how: How) => Promise<T>): Promise<T> {
-    return desk.call({}, this.name, work);
+  #call<T>(
+    batcher: QueueBatcher,
+    work: (connection: Connection, number: number, how: How) => Promise<T>,
+  ): Promise<T> {
+    return batcher.call({}, this.name, work);
   }
 
   /** Ids are those of one database: of several, the same one may be in each. */
-  #one(call: string): Desk {
-    return deskOf(
+  #one(call: string): QueueBatcher {
+    return queueBatcherOf(
       this.#instances.only(
         `${call}: ids of jobs are those of one database, and this queue is in several. Ask the queue of that shard: queue(shards.on(key), name)`,
       ),
     );
   }
 
-  async #wake(desk: Desk): Promise<void> {
-    desk.bell.ring(this.name);
-    await this.#call(desk, async (connection) => desk.store.ring?.(connection, this.name));
+  async #wake(batcher: QueueBatcher): Promise<void> {
+    batcher.notifier.notify(this.name);
+    await this.#call(batcher, async (connection) => batcher.store.notify?.(connection, this.name));
   }
 
   /** Of all shards together, if there are several. */
   async counts(): Promise<QueueCounts> {
     const all = await Promise.all(
-      this.#desks.map((desk) =>
-        this.#call(desk, (connection, number) => desk.store.lists.counts(connection, number)),
+      this.#batchers.map((batcher) =>
+        this.#call(batcher, (connection, number) => batcher.store.lists.counts(connection, number)),
       ),
     );
     return all.reduce(sumOfCounts);
@@ -392,17 +395,17 @@ export class Queue<Input, Output = Input> {
     const { after, limit = 100 } = options;
     if (after !== undefined) checkWhole("failed", "after", after);
     checkRows("failed", "limit", limit, 100_000);
-    const desk = this.#one("failed");
-    return this.#call(desk, (connection, number) =>
-      desk.store.lists.failed(connection, number, after, limit),
+    const batcher = this.#one("failed");
+    return this.#call(batcher, (connection, number) =>
+      batcher.store.lists.failed(connection, number, after, limit),
     );
   }
 
   /** Where a job is, and how it stands; undefined if it has ended. Looks into what runs, so it is for people to ask. */
   async inspect(id: number): Promise<JobView | undefined> {
     checkWhole("inspect", "id", id);
-    const desk = this.#one("inspect");
-    return this.#call(desk, (connection, number) => desk.store.lists.find(connection, number, id));
+    const batcher = this.#one("inspect");
+    return this.#call(batcher, (connection, number) => batcher.store.lists.find(connection, number, id));
   }
 
   /**
@@ -412,18 +415,23 @@ export class Queue<Input, Output = Input> {
   async retry(ids?: number | readonly number[], options: StepOptions = {}): Promise<number> {
     checkNames("retry", options, stepOptions);
     const progress = progressOf(options);
-    for (const desk of ids === undefined ? this.#desks : [this.#one("retry")]) {
-      const { administration } = desk.store;
+    for (const batcher of ids === undefined ? this.#batchers : [this.#one("retry")]) {
+      const { administration } = batcher.store;
       const count =
         ids === undefined
-          ? await this.#steps(desk, progress, (connection, number, from, how) =>
+          ? await this.#steps(batcher, progress, (connection, number, from, how) =>
               administration.revive(connection, number, from, how),
             )
-          : await this.#chunks(desk, idsOf("retry", ids), progress, async (connection, number, some, how) => {
-              const step = await administration.revive(connection, number, { ids: some }, how);
-              return step.count;
-            });
-      if (count > 0) await this.#wake(desk);
+          : await this.#chunks(
+              batcher,
+              idsOf("retry", ids),
+              progress,
+              async (connection, number, some, how) => {
+                const step = await administration.revive(connection, number, { ids: some }, how);
+                return step.count;
+              },
+            );
+      if (count > 0) await this.#wake(batcher);
     }
     return progress.done;
   }
@@ -431,15 +439,15 @@ export class Queue<Input, Output = Input> {
   /** Failed jobs, and those that wait: gone. What runs goes on. In steps, each of which is kept. Resolves to how many. */
   async discard(ids: number | readonly number[], options: StepOptions = {}): Promise<number> {
     checkNames("discard", options, stepOptions);
-    const desk = this.#one("discard");
+    const batcher = this.#one("discard");
     const count = await this.#chunks(
-      desk,
+      batcher,
       idsOf("discard", ids),
       progressOf(options),
-      (connection, number, some, how) => desk.store.administration.discard(connection, number, some, how),
+      (connection, number, some, how) => batcher.store.administration.discard(connection, number, some, how),
     );
     // A group may have waited for one of them.
-    if (count > 0 && this.#settings.ordered) await this.#wake(desk);
+    if (count > 0 && this.#settings.ordered) await this.#wake(batcher);
     return count;
   }
 
@@ -449,23 +457,23 @@ export class Queue<Input, Output = Input> {
     const { signal, onProgress, ...which } = options;
     const older = olderThan("prune", which);
     const progress = progressOf({ signal, onProgress });
-    for (const desk of this.#desks)
-      await this.#steps(desk, progress, (connection, number, from, how) =>
-        desk.store.administration.prune(connection, number, older, from, how),
+    for (const batcher of this.#batchers)
+      await this.#steps(batcher, progress, (connection, number, from, how) =>
+        batcher.store.administration.prune(connection, number, older, from, how),
       );
     return progress.done;
   }
 
   /** By their ids, from the first to the last. */
   async #steps(
-    desk: Desk,
+    batcher: QueueBatcher,
     progress: Progress,
-    one: (connection: Connection, number: number, from: From, how: How) => Promise<Step & Partial<From>>,
+    one: (connection: Connection, number: number, from: From, how: How) => Promise<QueueStep & Partial<From>>,
   ): Promise<number> {
     const before = progress.done;
     for (let from: From | undefined = { after: 0, upTo: undefined, most: perStep }; from;) {
       const now: From = from;
-      const step: Step & Partial<From> = await this.#call(desk, (connection, number, how) =>
+      const step: QueueStep & Partial<From> = await this.#call(batcher, (connection, number, how) =>
         one(connection, number, now, how),
       );
       progress.add(step.count);
@@ -475,14 +483,14 @@ export class Queue<Input, Output = Input> {
   }
 
   async #chunks(
-    desk: Desk,
+    batcher: QueueBatcher,
     ids: readonly number[],
     progress: Progress,
     step: (connection: Connection, number: number, some: readonly number[], how: How) => Promise<number>,
   ): Promise<number> {
     for (let from = 0; from < ids.length; from += perStep)
       progress.add(
-        await this.#call(desk, (connection, number, how) =>
+        await this.#call(batcher, (connection, number, how) =>
           step(connection, number, ids.slice(from, from + perStep), how),
         ),
       );
@@ -544,20 +552,20 @@ class Starting implements Worker {
   readonly #worker: Promise<Worker | undefined>;
 
   constructor(
-    desk: Desk,
+    batcher: QueueBatcher,
     name: string,
     settings: QueueSettings,
     trouble: (error: unknown) => void,
     signal: AbortSignal | undefined,
     start: (number: number, stop: AbortSignal | undefined) => Worker,
   ) {
-    const forget = desk.home.started.add("work", (patienceMs) => this.stop({ patienceMs }));
+    const forget = batcher.context.started.add("work", (patienceMs) => this.stop({ patienceMs }));
     const stops = signal ? AbortSignal.any([signal, this.#stop.signal]) : this.#stop.signal;
     const begin = async () => {
       for (const pauses = new Pauses(100, 5000); !stops.aborted;) {
         try {
-          const number = await desk.ask((connection, how) =>
-            desk.store.open(connection, name, settings, how),
+          const number = await batcher.ask((connection, how) =>
+            batcher.store.open(connection, name, settings, how),
           );
           return stops.aborted ? undefined : start(number, signal);
         } catch (error) {
@@ -568,7 +576,7 @@ class Starting implements Worker {
       return undefined;
     };
     // Its jobs are no part of the transaction in whose body it may have been started.
-    this.#worker = detached(desk.home, begin);
+    this.#worker = detached(batcher.context, begin);
     this.done = this.#worker.then((worker) => worker?.done).finally(forget);
   }
 

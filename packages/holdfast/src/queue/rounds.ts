@@ -11,16 +11,16 @@ import { within } from "../waiting/interrupt.ts";
 import { key } from "../seam/key.ts";
 import { NoConnectionError } from "../seam/errors.ts";
 import { Pauses } from "../transaction/retry.ts";
-import type { Home } from "../transaction/scope.ts";
+import type { InstanceContext } from "../transaction/scope.ts";
 import { sleep } from "../waiting/wait.ts";
-import type { Instance, Session } from "./instance.ts";
-import type { How, QueueStore, Where } from "./store.ts";
+import type { Instance, WorkSession } from "./instance.ts";
+import type { How, QueueStore, JobPlace } from "./store.ts";
 
 /** What the rounds need of the queues of their instance. */
-interface Desk {
-  readonly home: Home<unknown, Connection>;
+interface RoundsContext {
+  readonly context: InstanceContext<unknown, Connection>;
   readonly instance: Instance;
-  readonly bell: { hears(): boolean; ring(queue: string): void };
+  readonly notifier: { hears(): boolean; notify(queue: string): void };
   readonly store: QueueStore<Connection>;
   ask<T>(work: (connection: Connection, how: How) => Promise<T>): Promise<T>;
 }
@@ -33,7 +33,7 @@ export interface Member {
   readonly ttlMs: number;
   readonly pollMs: number;
   /** While it has nothing to do: where it expects to find something. */
-  readonly idle: Where | undefined;
+  readonly idle: JobPlace | undefined;
   /** The lock that it is enlisted with. */
   lock: string | undefined;
   wake(): void;
@@ -53,7 +53,7 @@ const partMs = 1000;
 const secureMs = { least: 1000, most: 60_000 };
 
 export class Rounds {
-  readonly #desk: Desk;
+  readonly #batcher: RoundsContext;
   readonly #members = new Set<Member>();
   #stop: AbortController | undefined;
   #going: Promise<unknown> | undefined;
@@ -61,20 +61,20 @@ export class Rounds {
   #beatAt = 0;
   #sweptAt = -Infinity;
   #wholeAt = 0;
-  #held: { readonly lock: string; readonly session: Session } | undefined;
+  #held: { readonly lock: string; readonly session: WorkSession } | undefined;
 
-  constructor(desk: Desk) {
-    this.#desk = desk;
+  constructor(batcher: RoundsContext) {
+    this.#batcher = batcher;
   }
 
   /** Resolves to the number that it has from now on. */
   async enlist(member: Member): Promise<number> {
-    const { store } = this.#desk;
+    const { store } = this.#batcher;
     const { queue, ttlMs } = member;
     const name = `${hostname()} ${process.pid}`;
     for (;;) {
       const lock = this.#held?.lock;
-      const id = await this.#desk.ask((connection, how) =>
+      const id = await this.#batcher.ask((connection, how) =>
         store.workers.enlist(connection, queue, { ttlMs, name, lock }, how),
       );
       member.lock = lock;
@@ -84,7 +84,7 @@ export class Rounds {
       if (lock !== undefined) continue;
       member.lock = now;
       if (now !== undefined)
-        await this.#desk.ask((connection, how) => store.workers.locked(connection, [id], now, how));
+        await this.#batcher.ask((connection, how) => store.workers.locked(connection, [id], now, how));
       return id;
     }
   }
@@ -132,9 +132,9 @@ export class Rounds {
       [...this.#members].flatMap((member) => (member.id === undefined ? [] : [[member.id, member] as const])),
     );
     if (members.size === 0) return;
-    const { store } = this.#desk;
+    const { store } = this.#batcher;
     try {
-      const alive = await this.#desk.ask((connection, how) =>
+      const alive = await this.#batcher.ask((connection, how) =>
         store.workers.beat(connection, [...members.keys()], how),
       );
       for (const [id, member] of members)
@@ -169,7 +169,7 @@ export class Rounds {
   }
 
   #pauseMs(): number {
-    if (this.#desk.bell.hears()) return sweepMs;
+    if (this.#batcher.notifier.hears()) return sweepMs;
     const idle = [...this.#members].filter((member) => member.idle);
     return Math.min(sweepMs, ...idle.map(({ pollMs }) => pollMs));
   }
@@ -184,8 +184,8 @@ export class Rounds {
     if (!sweeps && idle.length === 0) return;
     if (sweeps) this.#sweptAt = began;
     const whole = began >= this.#wholeAt;
-    const { store, bell } = this.#desk;
-    const { jobs, queues, ready } = await this.#desk.ask((connection, how) =>
+    const { store, notifier } = this.#batcher;
+    const { jobs, queues, ready } = await this.#batcher.ask((connection, how) =>
       store.look(connection, { sweep: sweeps ? (whole ? "thorough" : "yes") : "no", idle, whole }, how),
     );
     if (whole) this.#wholeAt = performance.now() + wholeShare * (performance.now() - began);
@@ -194,8 +194,8 @@ export class Rounds {
     if (queues.length === 0) return;
     emit("holdfast:queue:recovered", () => ({ jobs, queues }));
     for (const queue of queues) {
-      bell.ring(queue);
-      await this.#desk.ask(async (connection) => store.ring?.(connection, queue));
+      notifier.notify(queue);
+      await this.#batcher.ask(async (connection) => store.notify?.(connection, queue));
     }
   }
 
@@ -204,10 +204,10 @@ export class Rounds {
    * without it, others go by signs of life alone.
    */
   async #secure(signal: AbortSignal): Promise<void> {
-    const { home, instance, store } = this.#desk;
+    const { context, instance, store } = this.#batcher;
     for (let pause = secureMs.least; !signal.aborted; pause = Math.min(pause * 2, secureMs.most)) {
       try {
-        const support = await home.sessionSupport();
+        const support = await context.sessionSupport();
         if (signal.aborted) return;
         if (isSupported(support)) {
           const lock = `holdfast:queue:workers:${randomUUID()}`;
@@ -223,7 +223,7 @@ export class Rounds {
             // From the moment at which it may be written there.
             for (const member of members) member.lock = lock;
             const ids = members.flatMap(({ id }) => id ?? []);
-            await this.#desk
+            await this.#batcher
               .ask((connection, how) => store.workers.locked(connection, ids, lock, how))
               .catch((error: unknown) => this.#trouble(error));
           }
@@ -245,7 +245,7 @@ export class Rounds {
     }
   }
 
-  async #letGo(session: Session | undefined): Promise<void> {
+  async #letGo(session: WorkSession | undefined): Promise<void> {
     try {
       await session?.[Symbol.asyncDispose]();
     } catch {

@@ -58,7 +58,7 @@ export interface ClaimCall {
   readonly queue: number;
   readonly worker: number;
   readonly most: number;
-  readonly where: Where;
+  readonly where: JobPlace;
   /** Look everywhere. */
   readonly whole: boolean;
   /** The group that was served last. */
@@ -66,14 +66,14 @@ export interface ClaimCall {
 }
 
 /** Where a worker has found jobs, and so where the next ones are expected: what is gone below is not looked at each time. */
-export interface Where {
+export interface JobPlace {
   /** By priority: nothing is expected at or below this id. */
   readonly floors: ReadonlyMap<number, number>;
   /** Nothing that was due before this moment is expected to wait for it any more. */
   readonly after: number | undefined;
 }
 
-export type Claim =
+export type JobClaim =
   | {
       readonly lease: number;
       readonly jobs: readonly ClaimedJob[];
@@ -98,10 +98,10 @@ export type Claim =
     };
 
 /** What the workers of a process that have nothing to do ask together. */
-export interface Look {
+export interface QueueLook {
   /** Look for workers that are gone; `thorough`: and for leases of workers that are not there any more. */
   readonly sweep: "no" | "yes" | "thorough";
-  readonly idle: readonly (Where & { readonly queue: number })[];
+  readonly idle: readonly (JobPlace & { readonly queue: number })[];
   /** Look for jobs everywhere. */
   readonly whole: boolean;
 }
@@ -115,7 +115,7 @@ export interface Looked {
 }
 
 /** A part of what was asked for. `last`: where to go on; undefined: that was all. */
-export interface Step {
+export interface QueueStep {
   readonly count: number;
   readonly last: number | undefined;
 }
@@ -126,7 +126,7 @@ export interface Leased {
   readonly place: number;
 }
 
-export interface Ended extends Leased {
+export interface EndedJobs extends Leased {
   readonly job: ClaimedJob;
   /** It was counted in its group when it was claimed. */
   readonly counted: boolean;
@@ -141,7 +141,7 @@ export interface Finish {
   readonly worker: number;
   /** Leases of which nothing is left. */
   readonly whole: readonly number[];
-  readonly ended: readonly Ended[];
+  readonly ended: readonly EndedJobs[];
 }
 
 export interface QueueCounts {
@@ -234,7 +234,7 @@ export interface WorkerInfo {
 export interface QueueStore<C extends Connection> {
   /** The channel on which new jobs are told, for clients that can listen; the payload is the queue's name. */
   readonly channel?: string;
-  ring?(connection: C, payload: string): Promise<void>;
+  notify?(connection: C, payload: string): Promise<void>;
   /** The number of a queue, which is made if it is new. `settings`: what a worker wants of it; the last one is right. */
   open(connection: C, name: string, settings: QueueSettings | undefined, how: How): Promise<number>;
   /**
@@ -248,13 +248,13 @@ export interface QueueStore<C extends Connection> {
     how: How & { readonly tell: string | undefined; readonly joined: boolean },
   ): Promise<readonly Added[]>;
   /** Each job is given to one worker; nobody else gets it before it comes back. */
-  claim(connection: C, call: ClaimCall, how: How): Promise<Claim>;
+  claim(connection: C, call: ClaimCall, how: How): Promise<JobClaim>;
   /** The leases that are still this worker's; what belongs to others changes nothing. Twice is as once. */
   finish(connection: C, call: Finish, how: How): Promise<ReadonlySet<number>>;
   /** What has not been started goes back as it was, without counting as an attempt. Twice is as once. */
   giveBack(connection: C, worker: number, unstarted: readonly Leased[], how: How): Promise<void>;
   /** For dead workers, whose jobs others get, and then for jobs. */
-  look(connection: C, look: Look, how: How): Promise<Looked>;
+  look(connection: C, look: QueueLook, how: How): Promise<Looked>;
 
   readonly workers: QueueWorkers<C>;
   readonly completion: QueueCompletion<C>;
@@ -323,7 +323,7 @@ export interface QueueTransactional<C extends Connection> {
     connection: C,
     queue: number,
     jobs: readonly ClaimedJob[],
-    failure: NonNullable<Ended["failure"]> | undefined,
+    failure: NonNullable<EndedJobs["failure"]> | undefined,
     how: How,
   ): Promise<void>;
 }
@@ -339,7 +339,7 @@ export interface QueueAdministration<C extends Connection> {
       | { readonly ids: readonly number[] }
       | { readonly after: number; readonly upTo: number | undefined; readonly most: number },
     how: How,
-  ): Promise<Step & { readonly upTo: number | undefined }>;
+  ): Promise<QueueStep & { readonly upTo: number | undefined }>;
   /** Jobs that have failed, or wait. Resolves to how many. */
   discard(connection: C, queue: number, ids: readonly number[], how: How): Promise<number>;
   /** Of `most` failed jobs after an id, those that are older: than a moment, or so many milliseconds, whichever is first. */
@@ -349,7 +349,7 @@ export interface QueueAdministration<C extends Connection> {
     older: { readonly before: number | undefined; readonly ageMs: number },
     from: { readonly after: number; readonly most: number },
     how: How,
-  ): Promise<Step>;
+  ): Promise<QueueStep>;
 }
 
 /** For people who look. Nothing is made, or locked, by asking. */

@@ -1,4 +1,4 @@
-import type { ClaimedJob, Where } from "./store.ts";
+import type { ClaimedJob, JobPlace } from "./store.ts";
 
 /** How far below the last one that was found the next are looked for: transactions that began earlier may end later. */
 const margin = 2000;
@@ -13,7 +13,7 @@ const cheapMs = 5;
 const perJobMs = 0.05;
 
 /** Where a worker has been, and so where to look next. */
-export class Trail implements Where {
+export class Trail implements JobPlace {
   readonly floors = new Map<number, number>();
   after: number | undefined;
   /** When to look at everything again, and how long it took the last time. */

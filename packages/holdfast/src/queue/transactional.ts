@@ -5,13 +5,13 @@ import { emit, traced } from "../events/events.ts";
 import { classify } from "../seam/failure.ts";
 import { type Scope, scopeOf } from "../transaction/scope.ts";
 import { sleep } from "../waiting/wait.ts";
-import type { Desk } from "./batcher.ts";
+import type { QueueBatcher } from "./batcher.ts";
 import { words } from "./errors.ts";
 import type { Member } from "./rounds.ts";
-import type { ClaimedJob, Where } from "./store.ts";
+import type { ClaimedJob, JobPlace } from "./store.ts";
 import { Trail } from "./trail.ts";
 import {
-  type Began,
+  type BegunJob,
   type Worker,
   type WorkerSettings,
   beginning,
@@ -59,7 +59,7 @@ const mostLosses = 3;
 const longestRestMs = 3_600_000;
 
 export class TransactionalWorker<P> implements Worker, Member {
-  readonly #desk: Desk;
+  readonly #batcher: QueueBatcher;
   readonly #settings: Omit<WorkerSettings<P>, "handler">;
   readonly #handler: (job: TransactionalJob<P>, tx: never) => unknown;
   readonly #stop = new AbortController();
@@ -87,16 +87,16 @@ export class TransactionalWorker<P> implements Worker, Member {
   readonly done: Promise<void>;
 
   constructor(
-    desk: Desk,
+    batcher: QueueBatcher,
     settings: Omit<WorkerSettings<P>, "handler">,
     handler: (job: TransactionalJob<P>, tx: never) => unknown,
     signal: AbortSignal | undefined,
   ) {
-    this.#desk = desk;
+    this.#batcher = batcher;
     this.#settings = settings;
     this.#handler = handler;
     this.done = this.#ended.promise;
-    this.#ear = desk.bell.ear(settings.queue);
+    this.#ear = batcher.notifier.ear(settings.queue);
     const onAbort = () => void this.stop();
     signal?.addEventListener("abort", onAbort, { once: true });
     if (signal?.aborted) onAbort();
@@ -142,12 +142,12 @@ export class TransactionalWorker<P> implements Worker, Member {
     return this.#settings.pollMs;
   }
 
-  get idle(): Where | undefined {
+  get idle(): JobPlace | undefined {
     return this.#resting ? this.#trail : undefined;
   }
 
   wake(): void {
-    this.#ear.ring();
+    this.#ear.notify();
   }
 
   trouble(error: unknown): void {
@@ -159,7 +159,7 @@ export class TransactionalWorker<P> implements Worker, Member {
     this.#id = undefined;
     for (let pause = 100; !this.#stop.signal.aborted; pause = Math.min(pause * 2, 5000)) {
       try {
-        this.#id = await this.#desk.rounds.enlist(this);
+        this.#id = await this.#batcher.rounds.enlist(this);
         return;
       } catch (error) {
         this.#settings.trouble(error);
@@ -169,9 +169,9 @@ export class TransactionalWorker<P> implements Worker, Member {
   }
 
   async #run(): Promise<void> {
-    const { bell, rounds, store } = this.#desk;
+    const { notifier, rounds, store } = this.#batcher;
     const { queue, concurrency, trouble } = this.#settings;
-    const silence = bell.listen();
+    const silence = notifier.listen();
     const part = rounds.join(this);
     // Whoever throws where trouble is told has been told.
     const enlisted = this.lose().catch(() => {});
@@ -185,11 +185,11 @@ export class TransactionalWorker<P> implements Worker, Member {
       await Promise.all([this.#loop(), ...others]);
     } finally {
       silence();
-      bell.forget(queue, this.#ear);
+      notifier.forget(queue, this.#ear);
       await enlisted;
       const worker = this.#id;
       if (worker !== undefined)
-        await this.#desk
+        await this.#batcher
           .ask((connection, how) => store.workers.retire(connection, worker, how))
           .catch(trouble);
       await part();
@@ -236,7 +236,7 @@ export class TransactionalWorker<P> implements Worker, Member {
   /** Resolves to how many jobs were done, or have failed. */
   #transaction(batch: number, turn: Turn): Promise<number> {
     const { number } = this.#settings;
-    const { store, instance } = this.#desk;
+    const { store, instance } = this.#batcher;
     const { signal } = this.#stop;
     return instance.transaction({ signal: this.#hard.signal }, async (tx) => {
       const scope = scopeOf(tx, "queue");
@@ -278,7 +278,7 @@ export class TransactionalWorker<P> implements Worker, Member {
       const { whole } = look;
       const what = { savepoint, most, where: this.#trail, whole, onward: this.#onward };
       const taken = await scope.work(({ connection }) =>
-        this.#desk.store.transactional.take(connection, number, what, inTransaction),
+        this.#batcher.store.transactional.take(connection, number, what, inTransaction),
       );
       jobs = taken.jobs;
       this.#onward = taken.onward ?? this.#onward;
@@ -341,8 +341,13 @@ export class TransactionalWorker<P> implements Worker, Member {
     if (idle) this.#grouped = false;
     const { after } = this.#trail;
     const ask = async () => {
-      const { soon, moment } = await this.#desk.ask((connection, how) =>
-        this.#desk.store.transactional.tend(connection, this.#settings.number, { after, whole: idle }, how),
+      const { soon, moment } = await this.#batcher.ask((connection, how) =>
+        this.#batcher.store.transactional.tend(
+          connection,
+          this.#settings.number,
+          { after, whole: idle },
+          how,
+        ),
       );
       this.#trail.moved(moment);
       return soon;
@@ -353,7 +358,7 @@ export class TransactionalWorker<P> implements Worker, Member {
 
   /** Its transaction was not committed. Whether it counts as an attempt of this job, which was alone in it. */
   #isToBlame({ id }: ClaimedJob, error: unknown): boolean {
-    if (classify(this.#desk.home.database, error) !== "lost") return true;
+    if (classify(this.#batcher.context.database, error) !== "lost") return true;
     // A server that restarts is nobody's fault. A job that ends its own connection, each time, is to come to an end.
     const count = this.#losses.job === id ? this.#losses.count + 1 : 1;
     this.#losses = { job: id, count };
@@ -365,7 +370,7 @@ export class TransactionalWorker<P> implements Worker, Member {
     scope: Scope<unknown, Connection>,
     tx: unknown,
     job: ClaimedJob,
-    began: Began | undefined,
+    began: BegunJob | undefined,
   ): Promise<boolean> {
     try {
       const { id, failures, priority, key, group, at } = job;
@@ -392,18 +397,18 @@ export class TransactionalWorker<P> implements Worker, Member {
    * over: then all of it is run again, and the job is taken again, too.
    */
   async #isOurs(scope: Scope<unknown, Connection>, error: unknown): Promise<boolean> {
-    const failure = classify(this.#desk.home.database, error, false);
+    const failure = classify(this.#batcher.context.database, error, false);
     if (failure === "deadlock" || failure === "serialization") return true;
     return scope.work(({ connection }) => Promise.resolve(connection.lost.aborted)).catch(() => true);
   }
 
   /** Its handler did not fail, but its transaction did, for example by a constraint that is checked at COMMIT. */
   async #failAlone(last: ClaimedJob, error: unknown): Promise<void> {
-    await this.#desk.instance.transaction({}, async (tx) => {
+    await this.#batcher.instance.transaction({}, async (tx) => {
       const scope = scopeOf(tx, "queue");
       const { number } = this.#settings;
       const job = await scope.work(({ connection }) =>
-        this.#desk.store.transactional.takeOne(connection, number, last, { savepoint }, inTransaction),
+        this.#batcher.store.transactional.takeOne(connection, number, last, { savepoint }, inTransaction),
       );
       if (job) await this.#putBack(scope, job, error);
     });
@@ -419,9 +424,9 @@ export class TransactionalWorker<P> implements Worker, Member {
     const failures = job.failures + 1;
     const again = failures >= attempts ? undefined : backoff(failures, error);
     await scope.work(async ({ connection }) => {
-      await this.#desk.home.database.engine.savepoint(connection, savepoint, "rollback");
+      await this.#batcher.context.database.engine.savepoint(connection, savepoint, "rollback");
       const failure = { error: words(error), again };
-      await this.#desk.store.transactional.settle(connection, number, [job], failure, inTransaction);
+      await this.#batcher.store.transactional.settle(connection, number, [job], failure, inTransaction);
     });
     emit("holdfast:queue:failed", () => ({ queue, job: job.id, attempt: failures, ...times, again, error }));
   }

@@ -5,11 +5,11 @@ import { classify } from "../seam/failure.ts";
 import { Pauses, rolledBack } from "../transaction/retry.ts";
 import { emit, heard, traced } from "../events/events.ts";
 import { sleep } from "../waiting/wait.ts";
-import type { Desk } from "./batcher.ts";
+import type { QueueBatcher } from "./batcher.ts";
 import { JobLostError, words } from "./errors.ts";
-import { type Batch, type Job, JobOf, type Keeper } from "./job.ts";
+import { type JobBatch, type Job, JobOf, type JobKeeper } from "./job.ts";
 import type { Member } from "./rounds.ts";
-import type { ClaimedJob, Ended, How, Leased, Where } from "./store.ts";
+import type { ClaimedJob, EndedJobs, How, Leased, JobPlace } from "./store.ts";
 import { Trail } from "./trail.ts";
 
 export interface WorkOptions {
@@ -65,25 +65,25 @@ const roomMs = { least: 50, most: 1000 };
 const fairLength = 8 * 1024 * 1024;
 
 interface Item {
-  readonly batch: Batch;
+  readonly batch: JobBatch;
   readonly place: number;
   readonly job: ClaimedJob;
   /** When its handler was called, if somebody wants to know. */
-  began?: Began;
+  began?: BegunJob;
 }
 
 /** By the clock of the day, and by the one that never jumps. */
-export interface Began {
+export interface BegunJob {
   readonly date: number;
   readonly ms: number;
 }
 
-export function beginning(): Began | undefined {
+export function beginning(): BegunJob | undefined {
   if (!heard("holdfast:queue:done") && !heard("holdfast:queue:failed")) return undefined;
   return { date: Date.now(), ms: performance.now() };
 }
 
-export function timesOf(job: ClaimedJob, began: Began): { waitedMs: number; durationMs: number } {
+export function timesOf(job: ClaimedJob, began: BegunJob): { waitedMs: number; durationMs: number } {
   return { waitedMs: Math.max(0, began.date - job.at), durationMs: performance.now() - began.ms };
 }
 
@@ -104,8 +104,8 @@ export interface WorkerSettings<P> {
   readonly trouble: (error: unknown) => void;
 }
 
-export class QueueWorker<P> implements Worker, Keeper, Member {
-  readonly #desk: Desk;
+export class QueueWorker<P> implements Worker, JobKeeper, Member {
+  readonly #batcher: QueueBatcher;
   readonly #settings: WorkerSettings<P>;
   readonly done: Promise<void>;
   readonly #ended = Promise.withResolvers<void>();
@@ -115,8 +115,8 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
   #next = 0;
   #running = 0;
   #size: number;
-  #batches = new Set<Batch>();
-  #results: Ended[] = [];
+  #batches = new Set<JobBatch>();
+  #results: EndedJobs[] = [];
   #whole: number[] = [];
   #flushing: Promise<void> | undefined;
   #partTimer: NodeJS.Timeout | undefined;
@@ -149,12 +149,12 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
   lock: string | undefined;
   #losing: Promise<void> | undefined;
 
-  constructor(desk: Desk, settings: WorkerSettings<P>, signal: AbortSignal | undefined) {
-    this.#desk = desk;
+  constructor(batcher: QueueBatcher, settings: WorkerSettings<P>, signal: AbortSignal | undefined) {
+    this.#batcher = batcher;
     this.#settings = settings;
     this.#size = Math.min(settings.concurrency, settings.most);
     this.done = this.#ended.promise;
-    this.#ear = desk.bell.ear(settings.queue);
+    this.#ear = batcher.notifier.ear(settings.queue);
     const onAbort = () => void this.stop();
     signal?.addEventListener("abort", onAbort, { once: true });
     void this.#run()
@@ -186,12 +186,12 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
     return this.#settings.pollMs;
   }
 
-  get idle(): Where | undefined {
+  get idle(): JobPlace | undefined {
     return this.#resting ? this.#trail : undefined;
   }
 
   wake(): void {
-    this.#ear.ring();
+    this.#ear.notify();
   }
 
   trouble(error: unknown): void {
@@ -199,7 +199,7 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
   }
 
   complete(connection: Connection, job: Leased): Promise<boolean> {
-    return this.#desk.store.completion.complete(connection, this.#id ?? 0, job, inTransaction);
+    return this.#batcher.store.completion.complete(connection, this.#id ?? 0, job, inTransaction);
   }
 
   async stop({ patienceMs = 30_000 }: { readonly patienceMs?: number } = {}): Promise<void> {
@@ -233,15 +233,15 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
   }
 
   async #run(): Promise<void> {
-    const silence = this.#desk.bell.listen();
-    this.#part = this.#desk.rounds.join(this);
+    const silence = this.#batcher.notifier.listen();
+    this.#part = this.#batcher.rounds.join(this);
     try {
       await this.#enlist();
       await this.#work();
     } finally {
       clearTimeout(this.#partTimer);
       silence();
-      this.#desk.bell.forget(this.#settings.queue, this.#ear);
+      this.#batcher.notifier.forget(this.#settings.queue, this.#ear);
       if (!this.#left)
         await this.#retire().catch((error: unknown) => this.#left || this.#settings.trouble(error));
       await this.#part();
@@ -317,20 +317,20 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
   }
 
   async #claimSome(asked: number): Promise<Rest | undefined> {
-    const { store } = this.#desk;
+    const { store } = this.#batcher;
     const { number, concurrency } = this.#settings;
     const worker = this.#id;
     if (worker === undefined) return undefined;
     const look = this.#trail.look();
     this.#ear.rung = false;
-    const claimed = await this.#desk
+    const claimed = await this.#batcher
       .ask((connection, how) => {
         const where = this.#trail;
         const call = { queue: number, worker, most: asked, where, whole: look.whole, onward: this.#onward };
         return store.claim(connection, call, how);
       })
       .catch((error: unknown) => {
-        const failure = classify(this.#desk.home.database, error);
+        const failure = classify(this.#batcher.context.database, error);
         if (failure === undefined || !rolledBack.has(failure))
           this.#astray = { until: performance.now() + astrayForMs, at: 0 };
         // Whatever it was: not the same again for ever.
@@ -377,7 +377,7 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
       Math.min(2 * this.#bearable, Math.floor((fairLength * jobs.length) / length)),
     );
     if (worker === this.#id) this.#leases.add(lease);
-    const batch: Batch = {
+    const batch: JobBatch = {
       lease,
       counted,
       asked,
@@ -403,11 +403,11 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
   async #fetchAstray(): Promise<void> {
     while (this.#asking > 0 && !this.#left) await sleep(5);
     this.#astray.at = performance.now() + astrayMs;
-    const { store } = this.#desk;
+    const { store } = this.#batcher;
     const worker = this.#id;
     if (worker === undefined) return;
     try {
-      const jobs = await this.#desk.ask((connection, how) =>
+      const jobs = await this.#batcher.ask((connection, how) =>
         store.workers.astray(connection, worker, [...this.#leases], how),
       );
       if (jobs.length > 0) await this.#giveBack(worker, jobs);
@@ -417,16 +417,16 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
   }
 
   async #giveBack(worker: number, jobs: readonly Leased[]): Promise<void> {
-    const { store, bell } = this.#desk;
+    const { store, notifier } = this.#batcher;
     const { queue, trouble } = this.#settings;
     const giving = (connection: Connection, how: How) => store.giveBack(connection, worker, jobs, how);
-    await this.#desk.ask(giving, queue, true);
-    bell.ring(queue);
-    await this.#desk.ask(async (connection) => store.ring?.(connection, queue)).catch(trouble);
+    await this.#batcher.ask(giving, queue, true);
+    notifier.notify(queue);
+    await this.#batcher.ask(async (connection) => store.notify?.(connection, queue)).catch(trouble);
   }
 
   /** Larger batches of what is quickly done, smaller ones of what is not. */
-  #learn({ began, asked, size }: Batch): void {
+  #learn({ began, asked, size }: JobBatch): void {
     const { concurrency, most } = this.#settings;
     const took = performance.now() - began;
     if (took < shortMs && size * 2 >= asked)
@@ -520,7 +520,7 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
     const { batch, place } = item;
     for (let pause = 50; !batch.lost && !this.#left; pause = Math.min(pause * 2, 5000)) {
       try {
-        const committed = await this.#desk.completed({ lease: batch.lease, place });
+        const committed = await this.#batcher.completed({ lease: batch.lease, place });
         const rolledBack = () =>
           this.#failure(
             item,
@@ -536,7 +536,7 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
     this.#release();
   }
 
-  #settle({ batch, job, place, began }: Item, failure: Ended["failure"], marked = false): void {
+  #settle({ batch, job, place, began }: Item, failure: EndedJobs["failure"], marked = false): void {
     if (!failure && began)
       emit("holdfast:queue:done", () => ({
         queue: this.#settings.queue,
@@ -554,7 +554,7 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
     } else this.#partTimer ??= setTimeout(() => void this.#flush(), partMs);
   }
 
-  #failure({ job, began }: Item, error: unknown): NonNullable<Ended["failure"]> {
+  #failure({ job, began }: Item, error: unknown): NonNullable<EndedJobs["failure"]> {
     const failures = job.failures + 1;
     const again = failures >= this.#settings.attempts ? undefined : this.#settings.again(failures, error);
     emit("holdfast:queue:failed", () => ({
@@ -592,15 +592,15 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
     const write = async () => {
       for (const pauses = new Pauses(50, 5000); ;) {
         try {
-          const ours = await this.#desk.ask((connection, how) =>
-            this.#desk.store.finish(connection, { queue: number, worker, whole, ended }, how),
+          const ours = await this.#batcher.ask((connection, how) =>
+            this.#batcher.store.finish(connection, { queue: number, worker, whole, ended }, how),
           );
           for (const lease of whole) this.#leases.delete(lease);
           // One that waits for its next attempt may be the first that is due.
-          if (ended.some(({ failure }) => failure)) this.#desk.bell.ring(this.#settings.queue);
+          if (ended.some(({ failure }) => failure)) this.#batcher.notifier.notify(this.#settings.queue);
           // There is room again, here and for others.
           if (this.#settings.limited || ended.some(({ counted, job }) => counted && job.group !== undefined))
-            void this.#desk.tell(this.#settings.queue).catch(this.#settings.trouble);
+            void this.#batcher.tell(this.#settings.queue).catch(this.#settings.trouble);
           const gone = new Set(ended.map(({ lease }) => lease).filter((lease) => !ours.has(lease)));
           for (const batch of this.#batches) if (gone.has(batch.lease)) this.#drop(batch);
           return;
@@ -620,7 +620,7 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
     return this.#flushing;
   }
 
-  #drop(batch: Batch): void {
+  #drop(batch: JobBatch): void {
     batch.lost = new JobLostError(this.#settings.queue, 0);
     this.#leases.delete(batch.lease);
     this.#batches.delete(batch);
@@ -630,7 +630,7 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
   async #enlist(): Promise<void> {
     for (const pauses = new Pauses(100, 5000); !this.#stop.signal.aborted;) {
       try {
-        this.#id = await this.#desk.rounds.enlist(this);
+        this.#id = await this.#batcher.rounds.enlist(this);
         return;
       } catch (error) {
         this.#settings.trouble(error);
@@ -683,7 +683,9 @@ export class QueueWorker<P> implements Worker, Keeper, Member {
       while (this.#results.length + this.#whole.length > 0 || this.#flushing) await this.#flush();
       const worker = this.#id;
       if (worker !== undefined)
-        await this.#desk.ask((connection, how) => this.#desk.store.workers.retire(connection, worker, how));
+        await this.#batcher.ask((connection, how) =>
+          this.#batcher.store.workers.retire(connection, worker, how),
+        );
     } finally {
       clearTimeout(impatient);
     }

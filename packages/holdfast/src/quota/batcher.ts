@@ -1,15 +1,15 @@
 /** Where calls of one instance come together, are sent as one statement, and get their own answers. */
 import { Batcher } from "../batch/batcher.ts";
 import { Remembered } from "../batch/remembered.ts";
-import { type About, type CallOptions, type Sent, placeOf, send } from "../batch/calls.ts";
+import { type CallAbout, type CallOptions, type Sent, placeOf, send } from "../batch/calls.ts";
 import { require } from "../seam/capabilities.ts";
 import type { Connection } from "../seam/database.ts";
-import { type Home, homeOf } from "../transaction/scope.ts";
+import { type InstanceContext, homeOf } from "../transaction/scope.ts";
 import type { How } from "../seam/store.ts";
-import type { Bucket, Definition, Late, Quotas, Use, Verdict } from "./store.ts";
+import type { Bucket, Definition, Late, Quotas, Use, UseVerdict } from "./store.ts";
 
 /** One limit of one call. */
-export interface Part {
+export interface UsePart {
   readonly quota: { readonly name: string; definition(now: number): Definition };
   readonly subject: string;
   readonly limit: number | undefined;
@@ -29,25 +29,25 @@ const most = 256;
 const inFlight = 2;
 /** Of 64 callers, two batches of 32 at once were no faster than one: what each costs by itself is as much as 30 calls. */
 const together = 64;
-const desks = new WeakMap<object, Desk>();
+const batchers = new WeakMap<object, QuotaBatcher>();
 
-export function deskOf(hf: unknown): Desk {
-  const home = homeOf(hf, "quota");
-  let desk = desks.get(home);
-  if (!desk) desks.set(home, (desk = new Desk(home)));
-  return desk;
+export function quotaBatcherOf(hf: unknown): QuotaBatcher {
+  const context = homeOf(hf, "quota");
+  let batcher = batchers.get(context);
+  if (!batcher) batchers.set(context, (batcher = new QuotaBatcher(context)));
+  return batcher;
 }
 
-export class Desk {
-  readonly home: Home<unknown, Connection>;
-  readonly #batcher: Batcher<readonly Part[], readonly Verdict[]>;
+export class QuotaBatcher {
+  readonly context: InstanceContext<unknown, Connection>;
+  readonly #batcher: Batcher<readonly UsePart[], readonly UseVerdict[]>;
   readonly #known = new Remembered();
   /** The database's clock, ahead of ours. */
   #skew = 0;
 
-  constructor(home: Home<unknown, Connection>) {
-    this.home = home;
-    this.#batcher = new Batcher(home, {
+  constructor(context: InstanceContext<unknown, Connection>) {
+    this.context = context;
+    this.#batcher = new Batcher(context, {
       call: "quota",
       inFlight,
       most,
@@ -58,11 +58,11 @@ export class Desk {
   }
 
   get store(): Quotas<Connection> {
-    return require(this.home.database.engine.quotas, "quota");
+    return require(this.context.database.engine.quotas, "quota");
   }
 
   /** All of these or none, of one call. */
-  consume(parts: readonly Part[], options: CallOptions): Promise<readonly Verdict[]> {
+  consume(parts: readonly UsePart[], options: CallOptions): Promise<readonly UseVerdict[]> {
     return this.#batcher.add(parts, options);
   }
 
@@ -70,10 +70,10 @@ export class Desk {
   async alone<T extends object>(
     options: CallOptions | undefined,
     work: (connection: Connection, now: number, how: How) => T | Late | Promise<T | Late>,
-    about: About & { readonly ms?: number },
+    about: CallAbout & { readonly ms?: number },
   ): Promise<T> {
-    const place = placeOf(this.home, options ?? {}, "quota");
-    return send(this.home, place, about, async (connection, how) => {
+    const place = placeOf(this.context, options ?? {}, "quota");
+    return send(this.context, place, about, async (connection, how) => {
       for (;;) {
         const answer = await work(connection, Date.now() + this.#skew, how);
         if (!("late" in answer)) return answer;
@@ -84,12 +84,12 @@ export class Desk {
 
   async #decide(
     connection: Connection,
-    calls: readonly (readonly Part[])[],
+    calls: readonly (readonly UsePart[])[],
     { again, waitMs, free }: Sent,
-  ): Promise<(readonly Verdict[])[]> {
+  ): Promise<(readonly UseVerdict[])[]> {
     for (let make = false; ; make = true) {
       const definitions: Definition[] = [];
-      const places = new Map<Part["quota"], number>();
+      const places = new Map<UsePart["quota"], number>();
       const buckets: Bucket[] = [];
       const bucketPlaces = new Map<string, number>();
       const uses: Use[] = [];
@@ -128,9 +128,9 @@ export class Desk {
   }
 }
 
-const nameOf = ({ quota, subject }: Part) => `${quota.name}\0${subject}`;
+const nameOf = ({ quota, subject }: UsePart) => `${quota.name}\0${subject}`;
 
-function aboutOf(parts: readonly Part[]): About {
+function aboutOf(parts: readonly UsePart[]): CallAbout {
   const [first] = parts;
   return {
     names: parts.map(({ quota, subject }) => `quota ${quota.name}:${subject}`),

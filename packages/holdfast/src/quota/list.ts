@@ -4,7 +4,7 @@ import { merged } from "../shards/merged.ts";
 import { checkNames } from "../input/options.ts";
 import type { How, Soon } from "../seam/store.ts";
 import { instancesOf } from "../shards/shards.ts";
-import { deskOf } from "./batcher.ts";
+import { quotaBatcherOf } from "./batcher.ts";
 import { type Subject, textOf } from "./quota.ts";
 import type { QuotaInfo, QuotaLists, StoredBucket } from "./store.ts";
 
@@ -30,10 +30,10 @@ async function eachOf<T>(
 ): Promise<readonly T[][]> {
   return Promise.all(
     instancesOf(hf, "quota").all.map(async (instance) => {
-      const desk = deskOf(instance);
-      const { found } = await desk.alone(
+      const batcher = quotaBatcherOf(instance);
+      const { found } = await batcher.alone(
         undefined,
-        async (connection, _, how) => ({ found: await ask(connection, desk.store.lists, how) }),
+        async (connection, _, how) => ({ found: await ask(connection, batcher.store.lists, how) }),
         { names: ["quotas"] },
       );
       return [...found];

@@ -24,9 +24,9 @@ import { type Instances, instancesOf } from "../shards/shards.ts";
 import type { Transaction } from "../transaction/scope.ts";
 import type { Transactor } from "../transaction/transaction.ts";
 import { type Trust, checkTrust } from "../input/trust.ts";
-import { type Desk, type Part, deskOf } from "./batcher.ts";
+import { type QuotaBatcher, type UsePart, quotaBatcherOf } from "./batcher.ts";
 import { QuotaError, QuotaExceededError } from "./errors.ts";
-import type { Amended, Amendment, Definition, Entry, Standing, Verdict } from "./store.ts";
+import type { Amended, Amendment, Definition, QuotaEntry, BucketStanding, UseVerdict } from "./store.ts";
 import { type Period, type Span, spanOf, startsAround } from "../time/windows.ts";
 import { checkZone } from "../time/zone.ts";
 
@@ -268,7 +268,7 @@ export class Quota {
     checkNames("consume", options, entryOptions);
     const part = await this.part(subject, amount, options, undefined);
     const [verdict] = await this.#at(part.subject).consume([part], options);
-    return this.answer(part, verdict as Verdict);
+    return this.answer(part, verdict as UseVerdict);
   }
 
   /** Keeps some apart, for what is not known yet: settle it at what it came to, or release it. */
@@ -278,7 +278,7 @@ export class Quota {
     checkSpan("hold", "holdFor", holdFor);
     const part = await this.part(subject, amount, options, holdFor);
     const [verdict] = await this.#at(part.subject).consume([part], options);
-    const answer = granted(this.answer(part, verdict as Verdict));
+    const answer = granted(this.answer(part, verdict as UseVerdict));
     return {
       ...answer,
       settle: (actual, more) => this.settle(subject, answer.id, actual, more),
@@ -354,10 +354,10 @@ export class Quota {
   async grants(subject: Subject, options: ReadOptions = {}): Promise<readonly Grant[]> {
     checkNames("grants", options, new Set(readNames));
     const bucket = { quota: this.name, subject: textOf(subject) };
-    const desk = this.#at(bucket.subject);
-    const { grants } = await desk.alone(
+    const batcher = this.#at(bucket.subject);
+    const { grants } = await batcher.alone(
       options,
-      async (connection, _, how) => ({ grants: await desk.store.lists.grants(connection, bucket, how) }),
+      async (connection, _, how) => ({ grants: await batcher.store.lists.grants(connection, bucket, how) }),
       { names: [this.#nameOf(bucket.subject)] },
     );
     return grants.map(({ id, amount, spent, priority, until, over, at }) => ({
@@ -409,10 +409,10 @@ export class Quota {
   async peek(subject: Subject, options: ReadOptions = {}): Promise<QuotaStanding> {
     checkNames("peek", options, new Set(readNames));
     const bucket = { quota: this.name, subject: textOf(subject), limit: await this.#limitOf(subject) };
-    const desk = this.#at(bucket.subject);
-    const found = await desk.alone(
+    const batcher = this.#at(bucket.subject);
+    const found = await batcher.alone(
       options,
-      (connection, now, how) => desk.store.peek(connection, this.definition(now), bucket, how),
+      (connection, now, how) => batcher.store.peek(connection, this.definition(now), bucket, how),
       { names: [this.#nameOf(bucket.subject)] },
     );
     return this.#standing(found);
@@ -451,11 +451,11 @@ export class Quota {
       );
     const bucket = { quota: this.name, subject: textOf(subject), limit: await this.#limitOf(subject) };
     const repair = options.repair ? { id: randomUUID(), trust } : undefined;
-    const desk = this.#at(bucket.subject);
-    const { findings, entries, repaired } = await desk.alone(
+    const batcher = this.#at(bucket.subject);
+    const { findings, entries, repaired } = await batcher.alone(
       undefined,
       (connection, now, how) =>
-        desk.store.upkeep.reconcile(connection, this.definition(now), bucket, repair, how),
+        batcher.store.upkeep.reconcile(connection, this.definition(now), bucket, repair, how),
       { names: [this.#nameOf(bucket.subject)], id: repair?.id, ms: patienceMs },
     );
     return { ok: findings.length === 0, entries, findings, repaired };
@@ -474,15 +474,15 @@ export class Quota {
     let entries = 0;
     const broken: string[] = [];
     for (const instance of this.#instances.all) {
-      const desk = deskOf(instance);
+      const batcher = quotaBatcherOf(instance);
       let { before } = older;
       let from: string | undefined;
       do {
         signal?.throwIfAborted();
         const what = { before, ageMs, from, most: 2000 };
-        const done = await desk.alone(
+        const done = await batcher.alone(
           undefined,
-          (connection, _, how) => desk.store.upkeep.rollUp(connection, this.name, what, how),
+          (connection, _, how) => batcher.store.upkeep.rollUp(connection, this.name, what, how),
           { names: [`quota ${this.name}`] },
         );
         entries += done.gone;
@@ -499,8 +499,8 @@ export class Quota {
   }
 
   /** Where a subject is. */
-  #at(subject: string): Desk {
-    return deskOf(this.#instances.at(this.name, subject));
+  #at(subject: string): QuotaBatcher {
+    return quotaBatcherOf(this.#instances.at(this.name, subject));
   }
 
   /** @internal */
@@ -509,7 +509,7 @@ export class Quota {
     amount: number,
     options: EntryOptions,
     holdMs: number | undefined,
-  ): Promise<Part> {
+  ): Promise<UsePart> {
     checkAmount(amount);
     const { limit } = this.#options;
     const given = options.id === undefined ? randomUUID() : options.id;
@@ -527,7 +527,7 @@ export class Quota {
   }
 
   /** @internal */
-  answer(part: Part, verdict: Verdict): Granted | Denied {
+  answer(part: UsePart, verdict: UseVerdict): Granted | Denied {
     const standing = this.#standing(verdict);
     const { given: id, amount, subject } = part;
     if (verdict.kind === "conflict") throw conflict(this.name, subject, id);
@@ -596,13 +596,13 @@ export class Quota {
     before: number | undefined,
     most: number,
     options: ReadOptions,
-  ): Promise<readonly Entry[]> {
+  ): Promise<readonly QuotaEntry[]> {
     const bucket = { quota: this.name, subject: textOf(subject) };
-    const desk = this.#at(bucket.subject);
-    const { entries } = await desk.alone(
+    const batcher = this.#at(bucket.subject);
+    const { entries } = await batcher.alone(
       options,
       async (connection, _, how) => ({
-        entries: await desk.store.lists.entries(connection, bucket, { below: before, most }, how),
+        entries: await batcher.store.lists.entries(connection, bucket, { below: before, most }, how),
       }),
       { names: [this.#nameOf(bucket.subject)] },
     );
@@ -618,11 +618,11 @@ export class Quota {
     const text = textOf(subject);
     const bucket = { quota: this.name, subject: text, limit: await this.#limitOf(subject) };
     const details = detailsOf(options);
-    const desk = this.#at(text);
-    const done = await desk.alone(
+    const batcher = this.#at(text);
+    const done = await batcher.alone(
       options,
       (connection, now, how) =>
-        desk.store.amend(connection, { ...what, definition: this.definition(now), bucket, details }, how),
+        batcher.store.amend(connection, { ...what, definition: this.definition(now), bucket, details }, how),
       {
         names: [this.#nameOf(text)],
         id: what.id,
@@ -674,7 +674,7 @@ export class Quota {
     return found === Infinity ? undefined : found;
   }
 
-  #standing({ used, held, credit, limit = Infinity, at }: Standing): QuotaStanding {
+  #standing({ used, held, credit, limit = Infinity, at }: BucketStanding): QuotaStanding {
     return {
       used,
       held,
@@ -693,7 +693,7 @@ export class Quota {
     return next === undefined ? undefined : new Date(next);
   }
 
-  #retryAfter(amount: number, { retry, limit = Infinity, credit, at }: Verdict): number | undefined {
+  #retryAfter(amount: number, { retry, limit = Infinity, credit, at }: UseVerdict): number | undefined {
     const { over = "reject" } = this.#options;
     const most = limit + (over === "reject" ? 0 : over === "record" ? Infinity : over) + credit;
     if (amount > most || retry === undefined || retry === "never") return undefined;
@@ -707,7 +707,7 @@ export class Quota {
   #exceeded(
     subject: string,
     amount: number,
-    standing: Standing,
+    standing: BucketStanding,
     retryAfter: number | undefined,
   ): QuotaExceededError {
     return new QuotaExceededError({
@@ -795,8 +795,8 @@ export class QuotaSet {
       "quota.all",
       named.map(({ quota: { name }, subject }) => [name, subject]),
     );
-    const verdicts = await deskOf(place).consume(named, options);
-    const answers = this.#quotas.map((one, i) => one.answer(named[i] as Part, verdicts[i] as Verdict));
+    const verdicts = await quotaBatcherOf(place).consume(named, options);
+    const answers = this.#quotas.map((one, i) => one.answer(named[i] as UsePart, verdicts[i] as UseVerdict));
     const refused = verdicts.findIndex(({ kind, retry }) => kind === "refused" && retry !== undefined);
     const denied = answers[refused];
     if (denied && !denied.granted) return { granted: false, denied, all: answers as Denied[] };
@@ -852,7 +852,7 @@ function detailsOf({ by, source, reference, metadata }: EntryOptions): string | 
   return checkJson("quota", "metadata", { by, source, reference, metadata });
 }
 
-function shown(entry: Entry): HistoryEntry {
+function shown(entry: QuotaEntry): HistoryEntry {
   const { delta: _, forgotten: __, details, at, kind, ...rest } = entry;
   return { ...rest, kind: kind as HistoryEntry["kind"], at: new Date(at), ...(details as object) };
 }

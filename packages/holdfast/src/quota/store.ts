@@ -43,7 +43,7 @@ export interface Use {
   readonly details: string | undefined;
 }
 
-export interface Batch {
+export interface UseBatch {
   readonly definitions: readonly Definition[];
   readonly buckets: readonly Bucket[];
   readonly uses: readonly Use[];
@@ -53,7 +53,7 @@ export interface Batch {
   readonly look: boolean;
 }
 
-export interface Standing {
+export interface BucketStanding {
   readonly used: number;
   readonly held: number;
   readonly credit: number;
@@ -63,7 +63,7 @@ export interface Standing {
   readonly at: number;
 }
 
-export interface Verdict extends Standing {
+export interface UseVerdict extends BucketStanding {
   /** `before`: this id was granted earlier; `conflict`: it was used for something else. */
   readonly kind: "granted" | "refused" | "before" | "conflict";
   /** Microseconds until it may be granted: of the one that was the reason of a refusal. */
@@ -72,7 +72,7 @@ export interface Verdict extends Standing {
 
 /** `missing`: buckets are not there, or the clocks differ so much that the window is not among those that were named. */
 export type Verdicts =
-  | { readonly missing: false; readonly at: number; readonly verdicts: readonly Verdict[] }
+  | { readonly missing: false; readonly at: number; readonly verdicts: readonly UseVerdict[] }
   | { readonly missing: true; readonly at: number };
 
 export type Amendment = {
@@ -97,7 +97,7 @@ export type Amendment = {
   | { readonly kind: "reset" }
 );
 
-export interface Amended extends Standing {
+export interface Amended extends BucketStanding {
   readonly kind: "done" | "before" | "conflict" | "refused" | "unknown" | "too much";
   readonly amount: number;
 }
@@ -107,7 +107,7 @@ export interface Late {
   readonly late: number;
 }
 
-export interface Entry {
+export interface QuotaEntry {
   readonly version: number;
   /** The first of those that it stands for: its own version, if it is not a roll-up. */
   readonly first: number;
@@ -178,14 +178,14 @@ export interface RollUp {
 }
 
 export interface Quotas<C extends Connection> {
-  consume(connection: C, batch: Batch, how: How): Soon<Verdicts>;
+  consume(connection: C, batch: UseBatch, how: How): Soon<Verdicts>;
   amend(connection: C, amendment: Amendment, how: How): Soon<Amended | Late>;
   peek(
     connection: C,
     definition: Definition,
     bucket: Omit<Bucket, "definition">,
     how: How,
-  ): Soon<(Standing & { readonly plan: string | undefined }) | Late>;
+  ): Soon<(BucketStanding & { readonly plan: string | undefined }) | Late>;
   readonly lists: QuotaLists<C>;
   readonly upkeep: QuotaUpkeep<C>;
 }
@@ -213,7 +213,7 @@ export interface QuotaLists<C extends Connection> {
     bucket: Pick<Bucket, "quota" | "subject">,
     which: { readonly below: number | undefined; readonly most: number },
     how: How,
-  ): Soon<readonly Entry[]>;
+  ): Soon<readonly QuotaEntry[]>;
 }
 
 /** Whether the ledger adds up to what is counted, and what is old made short. */

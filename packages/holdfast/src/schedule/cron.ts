@@ -6,10 +6,10 @@ import { createRequire } from "node:module";
 import { UsageError, message } from "../seam/errors.ts";
 import { self } from "../context/self.ts";
 import { ScheduleError } from "./errors.ts";
-import type { Wanted } from "../time/zone.ts";
+import type { WantedTime } from "../time/zone.ts";
 
-export interface Pattern {
-  readonly next: Wanted;
+export interface CronPattern {
+  readonly next: WantedTime;
   /**
    * Times of the day are named one by one, and each of them is to come once. Otherwise there is a star in the seconds, the
    * minutes or the hours: it goes on whenever the clock shows such a time.
@@ -41,7 +41,7 @@ const probed: readonly [pattern: string, ...times: (string | undefined)[]][] = [
 const fit = new WeakSet<object>();
 
 /** What croner, the module, makes of a pattern. */
-export function readPattern(croner: object, pattern: string): Pattern {
+export function readPattern(croner: object, pattern: string): CronPattern {
   if (!fit.has(croner)) {
     const wrong = unfit(croner as Croner);
     if (wrong) {
@@ -77,7 +77,7 @@ function spelled(fields: readonly string[]): string {
     .join(" ");
 }
 
-function nextOf({ Cron }: Croner, pattern: string): Wanted {
+function nextOf({ Cron }: Croner, pattern: string): WantedTime {
   // Not `timezone: "UTC"`, which is the same and takes versions before 11 ten times as long.
   const cron = new Cron(pattern, { utcOffset: 0, paused: true });
   return (wall) => cron.nextRun(new Date(wall))?.getTime();

@@ -31,7 +31,7 @@
  * **A claim is renewed** while the run is `running` with the same fence. **A run is ended** by whoever has that: `done`, or
  * `failed`; with another attempt to come it is `waiting` until then. An attempt that is not to count is taken off.
  */
-import type { Due, Ending, Overlap, RunState, Step } from "./store.ts";
+import type { Due, RunEnding, Overlap, RunState, ScheduleStep } from "./store.ts";
 
 const millisecond = 1000;
 
@@ -119,7 +119,7 @@ const micro = (ms: number): number => Math.round(ms * millisecond);
 
 const floorMs = (at: number): number => Math.floor(at / millisecond) * millisecond;
 
-function isDue({ last, paused }: StoredSchedule, wish: Step["wish"], now: number): wish is Due {
+function isDue({ last, paused }: StoredSchedule, wish: ScheduleStep["wish"], now: number): wish is Due {
   return (
     typeof wish === "object" &&
     !paused &&
@@ -129,7 +129,7 @@ function isDue({ last, paused }: StoredSchedule, wish: Step["wish"], now: number
   );
 }
 
-export function decideStep(view: StepView, step: Step): StepDecided {
+export function decideStep(view: StepView, step: ScheduleStep): StepDecided {
   const { now, schedule, lock, open } = view;
   if (!schedule)
     return { need: { make: { name: step.schedule, last: floorMs(now), decisions: 0, paused: false } } };
@@ -161,7 +161,7 @@ function verdict(
 /** What a step comes to, under the lock of its schedule. */
 class Draft {
   readonly #view: StepView;
-  readonly #step: Step;
+  readonly #step: ScheduleStep;
   #schedule: StoredSchedule;
   /** As they will be: those that are open, and those that were. */
   readonly #runs: Map<StoredRun, StoredRun>;
@@ -172,7 +172,7 @@ class Draft {
   claimed: StoredRun | undefined;
   need: StepNeed | undefined;
 
-  constructor(view: StepView, schedule: StoredSchedule, step: Step) {
+  constructor(view: StepView, schedule: StoredSchedule, step: ScheduleStep) {
     this.#view = view;
     this.#step = step;
     this.#schedule = schedule;
@@ -359,7 +359,7 @@ export function decideRenew(
 export function decideEnd(
   { now, run }: Omit<RunView, "lock">,
   fence: number,
-  ending: Ending,
+  ending: RunEnding,
 ): { readonly verdict: "ended" | "before" | "lost"; readonly update?: StoredRun } {
   const held = heldBy(fence, run);
   if (!held) {
@@ -379,7 +379,7 @@ export function decideEnd(
 }
 
 /** With the first tick that is missed if it is granted, and the first that is not. */
-export interface Wish extends Due {
+export interface ScheduleWish extends Due {
   readonly missed: readonly [number, number];
 }
 
@@ -405,7 +405,7 @@ export function wishFor(
   catchUp: "none" | "last" | "all",
   graceMs: number,
   { after, now, first, tick, next }: Candidates,
-): Wish {
+): ScheduleWish {
   if (catchUp === "all") return { tick, after, before: undefined, run: true, missed: [first, tick] };
   if (catchUp === "last") return { tick, after, before: next, run: true, missed: [first, tick] };
   const run = now - tick <= graceMs;

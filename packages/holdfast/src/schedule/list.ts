@@ -26,9 +26,9 @@ async function ask<T>(
   call: string,
   work: (store: Schedules<Connection>["administration"], connection: Connection, how: How) => Soon<T>,
 ): Promise<T> {
-  const home = homeOf(hf, call);
-  const store = require(home.database.engine.schedules, call);
-  return send(home, placeOf(home, {}, call), { names: [call] }, async (connection, how) =>
+  const context = homeOf(hf, call);
+  const store = require(context.database.engine.schedules, call);
+  return send(context, placeOf(context, {}, call), { names: [call] }, async (connection, how) =>
     work(store.administration, connection, how),
   );
 }

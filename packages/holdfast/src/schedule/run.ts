@@ -2,7 +2,7 @@
 import type { Connection } from "../seam/database.ts";
 import { message } from "../seam/errors.ts";
 import { emit } from "../events/events.ts";
-import { type Home, type Transaction, scopeOf } from "../transaction/scope.ts";
+import { type InstanceContext, type Transaction, scopeOf } from "../transaction/scope.ts";
 import type { How, Soon } from "../seam/store.ts";
 import { sleep } from "../waiting/wait.ts";
 import { watched } from "../waiting/watched-signal.ts";
@@ -31,12 +31,12 @@ export interface Run {
 }
 
 /** What a run needs of the database. */
-export interface Keeper {
-  readonly home: Home<unknown, Connection>;
+export interface RunKeeper {
+  readonly context: InstanceContext<unknown, Connection>;
   readonly store: Schedules<Connection>;
   /** How long others may be waited for. */
   readonly waitMs: number;
-  errand<T>(work: (connection: Connection, how: How) => Soon<T>, ms?: number): Promise<T>;
+  oneShot<T>(work: (connection: Connection, how: How) => Soon<T>, ms?: number): Promise<T>;
 }
 
 /** As for leases: the holder stops this long before its claim runs out. */
@@ -54,7 +54,7 @@ export class Active implements Run {
   readonly fence: number;
   readonly manual: boolean;
   readonly signal: AbortSignal;
-  readonly #keeper: Keeper;
+  readonly #keeper: RunKeeper;
   readonly #claimed: Claimed;
   readonly #ttlMs: number;
   readonly #controller = new AbortController();
@@ -68,7 +68,7 @@ export class Active implements Run {
   /** A transaction has ended it: as long as that lasts, the row is locked, and nobody else can have it. */
   #completing = false;
 
-  constructor(keeper: Keeper, claimed: Claimed, ttlMs: number, sentAt: number) {
+  constructor(keeper: RunKeeper, claimed: Claimed, ttlMs: number, sentAt: number) {
     this.#keeper = keeper;
     this.#claimed = claimed;
     this.#ttlMs = ttlMs;
@@ -194,7 +194,7 @@ export class Active implements Run {
   async #renew(): Promise<Renewal> {
     const sentAt = performance.now();
     const patience = Math.max(this.#ttlMs / 3, 500);
-    const state = await this.#keeper.errand(
+    const state = await this.#keeper.oneShot(
       (connection, how) => this.#keeper.store.renew(connection, this.#claimed, this.#ttlMs, how),
       patience,
     );

@@ -3,22 +3,32 @@ import { hostname } from "node:os";
 import { placeOf, send, waitedInVain } from "../batch/calls.ts";
 import { require } from "../seam/capabilities.ts";
 import type { Connection } from "../seam/database.ts";
-import { errandMs } from "../transaction/one-shot.ts";
+import { oneShotMs } from "../transaction/one-shot.ts";
 import { UsageError, message } from "../seam/errors.ts";
 import { emit, traced } from "../events/events.ts";
 import { checkMoment, checkText, longestName, shown as shownValue } from "../input/values.ts";
 import { made } from "../events/made.ts";
 import { checkNames, checkSignal } from "../input/options.ts";
 import { Pauses, retryPolicy } from "../transaction/retry.ts";
-import { type Home, type Transaction, detached, homeOf, scopeOf } from "../transaction/scope.ts";
+import { type InstanceContext, type Transaction, detached, homeOf, scopeOf } from "../transaction/scope.ts";
 import type { How, Soon } from "../seam/store.ts";
 import type { Transactor } from "../transaction/transaction.ts";
 import { described } from "../seam/thrown.ts";
 import { milliseconds, sleep } from "../waiting/wait.ts";
-import { type Wish, wishFor } from "./decide.ts";
+import { type ScheduleWish, wishFor } from "./decide.ts";
 import { ScheduleError } from "./errors.ts";
-import { Active, type Keeper, type Run } from "./run.ts";
-import type { Claimed, Due, Ending, Overlap, RunRow, RunState, Schedules, Standing, Step } from "./store.ts";
+import { Active, type RunKeeper, type Run } from "./run.ts";
+import type {
+  Claimed,
+  Due,
+  RunEnding,
+  Overlap,
+  RunRow,
+  RunState,
+  Schedules,
+  ScheduleStanding,
+  ScheduleStep,
+} from "./store.ts";
 import { type Rhythm, type When, checkWhen, due, following, rhythmOf } from "./ticks.ts";
 
 export type ScheduleOptions = When & CatchUp & CommonOptions;
@@ -142,7 +152,7 @@ const floorMs = 30_000;
 const longestBackoff = 300_000;
 const longestWait = 5000;
 /** Of runs that may overlap, in one process. */
-const beside = 16;
+const mostAtOnce = 16;
 
 /** What is sent is safe to repeat: by its token, or because it is done already. */
 const policy = retryPolicy({ attempts: 6, baseMs: 50, maxMs: 1000 });
@@ -169,17 +179,17 @@ export function schedule<Native>(
   options: ScheduleOptions & { readonly enqueue?: Enqueue<Native> },
   handler?: Handler,
 ): Schedule {
-  return new Keeping(hf, name, options, handler);
+  return new ScheduleRunner(hf, name, options, handler);
 }
 
-class Keeping<Native> implements Schedule, Keeper {
+class ScheduleRunner<Native> implements Schedule, RunKeeper {
   readonly name: string;
-  readonly home: Home<unknown, Connection>;
+  readonly context: InstanceContext<unknown, Connection>;
   readonly #hf: Transactor<Native>;
   readonly #handler: Handler | undefined;
   readonly #enqueue: Enqueue<Native> | undefined;
   readonly #when: When;
-  readonly #terms: Pick<Step, "schedule" | "holder" | "ttlMs" | "attempts" | "overlap" | "keep">;
+  readonly #terms: Pick<ScheduleStep, "schedule" | "holder" | "ttlMs" | "attempts" | "overlap" | "keep">;
   readonly #catchUp: "none" | "last" | "all";
   readonly #limit: number;
   readonly #graceMs: number;
@@ -210,7 +220,7 @@ class Keeping<Native> implements Schedule, Keeper {
     options: ScheduleOptions & { readonly enqueue?: Enqueue<Native> },
     handler: Handler | undefined,
   ) {
-    this.home = homeOf(hf, "schedule");
+    this.context = homeOf(hf, "schedule");
     this.#hf = hf;
     checkText("schedule", "the name", name, { most: longestName });
     checkNames("schedule", options, names);
@@ -259,12 +269,12 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   get store(): Schedules<Connection> {
-    return require(this.home.database.engine.schedules, "schedule");
+    return require(this.context.database.engine.schedules, "schedule");
   }
 
   /** Nobody is waited for longer: what is asked for can be asked for again. */
   get waitMs(): number {
-    const { wait } = this.home;
+    const { wait } = this.context;
     return wait === "nowait" ? 1 : Math.min(longestWait, Math.max(1, wait));
   }
 
@@ -278,10 +288,10 @@ class Keeping<Native> implements Schedule, Keeper {
     if (this.#looping) throw new UsageError(`schedule ${this.name}: it was started already`);
     const stop = new AbortController();
     const begun = Promise.withResolvers<void>();
-    const forget = this.home.started.add("schedule.start", (grace) => this.stop({ grace }));
+    const forget = this.context.started.add("schedule.start", (grace) => this.stop({ grace }));
     stop.signal.addEventListener("abort", forget);
     // Outside of whatever transaction this is called in, which will be over by the time of the first tick.
-    const ended = detached(this.home, () => this.#loop(stop.signal, begun));
+    const ended = detached(this.context, () => this.#loop(stop.signal, begun));
     this.#looping = { stop, ended };
     const onAbort = () => {
       // Told by the signal, so whoever aborts it need not wait here.
@@ -328,7 +338,7 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   async runNow(): Promise<{ readonly ran: boolean; readonly tick: Date | undefined }> {
-    return detached(this.home, async () => {
+    return detached(this.context, async () => {
       const { claimed, sentAt } = await this.#byHand();
       if (!claimed) return { ran: false, tick: undefined };
       const tick = new Date(claimed.tick);
@@ -348,7 +358,7 @@ class Keeping<Native> implements Schedule, Keeper {
       if (!busy) return { claimed, sentAt };
       const waited = performance.now() - started;
       if (waited > this.waitMs)
-        throw waitedInVain(this.home, { names: [`schedule ${this.name}`] }, waited, undefined);
+        throw waitedInVain(this.context, { names: [`schedule ${this.name}`] }, waited, undefined);
       await sleep(pauses.next());
     }
   }
@@ -375,7 +385,12 @@ class Keeping<Native> implements Schedule, Keeper {
 
   /** In the transaction of the same instance whose body calls, if there is one. What it does may be done again. */
   #call<T>(work: (connection: Connection, how: How) => Promise<T>): Promise<T> {
-    return send(this.home, placeOf(this.home, {}, "schedule"), { names: [`schedule ${this.name}`] }, work);
+    return send(
+      this.context,
+      placeOf(this.context, {}, "schedule"),
+      { names: [`schedule ${this.name}`] },
+      work,
+    );
   }
 
   async status(): Promise<ScheduleStatus> {
@@ -405,12 +420,12 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   /** A statement of its own, again after a failure that may pass. */
-  async errand<T>(work: (connection: Connection, how: How) => Soon<T>, ms?: number): Promise<T> {
-    const place = placeOf(this.home, { separate: true }, "schedule");
-    // So that the wait is over before the errand is.
-    const waitMs = Math.min(place.waitMs, (ms ?? errandMs) / 2);
+  async oneShot<T>(work: (connection: Connection, how: How) => Soon<T>, ms?: number): Promise<T> {
+    const place = placeOf(this.context, { separate: true }, "schedule");
+    // So that the wait is over before it is given up.
+    const waitMs = Math.min(place.waitMs, (ms ?? oneShotMs) / 2);
     return send(
-      this.home,
+      this.context,
       { ...place, waitMs },
       { names: [`schedule ${this.name}`], policy, ...(ms !== undefined && { ms }) },
       async (connection, how) => work(connection, how),
@@ -466,7 +481,7 @@ class Keeping<Native> implements Schedule, Keeper {
   /** Does what is due, and returns how long there is nothing to do. */
   async #turn(): Promise<number> {
     const { overlap } = this.#terms;
-    const room = overlap === "allow" ? this.#active.size < beside : this.#active.size === 0;
+    const room = overlap === "allow" ? this.#active.size < mostAtOnce : this.#active.size === 0;
     // While one runs here, others that come are only to be recorded as skipped.
     if (!room && overlap !== "skip") return floorMs;
     const wish = await this.#due(this.#now());
@@ -495,7 +510,7 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   /** What is due at that moment, as far as this process knows. */
-  async #due(now: number): Promise<Wish | undefined> {
+  async #due(now: number): Promise<ScheduleWish | undefined> {
     const after = this.#last;
     const rhythm = this.#rhythm;
     const first = rhythm.after(after);
@@ -513,7 +528,7 @@ class Keeping<Native> implements Schedule, Keeper {
     return wishFor(this.#catchUp, this.#graceMs, { after, now, first, tick, next: rhythm.after(tick) });
   }
 
-  #tellMissed({ missed: [first, before] }: Wish): void {
+  #tellMissed({ missed: [first, before] }: ScheduleWish): void {
     if (first === before) return;
     emit("holdfast:schedule:missed", () => ({
       schedule: this.name,
@@ -524,12 +539,12 @@ class Keeping<Native> implements Schedule, Keeper {
 
   /** `inside`: of a transaction. */
   async #step(
-    wish: Pick<Step, "take" | "wish" | "as">,
+    wish: Pick<ScheduleStep, "take" | "wish" | "as">,
     inside?: { readonly connection: Connection; readonly how: How },
-  ): Promise<Standing> {
-    const step: Step = { ...this.#terms, ...wish, token: randomUUID() };
+  ): Promise<ScheduleStanding> {
+    const step: ScheduleStep = { ...this.#terms, ...wish, token: randomUUID() };
     const work = (connection: Connection, how: How) => this.store.step(connection, step, how);
-    const standing = await (inside ? work(inside.connection, inside.how) : this.errand(work));
+    const standing = await (inside ? work(inside.connection, inside.how) : this.oneShot(work));
     this.#clock = { theirs: standing.now, ours: performance.now() };
     // What a transaction sees may be undone.
     if (!inside) this.#last = standing.last;
@@ -570,7 +585,7 @@ class Keeping<Native> implements Schedule, Keeper {
     if (this.#aborted) run.abort(this.#aborted.reason);
     const started = performance.now();
     emit("holdfast:schedule:started", () => ({ schedule: this.name, tick, fence, attempt }));
-    let ending: Ending = { state: "done" };
+    let ending: RunEnding = { state: "done" };
     let failed: { error: unknown } | undefined;
     let uncounted = false;
     try {
@@ -626,10 +641,10 @@ class Keeping<Native> implements Schedule, Keeper {
     this.#report(error, { tick, attempt });
   }
 
-  async #end(run: Active, claimed: Claimed, ending: Ending): Promise<"ended" | "before" | "lost"> {
+  async #end(run: Active, claimed: Claimed, ending: RunEnding): Promise<"ended" | "before" | "lost"> {
     if (run.lost) return "lost";
     run.stop();
-    return this.errand((connection, how) =>
+    return this.oneShot((connection, how) =>
       this.store.end(connection, claimed, ending, { ...how, joined: false }),
     );
   }
@@ -651,7 +666,7 @@ class Keeping<Native> implements Schedule, Keeper {
   }
 
   /** If the tick is really there to be had, in a transaction of its own. */
-  async #enqueueDue(enqueue: Enqueue<Native>, wish: Due | undefined): Promise<Standing> {
+  async #enqueueDue(enqueue: Enqueue<Native>, wish: Due | undefined): Promise<ScheduleStanding> {
     const standing = await this.#step({ take: false, wish: undefined, as: "done" });
     if (!wish || standing.paused || standing.last !== wish.after || standing.now < wish.tick) return standing;
     if (this.#vain.tick === wish.tick && standing.now < this.#vain.until)
@@ -676,7 +691,7 @@ class Keeping<Native> implements Schedule, Keeper {
     }
   }
 
-  async #enqueueOne(enqueue: Enqueue<Native>, wish: Due | "now"): Promise<Standing> {
+  async #enqueueOne(enqueue: Enqueue<Native>, wish: Due | "now"): Promise<ScheduleStanding> {
     const started = performance.now();
     const standing = await this.#hf.transaction({}, async (tx) => {
       const scope = scopeOf(tx, "schedule");

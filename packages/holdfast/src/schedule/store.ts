@@ -15,7 +15,7 @@ export type RunState =
   | "skipped";
 
 /** A wish to have the next tick, or a run that somebody else has left. */
-export interface Step {
+export interface ScheduleStep {
   readonly schedule: string;
   /** Random, one per wish: one that is made again, because its answer was lost, gets what it got before. */
   readonly token: string;
@@ -59,7 +59,7 @@ export interface Claimed extends RunGrip {
   readonly attempt: number;
 }
 
-export interface Standing {
+export interface ScheduleStanding {
   readonly now: number;
   /** The newest tick that was decided upon. */
   readonly last: number;
@@ -76,7 +76,7 @@ export interface Standing {
   readonly died: readonly number[];
 }
 
-export type Ending =
+export type RunEnding =
   | { readonly state: "done" }
   /** `retryInMs`: it is to be begun again. `uncounted`: this attempt does not count. */
   | {
@@ -111,14 +111,14 @@ export interface ScheduleRow {
 /** The work itself. `step` and `end` may be part of the caller's transaction; `renew` never is. */
 export interface Schedules<C extends Connection> {
   /** A schedule that is not there is made: its first tick is the first after now. */
-  step(connection: C, step: Step, how: How): Soon<Standing>;
+  step(connection: C, step: ScheduleStep, how: How): Soon<ScheduleStanding>;
   /** `locked`: a transaction that has ended the run is not over. `done`: it is. Does not wait for that. */
   renew(connection: C, grip: RunGrip, ttlMs: number, how: How): Soon<Renewal>;
   /** `before`: it was ended so already. `joined`: the transaction is the caller's, and may turn out not to exist. */
   end(
     connection: C,
     grip: RunGrip,
-    ending: Ending,
+    ending: RunEnding,
     how: How & { readonly joined: boolean },
   ): Soon<"ended" | "before" | "lost">;
   readonly administration: ScheduleAdministration<C>;

@@ -18,7 +18,7 @@ import type { StockStore } from "../stock/store.ts";
 import type { RowStrength, Tables } from "./tables.ts";
 import type { QueueStore } from "../queue/store.ts";
 import type { Quotas } from "../quota/store.ts";
-import type { Wire } from "./protocol-reader.ts";
+import type { Protocol } from "./protocol-reader.ts";
 
 export type Isolation = "read uncommitted" | "read committed" | "repeatable read" | "serializable";
 
@@ -290,7 +290,7 @@ export type Reason = "busy" | "timeout" | "file";
  * Not granted: nothing that this call took counts as held (row locks that cannot be given back before the end may
  * linger); `usable`: the transaction can go on.
  */
-export type Grant =
+export type LockGrant =
   | { readonly granted: true }
   | {
       readonly granted: false;
@@ -339,7 +339,7 @@ export interface Engine<C extends Connection = Connection> {
   /** Asks the server once what it is and can do; refuses servers below the minimum, and a strategy it does not have. */
   probe(connection: C, traits: ClientTraits, wish?: Strategy): Promise<Probed>;
   /** BEGIN, deadline and locks, in as few round trips as the client allows. Not granted: the caller rolls back. */
-  begin(connection: C, open: Open): Promise<Grant & { begun?: Begun }>;
+  begin(connection: C, open: Open): Promise<LockGrant & { begun?: Begun }>;
   /**
    * The same for a transaction without locks that nobody can tell from one that is begun with its first statement, in one
    * message with that. Undefined: not on this connection, or not this one. `open` is asked when it is begun.
@@ -351,7 +351,7 @@ export interface Engine<C extends Connection = Connection> {
   settle?(connection: C, begun: Begun): Promise<void>;
   savepoint(connection: C, name: string, action: "set" | "release" | "rollback"): Promise<void>;
   /** Locks inside a transaction, until its end. */
-  lock(connection: C, call: LockCall): Promise<Grant>;
+  lock(connection: C, call: LockCall): Promise<LockGrant>;
   /**
    * Whether locks of transactions keep others out, and let what was committed be seen, whatever the server calls itself: an
    * experiment with two connections. Throws `UnsupportedError` if not. Absent where it would need a table.
@@ -405,7 +405,7 @@ export interface Engine<C extends Connection = Connection> {
   violated?(error: object): Violated;
   readonly migrations: Migrations<C>;
   /** For tests that hold statements back; absent where it is not understood. */
-  readonly wire?: Wire<C>;
+  readonly protocol?: Protocol<C>;
 }
 
 /** An engine whose things are somewhere else, and how its connections are told of that. */
@@ -415,7 +415,7 @@ export interface NamedEngine<C extends Connection> {
 }
 
 export interface SessionLocks<C extends Connection> {
-  take(connection: C, call: LockCall): Promise<Grant>;
+  take(connection: C, call: LockCall): Promise<LockGrant>;
   /** False: the server says that this session did not hold them all. */
   give(connection: C, locks: readonly LockRequest[]): Promise<boolean>;
   /** Gives back whatever of these is held, after a call that failed half-way. */

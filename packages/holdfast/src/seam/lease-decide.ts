@@ -1,8 +1,8 @@
 /** Who gets a lease, for engines that decide in this process rather than in SQL. */
-import type { Claim } from "./leases.ts";
+import type { LeaseClaim } from "./leases.ts";
 
 /** A lease that was granted, or a place in line. */
-export interface Entry {
+export interface LeaseEntry {
   readonly fence: number;
   readonly token: string;
   readonly weight: number;
@@ -13,14 +13,14 @@ export interface Entry {
 }
 
 /** Everything about a resource, and the time at which it was so. */
-export interface View {
+export interface LeaseView {
   readonly now: number;
-  readonly entries: readonly Entry[];
+  readonly entries: readonly LeaseEntry[];
 }
 
-export interface Decision {
+export interface LeaseDecision {
   /** What the claim has got already. */
-  readonly mine: Entry | undefined;
+  readonly mine: LeaseEntry | undefined;
   readonly fits: boolean;
   /** When the first of those in the way runs out. */
   readonly freeInMs: number | undefined;
@@ -28,7 +28,10 @@ export interface Decision {
   readonly inLine: boolean;
 }
 
-export function decide({ token, weight, capacity, lineMs }: Claim, { now, entries }: View): Decision {
+export function decide(
+  { token, weight, capacity, lineMs }: LeaseClaim,
+  { now, entries }: LeaseView,
+): LeaseDecision {
   const mine = entries.find((entry) => entry.token === token);
   const before = entries.filter(
     (entry) =>

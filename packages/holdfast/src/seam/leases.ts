@@ -7,7 +7,7 @@ export type LeaseMode = "exclusive" | "shared" | "permit";
  * A wish for a share of a resource. It is granted while the weights of all that are held, and of those that have
  * stood in line for longer, leave room within the capacity: 1 of N for a semaphore, all of it for an exclusive lease.
  */
-export interface Claim {
+export interface LeaseClaim {
   readonly resource: string;
   /** For people; empty if it is not to be seen there. */
   readonly name: string;
@@ -77,7 +77,7 @@ export type KeptLease = LeaseInfo & Pick<Grip, "resource" | "token">;
 
 /** Times are the database's, read after any wait. Every call but `fence` is a transaction of its own. */
 export interface Leases<C extends Connection> {
-  take(connection: C, claim: Claim): Promise<ClaimResult>;
+  take(connection: C, claim: LeaseClaim): Promise<ClaimResult>;
   /** Never makes it shorter: a late answer to an earlier call must not. Undefined: it is no longer ours. */
   renew(connection: C, grip: Grip, ttlMs: number): Promise<Date | undefined>;
   /**
@@ -106,5 +106,5 @@ export interface Leases<C extends Connection> {
   /** The channel on which releases are told, for clients that can listen; the payload is the resource. */
   readonly channel?: string;
   /** Sends a payload on the channel, as a release does. */
-  ring?(connection: C, payload: string): Promise<void>;
+  notify?(connection: C, payload: string): Promise<void>;
 }

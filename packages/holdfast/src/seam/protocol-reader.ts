@@ -2,10 +2,10 @@
 import type { Connection, Isolation } from "./database.ts";
 
 /** Both directions of one connection. */
-export interface WireReader {
+export interface ProtocolReader {
   /** The statement that begins with what the client sends here; undefined: none, it belongs to what came before. */
   sent(chunk: Uint8Array): string | undefined;
-  received(chunk: Uint8Array): Answer;
+  received(chunk: Uint8Array): ProtocolAnswer;
   /** A statement has been begun, and the rest of it is still to be sent: after something that the server answers. */
   readonly open?: boolean;
   /** Requests that the client has made, each with an answer of its own that has not come yet. */
@@ -16,12 +16,12 @@ export interface WireReader {
   text?(): string;
   /** It was prepared before anybody read along: the answer to this statement tells what it is. */
   readonly unknown?: string | undefined;
-  learn?(rows: Answer["rows"]): void;
+  learn?(rows: ProtocolAnswer["rows"]): void;
   /** The session is in a transaction, as the server has said last; undefined: it has not said anything yet. */
   inside: boolean | undefined;
 }
 
-export interface Answer {
+export interface ProtocolAnswer {
   /** The session waits for the next statement. */
   readonly ready: boolean;
   /** Rows that were read, as text. */
@@ -31,13 +31,13 @@ export interface Answer {
   readonly affected?: number | undefined;
 }
 
-export interface Wire<C extends Connection> {
-  reader(): WireReader;
+export interface Protocol<C extends Connection> {
+  reader(): ProtocolReader;
   /** The bytes of a statement without values. */
   statement(text: string): Uint8Array;
   /** A statement whose answer tells who the session is. */
   readonly who: string;
-  self(rows: Answer["rows"], localPort: number | undefined): Self | undefined;
+  self(rows: ProtocolAnswer["rows"], localPort: number | undefined): Self | undefined;
   /** Of these sessions, those that wait for a lock: and for which sessions, these or any other. */
   waiting(connection: C, sessions: readonly string[]): Promise<ReadonlyMap<string, readonly string[]>>;
   /** Sessions as people know them: who it is, and what it does. */
@@ -60,7 +60,7 @@ export interface Wire<C extends Connection> {
   /** Tables that are touched together, by foreign keys; with "*" those that may touch any, by triggers. */
   related(connection: C): Promise<readonly (readonly string[])[]>;
   /** Keeps what is in the tables now, to bring back what is written in them. */
-  keep?(connection: C): Promise<Kept>;
+  keep?(connection: C): Promise<KeptStatement>;
 }
 
 /** A session, as it says itself. */
@@ -90,17 +90,17 @@ export interface Autocommit<C extends Connection> {
   marked?(connection: C, name: string): Promise<string | undefined>;
 }
 
-export interface Kept {
+export interface KeptStatement {
   /**
    * Brings back what was written, as often as is wanted; nothing else is touched. Throws if somebody else is at work in this
    * database, whose rows could be lost by it.
    */
-  restore(written: Written, ours: OurSessions): Promise<void>;
+  restore(written: WrittenTables, ours: OurSessions): Promise<void>;
   forget(): Promise<void>;
 }
 
 /** What statements may have written, as far as their text tells. */
-export interface Written {
+export interface WrittenTables {
   /** Nothing is known of at least one of them. */
   readonly anything: boolean;
   /** Tables, in lower case, with their schema if it was there: "image", "shop.image". */

@@ -4,7 +4,7 @@ import type { Connection } from "./database.ts";
 import { UsageError } from "./errors.ts";
 import { type Key, type KeyPart, key } from "./key.ts";
 
-export interface Kept {
+export interface KeptAnswer {
   /** Of what the call was given; empty if it was given nothing. */
   readonly fingerprint: string;
   /** JSON text; empty if the call returned nothing. */
@@ -12,7 +12,7 @@ export interface Kept {
   readonly at: Date;
 }
 
-export interface Keep extends Omit<Kept, "at"> {
+export interface Keep extends Omit<KeptAnswer, "at"> {
   readonly id: string;
   readonly keepMs: number;
   /**
@@ -25,7 +25,7 @@ export interface Keep extends Omit<Kept, "at"> {
 /** Calls run inside the transaction that does the work, with the id's lock held. Times are the database's. */
 export interface Replay<C extends Connection> {
   /** `kept` undefined: it never happened, or longer ago than it is kept for. */
-  find(connection: C, id: string): Promise<{ readonly kept: Kept | undefined; readonly now: Date }>;
+  find(connection: C, id: string): Promise<{ readonly kept: KeptAnswer | undefined; readonly now: Date }>;
   /** Takes the place of a record that has run out. False: there is one that has not. */
   keep(connection: C, entry: Keep): Promise<boolean>;
 }

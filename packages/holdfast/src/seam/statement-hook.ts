@@ -1,7 +1,7 @@
 /** Clients whose statements are synchronous calls, as far as tests that hold statements back must understand them. */
 
 /** One statement that is about to be executed by such a call. */
-export interface Call<T> {
+export interface HookedCall<T> {
   /** With its values. */
   readonly text: string;
   /** The copy of the database's library that executes it: two in one process do not see each other's locks. */
@@ -16,12 +16,12 @@ export interface Call<T> {
 }
 
 /** Every call goes through it, and takes as long as it takes. */
-export interface Gate {
-  pass<T>(call: Call<T>): T;
+export interface StatementHook {
+  pass<T>(call: HookedCall<T>): T;
 }
 
 /** What an engine does to its clients in this thread. */
-export interface Gated {
+export interface HookedStatements {
   /** Those whose calls go through the gate, for people. */
   readonly clients: readonly string[];
   /** Whether one of the thread's connections is inside a transaction. */
@@ -30,5 +30,5 @@ export interface Gated {
   rollBack(): void;
 }
 
-/** `held.ts` of an engine exports it as `holdBack`. */
-export type HoldBack = (gate: Gate) => Gated;
+/** `statement-hook.ts` of an engine exports it as `hookStatements`. */
+export type HookStatements = (hook: StatementHook) => HookedStatements;

@@ -1,6 +1,6 @@
 /** What an engine does with the caller's own tables: the contract behind row locks, table locks and versions. */
 import type { Capabilities, RowStrength, TableMode } from "./capabilities.ts";
-import type { Connection, Grant, Row, Wait } from "./database.ts";
+import type { Connection, LockGrant, Row, Wait } from "./database.ts";
 import type { Holder } from "./errors.ts";
 import type { Identifier, Statement } from "./sql.ts";
 
@@ -22,7 +22,7 @@ export type Where = Readonly<Record<string, unknown>> | Statement;
 /** Rows named by their keys, each a list of values in the order of `key`; or those that a condition holds for. */
 export type Which = { readonly keys: readonly (readonly unknown[])[] } | { readonly where: Where };
 
-export interface Order {
+export interface RowOrder {
   readonly column: string;
   readonly descending: boolean;
 }
@@ -38,7 +38,7 @@ export interface RowCall {
   readonly wait: Wait | "skip";
   /** Undefined: all of them. */
   readonly columns: readonly string[] | undefined;
-  readonly orderBy: readonly Order[];
+  readonly orderBy: readonly RowOrder[];
   readonly limit: number | undefined;
   /** The transaction belongs to the caller: it may turn out not to exist. */
   readonly joined: boolean;
@@ -47,9 +47,10 @@ export interface RowCall {
 }
 
 /** Rows named by keys: one entry per key, in the order of these, undefined for what is not there or was skipped. */
-export type Selection = { readonly granted: true; readonly rows: readonly (Row | undefined)[] } | Refusal;
+export type RowSelection =
+  { readonly granted: true; readonly rows: readonly (Row | undefined)[] } | RowRefusal;
 
-type Refusal = Extract<Grant, { granted: false }>;
+type RowRefusal = Extract<LockGrant, { granted: false }>;
 
 export interface TableCall {
   readonly table: Identifier;
@@ -86,19 +87,19 @@ export interface Tables<C extends Connection> {
   /** Undefined: there is no such table. */
   describe(connection: C, table: Identifier): Promise<TableShape | undefined>;
   /** Locks rows in the order of their keys, whatever order they are returned in. */
-  select(connection: C, call: RowCall): Promise<Selection>;
+  select(connection: C, call: RowCall): Promise<RowSelection>;
   /** Positions of those of the keys that name a row, locked by somebody or not. */
   present(connection: C, call: RowCall): Promise<ReadonlySet<number>>;
   /** Locks the whole table until the end of the transaction. */
-  lock(connection: C, call: TableCall): Promise<Grant>;
+  lock(connection: C, call: TableCall): Promise<LockGrant>;
   /** The row as it is now, or none if the version was another one. The version counts up by one. */
-  write(connection: C, write: VersionedWrite): Promise<Selection>;
+  write(connection: C, write: VersionedWrite): Promise<RowSelection>;
   /** Bounds the waits of a query of the caller's, sent by `run` on the same connection. Absent: cannot be done here. */
   around?<T>(
     connection: C,
     call: QueryCall,
     run: () => PromiseLike<T>,
-  ): Promise<{ readonly granted: true; readonly value: T } | Refusal>;
+  ): Promise<{ readonly granted: true; readonly value: T } | RowRefusal>;
   /** Who holds rows that somebody waited for in vain. */
   holders?(connection: C, call: RowCall): Promise<readonly Holder[]>;
 }

@@ -2,7 +2,7 @@
 import type { Connection } from "../seam/database.ts";
 import { ShardError, UsageError } from "../seam/errors.ts";
 import { type Key, type KeyPart, key } from "../seam/key.ts";
-import { type Home, homeOf, rememberSeveral } from "../transaction/scope.ts";
+import { type InstanceContext, homeOf, rememberSeveral } from "../transaction/scope.ts";
 
 /** What `sharded(…)` is to patterns. */
 export interface Shards {
@@ -33,7 +33,7 @@ export type Address = readonly [name: string, ...parts: KeyPart[]];
 export class Instances {
   readonly #shards: Shards | undefined;
   readonly #only: object | undefined;
-  readonly #guard: Home<unknown, Connection>["guard"];
+  readonly #guard: InstanceContext<unknown, Connection>["guard"];
 
   constructor(hf: unknown, call: string) {
     this.#shards = shardsOf(hf);
@@ -42,9 +42,9 @@ export class Instances {
       this.#shards.all();
       return;
     }
-    const home = homeOf(hf, call);
+    const context = homeOf(hf, call);
     this.#only = hf as object;
-    this.#guard = home.guard?.bind(home);
+    this.#guard = context.guard?.bind(context);
   }
 
   /** Whether there is more than one. */

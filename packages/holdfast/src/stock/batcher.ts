@@ -2,15 +2,15 @@
 import { Batcher } from "../batch/batcher.ts";
 import { Remembered } from "../batch/remembered.ts";
 import type { Repeats } from "../batch/repeats.ts";
-import { type About, type CallOptions, type Sent, placeOf, send } from "../batch/calls.ts";
+import { type CallAbout, type CallOptions, type Sent, placeOf, send } from "../batch/calls.ts";
 import { require } from "../seam/capabilities.ts";
 import type { Connection } from "../seam/database.ts";
-import { type Home, homeOf } from "../transaction/scope.ts";
+import { type InstanceContext, homeOf } from "../transaction/scope.ts";
 import type { How, Soon } from "../seam/store.ts";
 import { sameLines, spotName } from "./domain.ts";
-import type { Book, Order, StockStore, Verdict } from "./store.ts";
+import type { StockBook, StockOrder, StockStore, OrderVerdict } from "./store.ts";
 
-export interface Call extends Order {
+export interface StockCall extends StockOrder {
   /** The id, as the caller knows it. */
   readonly given: string;
   /** The caller gave the id: it may have been used before. */
@@ -23,30 +23,30 @@ const most = 256;
 const inFlight = 2;
 /** So many go in one batch rather than in two at once: what a batch costs by itself is as much as 15 lines. */
 const together = 64;
-/** Of what reads whole histories: not a short errand. */
+/** Of what reads whole histories: not short. */
 export const longMs = 600_000;
-const desks = new WeakMap<object, Map<string, Desk>>();
+const batchers = new WeakMap<object, Map<string, StockBatcher>>();
 
-export function deskOf(hf: unknown, book: Book): Desk {
-  const home = homeOf(hf, "stock");
-  let books = desks.get(home);
-  if (!books) desks.set(home, (books = new Map()));
+export function stockBatcherOf(hf: unknown, book: StockBook): StockBatcher {
+  const context = homeOf(hf, "stock");
+  let books = batchers.get(context);
+  if (!books) batchers.set(context, (books = new Map()));
   const name = JSON.stringify(book);
-  let desk = books.get(name);
-  if (!desk) books.set(name, (desk = new Desk(home, book)));
-  return desk;
+  let batcher = books.get(name);
+  if (!batcher) books.set(name, (batcher = new StockBatcher(context, book)));
+  return batcher;
 }
 
-export class Desk {
-  readonly home: Home<unknown, Connection>;
-  readonly book: Book;
-  readonly #batcher: Batcher<Call, Verdict>;
+export class StockBatcher {
+  readonly context: InstanceContext<unknown, Connection>;
+  readonly book: StockBook;
+  readonly #batcher: Batcher<StockCall, OrderVerdict>;
   readonly #known = new Remembered();
 
-  constructor(home: Home<unknown, Connection>, book: Book) {
-    this.home = home;
+  constructor(context: InstanceContext<unknown, Connection>, book: StockBook) {
+    this.context = context;
     this.book = book;
-    this.#batcher = new Batcher(home, {
+    this.#batcher = new Batcher(context, {
       call: "stock",
       inFlight,
       most,
@@ -58,27 +58,27 @@ export class Desk {
   }
 
   get store(): StockStore<Connection> {
-    return require(this.home.database.engine.stock, "stock");
+    return require(this.context.database.engine.stock, "stock");
   }
 
-  order(call: Call, options: CallOptions): Promise<Verdict> {
+  order(call: StockCall, options: CallOptions): Promise<OrderVerdict> {
     return this.#batcher.add(call, options);
   }
 
   /** A statement of its own, in the caller's transaction or outside of any. */
   async alone<T>(
     options: CallOptions | undefined,
-    work: (connection: Connection, store: StockStore<Connection>, book: Book, how: How) => Soon<T>,
+    work: (connection: Connection, store: StockStore<Connection>, book: StockBook, how: How) => Soon<T>,
     ms?: number,
-    about: About = { names: [`stock ${this.book.name}`] },
+    about: CallAbout = { names: [`stock ${this.book.name}`] },
   ): Promise<T> {
-    const place = placeOf(this.home, options ?? {}, "stock");
-    return send(this.home, place, { ...about, ...(ms !== undefined && { ms }) }, async (connection, how) =>
+    const place = placeOf(this.context, options ?? {}, "stock");
+    return send(this.context, place, { ...about, ...(ms !== undefined && { ms }) }, async (connection, how) =>
       work(connection, this.store, this.book, how),
     );
   }
 
-  #aboutOf({ given, named, lines }: Call): About {
+  #aboutOf({ given, named, lines }: StockCall): CallAbout {
     return {
       names: lines.map(({ sku, location }) => `stock ${this.book.name}:${sku}:${location}`),
       id: given,
@@ -90,9 +90,9 @@ export class Desk {
   /** `again`: ids may be there although nobody named them; levels are made before any is locked. */
   async #decide(
     connection: Connection,
-    calls: readonly Call[],
+    calls: readonly StockCall[],
     { again, ...how }: Sent,
-  ): Promise<readonly Verdict[]> {
+  ): Promise<readonly OrderVerdict[]> {
     const names = new Set(calls.flatMap(({ lines }) => lines.map(spotName)));
     const look = again || calls.some(({ named }) => named);
     let make = again || !this.#known.hasAll(names);
@@ -109,13 +109,13 @@ export class Desk {
 }
 
 /** Those of a batch that have the same id: a reservation's is one of its own. */
-const repeats: Repeats<Call, Verdict> = {
+const repeats: Repeats<StockCall, OrderVerdict> = {
   id: ({ kind, id, named }) => (named ? (kind === "reserve" ? `reserve ${id}` : id) : undefined),
   same: sameOrder,
   replayed: (verdict) => (verdict.outcome === "done" ? { ...verdict, outcome: "before" } : verdict),
 };
 
-function sameOrder(a: Call, b: Call): boolean {
+function sameOrder(a: StockCall, b: StockCall): boolean {
   return (
     a.kind === b.kind &&
     a.about.source === b.about.source &&

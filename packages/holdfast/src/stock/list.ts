@@ -1,14 +1,14 @@
 import { merged } from "../shards/merged.ts";
 import { instancesOf } from "../shards/shards.ts";
 import type { BookInfo } from "./store.ts";
-import { deskOf } from "./batcher.ts";
+import { stockBatcherOf } from "./batcher.ts";
 
 /** All stocks that have a level, by name. */
 export async function stocks(hf: object): Promise<readonly BookInfo[]> {
   const found = await Promise.all(
     instancesOf(hf, "stock").all.map((instance) => {
-      const desk = deskOf(instance, { name: "stock", table: undefined });
-      return desk.alone(undefined, (connection, store, _, how) => store.lists.books(connection, how));
+      const batcher = stockBatcherOf(instance, { name: "stock", table: undefined });
+      return batcher.alone(undefined, (connection, store, _, how) => store.lists.books(connection, how));
     }),
   );
   return merged(

@@ -19,21 +19,21 @@ import { checkNames } from "../input/options.ts";
 import type { Transaction } from "../transaction/scope.ts";
 import { type Instances, instancesOf } from "../shards/shards.ts";
 import type {
-  About,
-  Book,
+  MovementAbout,
+  StockBook,
   Facts,
   MovementFilter,
-  Order,
+  StockOrder,
   OrderLine,
   OwnTable,
   Spot,
   StockOwnTables,
   StockStore,
-  Verdict,
+  OrderVerdict,
 } from "./store.ts";
 import type { Transactor } from "../transaction/transaction.ts";
 import { type Trust, checkTrust } from "../input/trust.ts";
-import { type Desk, deskOf, longMs } from "./batcher.ts";
+import { type StockBatcher, stockBatcherOf, longMs } from "./batcher.ts";
 import { type Finding, type Shortage, explain, shortage, splitOrder, spotName, sumLines } from "./domain.ts";
 import { InsufficientStockError, StockConflictError, StockError, UnknownSkuError } from "./errors.ts";
 
@@ -283,8 +283,8 @@ export function stock<W extends StockWords = StockWords, Native = any>(
 export class Stock<W extends StockWords = StockWords> {
   readonly name: string;
   readonly #instances: Instances;
-  readonly #desks = new Map<object, Desk>();
-  readonly #book: Book;
+  readonly #batchers = new Map<object, StockBatcher>();
+  readonly #book: StockBook;
   readonly #location: string;
 
   constructor(hf: unknown, options: StockOptions = {}) {
@@ -298,29 +298,29 @@ export class Stock<W extends StockWords = StockWords> {
     this.#instances = instancesOf(hf, "stock");
   }
 
-  #desk(instance: object): Desk {
-    let desk = this.#desks.get(instance);
-    if (!desk) this.#desks.set(instance, (desk = deskOf(instance, this.#book)));
-    return desk;
+  #batcher(instance: object): StockBatcher {
+    let batcher = this.#batchers.get(instance);
+    if (!batcher) this.#batchers.set(instance, (batcher = stockBatcherOf(instance, this.#book)));
+    return batcher;
   }
 
   /** Where a SKU is. */
-  #at(sku: string): Desk {
-    return this.#desk(this.#instances.at(this.name, sku));
+  #at(sku: string): StockBatcher {
+    return this.#batcher(this.#instances.at(this.name, sku));
   }
 
   /** Where all of them are. */
-  #together(call: string, lines: readonly Spot[]): Desk {
+  #together(call: string, lines: readonly Spot[]): StockBatcher {
     const addresses = lines.map(({ sku }) => [this.name, sku] as const);
-    return this.#desk(this.#instances.together(call, addresses));
+    return this.#batcher(this.#instances.together(call, addresses));
   }
 
-  get #everywhere(): readonly Desk[] {
-    return this.#instances.all.map((instance) => this.#desk(instance));
+  get #everywhere(): readonly StockBatcher[] {
+    return this.#instances.all.map((instance) => this.#batcher(instance));
   }
 
   /** Of one SKU if it is named, else of all shards. */
-  #those(sku: string | undefined): readonly Desk[] {
+  #those(sku: string | undefined): readonly StockBatcher[] {
     return sku === undefined ? this.#everywhere : [this.#at(sku)];
   }
 
@@ -369,15 +369,15 @@ export class Stock<W extends StockWords = StockWords> {
     checkSpan("reserve", "ttl", ttl);
     const given = givenOr(options.id);
     const id = idOf("id", given, options.id);
-    const order: Order = {
+    const order: StockOrder = {
       kind: "reserve",
       id,
       lines: this.#lines("reserve", lines, above),
       about: aboutOf(options, "ORDER"),
       ttlMs: ttl,
     };
-    const desk = this.#together("reserve", order.lines);
-    const verdict = await desk.order({ ...order, given, named: options.id !== undefined }, options);
+    const batcher = this.#together("reserve", order.lines);
+    const verdict = await batcher.order({ ...order, given, named: options.id !== undefined }, options);
     this.#refuse(order, verdict);
     const [{ sku }] = order.lines as [OrderLine];
     return {
@@ -513,13 +513,13 @@ export class Stock<W extends StockWords = StockWords> {
       referenceType: reference?.type,
       referenceId: reference?.id,
     };
-    const desks = this.#those(options.sku);
-    if (desks.length > 1)
+    const batchers = this.#those(options.sku);
+    if (batchers.length > 1)
       throw new UsageError(
         "history: on several databases pages are of one SKU each: name it, or ask each shard, stock(shards.all()[i])",
       );
-    const [desk] = desks as [Desk];
-    const found = await desk.alone(options, (connection, store, book, how) =>
+    const [batcher] = batchers as [StockBatcher];
+    const found = await batcher.alone(options, (connection, store, book, how) =>
       store.lists.history(connection, book, filter, { after, most: limit }, how),
     );
     return {
@@ -564,8 +564,8 @@ export class Stock<W extends StockWords = StockWords> {
     checkNames("byChannel", options, channelNames);
     const filter = filterOf(options);
     const found = await Promise.all(
-      this.#those(options.sku).map((desk) =>
-        desk.alone(
+      this.#those(options.sku).map((batcher) =>
+        batcher.alone(
           options,
           (connection, store, book, how) => store.lists.channels(connection, book, filter, how),
           longMs,
@@ -600,8 +600,8 @@ export class Stock<W extends StockWords = StockWords> {
       optionalText("reconcile", name, value);
     const findings: Finding[] = [];
     let [levels, movements] = [0, 0];
-    for (const desk of this.#those(sku))
-      for await (const each of factsOf(desk, sku, location)) {
+    for (const batcher of this.#those(sku))
+      for await (const each of factsOf(batcher, sku, location)) {
         const wrong = explain(each);
         levels++;
         movements += each.movements;
@@ -609,7 +609,7 @@ export class Stock<W extends StockWords = StockWords> {
         if (!repair || wrong.length === 0) continue;
         const note = options.note ?? wrong.map(({ text }) => text).join("; ");
         const mending = { id: ownId(), trust, about: { ...aboutOf({}, "MANUAL"), by, note } };
-        await desk.alone(
+        await batcher.alone(
           undefined,
           (connection, store, book, how) => store.upkeep.repair(connection, book, each, mending, how),
           longMs,
@@ -628,8 +628,8 @@ export class Stock<W extends StockWords = StockWords> {
   async adopt(): Promise<number> {
     if (!this.#book.table) throw new UsageError("adopt: there is no table of yours, see `levels`");
     const counts = await Promise.all(
-      this.#everywhere.map((desk) =>
-        desk.alone(
+      this.#everywhere.map((batcher) =>
+        batcher.alone(
           undefined,
           (connection, store, book, how) => ownTables(store).adopt(connection, book, how),
           longMs,
@@ -642,8 +642,8 @@ export class Stock<W extends StockWords = StockWords> {
   /** SQL, for a migration of yours: a trigger that refuses changes of your column that are not movements. */
   guardSql(): readonly string[] {
     if (!this.#book.table) throw new UsageError("guardSql: there is no table of yours, see `levels`");
-    const [desk] = this.#everywhere as readonly [Desk];
-    return ownTables(desk.store).guard(this.#book);
+    const [batcher] = this.#everywhere as readonly [StockBatcher];
+    return ownTables(batcher.store).guard(this.#book);
   }
 
   async #move(
@@ -653,7 +653,7 @@ export class Stock<W extends StockWords = StockWords> {
     given = givenOr(options.externalId),
   ): Promise<Applied> {
     const id = idOf("externalId", given, options.externalId);
-    const order: Order = { kind, id, lines, about: aboutOf(options, "MANUAL"), ttlMs: undefined };
+    const order: StockOrder = { kind, id, lines, about: aboutOf(options, "MANUAL"), ttlMs: undefined };
     const named = options.externalId !== undefined;
     const verdict = await this.#together(kind, lines).order({ ...order, given, named }, options);
     this.#refuse(order, verdict);
@@ -664,11 +664,11 @@ export class Stock<W extends StockWords = StockWords> {
     kind: "commit" | "release" | "return",
     id: string,
     of: string,
-    about: About,
+    about: MovementAbout,
     lines: readonly OrderLine[] | undefined,
     options: CallOptions & Where & { readonly externalId?: string },
     given = id,
-  ): Promise<Verdict> {
+  ): Promise<OrderVerdict> {
     options.signal?.throwIfAborted();
     const verdict = await this.#whereabouts(kind, lines, options).alone(
       options,
@@ -708,11 +708,11 @@ export class Stock<W extends StockWords = StockWords> {
   }
 
   /** An id does not say where it is: the SKU of a line does. */
-  #whereabouts(kind: string, lines: readonly OrderLine[] | undefined, { sku }: Where): Desk {
+  #whereabouts(kind: string, lines: readonly OrderLine[] | undefined, { sku }: Where): StockBatcher {
     if (sku !== undefined) checkText("sku", sku);
     const known = [...(sku === undefined ? [] : [{ sku, location: this.#location }]), ...(lines ?? [])];
     if (known.length > 0) return this.#together(kind, known);
-    return this.#desk(
+    return this.#batcher(
       this.#instances.only(
         `${kind}: of several databases, where is it? Name any SKU of it: stock.${kind}(id, { sku })`,
       ),
@@ -721,7 +721,7 @@ export class Stock<W extends StockWords = StockWords> {
 
   #refuse(
     order: { kind: string; id: string; of?: string; lines: readonly OrderLine[] },
-    { outcome, lines, state }: Verdict,
+    { outcome, lines, state }: OrderVerdict,
   ): void {
     if (outcome === "unknown level")
       throw new UnknownSkuError(
@@ -755,8 +755,8 @@ export class Stock<W extends StockWords = StockWords> {
     },
   ): Promise<CurrentLevel[]> {
     const found = await Promise.all(
-      this.#spread(skus).map(({ desk, of }) =>
-        desk.alone(options, (connection, store, book, how) =>
+      this.#spread(skus).map(({ batcher, of }) =>
+        batcher.alone(options, (connection, store, book, how) =>
           store.lists.levels(connection, book, { skus: of, location, ...page }, how),
         ),
       ),
@@ -769,16 +769,20 @@ export class Stock<W extends StockWords = StockWords> {
   }
 
   /** Who is to be asked for which of these SKUs; undefined: for all that it has. */
-  #spread(skus: readonly string[] | undefined): { desk: Desk; of: readonly string[] | undefined }[] {
-    if (!skus) return this.#everywhere.map((desk) => ({ desk, of: undefined }));
-    const found = new Map<Desk, string[]>(this.#instances.sharded ? [] : [[this.#everywhere[0] as Desk, []]]);
+  #spread(
+    skus: readonly string[] | undefined,
+  ): { batcher: StockBatcher; of: readonly string[] | undefined }[] {
+    if (!skus) return this.#everywhere.map((batcher) => ({ batcher, of: undefined }));
+    const found = new Map<StockBatcher, string[]>(
+      this.#instances.sharded ? [] : [[this.#everywhere[0] as StockBatcher, []]],
+    );
     for (const sku of skus) {
-      const desk = this.#at(sku);
-      const of = found.get(desk);
+      const batcher = this.#at(sku);
+      const of = found.get(batcher);
       if (of) of.push(sku);
-      else found.set(desk, [sku]);
+      else found.set(batcher, [sku]);
     }
-    return [...found].map(([desk, of]) => ({ desk, of }));
+    return [...found].map(([batcher, of]) => ({ batcher, of }));
   }
 
   #spot(sku: string, { location = this.#location }: AtLocation) {
@@ -799,13 +803,13 @@ export class Stock<W extends StockWords = StockWords> {
 }
 
 async function* factsOf(
-  desk: Desk,
+  batcher: StockBatcher,
   sku: string | undefined,
   location: string | undefined,
 ): AsyncGenerator<Facts> {
   const most = 500;
   for (let after: Facts | undefined; ;) {
-    const facts = await desk.alone(
+    const facts = await batcher.alone(
       undefined,
       (connection, store, book, how) =>
         store.upkeep.facts(connection, book, { sku, location, after, most }, how),
@@ -817,7 +821,7 @@ async function* factsOf(
   }
 }
 
-function applied(externalId: string, { outcome, at, lines }: Verdict): Applied {
+function applied(externalId: string, { outcome, at, lines }: OrderVerdict): Applied {
   return {
     externalId,
     replayed: outcome === "before",
@@ -840,7 +844,7 @@ function aboutOf(
     readonly note?: string;
   },
   otherwise: string,
-): About {
+): MovementAbout {
   const { source = otherwise, reference, by, note } = options;
   for (const [name, value] of Object.entries({ source, by, note, type: reference?.type, id: reference?.id }))
     optionalText("stock", name, value);

@@ -9,7 +9,7 @@ export interface Spot {
 }
 
 /** Where levels are kept: with us, or on-hand quantities in a table of the caller's. */
-export interface Book {
+export interface StockBook {
   readonly name: string;
   readonly table: OwnTable | undefined;
 }
@@ -30,17 +30,17 @@ export interface OrderLine extends Spot {
   readonly quantity: number;
 }
 
-export interface Order {
+export interface StockOrder {
   readonly kind: "apply" | "adjust" | "transfer" | "reserve";
   /** Applied once per spot. Of "reserve": the reservation's. */
   readonly id: string;
   readonly lines: readonly OrderLine[];
-  readonly about: About;
+  readonly about: MovementAbout;
   /** Of "reserve": for how many milliseconds. */
   readonly ttlMs: number | undefined;
 }
 
-export interface About {
+export interface MovementAbout {
   readonly source: string;
   readonly referenceType: string | undefined;
   readonly referenceId: string | undefined;
@@ -53,7 +53,7 @@ export interface Sequel {
   readonly kind: "commit" | "release" | "return";
   readonly id: string;
   readonly of: string;
-  readonly about: About;
+  readonly about: MovementAbout;
   /** Of "return": which of its lines; undefined: all that is left of all. */
   readonly lines: readonly OrderLine[] | undefined;
 }
@@ -63,7 +63,7 @@ export interface Sequel {
  * done. `unknown level`: a spot that nobody has ever put anything in. `unknown`: no such sale or reservation.
  * `too much`: more than is left of the sale. `ended`: the reservation is over, see `state`.
  */
-export type Outcome =
+export type StockOutcome =
   "done" | "before" | "conflict" | "short" | "unknown level" | "unknown" | "too much" | "ended";
 
 export interface LineVerdict extends Spot {
@@ -75,8 +75,8 @@ export interface LineVerdict extends Spot {
   readonly room: number | undefined;
 }
 
-export interface Verdict {
-  readonly outcome: Outcome;
+export interface OrderVerdict {
+  readonly outcome: StockOutcome;
   readonly at: number;
   readonly lines: readonly LineVerdict[];
   /** Of reservations: until when, and what has become of it. */
@@ -181,10 +181,10 @@ export interface FactsPage {
   readonly most: number;
 }
 
-export interface Repair {
+export interface StockRepair {
   readonly id: string;
   readonly trust: Trust;
-  readonly about: About;
+  readonly about: MovementAbout;
 }
 
 /** The work itself. */
@@ -196,13 +196,13 @@ export interface StockStore<C extends Connection> {
    */
   decide(
     connection: C,
-    book: Book,
-    orders: readonly Order[],
+    book: StockBook,
+    orders: readonly StockOrder[],
     how: How & { readonly make: boolean; readonly look: boolean },
-  ): Soon<readonly Verdict[] | undefined>;
-  follow(connection: C, book: Book, sequel: Sequel, how: How): Soon<Verdict>;
+  ): Soon<readonly OrderVerdict[] | undefined>;
+  follow(connection: C, book: StockBook, sequel: Sequel, how: How): Soon<OrderVerdict>;
   /** Never below this. "short": what is there is below it already. */
-  minimum(connection: C, book: Book, spot: Spot, min: number, how: How): Soon<Verdict>;
+  minimum(connection: C, book: StockBook, spot: Spot, min: number, how: How): Soon<OrderVerdict>;
   readonly lists: StockLists<C>;
   readonly upkeep: StockUpkeep<C>;
   /** On-hand quantities in a table of the caller's. Absent: this engine keeps them itself, always. */
@@ -211,35 +211,35 @@ export interface StockStore<C extends Connection> {
 
 /** What only looks. */
 export interface StockLists<C extends Connection> {
-  levels(connection: C, book: Book, which: LevelPage, how: How): Soon<readonly StockLevel[]>;
+  levels(connection: C, book: StockBook, which: LevelPage, how: How): Soon<readonly StockLevel[]>;
   /** Of those that have a level. */
   books(connection: C, how: How): Soon<readonly BookInfo[]>;
   /** Newest first. */
   history(
     connection: C,
-    book: Book,
+    book: StockBook,
     filter: MovementFilter,
     page: MovementPage,
     how: How,
   ): Soon<readonly StockMovement[]>;
   /** What was on hand at that moment; undefined: there was nothing yet. */
-  levelAt(connection: C, book: Book, spot: Spot, at: number, how: How): Soon<number | undefined>;
-  channels(connection: C, book: Book, filter: MovementFilter, how: How): Soon<readonly Channel[]>;
+  levelAt(connection: C, book: StockBook, spot: Spot, at: number, how: How): Soon<number | undefined>;
+  channels(connection: C, book: StockBook, filter: MovementFilter, how: How): Soon<readonly Channel[]>;
 }
 
 /** Whether it adds up, and what to do if not. */
 export interface StockUpkeep<C extends Connection> {
-  facts(connection: C, book: Book, which: FactsPage, how: How): Soon<readonly Facts[]>;
+  facts(connection: C, book: StockBook, which: FactsPage, how: How): Soon<readonly Facts[]>;
   /**
    * Makes what is on hand what the movements come to, or leaves it, as `trust` says; writes a movement of what they lack;
    * and reserves what is open. The same id again changes nothing.
    */
-  repair(connection: C, book: Book, spot: Spot, repair: Repair, how: How): Soon<void>;
+  repair(connection: C, book: StockBook, spot: Spot, repair: StockRepair, how: How): Soon<void>;
 }
 
 export interface StockOwnTables<C extends Connection> {
   /** Takes over what is in the caller's table and not in ours yet; how many spots. */
-  adopt(connection: C, book: Book, how: How): Soon<number>;
+  adopt(connection: C, book: StockBook, how: How): Soon<number>;
   /** SQL of a trigger that refuses changes of the caller's table that are not ours. */
-  guard(book: Book): readonly string[];
+  guard(book: StockBook): readonly string[];
 }

@@ -25,7 +25,7 @@ export {
   expectLinearizable,
 } from "./history/check.ts";
 export {
-  type Decided,
+  type ModelDecided as Decided,
   type Model,
   type Refutation,
   type Specification,

@@ -77,13 +77,13 @@ function nextChange(timeZone: string, from: number, until: number): Change | und
 }
 
 /** The first time on the wall after that one which is wanted; undefined: there is none. */
-export type Wanted = (wall: number) => number | undefined;
+export type WantedTime = (wall: number) => number | undefined;
 
 /**
  * The first moment after that at which clocks show a time that is wanted. What they leave out when they are put forward
  * does not come, and what they show twice when they are put back comes twice.
  */
-export function nextShown(timeZone: string, moment: number, wanted: Wanted): number | undefined {
+export function nextShown(timeZone: string, moment: number, wanted: WantedTime): number | undefined {
   let from = moment;
   let ahead = aheadOf(timeZone, from);
   let wall = wanted(from + ahead);
@@ -102,7 +102,7 @@ export function nextShown(timeZone: string, moment: number, wanted: Wanted): num
  * The first moment after that at which clocks get to a time that is wanted, for the first time: a time that they leave out
  * comes when they have been put forward past it, and one that they show twice comes once.
  */
-export function nextReached(timeZone: string, moment: number, wanted: Wanted): number | undefined {
+export function nextReached(timeZone: string, moment: number, wanted: WantedTime): number | undefined {
   let from = moment;
   let ahead = aheadOf(timeZone, from);
   // They may have been put back since: up to there, everything has come. By a day at the most, over the date line.

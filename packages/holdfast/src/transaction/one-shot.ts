@@ -1,4 +1,4 @@
-import type { Beside } from "./wrong-connection.ts";
+import type { WrongConnectionGuard } from "./wrong-connection.ts";
 import type { Capabilities } from "../seam/capabilities.ts";
 import type { Connection, Database, Purpose } from "../seam/database.ts";
 import { HoldfastError, NoConnectionError } from "../seam/errors.ts";
@@ -7,11 +7,11 @@ import { runInClient } from "./client-transaction.ts";
 import { Silence, graceMs, within } from "../waiting/interrupt.ts";
 import { isOpaque } from "../seam/thrown.ts";
 
-export const errandMs = 10_000;
+export const oneShotMs = 10_000;
 
-/** What an errand can be told besides how long it may take. */
-export interface ErrandOptions {
-  /** Ends it on the server. It rejects with {@link Ended} only if nothing of it was kept. */
+/** What a one-shot statement can be told besides how long it may take. */
+export interface OneShotOptions {
+  /** Ends it on the server. It rejects with {@link OneShotEnded} only if nothing of it was kept. */
   readonly signal?: AbortSignal | undefined;
   /** Called before anything that may be kept is on its way. */
   readonly sent?: (() => void) | undefined;
@@ -20,7 +20,7 @@ export interface ErrandOptions {
 }
 
 /** It was ended before it had done anything, since its time was over or its signal aborted: nothing of it was kept. */
-export class Ended extends Error {
+export class OneShotEnded extends Error {
   readonly why: "late" | "aborted";
 
   constructor(why: "late" | "aborted", cause: unknown) {
@@ -32,48 +32,48 @@ export class Ended extends Error {
 /** Who sends it. */
 interface Sender<Native, C extends Connection> {
   readonly database: Database<Native, C>;
-  readonly beside?: Beside;
+  readonly wrongConnection?: WrongConnectionGuard;
   /** An instance asks once what is at the other end, before anything else: it may have to be refused. */
   known?(): Capabilities | undefined;
   capabilities?(connection: NoInfer<C>, free: boolean): Promise<Capabilities>;
 }
 
-/** A short errand on any connection, inside no transaction of ours. */
+/** A short piece of work on any connection, inside no transaction of ours. */
 export function withConnection<Native, C extends Connection, T>(
   sender: Sender<Native, C>,
-  errand: (connection: C) => Promise<T>,
-  ms = errandMs,
-  options: ErrandOptions = {},
+  work: (connection: C) => Promise<T>,
+  ms = oneShotMs,
+  options: OneShotOptions = {},
 ): Promise<T> {
-  const { database, beside } = sender;
+  const { database, wrongConnection } = sender;
   // A client that hands out no connection runs it in a transaction of its own.
   const free = database.connect !== undefined;
   const ask = sender.known?.() ? undefined : sender.capabilities?.bind(sender);
   const asking = ask && ((connection: C) => ask(connection, free));
   const run = () =>
-    onConnection(database, { errand, asking }, ms, options).catch((error: unknown) => {
+    onConnection(database, { work, asking }, ms, options).catch((error: unknown) => {
       throw explained(database, error);
     });
-  return beside ? beside.ours(run) : run();
+  return wrongConnection ? wrongConnection.ours(run) : run();
 }
 
-interface Errand<C extends Connection, T> {
-  readonly errand: (connection: C) => Promise<T>;
+interface OneShot<C extends Connection, T> {
+  readonly work: (connection: C) => Promise<T>;
   readonly asking: ((connection: C) => Promise<unknown>) | undefined;
 }
 
 async function onConnection<Native, C extends Connection, T>(
   database: Database<Native, C>,
-  { errand, asking }: Errand<C, T>,
+  { work, asking }: OneShot<C, T>,
   ms: number,
-  { signal: caller, sent, certain = false }: ErrandOptions,
+  { signal: caller, sent, certain = false }: OneShotOptions,
 ): Promise<T> {
-  if (caller?.aborted) throw new Ended("aborted", caller.reason);
-  // Not AbortSignal.timeout, whose timer would outlive the errand: thousands of them at a thousand errands a second.
+  if (caller?.aborted) throw new OneShotEnded("aborted", caller.reason);
+  // Not AbortSignal.timeout, whose timer would outlive the work: thousands of them at a thousand calls a second.
   const patience = new AbortController();
   const { signal } = patience;
   const giveUp = () => patience.abort();
-  const timer = setTimeout(giveUp, errandMs);
+  const timer = setTimeout(giveUp, oneShotMs);
   caller?.addEventListener("abort", giveUp, { once: true });
   const got = () => {
     clearTimeout(timer);
@@ -81,7 +81,7 @@ async function onConnection<Native, C extends Connection, T>(
   };
   const refused = (error: unknown) => {
     if (error === signal.reason)
-      return caller?.aborted ? new Ended("aborted", caller.reason) : new NoConnectionError(errandMs);
+      return caller?.aborted ? new OneShotEnded("aborted", caller.reason) : new NoConnectionError(oneShotMs);
     return error;
   };
   const purpose: Purpose = { use: "session", locks: [], wait: 5000, signal };
@@ -96,7 +96,7 @@ async function onConnection<Native, C extends Connection, T>(
     let broken = false;
     const send = () => {
       sent?.();
-      return errand(connection);
+      return work(connection);
     };
     try {
       return await answered(database, connection, asking ? asking(connection).then(send) : send(), {
@@ -130,7 +130,7 @@ async function onConnection<Native, C extends Connection, T>(
       got();
       // What throws here is rolled back by the client.
       const terms = { ms, signal: caller, certain, rolledBack: true, onSilence: () => {} };
-      const running = asking ? asking(connection).then(() => errand(connection)) : errand(connection);
+      const running = asking ? asking(connection).then(() => work(connection)) : work(connection);
       const value = await answered(database, connection, running, terms);
       sent?.();
       return value;
@@ -144,7 +144,7 @@ async function onConnection<Native, C extends Connection, T>(
 
 /** In words of the client's own, such as those of a pool that was closed. */
 export function notConnected(source: Pick<Database, "engine" | "unwrap">, error: unknown): unknown {
-  const ours = isOpaque(error) || error instanceof HoldfastError || error instanceof Ended;
+  const ours = isOpaque(error) || error instanceof HoldfastError || error instanceof OneShotEnded;
   return ours || classify(source, error) || explained(source, error) !== error
     ? error
     : NoConnectionError.refused(error, false);
@@ -190,12 +190,12 @@ async function answered<T>(
     throw new Silence();
   }
   try {
-    if (!cancelling) throw rolledBack ? new Ended(why, signal?.reason) : new Silence();
+    if (!cancelling) throw rolledBack ? new OneShotEnded(why, signal?.reason) : new Silence();
     return await within(graceMs, running);
   } catch (error) {
     running.catch(() => {});
     if (error instanceof Silence) onSilence();
-    throw classify(database, error) === "canceled" ? new Ended(why, error) : error;
+    throw classify(database, error) === "canceled" ? new OneShotEnded(why, error) : error;
   } finally {
     if (cancelling) await within(graceMs, cancelling).catch(onSilence);
   }

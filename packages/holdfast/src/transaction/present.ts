@@ -3,7 +3,7 @@
  * what to do, with the driver's as its cause.
  */
 import type { Connection, Database, Failure } from "../seam/database.ts";
-import { Ended } from "./one-shot.ts";
+import { OneShotEnded } from "./one-shot.ts";
 import {
   AccessDeniedError,
   ConnectionLostError,
@@ -30,7 +30,7 @@ export type Why = Failure | "late" | "aborted" | "no connection";
 type Source = Pick<Database<unknown, Connection>, "engine" | "unwrap">;
 
 export function whyOf(source: Source, error: unknown): Why | undefined {
-  if (error instanceof Ended) return error.why;
+  if (error instanceof OneShotEnded) return error.why;
   return error instanceof NoConnectionError ? "no connection" : classify(source, error);
 }
 
@@ -48,7 +48,7 @@ export const troubles: ReadonlySet<Why | undefined> = new Set<Why | undefined>([
 ]);
 
 /** What is known of the call that failed. */
-export interface Told {
+export interface FailedCall {
   /** What it is about, for people: "quota uploads:ann". */
   readonly names: readonly string[];
   readonly attempts?: number;
@@ -69,7 +69,12 @@ export interface Told {
 }
 
 /** `why`: if it is known better than by the error. */
-export function present(source: Source, error: unknown, told: Told, why = whyOf(source, error)): unknown {
+export function present(
+  source: Source,
+  error: unknown,
+  told: FailedCall,
+  why = whyOf(source, error),
+): unknown {
   const { attempts = 1, waitedMs = 0, perhaps } = told;
   const what = told.names.join(", ") || undefined;
   if (error instanceof NoConnectionError && !perhaps) return error.about(what);
@@ -118,7 +123,7 @@ export function present(source: Source, error: unknown, told: Told, why = whyOf(
       return NoConnectionError.refused(error, true).about(what);
     case "aborted":
       // Of the caller's signal: its reason is told by whoever knows it.
-      return error instanceof Ended ? error : new TransactionAbortedError(error);
+      return error instanceof OneShotEnded ? error : new TransactionAbortedError(error);
     default: {
       const hopeless = explained(source, error);
       return told.theirs || hopeless !== error ? hopeless : new StatementError(what, error);
@@ -127,7 +132,10 @@ export function present(source: Source, error: unknown, told: Told, why = whyOf(
 }
 
 /** Nothing was done: what it needed was not free in time. */
-export function inVain({ names, waitedMs = 0, inside = false }: Told, cause: unknown): LockTimeoutError {
+export function inVain(
+  { names, waitedMs = 0, inside = false }: FailedCall,
+  cause: unknown,
+): LockTimeoutError {
   return new LockTimeoutError({ keys: names, waitedMs: Math.round(waitedMs), holders: [] }, cause, !inside);
 }
 

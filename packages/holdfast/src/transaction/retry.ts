@@ -24,7 +24,7 @@ export interface RetryOptions {
 const retryNames = new Set(["attempts", "baseMs", "maxMs", "on"]);
 
 /** Of these the server has undone everything. */
-export const undone: readonly Failure[] = ["deadlock", "serialization"];
+export const wasRolledBack: readonly Failure[] = ["deadlock", "serialization"];
 
 /** Where locks exclude at COMMIT only: to be undone is there what to wait is elsewhere. The deadline comes first, as a rule. */
 const attemptsAtCommit = 50;
@@ -55,7 +55,12 @@ export function retryPolicy(options: RetryOptions | false | undefined, fallback?
     attemptsAtCommit: given.attempts ?? attemptsAtCommit,
     baseMs: milliseconds(baseMs, "retry.baseMs"),
     maxMs: milliseconds(maxMs, "retry.maxMs"),
-    on: new Set<Failure>([...(protection.failuresRetried ? undone : []), "lost", "unavailable", ...on]),
+    on: new Set<Failure>([
+      ...(protection.failuresRetried ? wasRolledBack : []),
+      "lost",
+      "unavailable",
+      ...on,
+    ]),
   };
 }
 
@@ -74,7 +79,7 @@ export interface OwnRetryOptions extends Omit<RetryOptions, "on"> {
 }
 
 /** One run of work that may be run again. */
-export interface Run {
+export interface RetryRun {
   /** 1 on the first. */
   readonly attempt: number;
   /** An earlier one may have been kept although its answer was lost. */
@@ -125,14 +130,14 @@ const usual = retryPolicy(undefined);
 export const passing: ReadonlySet<Failure> = usual.on;
 
 /** The same, of what the server has rolled back: nothing of it was done. */
-export const rolledBack: ReadonlySet<Failure> = new Set(undone);
+export const rolledBack: ReadonlySet<Failure> = new Set(wasRolledBack);
 
 /**
  * Runs work until it succeeds, or fails for good. What it did before its answer was lost must be found by the next run, and not
  * done twice: ids make it so. Without them: `once`, or only what the server has `rolledBack`.
  */
 export async function retrying<T, Why extends string>(
-  work: (run: Run) => Promise<T>,
+  work: (run: RetryRun) => Promise<T>,
   how: Retrying<Why>,
 ): Promise<T> {
   const { policy = usual, attempts = policy.attempts, until = Infinity, wantedUntil = 0, signal } = how;
@@ -173,7 +178,7 @@ export async function retried<T>(
       throw new UsageError(`on may add "lock-timeout" and "lost", not ${JSON.stringify(extra)}`);
   return retrying(({ attempt }) => work(attempt), {
     why: failureOf,
-    on: new Set<Failure>([...undone, ...on]),
+    on: new Set<Failure>([...wasRolledBack, ...on]),
     policy,
     attempts: () => (atCommit() ? policy.attemptsAtCommit : policy.attempts),
     signal,

@@ -6,9 +6,24 @@ import {
   require,
   requireHeld,
 } from "../seam/capabilities.ts";
-import type { Connection, Database, Failure, Isolation, Reason, Result, Row, Wait } from "../seam/database.ts";
+import type {
+  Connection,
+  Database,
+  Failure,
+  Isolation,
+  Reason,
+  Result,
+  Row,
+  Wait,
+} from "../seam/database.ts";
 import { emit, traced } from "../events/events.ts";
-import { NotInTransactionError, ShardError, StrategyError, UnsupportedError, UsageError } from "../seam/errors.ts";
+import {
+  NotInTransactionError,
+  ShardError,
+  StrategyError,
+  UnsupportedError,
+  UsageError,
+} from "../seam/errors.ts";
 import type { Holder } from "../seam/errors.ts";
 import { classify } from "../seam/failure.ts";
 import { type Inside, apart } from "../context/inside.ts";
@@ -16,9 +31,9 @@ import { interruptible } from "../waiting/interrupt.ts";
 import { type LockRequest, type Lockable, canonical, keyNames, wanted } from "../seam/key.ts";
 import { checkCall, checkNames, checkSignal } from "../input/options.ts";
 import { present } from "./present.ts";
-import { Queue } from "../waiting/turns.ts";
+import { Turns } from "../waiting/turns.ts";
 import { refusal } from "../waiting/refused.ts";
-import { undone } from "./retry.ts";
+import { wasRolledBack } from "./retry.ts";
 import type {
   AllOptions,
   AllResults,
@@ -32,9 +47,9 @@ import type {
   TableName,
   TableOptions,
 } from "../seam/row-options.ts";
-import type { Beside } from "./wrong-connection.ts";
+import type { WrongConnectionGuard } from "./wrong-connection.ts";
 import { type Locked, type Section, type Watch, sections } from "../context/section.ts";
-import { type Site, sites } from "../context/call-site.ts";
+import { type CallSite, callSites } from "../context/call-site.ts";
 import type { Started } from "./lifecycle.ts";
 import { Identifier, type Statement } from "../seam/sql.ts";
 import type { TableMode, Where } from "../seam/tables.ts";
@@ -119,12 +134,12 @@ export interface NestedOptions {
 }
 
 /** What a scope needs of the instance it belongs to. */
-export interface Home<Native, C extends Connection> {
+export interface InstanceContext<Native, C extends Connection> {
   readonly database: Database<Native, C>;
   readonly current: Inside<Scope<Native, C>>;
   readonly wait: Wait;
   /** Watches for what is sent beside its transactions. */
-  readonly beside: Beside;
+  readonly wrongConnection: WrongConnectionGuard;
   /** Watches what is done while locks are held; absent: nobody does. */
   readonly watch?: Watch | undefined;
   readonly rows: RowLocker<Scope<Native, C>, C>;
@@ -171,7 +186,7 @@ export interface Place<Native, C extends Connection> {
   readonly isolation?: Isolation;
   readonly readOnly?: boolean;
   /** Where it was opened. */
-  readonly site?: Site | undefined;
+  readonly site?: CallSite | undefined;
   readonly section?: Section | undefined;
 }
 
@@ -189,33 +204,33 @@ interface Proof<C extends Connection> {
 }
 
 export class Scope<Native, C extends Connection> implements Transaction<Native> {
-  readonly #home: Home<Native, C>;
+  readonly #context: InstanceContext<Native, C>;
   readonly #place: Place<Native, C>;
   readonly #parent: Scope<Native, C> | undefined;
   /** Taken when the scope was made. */
   readonly #first: readonly LockRequest[];
   // Made when they are first needed: a body that only uses its client needs neither.
-  #lazyQueue: Queue | undefined;
+  #lazyQueue: Turns | undefined;
   #lazyHeld: Map<string, LockRequest> | undefined;
   #savepoints = 0;
   #closed: string | undefined;
   #proof: Proof<C> | undefined;
 
   constructor(
-    home: Home<Native, C>,
+    context: InstanceContext<Native, C>,
     place: Place<Native, C>,
     held: readonly LockRequest[] = [],
     parent?: Scope<Native, C>,
   ) {
-    this.#home = home;
+    this.#context = context;
     this.#place = place;
     this.#parent = parent;
     this.#first = held;
   }
 
   /** Statements that must not interleave: a sibling's savepoint inside ours would be rolled back with it. */
-  get #queue(): Queue {
-    return (this.#lazyQueue ??= new Queue());
+  get #queue(): Turns {
+    return (this.#lazyQueue ??= new Turns());
   }
 
   /** Taken in this scope; what an outer scope took is asked for there. */
@@ -268,7 +283,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
    * nested body means the nested transaction, which would otherwise wait for itself.
    */
   here(): Scope<Native, C> {
-    const inner = this.#home.current.getStore();
+    const inner = this.#context.current.getStore();
     if (!inner || inner.#closed !== undefined) return this;
     for (let scope: Scope<Native, C> | undefined = inner; scope; scope = scope.#parent)
       if (scope === this) return inner;
@@ -291,7 +306,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
 
   #assertOpen(): void {
     if (this.#closed !== undefined) {
-      this.#place.section?.saw("late", sites.here(this.#assertOpen));
+      this.#place.section?.saw("late", callSites.here(this.#assertOpen));
       throw new UsageError(
         `This transaction is over (${this.#closed}). Is an \`await\` missing in its body? Work that goes on after it must open its own: \`separate: true\`.`,
         "HF_TRANSACTION_OVER",
@@ -299,7 +314,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     }
   }
 
-  get site(): Site | undefined {
+  get site(): CallSite | undefined {
     return this.#place.site;
   }
 
@@ -308,12 +323,12 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   }
 
   /** Where a call that locks was made, if anybody wants to know. To be asked before its first `await`. */
-  locking(): Site | undefined {
+  locking(): CallSite | undefined {
     const { section, joined } = this.#place;
     if (!section) return undefined;
     // There is no body of ours around it: what follows in the caller's own is inside, until its end.
     if (joined && section.ends) sections.enter(section);
-    return section.wantsPlaces ? sites.here(this.locking, lockFrames) : undefined;
+    return section.wantsPlaces ? callSites.here(this.locking, lockFrames) : undefined;
   }
 
   /** Of the transaction that this is a part of. */
@@ -321,8 +336,8 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     return this.#parent?.root ?? this;
   }
 
-  get home(): Home<Native, C> {
-    return this.#home;
+  get context(): InstanceContext<Native, C> {
+    return this.#context;
   }
 
   lock(locks: Lockable | readonly Lockable[], options?: LockOptions & { wait?: Wait }): Promise<void>;
@@ -337,7 +352,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
       return (
         (await this.here().#lock(requests, "nowait", site, options.signal, 'wait: "skip"')) === undefined
       );
-    const wait = patience === undefined ? this.#home.wait : checkWait(patience);
+    const wait = patience === undefined ? this.#context.wait : checkWait(patience);
     return this.here().#lockOrThrow(requests, wait, site, options.signal);
   }
 
@@ -348,7 +363,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   ): Promise<LockedRows<Pick<R, K>>>;
   rows<Q extends object>(query: Q, options?: QueryOptions): Promise<QueryRows<Q>>;
   rows(what: TableName | object, which: unknown, options: RowOptions = {}): Promise<never> {
-    const { rows } = this.#home;
+    const { rows } = this.#context;
     const found =
       typeof what === "object" && what !== null && !(what instanceof Identifier)
         ? rows.query(this, what, which ?? {})
@@ -361,18 +376,18 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     key: RowKeys<NoInfer<R>>[number],
     options: RowOptions<K> = {},
   ): Promise<Pick<R, K>> {
-    const [row] = await this.#home.rows.rows(this, table, [key], options);
+    const [row] = await this.#context.rows.rows(this, table, [key], options);
     return row as Pick<R, K>;
   }
 
   lockAll<const I extends Items>(items: I, options: AllOptions = {}): Promise<AllResults<I>> {
-    return this.#home.rows.all(this, items, options) as Promise<AllResults<I>>;
+    return this.#context.rows.all(this, items, options) as Promise<AllResults<I>>;
   }
 
   table(name: TableName, mode: TableMode, options?: TableOptions & { wait?: Wait }): Promise<void>;
   table(name: TableName, mode: TableMode, options: TableOptions & { wait: "skip" }): Promise<boolean>;
   table(name: TableName, mode: TableMode, options: TableOptions = {}): Promise<void | boolean> {
-    return this.#home.rows.table(this, name, mode, options);
+    return this.#context.rows.table(this, name, mode, options);
   }
 
   /**
@@ -389,7 +404,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     return scope.#queue.run(async () => {
       scope.#assertOpen();
       const { connection, joined, section, stop = scope.signal } = scope.#place;
-      const capabilities = scope.#home.known() ?? (await scope.#home.capabilities(connection));
+      const capabilities = scope.#context.known() ?? (await scope.#context.capabilities(connection));
       const abort = signal ? AbortSignal.any([signal, stop]) : stop;
       const started = performance.now();
       try {
@@ -411,21 +426,21 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   async #lockOrThrow(
     requests: readonly LockRequest[],
     wait: Wait,
-    site: Site | undefined,
+    site: CallSite | undefined,
     signal?: AbortSignal,
   ): Promise<void> {
     const refused = await this.#lock(requests, wait, site, signal);
     if (!refused) return;
     const { connection } = this.#place;
-    const holders = await this.#home.holders(requests, refused.usable ? connection : undefined);
-    throw refusal(refused, { keys: this.#home.names(requests), holders });
+    const holders = await this.#context.holders(requests, refused.usable ? connection : undefined);
+    throw refusal(refused, { keys: this.#context.names(requests), holders });
   }
 
   /** `asked`: the call, if its answer is whether somebody else has the lock. */
   async #lock(
     requests: readonly LockRequest[],
     wait: Wait,
-    site: Site | undefined,
+    site: CallSite | undefined,
     signal?: AbortSignal,
     asked?: string,
   ): Promise<{ reason: Reason; usable: boolean; waitedMs: number; cause?: unknown } | undefined> {
@@ -433,23 +448,23 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
       // In a joined transaction the caller may roll back to savepoints of its own: what we took may be gone, so ask again.
       const missing = joined ? requests : requests.filter((request) => !this.has(request));
       if (missing.length === 0) return undefined;
-      this.#home.guard?.(missing);
-      const capabilities = this.#home.trusted() ?? (await this.#home.renewed(connection));
+      this.#context.guard?.(missing);
+      const capabilities = this.#context.trusted() ?? (await this.#context.renewed(connection));
       checkSupport(missing, capabilities, joined);
       if (asked !== undefined) requireHeld(capabilities, asked);
       const locked: Locked | undefined = section && { kind: "key", keys: missing };
       // Before the wait, which may be that of a deadlock. Who does not wait is in none.
       if (locked && wait !== "nowait") section?.asks(locked, site);
       const started = performance.now();
-      const names = () => this.#home.names(missing);
+      const names = () => this.#context.names(missing);
       const grant = await traced(
         "holdfast:lock",
         () => ({ kind: "transaction", locks: names() }),
         async (told) => {
-          const grant = await this.#home.database.engine.lock(connection, {
+          const grant = await this.#context.database.engine.lock(connection, {
             locks: missing,
             wait,
-            names: this.#home.shown(missing),
+            names: this.#context.shown(missing),
             joined,
             capabilities,
             signal: abort,
@@ -463,7 +478,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
         emit("holdfast:lock:refused", () => ({ locks: names(), waitedMs, reason: grant.reason }));
         return { ...grant, waitedMs: Math.round(waitedMs) };
       }
-      if (this.#home.trusted() !== capabilities) await stillKept(this.#home, connection, capabilities);
+      if (this.#context.trusted() !== capabilities) await stillKept(this.#context, connection, capabilities);
       this.#hold(missing);
       if (locked) section?.took(locked, site);
       emit("holdfast:lock:granted", () => ({ locks: names(), waitedMs }));
@@ -474,7 +489,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
 
   /** What is told of a statement of ours that failed. What it means for the transaction stays known to it. */
   #explain(error: unknown, names?: readonly string[], waitedMs = 0): unknown {
-    const { database, show } = this.#home;
+    const { database, show } = this.#context;
     const failure = classify(database, error);
     if (failure === "not-in-transaction") {
       return new NotInTransactionError(
@@ -488,7 +503,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
       waitedMs,
       inside: true,
       attempts: this.attempt,
-      atCommit: this.#home.known()?.exclusion === "at commit",
+      atCommit: this.#context.known()?.exclusion === "at commit",
     });
     if (shown !== error && failure !== undefined) meanings.set(shown as object, { failure, root: this.root });
     return shown;
@@ -496,7 +511,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
 
   async query<R extends Row = Row>(statement: Statement): Promise<R[]> {
     this.#assertOpen();
-    const { engine } = this.#home.database;
+    const { engine } = this.#context.database;
     if (!engine.query)
       throw new UnsupportedError(`tx.query: ${engine.name} does not speak SQL; use tx.client`);
     const { section, connection } = this.#place;
@@ -525,12 +540,12 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   /** Runs a body in a savepoint. Never retries: after most failures only the outermost transaction can. */
   async nest<T>(options: NestedOptions, body: (tx: Transaction<Native>) => Promise<T>): Promise<T> {
     const requests = wanted(options);
-    const wait = options.wait === undefined ? this.#home.wait : checkWait(options.wait);
+    const wait = options.wait === undefined ? this.#context.wait : checkWait(options.wait);
     this.#assertCompatible(options);
     this.#assertOpen();
     return this.#queue.run(async () => {
       this.#assertOpen();
-      const { engine } = this.#home.database;
+      const { engine } = this.#context.database;
       const { connection } = this.#place;
       const own = this.signal;
       const name = `holdfast_${this.#depth()}_${++this.#savepoints}`;
@@ -540,10 +555,10 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
         throw this.#explain(error);
       });
       const stop = options.signal ? signal : this.#place.stop;
-      const inner = new Scope(this.#home, { ...this.#place, signal, stop }, [], this);
+      const inner = new Scope(this.#context, { ...this.#place, signal, stop }, [], this);
       try {
         if (requests.length > 0) await inner.lock(requests, { wait });
-        const value = await this.#home.current.run(inner, () => body(inner));
+        const value = await this.#context.current.run(inner, () => body(inner));
         signal.throwIfAborted();
         await engine.savepoint(connection, name, "release");
         inner.close("its savepoint was released");
@@ -553,7 +568,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
         inner.close("its savepoint was rolled back");
         // If this fails too the whole transaction is beyond saving, and its end will say so.
         if (connection.lost.aborted) throw error;
-        if (inner.taken.length > 0 && this.#home.known()?.exclusion === "at commit")
+        if (inner.taken.length > 0 && this.#context.known()?.exclusion === "at commit")
           await this.#keep(inner.taken, name, error);
         else await engine.savepoint(connection, name, "rollback").catch(() => {});
         throw error;
@@ -563,11 +578,11 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
 
   /** What the savepoint's body threw may rest on what it read: that is true only if its locks are committed with the rest. */
   async #keep(locks: readonly LockRequest[], savepoint: string, thrown: unknown): Promise<void> {
-    const { database, shown } = this.#home;
+    const { database, shown } = this.#context;
     const { engine } = database;
     // The transaction is over, and only the whole of it can be run again.
     const failure = classify(database, thrown);
-    if (failure !== undefined && undone.includes(failure)) return;
+    if (failure !== undefined && wasRolledBack.includes(failure)) return;
     await engine.keepLocks?.(this.#place.connection, locks, shown(locks), savepoint);
     this.#hold(locks);
   }
@@ -621,11 +636,11 @@ export function checkSupport(
  * what was granted before is found by that, and what is granted after is found here.
  */
 export async function stillKept<Native, C extends Connection>(
-  home: Home<Native, C>,
+  context: InstanceContext<Native, C>,
   connection: C,
   before: Capabilities,
 ): Promise<void> {
-  const now = home.trusted() ?? (await home.renewed(connection));
+  const now = context.trusted() ?? (await context.renewed(connection));
   if (now.transactionLocks !== before.transactionLocks)
     throw new StrategyError(
       `Locks of this database were changed from "${String(before.transactionLocks)}" to "${String(now.transactionLocks)}" while this one was waited for. Try again.`,
@@ -633,11 +648,14 @@ export async function stillKept<Native, C extends Connection>(
     );
 }
 
-const homes = new WeakMap<object, Home<unknown, Connection>>();
+const homes = new WeakMap<object, InstanceContext<unknown, Connection>>();
 
 /** For what takes an instance as an argument. */
-export function remember<Native, C extends Connection>(instance: object, home: Home<Native, C>): void {
-  homes.set(instance, home);
+export function remember<Native, C extends Connection>(
+  instance: object,
+  context: InstanceContext<Native, C>,
+): void {
+  homes.set(instance, context);
 }
 
 /** What has several homes. */
@@ -647,14 +665,14 @@ export function rememberSeveral(instance: object): void {
   several.add(instance);
 }
 
-export function homeOf(instance: unknown, call: string): Home<unknown, Connection> {
-  const home = typeof instance === "object" && instance !== null ? homes.get(instance) : undefined;
-  if (!home && several.has(instance as object))
+export function homeOf(instance: unknown, call: string): InstanceContext<unknown, Connection> {
+  const context = typeof instance === "object" && instance !== null ? homes.get(instance) : undefined;
+  if (!context && several.has(instance as object))
     throw new UsageError(
       `${call}: it belongs in one database, and this is what sharded(…) returns. Pass the instance of one shard: shards.on(key).`,
     );
-  if (!home) throw new UsageError(`${call}: this is not what holdfast(…) returns`);
-  return home;
+  if (!context) throw new UsageError(`${call}: this is not what holdfast(…) returns`);
+  return context;
 }
 
 /** The scope behind a `tx` of `hf.transaction` or `hf.join`, for what takes one as an argument. */
@@ -670,7 +688,7 @@ export function scopeOf(tx: unknown, call: string): Scope<unknown, Connection> {
  * unless it is to be apart. Undefined: in none.
  */
 export function scopeFor(
-  home: Home<unknown, Connection>,
+  context: InstanceContext<unknown, Connection>,
   options: { readonly tx?: unknown; readonly separate?: boolean },
   call: string,
 ): Scope<unknown, Connection> | undefined {
@@ -678,13 +696,13 @@ export function scopeFor(
   if (typeof separate !== "boolean") throw new UsageError(`${call}: separate must be true or false`);
   if (tx === undefined) {
     if (separate) return undefined;
-    if (home.elsewhere?.()) throw astray(call);
-    return home.current.getStore();
+    if (context.elsewhere?.()) throw astray(call);
+    return context.current.getStore();
   }
   const scope = scopeOf(tx, call);
   if (separate) throw new UsageError(`${call}: either \`tx\` or \`separate\`, not both`);
-  if (scope.home !== home && scope.home.guard && home.guard) throw astray(call);
-  if (scope.home !== home)
+  if (scope.context !== context && scope.context.guard && context.guard) throw astray(call);
+  if (scope.context !== context)
     throw new UsageError(`${call}: \`tx\` is a transaction of another instance of Holdfast`);
   return scope;
 }
@@ -696,7 +714,10 @@ function astray(call: string): ShardError {
 }
 
 /** Runs what goes on in the background outside of whatever transactions it is begun in, which will be over by then. */
-export function detached<T>(home: Pick<Home<unknown, Connection>, "current">, work: () => T): T {
+export function detached<T>(
+  context: Pick<InstanceContext<unknown, Connection>, "current">,
+  work: () => T,
+): T {
   // Left by its own instance, too: it would keep the transaction's objects for as long as it goes on.
-  return apart(() => home.current.leave(work));
+  return apart(() => context.current.leave(work));
 }

@@ -23,10 +23,17 @@ import type { LockRequest, Lockable } from "../seam/key.ts";
 import { present } from "./present.ts";
 import { Refused, refusal } from "../waiting/refused.ts";
 import { asWritten } from "../seam/replay.ts";
-import { type RetryOptions, type RetryPolicy, retrying, undone } from "./retry.ts";
-import { type Home, Scope, type Transaction, checkSupport, failureWithin, stillKept } from "./scope.ts";
+import { type RetryOptions, type RetryPolicy, retrying, wasRolledBack } from "./retry.ts";
+import {
+  type InstanceContext,
+  Scope,
+  type Transaction,
+  checkSupport,
+  failureWithin,
+  stillKept,
+} from "./scope.ts";
 import { type Locked, type Section, sections } from "../context/section.ts";
-import type { Site } from "../context/call-site.ts";
+import type { CallSite } from "../context/call-site.ts";
 import { isOpaque } from "../seam/thrown.ts";
 import { sleep } from "../waiting/wait.ts";
 import * as protection from "../seam/protections.ts";
@@ -65,7 +72,7 @@ export interface Plan {
   /** The call, if it means that nobody else is at it while its body runs. */
   readonly alone?: string | undefined;
   /** Where it was called. */
-  readonly site: Site | undefined;
+  readonly site: CallSite | undefined;
 }
 
 /** After an abort the body gets this long to end by itself; then its connection is taken away. */
@@ -96,32 +103,32 @@ type Body<Native, T> = (tx: Transaction<Native>) => Promise<T>;
 
 /** Runs a plan until it is committed, fails for good, or is out of attempts or time. */
 export function runTransaction<Native, C extends Connection, T>(
-  home: Home<Native, C>,
+  context: InstanceContext<Native, C>,
   plan: Plan,
   body: Body<Native, T>,
 ): Promise<T> {
   return traced(
     "holdfast:transaction",
-    () => ({ locks: home.names(plan.locks), isolation: plan.isolation, attempts: 1 }),
-    (told) => runAttempts(home, plan, body, told),
+    () => ({ locks: context.names(plan.locks), isolation: plan.isolation, attempts: 1 }),
+    (told) => runAttempts(context, plan, body, told),
   );
 }
 
 async function runAttempts<Native, C extends Connection, T>(
-  home: Home<Native, C>,
+  context: InstanceContext<Native, C>,
   plan: Plan,
   body: Body<Native, T>,
   told: Traces["holdfast:transaction"] | undefined,
 ): Promise<T> {
   const deadline = new Deadline(plan.deadlineMs, plan.signal);
   const { retry } = plan;
-  const locks = () => home.names(plan.locks);
+  const locks = () => context.names(plan.locks);
   let before: { failure: string; delayMs: number } | undefined;
   let run!: Attempt<Native, C>;
   try {
     return await retrying(
       ({ attempt }) => {
-        run = new Attempt(home, plan, deadline, attempt);
+        run = new Attempt(context, plan, deadline, attempt);
         if (!before) return run.execute(body);
         if (told) told.attempts = attempt;
         const why = before;
@@ -136,7 +143,7 @@ async function runAttempts<Native, C extends Connection, T>(
         on: retry.on,
         policy: retry,
         attempts: (failure) =>
-          undone.includes(failure) && isAtCommit(home) ? retry.attemptsAtCommit : retry.attempts,
+          wasRolledBack.includes(failure) && isAtCommit(context) ? retry.attemptsAtCommit : retry.attempts,
         wanted: () => !deadline.signal.aborted,
         signal: deadline.signal,
         again({ why: failure, attempt, delayMs }) {
@@ -154,8 +161,8 @@ async function runAttempts<Native, C extends Connection, T>(
 }
 
 /** Whether two can have a lock at the same time, on different nodes, until one of them commits. */
-function isAtCommit(home: { known(): { readonly exclusion: string } | undefined }): boolean {
-  return home.known()?.exclusion === "at commit";
+function isAtCommit(context: { known(): { readonly exclusion: string } | undefined }): boolean {
+  return context.known()?.exclusion === "at commit";
 }
 
 function misuse(error: unknown): HoldfastError | undefined {
@@ -165,7 +172,7 @@ function misuse(error: unknown): HoldfastError | undefined {
 }
 
 class Attempt<Native, C extends Connection> {
-  readonly #home: Home<Native, C>;
+  readonly #context: InstanceContext<Native, C>;
   readonly #plan: Plan;
   readonly #deadline: Deadline;
   readonly #attempt: number;
@@ -186,8 +193,8 @@ class Attempt<Native, C extends Connection> {
   /** The body did not end after an abort; its connection must not be given to anybody else. */
   #abandoned = false;
 
-  constructor(home: Home<Native, C>, plan: Plan, deadline: Deadline, attempt: number) {
-    this.#home = home;
+  constructor(context: InstanceContext<Native, C>, plan: Plan, deadline: Deadline, attempt: number) {
+    this.#context = context;
     this.#plan = plan;
     this.#deadline = deadline;
     this.#attempt = attempt;
@@ -197,7 +204,7 @@ class Attempt<Native, C extends Connection> {
     if (isOpaque(error)) return undefined;
     if (error instanceof Refused) return error.reason === "busy" ? undefined : "lock-timeout";
     if (error instanceof SerializationError) return "serialization";
-    const { database } = this.#home;
+    const { database } = this.#context;
     // An ORM wraps what is thrown in its callbacks.
     const own = [...chain(error)].find((each) => each instanceof HoldfastError);
     if (own instanceof LockTimeoutError || own instanceof FileBusyError) return "lock-timeout";
@@ -207,7 +214,7 @@ class Attempt<Native, C extends Connection> {
     const sockets = this.#thrown !== error || this.#connection?.lost.aborted === true;
     const failure = within ?? classify(database, error, sockets);
     // What was not to wait is not to wait now.
-    if (failure === "lock-timeout" && waited(database, error, this.#home.known()?.flavour) !== true)
+    if (failure === "lock-timeout" && waited(database, error, this.#context.known()?.flavour) !== true)
       return undefined;
     return failure;
   }
@@ -215,8 +222,8 @@ class Attempt<Native, C extends Connection> {
   async execute<T>(body: Body<Native, T>): Promise<T> {
     if (this.#plan.locks.length > 0 && this.#plan.isolation !== "read committed") await this.#checkSessions();
     const started = performance.now();
-    const { transaction } = this.#home.database;
-    const names = () => this.#home.names(this.#plan.locks);
+    const { transaction } = this.#context.database;
+    const names = () => this.#context.names(this.#plan.locks);
     try {
       const value = transaction ? await this.#inClient(body) : await this.#onPinned(body);
       emit("holdfast:transaction:end", () => ({
@@ -244,7 +251,7 @@ class Attempt<Native, C extends Connection> {
   }
 
   get #graceMs(): number {
-    return this.#home.database.traits.single ? singleGraceMs : serverGraceMs;
+    return this.#context.database.traits.single ? singleGraceMs : serverGraceMs;
   }
 
   #held(): { heldMs?: number } {
@@ -254,18 +261,20 @@ class Attempt<Native, C extends Connection> {
   /** Before a connection is ours: the experiment needs two, and a small pool might not have three. */
   async #checkSessions(): Promise<void> {
     const { isolation } = this.#plan;
-    const { lockFirstIsolation } = await this.#home.capabilities();
+    const { lockFirstIsolation } = await this.#context.capabilities();
     if (!lockFirstIsolation.includes(isolation)) return;
-    require(await this.#home.sessionSupport(), `A lock under ${isolation}, which must be taken before BEGIN`);
+    require(await this.#context.sessionSupport(), `A lock under ${isolation}, which must be taken before BEGIN`);
   }
 
   async #onPinned<T>(body: Body<Native, T>): Promise<T> {
-    const { database } = this.#home;
+    const { database } = this.#context;
     const { engine } = database;
     const { locks, wait } = this.#plan;
     const connect = database.connect as NonNullable<typeof database.connect>;
     const { signal } = this.#deadline;
-    const connecting = this.#home.beside.taking(() => connect({ use: "transaction", locks, wait, signal }));
+    const connecting = this.#context.wrongConnection.taking(() =>
+      connect({ use: "transaction", locks, wait, signal }),
+    );
     const pinned = await connecting.catch((error: unknown) => {
       throw error instanceof DeadlineExceededError
         ? error.while("it was still waiting for a connection")
@@ -337,12 +346,12 @@ class Attempt<Native, C extends Connection> {
     try {
       return { value: await this.#perform(connection, native, begun, body, hold) };
     } catch (error) {
-      const { database, shown } = this.#home;
+      const { database, shown } = this.#context;
       const locks = this.#scope?.taken ?? [];
       const failure = this.failure(error);
       const rightAnyway =
         locks.length === 0 ||
-        !isAtCommit(this.#home) ||
+        !isAtCommit(this.#context) ||
         this.#abandoned ||
         connection.lost.aborted ||
         this.#deadline.signal.aborted ||
@@ -370,7 +379,7 @@ class Attempt<Native, C extends Connection> {
 
   /** Resolves to whether the connection is fit for others. */
   async #undo(connection: C): Promise<boolean> {
-    const { engine } = this.#home.database;
+    const { engine } = this.#context.database;
     if (this.#abandoned || connection.lost.aborted) return false;
     if (!this.#opening) return true;
     try {
@@ -385,10 +394,10 @@ class Attempt<Native, C extends Connection> {
   }
 
   async #inClient<T>(body: Body<Native, T>): Promise<T> {
-    const { database } = this.#home;
+    const { database } = this.#context;
     const { locks, wait, isolation, readOnly } = this.#plan;
     // With one connection for everybody, the question would wait for whoever has it, and for longer than the lock may.
-    const known = database.traits.single ? this.#home.known() : await this.#home.capabilities();
+    const known = database.traits.single ? this.#context.known() : await this.#context.capabilities();
     let outcome: Ended<T> | undefined;
     const options = {
       use: "transaction" as const,
@@ -401,7 +410,7 @@ class Attempt<Native, C extends Connection> {
     };
     const time = { signal: this.#deadline.signal, leftMs: () => this.#deadline.leftMs };
     try {
-      await this.#home.beside.taking((granted) =>
+      await this.#context.wrongConnection.taking((granted) =>
         runInClient(database, options, time, async (lent) => {
           granted();
           const { connection, native, begun = true } = lent;
@@ -435,10 +444,10 @@ class Attempt<Native, C extends Connection> {
     body: Body<Native, T>,
     hold: Pinned<Native, C>["hold"],
   ): Promise<T> {
-    const { engine } = this.#home.database;
+    const { engine } = this.#context.database;
     const { locks, wait, isolation, readOnly } = this.#plan;
     const silent = () => (this.#abandoned = true);
-    const { trusted, known, renewed, guard, capabilities: facts } = this.#home;
+    const { trusted, known, renewed, guard, capabilities: facts } = this.#context;
     const [found, ask] = locks.length > 0 || guard ? [trusted(), renewed] : [known(), facts];
     const capabilities =
       found ??
@@ -462,7 +471,7 @@ class Attempt<Native, C extends Connection> {
     }
     emit("holdfast:transaction:begin", () => ({
       attempt: this.#attempt,
-      locks: this.#home.names(locks),
+      locks: this.#context.names(locks),
       isolation,
     }));
     const open = (): Open => {
@@ -475,13 +484,13 @@ class Attempt<Native, C extends Connection> {
         deadlineMs,
         locks,
         wait: wait === "nowait" ? wait : Math.min(wait, deadlineMs),
-        names: this.#home.shown(locks),
+        names: this.#context.shown(locks),
         capabilities,
         signal: this.#deadline.signal,
       };
     };
     const { site } = this.#plan;
-    const section = (this.#section = this.#home.watch?.section(site));
+    const section = (this.#section = this.#context.watch?.section(site));
     const locked: Locked | undefined = section && locks.length > 0 ? { kind: "key", keys: locks } : undefined;
     // There may be a transaction around it, which holds something.
     if (locked && wait !== "nowait") section?.asks(locked, site);
@@ -497,7 +506,7 @@ class Attempt<Native, C extends Connection> {
         ? await begin()
         : await traced(
             "holdfast:lock",
-            () => ({ kind: "transaction", locks: this.#home.names(locks) }),
+            () => ({ kind: "transaction", locks: this.#context.names(locks) }),
             async (told) => {
               const grant = await begin();
               if (told) told.outcome = grant.granted ? "granted" : grant.reason;
@@ -508,16 +517,16 @@ class Attempt<Native, C extends Connection> {
     this.#begun = grant.begun;
     if (!grant.granted) {
       emit("holdfast:lock:refused", () => ({
-        locks: this.#home.names(locks),
+        locks: this.#context.names(locks),
         waitedMs,
         reason: grant.reason,
       }));
       throw new Refused(grant.reason, Math.round(waitedMs), grant.cause);
     }
     if (locks.length > 0) {
-      if (trusted() !== capabilities) await stillKept(this.#home, connection, capabilities);
+      if (trusted() !== capabilities) await stillKept(this.#context, connection, capabilities);
       this.#lockedAt = started + waitedMs;
-      emit("holdfast:lock:granted", () => ({ locks: this.#home.names(locks), waitedMs }));
+      emit("holdfast:lock:granted", () => ({ locks: this.#context.names(locks), waitedMs }));
     }
     if (locked) section?.took(locked, site);
     else if (!readOnly && capabilities.granularity === "database")
@@ -576,7 +585,7 @@ class Attempt<Native, C extends Connection> {
       return stop.signal;
     };
     const scope = new Scope(
-      this.#home,
+      this.#context,
       {
         connection,
         native,
@@ -607,8 +616,10 @@ class Attempt<Native, C extends Connection> {
     outer.addEventListener("abort", onStop, { once: true });
     try {
       const section = this.#section;
-      const enter = () => this.#home.current.run(scope, () => Promise.resolve().then(() => body(scope)));
-      const running = this.#home.beside.theirs(() => (section ? sections.run(section, enter) : enter()));
+      const enter = () => this.#context.current.run(scope, () => Promise.resolve().then(() => body(scope)));
+      const running = this.#context.wrongConnection.theirs(() =>
+        section ? sections.run(section, enter) : enter(),
+      );
       const value = await new Promise<T>((resolve, reject) => {
         abandon = reject;
         running.then(resolve, reject);
@@ -638,7 +649,7 @@ class Attempt<Native, C extends Connection> {
 
   /** COMMIT was sent and its answer lost. Returns if the server says that it was kept. */
   async #resolve(error: unknown): Promise<void> {
-    const { engine } = this.#home.database;
+    const { engine } = this.#context.database;
     const identity = this.#begun?.identity;
     // A transaction without identity has written nothing that could be lost.
     if (identity === undefined && this.#plan.readOnly) return;
@@ -652,7 +663,7 @@ class Attempt<Native, C extends Connection> {
       try {
         const ask = engine.outcome.bind(engine);
         // On a connection that has nothing to do with the lost one.
-        const outcome = await withConnection(this.#home, async (connection) => {
+        const outcome = await withConnection(this.#context, async (connection) => {
           const outcome = await ask(connection, identity);
           const kept = outcome === "ended" ? await this.#scope?.wasKept(connection) : undefined;
           return kept === undefined ? outcome : kept ? "committed" : "aborted";
@@ -686,8 +697,8 @@ class Attempt<Native, C extends Connection> {
   async #shown(error: unknown): Promise<{ readonly error: unknown }> {
     if (!(error instanceof Refused)) return { error: this.#named(error) };
     const { locks } = this.#plan;
-    const holders = await this.#home.holders(locks);
-    return { error: refusal(error, { keys: this.#home.names(locks), holders }) };
+    const holders = await this.#context.holders(locks);
+    return { error: refusal(error, { keys: this.#context.names(locks), holders }) };
   }
 
   #named(error: unknown): unknown {
@@ -695,7 +706,7 @@ class Attempt<Native, C extends Connection> {
     // An ORM wraps what its driver throws, and so what the guard throws in its place.
     const guard = misuse(error);
     if (guard) return guard;
-    const { database } = this.#home;
+    const { database } = this.#context;
     const failure = this.failure(error);
     const dealtWith = failure !== undefined && told.has(failure);
     // What the body threw is the caller's own, and so is what its COMMIT brings to light.
@@ -704,10 +715,10 @@ class Attempt<Native, C extends Connection> {
       database,
       notConnected(database, error),
       {
-        names: dealtWith && this.#scope ? [] : this.#home.names(this.#plan.locks.map(written)),
+        names: dealtWith && this.#scope ? [] : this.#context.names(this.#plan.locks.map(written)),
         attempts: this.#attempt,
         waitedMs: this.#deadline.ms,
-        atCommit: isAtCommit(this.#home),
+        atCommit: isAtCommit(this.#context),
       },
       failure,
     );

@@ -9,34 +9,34 @@ import { emit } from "../events/events.ts";
 import type { Inside } from "../context/inside.ts";
 import { isOurs, notOurs, ours } from "../context/ours.ts";
 import { sectionHere } from "../context/section.ts";
-import { type Site, sites } from "../context/call-site.ts";
+import { type CallSite, callSites } from "../context/call-site.ts";
 import * as protection from "../seam/protections.ts";
 
 type Client = Pick<Database, "observe" | "room">;
 
-export type BesideMode = "warn" | "throw" | "off";
-export const besideModes: readonly BesideMode[] = ["warn", "throw", "off"];
+export type WrongConnectionMode = "warn" | "throw" | "off";
+export const wrongConnectionModes: readonly WrongConnectionMode[] = ["warn", "throw", "off"];
 
 /** What is asked of the scope that the calling code is in. */
 interface Around {
   readonly open: boolean;
-  readonly site: Site | undefined;
+  readonly site: CallSite | undefined;
   readonly root: object;
 }
 
 /** The same pair of places is told once. */
 const most = 1000;
 
-export class Beside {
+export class WrongConnectionGuard {
   readonly #database: Client;
   readonly #current: Inside<Around>;
-  readonly #mode: BesideMode;
+  readonly #mode: WrongConnectionMode;
   readonly #told = new Set<string>();
   /** Transactions that wait for a second connection while they hold their own. */
   readonly #waiting = new Map<object, number>();
   readonly #end: (() => void) | undefined;
 
-  constructor(database: Client, current: Inside<Around>, mode: BesideMode) {
+  constructor(database: Client, current: Inside<Around>, mode: WrongConnectionMode) {
     this.#database = database;
     this.#current = current;
     this.#mode = mode;
@@ -86,8 +86,8 @@ export class Beside {
   }
 
   /** Of who asks, where the client knows better than the stack. */
-  #site(place?: () => string | undefined): Site {
-    const here = sites.here(this.#site);
+  #site(place?: () => string | undefined): CallSite {
+    const here = callSites.here(this.#site);
     return {
       get place() {
         return here.place ?? place?.();
@@ -97,7 +97,7 @@ export class Beside {
 
   #report({ site }: Around, place?: () => string | undefined): void {
     if (this.#mode === "off" || !protection.wrongConnection) return;
-    const at = sites.here(this.#report).place ?? place?.();
+    const at = callSites.here(this.#report).place ?? place?.();
     const error = new WrongConnectionError(at, site?.place);
     emit("holdfast:connection:wrong", () => ({ query: at, transaction: site?.place }));
     if (this.#mode === "throw") throw error;
@@ -114,7 +114,7 @@ export class Beside {
     if (room.out >= room.max) sectionHere()?.saw("pool", this.#site(place));
     const waiting = this.#waiting.has(root) ? this.#waiting.size : this.#waiting.size + 1;
     if (room.out >= room.max && waiting >= room.max)
-      throw new PoolExhaustedError(room.max, sites.here(this.#queue).place ?? place?.(), site?.place);
+      throw new PoolExhaustedError(room.max, callSites.here(this.#queue).place ?? place?.(), site?.place);
     this.#waiting.set(root, (this.#waiting.get(root) ?? 0) + 1);
     void granted().then(() => {
       const count = (this.#waiting.get(root) ?? 1) - 1;

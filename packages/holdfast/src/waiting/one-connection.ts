@@ -1,22 +1,22 @@
 import type { Purpose } from "../seam/database.ts";
-import { Queue } from "./turns.ts";
+import { Turns } from "./turns.ts";
 import { Refused } from "./refused.ts";
 
 /**
  * The door to the one connection that a client has for everybody in this process. Whoever is inside excludes
  * all others, so waiting at the door can be waiting for a lock: then the lock's own patience counts.
  */
-export class Single {
-  static readonly #doors = new WeakMap<object, Single>();
+export class OneConnection {
+  static readonly #doors = new WeakMap<object, OneConnection>();
 
   /** Several instances may be made of one client: they share its door. */
-  static of(client: object): Single {
-    let door = Single.#doors.get(client);
-    if (!door) Single.#doors.set(client, (door = new Single()));
+  static of(client: object): OneConnection {
+    let door = OneConnection.#doors.get(client);
+    if (!door) OneConnection.#doors.set(client, (door = new OneConnection()));
     return door;
   }
 
-  readonly #queue = new Queue();
+  readonly #queue = new Turns();
   /** Keys of those inside or in line. */
   readonly #keys = new Map<string, number>();
 

@@ -1,5 +1,5 @@
 /** First come, first served: for what only so many can use at a time in this process. */
-export class Queue {
+export class Turns {
   #free: number;
   readonly #line: (() => void)[] = [];
 

@@ -162,7 +162,7 @@ export function exposed({ name, kind }: Measure): string {
 export type Labels = Readonly<Record<string, string>>;
 
 /** Where figures go. */
-export interface Book {
+export interface MeasureBook {
   /** To a counter, or to one that also goes down. */
   add(measure: Measure, value: number, labels: Labels): void;
   /** Seconds, to a histogram. */
@@ -189,7 +189,7 @@ type Kind = (typeof kinds)[number] | "rows" | "table";
 const most = 300;
 
 /** Keeps the book from now on. Returns what ends it. */
-export function keep(book: Book, options: MeasureOptions): () => void {
+export function keep(book: MeasureBook, options: MeasureOptions): () => void {
   const { namespace = beforeColon, locks: known = [], queues = [] } = options;
   const of = (name: string): string => {
     const plain = name.endsWith(sharedMark) ? name.slice(0, -sharedMark.length) : name;
@@ -399,7 +399,7 @@ const states = ["waiting", "delayed", "running", "failed"] as const;
  * How full the queues are. One that does not answer is NaN, and counted: what is not said at all would stay what it was
  * where OpenTelemetry keeps it.
  */
-export async function depths(queues: readonly CountedQueue[], book: Book): Promise<readonly Sample[]> {
+export async function depths(queues: readonly CountedQueue[], book: MeasureBook): Promise<readonly Sample[]> {
   const ask = async (queue: CountedQueue): Promise<readonly Sample[]> => {
     const asked = Promise.resolve().then(() => queue.counts());
     const found = await within(patienceMs, asked).catch(() => undefined);

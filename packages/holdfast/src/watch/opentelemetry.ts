@@ -4,7 +4,15 @@ import type { Traced } from "../events/events.ts";
 import { checkNames } from "../input/options.ts";
 import { isError, isOpaque, read } from "../seam/thrown.ts";
 import { type MeasureOptions, type Tracer, checkMeasures, listen, measureOptions, trace } from "./listen.ts";
-import { type Book, type Labels, type Measure, allMeasures, depths, keep, measures } from "./measures.ts";
+import {
+  type MeasureBook,
+  type Labels,
+  type Measure,
+  allMeasures,
+  depths,
+  keep,
+  measures,
+} from "./measures.ts";
 
 export type { CountedQueue, MeasureOptions } from "./listen.ts";
 
@@ -277,7 +285,7 @@ function metrics(meter: MeterLike, options: MeasureOptions): () => void {
       recording.set(measure, meter.createHistogram(name, { description, unit: "s", advice }));
     }
   }
-  const book: Book = {
+  const book: MeasureBook = {
     add: (measure, value, labels) => adding.get(measure)?.add(value, labels),
     record: (measure, seconds, labels) => recording.get(measure)?.record(seconds, labels),
   };

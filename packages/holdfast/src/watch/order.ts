@@ -4,12 +4,12 @@
  */
 import type { OrderStep } from "../events/events.ts";
 import type { LockRequest } from "../seam/key.ts";
-import type { Site } from "../context/call-site.ts";
+import type { CallSite } from "../context/call-site.ts";
 
 /** Of keys, their namespace; of rows, their table. */
-export interface Kind {
+export interface LockKind {
   readonly name: string;
-  readonly next: Map<Kind, Step[]>;
+  readonly next: Map<LockKind, Step[]>;
   /** Keys of one namespace, one after the other: those whose ids went up, and those whose ids went down. */
   up?: OrderStep;
   down?: OrderStep;
@@ -17,16 +17,16 @@ export interface Kind {
 
 /** Two who share a lock do not wait for each other: what leads back to where it began must be in the way everywhere. */
 interface Step {
-  readonly from: Kind;
-  readonly to: Kind;
+  readonly from: LockKind;
+  readonly to: LockKind;
   readonly sharedFirst: boolean;
   readonly sharedSecond: boolean;
   told: OrderStep;
 }
 
-export interface Holding {
-  readonly kind: Kind;
-  readonly site: Site | undefined;
+export interface LockHolding {
+  readonly kind: LockKind;
+  readonly site: CallSite | undefined;
   shared: boolean;
   /** The last of its keys, in the order in which one call takes them. */
   last: string | undefined;
@@ -34,7 +34,7 @@ export interface Holding {
 
 /** What somebody asks for. */
 export interface Wanted {
-  readonly kind: Kind;
+  readonly kind: LockKind;
   readonly shared: boolean;
   /** Of a key. */
   readonly id: string | undefined;
@@ -42,15 +42,15 @@ export interface Wanted {
 
 /** A namespace that came from data must not eat the memory. */
 const most = 1000;
-const namespaces = new Map<string, Kind>();
-const tables = new Map<string, Kind>();
+const namespaces = new Map<string, LockKind>();
+const tables = new Map<string, LockKind>();
 /** Files that get a line for each step when it is first seen. */
 const files = new Set<string>();
 
-function kindIn(kinds: Map<string, Kind>, what: string, name: string): Kind | undefined {
+function kindIn(kinds: Map<string, LockKind>, what: string, name: string): LockKind | undefined {
   const known = kinds.get(name);
   if (known || kinds.size >= most) return known;
-  const made: Kind = { name: `${what} ${name}`, next: new Map() };
+  const made: LockKind = { name: `${what} ${name}`, next: new Map() };
   kinds.set(name, made);
   return made;
 }
@@ -73,9 +73,9 @@ export function wantedRows(table: string, shared: boolean): readonly Wanted[] {
 
 /** Whoever holds these asks for another. What is new about it, and leads back to where it began, is returned. */
 export function follow(
-  held: readonly Holding[],
+  held: readonly LockHolding[],
   wanted: Wanted,
-  site: Site | undefined,
+  site: CallSite | undefined,
 ): readonly OrderStep[] | undefined {
   let inverted: readonly OrderStep[] | undefined;
   for (const before of held)
@@ -84,7 +84,7 @@ export function follow(
   return inverted;
 }
 
-function then(before: Holding, wanted: Wanted, site: Site | undefined): OrderStep[] | undefined {
+function then(before: LockHolding, wanted: Wanted, site: CallSite | undefined): OrderStep[] | undefined {
   const { kind: from, shared: sharedFirst } = before;
   const { kind: to, shared: sharedSecond } = wanted;
   const known = from.next.get(to);
@@ -102,15 +102,15 @@ function then(before: Holding, wanted: Wanted, site: Site | undefined): OrderSte
   return round(step);
 }
 
-function told(before: Holding, to: Kind, site: Site | undefined): OrderStep {
+function told(before: LockHolding, to: LockKind, site: CallSite | undefined): OrderStep {
   return { from: before.kind.name, to: to.name, first: before.site?.place, second: site?.place };
 }
 
 /** Another key of a namespace that is held: in one order by accident, or always. */
 function again(
-  before: Holding,
+  before: LockHolding,
   { id, shared }: Wanted,
-  site: Site | undefined,
+  site: CallSite | undefined,
 ): readonly OrderStep[] | undefined {
   const { kind, last } = before;
   if (id === undefined || last === undefined || id === last || (shared && before.shared)) return undefined;

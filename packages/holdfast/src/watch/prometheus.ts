@@ -2,7 +2,7 @@
 import { checkNames } from "../input/options.ts";
 import { type MeasureOptions, checkMeasures, measureOptions } from "./listen.ts";
 import {
-  type Book,
+  type MeasureBook,
   type Labels,
   type Measure,
   type Sample,
@@ -89,7 +89,7 @@ export function prometheus(options: PrometheusOptions = {}): Prometheus {
   };
 }
 
-class Ledger implements Book {
+class Ledger implements MeasureBook {
   readonly #always: Labels;
   readonly #series = new Map<Measure, Map<string, Series>>(allMeasures.map((each) => [each, new Map()]));
 

@@ -6,7 +6,7 @@
  */
 import { subscribe, unsubscribe } from "node:diagnostics_channel";
 import { promisify } from "node:util";
-import { type Site, sites } from "../context/call-site.ts";
+import { type CallSite, callSites } from "../context/call-site.ts";
 
 export type Sign = "fetch" | "http" | "socket" | "dns" | "timer" | "process" | "prompt";
 
@@ -14,7 +14,7 @@ export interface Listener {
   /** Whether it matters here: asked first, and often. */
   matters(): object | undefined;
   /** `about`: what `matters` said. */
-  told(about: object, sign: Sign, site: Site): void;
+  told(about: object, sign: Sign, site: CallSite): void;
   /** Whether the rest of a timer's time still is of interest. */
   lasts(about: object): boolean;
 }
@@ -39,7 +39,7 @@ export function hearSigns(listener: Listener): () => void {
   const ends = channels.map(([channel, sign]) => {
     const tell = (): void => {
       const about = listener.matters();
-      if (about) listener.told(about, sign, sites.here(tell));
+      if (about) listener.told(about, sign, callSites.here(tell));
     };
     subscribe(channel, tell);
     return () => void unsubscribe(channel, tell);
@@ -63,7 +63,7 @@ export function replaceFunctions(listener: Listener): () => void {
   const at = (sign: Sign) => (original: Function) =>
     function told(this: unknown, ...args: unknown[]): unknown {
       const about = asked.matters();
-      if (about) asked.told(about, sign, sites.here(told));
+      if (about) asked.told(about, sign, callSites.here(told));
       return original.apply(this, args);
     };
   const ends: (() => void)[] = [];
@@ -75,7 +75,7 @@ export function replaceFunctions(listener: Listener): () => void {
     ends.push(replace(prototype, "question", at("prompt")));
   }
   // Ours are told apart by their place in files, which a bundle does not have.
-  if (sites.known) ends.push(...timers(asked, builtin("node:timers"), builtin("node:timers/promises")));
+  if (callSites.known) ends.push(...timers(asked, builtin("node:timers"), builtin("node:timers/promises")));
   // Those who have imported them by name see it, too.
   const spread = () => {
     try {
@@ -98,14 +98,14 @@ function timers(
   plain: Methods | undefined,
   promised: Methods | undefined,
 ): (() => void)[] {
-  const tell = (about: object, site: Site) => {
+  const tell = (about: object, site: CallSite) => {
     if (listener.lasts(about) && site.near) listener.told(about, "timer", site);
   };
   const fires = (original: Function): Function => {
     const set = function (this: unknown, callback: unknown, ms: unknown, ...rest: unknown[]): unknown {
       const about = Number(ms) >= leastMs && typeof callback === "function" ? listener.matters() : undefined;
       if (!about) return original.call(this, callback, ms, ...rest);
-      const site = sites.here(set);
+      const site = callSites.here(set);
       const fired = function (this: unknown, ...args: unknown[]): unknown {
         tell(about, site);
         return (callback as Function).apply(this, args);
@@ -119,7 +119,7 @@ function timers(
       const about = Number(args[0]) >= leastMs ? listener.matters() : undefined;
       const waiting = original.apply(this, args);
       if (!about) return waiting;
-      const site = sites.here(wait);
+      const site = callSites.here(wait);
       (waiting as Promise<unknown>).then(
         () => tell(about, site),
         () => {},

@@ -1,25 +1,25 @@
 /** What a statement locks, and what may be shown of it, as far as its text tells. It is not a parser. */
-import { type Site, sites } from "../context/call-site.ts";
+import { type CallSite, callSites } from "../context/call-site.ts";
 import { type Wanted, wantedRows } from "./order.ts";
 
 /** The function whose callers sent it. */
 type Caller = (...args: never[]) => unknown;
 
-export interface Seen {
+export interface SeenStatement {
   readonly text: string;
   /** Tables whose rows it locks, without their schemas. */
   readonly locks: readonly { readonly name: string; readonly wanted: readonly Wanted[] }[];
   /** Where it was sent for the first time, if it locks anything. */
-  readonly site: Site | undefined;
+  readonly site: CallSite | undefined;
 }
 
 /** The texts of an application are few; those that have values in them are not. */
 const most = 5000;
-const byText = new Map<string, Seen>();
-const byStrings = new WeakMap<object, Seen>();
+const byText = new Map<string, SeenStatement>();
+const byStrings = new WeakMap<object, SeenStatement>();
 
 /** Looked at once for each text: what comes again costs a look into a map. */
-export function seenAs(statement: unknown, above: Caller): Seen | undefined {
+export function seenAs(statement: unknown, above: Caller): SeenStatement | undefined {
   if (typeof statement === "string") return ofText(statement, above);
   if (typeof statement !== "object" || statement === null) return undefined;
   const { text, sql, parts } = statement as Record<string, unknown>;
@@ -33,11 +33,11 @@ export function seenAs(statement: unknown, above: Caller): Seen | undefined {
   return known;
 }
 
-function ofText(text: string, above: Caller): Seen {
+function ofText(text: string, above: Caller): SeenStatement {
   const known = byText.get(text);
   if (known) return known;
   const locks = tablesOf(text).map((name) => ({ name, wanted: wantedRows(name, false) }));
-  const found: Seen = { text, locks, site: locks.length > 0 ? sites.here(above) : undefined };
+  const found: SeenStatement = { text, locks, site: locks.length > 0 ? callSites.here(above) : undefined };
   if (byText.size >= most) byText.clear();
   byText.set(text, found);
   return found;

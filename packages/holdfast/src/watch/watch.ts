@@ -12,11 +12,11 @@ import {
   sections,
   watchSections,
 } from "../context/section.ts";
-import { type Site, sites } from "../context/call-site.ts";
+import { type CallSite, callSites } from "../context/call-site.ts";
 import type { Watching } from "./options.ts";
-import { type Holding, type Wanted, follow, keepOrderIn, wantedKeys, wantedRows } from "./order.ts";
+import { type LockHolding, type Wanted, follow, keepOrderIn, wantedKeys, wantedRows } from "./order.ts";
 import { type Listener, type Sign, hearSigns, replaceFunctions } from "./signs.ts";
-import { type Seen, seenAs, shownStatement } from "./statement.ts";
+import { type SeenStatement, seenAs, shownStatement } from "./statement.ts";
 
 /** The same at the same place is told once. */
 const mostTold = 1000;
@@ -55,11 +55,15 @@ class Watcher implements Watch {
     );
   }
 
-  section(site: Site | undefined): Section {
+  section(site: CallSite | undefined): Section {
     return new Watched(this, site, "transaction");
   }
 
-  joined(native: object, settled: ((then: () => void) => void) | undefined, site: Site | undefined): Section {
+  joined(
+    native: object,
+    settled: ((then: () => void) => void) | undefined,
+    site: CallSite | undefined,
+  ): Section {
     const known = this.#joined.get(native);
     if (known && !known.over) return known;
     // Where nobody tells of its end, there is nothing but the order of what is locked by one `hf.join(tx)`: the next may be
@@ -84,7 +88,7 @@ export function watch(watching: Watching, show: (name: string) => string): Watch
 
 class Watched implements Section {
   readonly #watcher: Watcher;
-  readonly #site: Site | undefined;
+  readonly #site: CallSite | undefined;
   readonly #kind: "transaction" | "joined" | "unsettled";
   /** In whose body it was opened. */
   readonly #outer: Watched | undefined;
@@ -93,17 +97,17 @@ class Watched implements Section {
   #locked: Locked[] | undefined;
   /** By name, without schemas; "database", where that is what is locked. */
   #tables: string[] | undefined;
-  #holding: Holding[] | undefined;
+  #holding: LockHolding[] | undefined;
   #statements = 0;
-  #last: Seen | undefined;
+  #last: SeenStatement | undefined;
   #hazards: Partial<Record<HazardKind, number>> | undefined;
   #left = false;
   over = false;
   failure: Error | undefined;
   /** A sign of the network that may turn out to be a part of another one. */
-  #network: { readonly sign: Sign; readonly site: Site } | undefined;
+  #network: { readonly sign: Sign; readonly site: CallSite } | undefined;
 
-  constructor(watcher: Watcher, site: Site | undefined, kind: "transaction" | "joined" | "unsettled") {
+  constructor(watcher: Watcher, site: CallSite | undefined, kind: "transaction" | "joined" | "unsettled") {
     this.#watcher = watcher;
     this.#site = site;
     this.#kind = kind;
@@ -136,11 +140,11 @@ class Watched implements Section {
     return this.#outer?.holder;
   }
 
-  asks(what: Locked, site: Site | undefined): void {
+  asks(what: Locked, site: CallSite | undefined): void {
     if (this.#holding || this.#outer) this.#follow(wantedIn(what), site);
   }
 
-  took(what: Locked, site: Site | undefined): void {
+  took(what: Locked, site: CallSite | undefined): void {
     if (what.kind === "key" || what.kind === "lease" || what.kind === "call")
       (this.#locked ??= []).push(what);
     else this.#write(withoutSchema(what.name));
@@ -164,7 +168,7 @@ class Watched implements Section {
     if (!this.#tables?.includes(table)) (this.#tables ??= []).push(table);
   }
 
-  #hold(wanted: readonly Wanted[], site: Site | undefined): void {
+  #hold(wanted: readonly Wanted[], site: CallSite | undefined): void {
     this.#since ??= performance.now();
     for (const { kind, id, shared } of wanted) {
       const known = this.#holding?.find((each) => each.kind === kind);
@@ -177,7 +181,7 @@ class Watched implements Section {
   }
 
   /** What is held here, and in transactions around it: by the same caller, who waits. `who`: asks for it. */
-  #follow(wanted: readonly Wanted[], site: Site | undefined, who: Watched = this): void {
+  #follow(wanted: readonly Wanted[], site: CallSite | undefined, who: Watched = this): void {
     if (who.#watcher.watching.hazards === "off") return;
     if (this.#holding && !this.over)
       for (const each of wanted) {
@@ -187,16 +191,16 @@ class Watched implements Section {
     if (this.#outer) this.#outer.#follow(wanted, site, who);
   }
 
-  #inverted(steps: readonly OrderStep[], site: Site | undefined): void {
+  #inverted(steps: readonly OrderStep[], site: CallSite | undefined): void {
     emit("holdfast:order:inverted", () => ({ steps }));
     const shown = steps.map(
       ({ from, to, first, second }) => ` ${to} (${second ?? "?"}) after ${from} (${first ?? "?"})`,
     );
-    this.#report("order", site ?? sites.here(this.#inverted), `${shown.join(";")}.`);
+    this.#report("order", site ?? callSites.here(this.#inverted), `${shown.join(";")}.`);
   }
 
   /** Those of the network come in twos and threes: a request opens a connection, which looks up a name. */
-  sign(sign: Sign, site: Site): void {
+  sign(sign: Sign, site: CallSite): void {
     const rank = network.indexOf(sign);
     if (rank < 0) return this.#report(sign, site);
     const { fetch = 0, http = 0, connection = 0 } = this.#hazards ?? {};
@@ -211,7 +215,7 @@ class Watched implements Section {
     });
   }
 
-  saw(kind: HazardKind, site: Site): void {
+  saw(kind: HazardKind, site: CallSite): void {
     if (kind === "late") {
       if (this.#left) this.#report(kind, site);
       return;
@@ -221,7 +225,7 @@ class Watched implements Section {
     if (holder) holder.#report(kind, site);
   }
 
-  #report(kind: HazardKind, site: Site, detail?: string): void {
+  #report(kind: HazardKind, site: CallSite, detail?: string): void {
     const { hazards: mode } = this.#watcher.watching;
     if (mode === "off") return;
     const counts = (this.#hazards ??= {});

@@ -1,5 +1,5 @@
 import type { Database, Row } from "../../seam/database.ts";
-import { type Driver, fromHandles } from "../../engines/sqlite/handles.ts";
+import { type SqliteDriver, fromHandles } from "../../engines/sqlite/handles.ts";
 import type { SqliteConnection } from "../../engines/sqlite/index.ts";
 
 /** The part of a better-sqlite3 Database that is used here. */
@@ -17,7 +17,7 @@ export interface SqliteHandle {
   close(): unknown;
 }
 
-const driver: Driver<SqliteHandle> = {
+const driver: SqliteDriver<SqliteHandle> = {
   client: "better-sqlite3",
   call: "fromBetterSqlite3",
   is(value) {
@@ -53,5 +53,5 @@ export function fromBetterSqlite3<Handle extends SqliteHandle>(
   source: Handle | (() => Handle),
   { handles = 4 } = {},
 ): Database<Handle, SqliteConnection> {
-  return fromHandles(driver as unknown as Driver<Handle>, source, handles);
+  return fromHandles(driver as unknown as SqliteDriver<Handle>, source, handles);
 }

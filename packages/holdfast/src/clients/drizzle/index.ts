@@ -10,7 +10,7 @@ import type {
 import { NotInTransactionError, UnsupportedError, UsageError } from "../../seam/errors.ts";
 import { ours } from "../../context/ours.ts";
 import { observeMakers, observeMethod, placeMade } from "../observe.ts";
-import { Single } from "../../waiting/one-connection.ts";
+import { OneConnection } from "../../waiting/one-connection.ts";
 import {
   type PgClient,
   type PgFactory,
@@ -84,7 +84,7 @@ type Body = (
 ) => Promise<void>;
 
 /** What Drizzle keeps its driver's client in. */
-interface Session {
+interface DrizzleSession {
   readonly client: unknown;
   readonly schema: unknown;
   readonly options: unknown;
@@ -94,7 +94,7 @@ interface Session {
 }
 
 interface DrizzleTransaction {
-  readonly session: Session;
+  readonly session: DrizzleSession;
 }
 
 /** How one of the drivers below Drizzle is dealt with. */
@@ -106,16 +106,16 @@ interface Driver extends Pick<
   readonly traits: Omit<Database["traits"], "client">;
   transaction?(options: ClientTransaction, config: Config | undefined, body: Body): Promise<unknown>;
   /** Of the client that a transaction's session has. */
-  connection(client: unknown, session: Session): SqlConnection;
+  connection(client: unknown, session: DrizzleSession): SqlConnection;
   /** Whatever a transaction reads is locked, and its builder has no words for it. */
   readonly locksAll?: boolean;
 }
 
-type Internals = { readonly session: Session; readonly dialect: unknown };
+type Internals = { readonly session: DrizzleSession; readonly dialect: unknown };
 
 /** A session of the same kind on a connection of our own choosing. */
-function sessionOn({ session, dialect }: Internals, client: unknown): Session {
-  const Sessions = session.constructor as new (...args: unknown[]) => Session;
+function sessionOn({ session, dialect }: Internals, client: unknown): DrizzleSession {
+  const Sessions = session.constructor as new (...args: unknown[]) => DrizzleSession;
   return new Sessions(client, dialect, session.schema, session.options);
 }
 
@@ -204,7 +204,7 @@ function transactionOn(db: Internals, client: unknown): DrizzleTransaction {
 }
 
 function onPglite(db: Internals, client: object): Driver {
-  const door = Single.of(client);
+  const door = OneConnection.of(client);
   return {
     traits: { cancel: false, listen: false, embedded: true, single: true, pinned: false, begins: true },
     async transaction(purpose, config, body) {
@@ -364,7 +364,7 @@ function isTransaction(value: unknown): value is DrizzleTransaction {
 
 /** A SELECT made with `db.select()`. */
 interface Select extends PromiseLike<unknown[]> {
-  session?: Session;
+  session?: DrizzleSession;
   for(strength: string, config: { noWait?: boolean; skipLocked?: boolean }): Select;
   toSQL(): { sql: string };
 }

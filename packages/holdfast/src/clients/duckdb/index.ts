@@ -1,8 +1,8 @@
 import type { Database, Result, Row } from "../../seam/database.ts";
 import { NotInTransactionError, UsageError } from "../../seam/errors.ts";
-import { Queue } from "../../waiting/turns.ts";
+import { Turns } from "../../waiting/turns.ts";
 import { behind, view } from "../../context/revocable.ts";
-import { Desk, type DuckdbConnection, duckdb, render } from "../../engines/duckdb/index.ts";
+import { InProcessLocks, type DuckdbConnection, duckdb, render } from "../../engines/duckdb/index.ts";
 
 /** The part of a DuckDBConnection of @duckdb/node-api that is used here. */
 export interface DuckdbHandle {
@@ -42,28 +42,28 @@ export function fromDuckdb<Handle extends DuckdbHandle>(
 ): Database<Handle, DuckdbConnection> {
   if (typeof instance?.connect !== "function" || isHandle(instance))
     throw new UsageError("fromDuckdb(instance): this is no DuckDBInstance of @duckdb/node-api");
-  let asked: Promise<Desk> | undefined;
+  let asked: Promise<InProcessLocks> | undefined;
   /** Objects of one database differ (`DuckDBInstance.fromCache`): its file tells. */
-  const findDesk = async (): Promise<Desk> => {
+  const findLocks = async (): Promise<InProcessLocks> => {
     const handle = await instance.connect();
     try {
       const found = await handle.runAndReadAll(
         "SELECT path FROM duckdb_databases() WHERE database_name = current_database()",
       );
       const [row] = found.getRowObjectsJS() as { path?: unknown }[];
-      return Desk.of(instance, typeof row?.path === "string" ? row.path : undefined);
+      return InProcessLocks.of(instance, typeof row?.path === "string" ? row.path : undefined);
     } finally {
       handle.closeSync();
     }
   };
-  const places = new Queue(connections);
+  const places = new Turns(connections);
   const idle: Handle[] = [];
 
   const connectionOf = (handle: Handle): DuckdbConnection => ({
     lost: never,
     session: handle,
-    get desk() {
-      return (asked ??= findDesk().catch((error: unknown) => {
+    get inProcess() {
+      return (asked ??= findLocks().catch((error: unknown) => {
         asked = undefined;
         throw error;
       }));
@@ -104,7 +104,7 @@ export function fromDuckdb<Handle extends DuckdbHandle>(
       try {
         const handle = idle.pop() ?? (await instance.connect());
         const connection = connectionOf(handle);
-        const desk = await connection.desk;
+        const inProcess = await connection.inProcess;
         const seen = view(handle, { makers: ["prepare", "createAppender"], tracked: true });
         return {
           connection,
@@ -118,7 +118,7 @@ export function fromDuckdb<Handle extends DuckdbHandle>(
               await seen.idle();
               handle.closeSync();
             } else idle.push(handle);
-            desk.leave(handle);
+            inProcess.leave(handle);
             leave();
           },
         };

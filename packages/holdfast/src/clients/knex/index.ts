@@ -11,7 +11,7 @@ import type {
 import { NoConnectionError, NotInTransactionError, UnsupportedError, UsageError } from "../../seam/errors.ts";
 import { observeMethod } from "../observe.ts";
 import { unlessAborted } from "../../waiting/turns.ts";
-import { type Site, sites } from "../../context/call-site.ts";
+import { type CallSite, callSites } from "../../context/call-site.ts";
 import { sql } from "../../seam/sql.ts";
 import { type ViewOptions, view } from "../../context/revocable.ts";
 import { endedItself, lendKnex, sendInKnex } from "./sqlite.ts";
@@ -99,7 +99,7 @@ interface TransactionConfig {
 }
 
 /** What differs between the drivers that Knex uses. */
-interface Reach {
+interface DriverBridge {
   readonly engine: Engine<SqlConnection>;
   connectionOf(raw: RawConnection): SqlConnection;
   unwrap(error: unknown): DriverError | undefined;
@@ -122,7 +122,7 @@ interface Reach {
   refuses?(lock: QueryLock): string | undefined;
 }
 
-function onPostgres(client: KnexClient): Reach {
+function onPostgres(client: KnexClient): DriverBridge {
   const factory = factoryOf(client);
   return {
     engine: postgres,
@@ -147,7 +147,7 @@ function unwrapPostgres(error: unknown): DriverError | undefined {
   return unwrapPg(new Error(error.message.slice(error.message.lastIndexOf(" - ") + 3))) ?? unwrapPg(error);
 }
 
-function onMysql(client: KnexClient): Reach {
+function onMysql(client: KnexClient): DriverBridge {
   const given = client.config.connectionPool !== undefined;
   // Not of the pool, unless Knex was given one: all of its connections may be taken by those who wait.
   const kill = killer({
@@ -192,7 +192,10 @@ function onMysql(client: KnexClient): Reach {
   };
 }
 
-const reaches: Readonly<Record<string, (client: KnexClient) => Reach>> = { pg: onPostgres, mysql2: onMysql };
+const reaches: Readonly<Record<string, (client: KnexClient) => DriverBridge>> = {
+  pg: onPostgres,
+  mysql2: onMysql,
+};
 
 function transactionOf(native: unknown): KnexTransaction {
   const trx = native as KnexTransaction | null;
@@ -289,7 +292,7 @@ export function fromKnex<Client extends KnexLike>(
       options.taken(() => reach.end(raw));
       const seen = view(raw, reach.view);
       let running: Promise<unknown> | undefined;
-      let begin: ReturnType<NonNullable<Reach["withhold"]>> | undefined;
+      let begin: ReturnType<NonNullable<DriverBridge["withhold"]>> | undefined;
       const run = (trx: KnexTransaction) => {
         const whole = body({
           connection,
@@ -355,7 +358,7 @@ function noConnection({ pool }: KnexClient, error: unknown): never {
 const joinedConnections = new WeakMap<object, SqlConnection>();
 
 /** Knex hands out the connection of a transaction only by a promise. */
-function joined(trx: KnexTransaction, { connectionOf, unwrap, engine }: Reach): SqlConnection {
+function joined(trx: KnexTransaction, { connectionOf, unwrap, engine }: DriverBridge): SqlConnection {
   const known = joinedConnections.get(trx.client);
   if (known) return known;
   const lost = new AbortController();
@@ -391,7 +394,7 @@ type Method = (this: unknown, ...args: unknown[]) => object;
 interface Watched {
   readonly asked: Set<() => boolean>;
   /** Where the query was made that takes a connection just now. */
-  made: Site | undefined;
+  made: CallSite | undefined;
 }
 
 const watchedClients = new WeakMap<object, Watched>();
@@ -412,7 +415,7 @@ function observe(client: KnexClient, seen: Seen, inside: () => boolean): () => v
 
 function remember(client: Record<string, Method>): Watched {
   const watched: Watched = { asked: new Set(), made: undefined };
-  const places = new WeakMap<object, Site>();
+  const places = new WeakMap<object, CallSite>();
   const after = (name: string, then: (made: object, args: unknown[]) => void): Method => {
     const original = client[name] as Method;
     const method: Method = function (...args) {
@@ -423,13 +426,13 @@ function remember(client: Record<string, Method>): Watched {
     client[name] = method;
     return method;
   };
-  const noting = (name: string, note: (made: object, site: Site) => void) => {
+  const noting = (name: string, note: (made: object, site: CallSite) => void) => {
     const method: Method = after(name, (made) => {
-      if ([...watched.asked].some((inside) => inside())) note(made, sites.here(method));
+      if ([...watched.asked].some((inside) => inside())) note(made, callSites.here(method));
     });
   };
   /** It takes its connection before it waits for anything, so the place is right while it does. */
-  const taking = (taker: object, name: string, site: Site) => {
+  const taking = (taker: object, name: string, site: CallSite) => {
     const methods = taker as Record<string, Method>;
     const original = methods[name] as Method;
     methods[name] = (...args) => {

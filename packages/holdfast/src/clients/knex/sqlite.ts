@@ -1,6 +1,13 @@
 /** SQLite through Knex on better-sqlite3, whose pool has one handle unless it is told otherwise. */
 import { NotInTransactionError, UsageError } from "../../seam/errors.ts";
-import { type Lent, type Send, type SqliteStatements, handOver, sendOn, takeOver } from "../sqlite-lent.ts";
+import {
+  type LentHandle,
+  type Send,
+  type SqliteStatements,
+  handOver,
+  sendOn,
+  takeOver,
+} from "../sqlite-lent.ts";
 
 type Raw = SqliteStatements & { __knexTxId?: unknown };
 
@@ -18,9 +25,9 @@ interface Trx {
 export async function lendKnex<Native extends Trx>(
   pool: Pool,
   open: (body: (trx: Native) => Promise<void>, raw: object) => Promise<unknown>,
-): Promise<Lent<Native>> {
+): Promise<LentHandle<Native>> {
   const raw = (await pool.acquireConnection()) as Raw;
-  const lending = new Promise<Lent<Native>>((resolve, reject) => {
+  const lending = new Promise<LentHandle<Native>>((resolve, reject) => {
     const running = open(async (trx) => {
       const plain = sendOn(raw);
       await takeOver(plain);

@@ -8,7 +8,7 @@ import {
   observeKysely,
   pinKysely,
 } from "./connection.ts";
-import { Held, holding, rawOf, revealConnections, revealRaws } from "./raw.ts";
+import { HeldConnection, holding, rawOf, revealConnections, revealRaws } from "./raw.ts";
 import { lendKysely, sendThrough } from "./sqlite.ts";
 import { connectLent, joinLent, lentRoom, lentTraits, unwrapSqlite } from "../sqlite-lent.ts";
 import {
@@ -132,7 +132,7 @@ function onPool(db: KyselyClient, pool: PgPool): Partial<Database<never, SqlConn
   return {
     connect: (purpose) => checkOutPg(pool, options, purpose) as Promise<never>,
     async transaction({ taken }, body) {
-      const held = new Held();
+      const held = new HeldConnection();
       let begin: ReturnType<typeof withholdBegin> | undefined;
       held.taken = (raw) => {
         taken(() => endPg(raw as PgClient));
@@ -197,7 +197,7 @@ export function fromKysely<Client extends KyselyClient>(
       // Said only where it is not the server's default: elsewhere it is a round trip, and the engine verifies it.
       if (!isolationIsDefault) builder = builder.setIsolationLevel(isolation);
       if (readOnly) builder = builder.setAccessMode("read only");
-      const held = new Held();
+      const held = new HeldConnection();
       return holding(held, () =>
         builder.execute((trx) => {
           held.closed = true;

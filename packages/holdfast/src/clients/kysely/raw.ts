@@ -11,7 +11,7 @@ interface Checkout {
 }
 
 /** Connections that were taken out in a piece of work and are not back yet. */
-export class Held {
+export class HeldConnection {
   readonly raws = new Set<object>();
   /** Told of each, before anything is sent on it. */
   taken: ((raw: object) => void) | undefined;
@@ -22,7 +22,7 @@ export class Held {
 }
 
 const checkouts = new AsyncLocalStorage<Checkout>();
-const works = new AsyncLocalStorage<Held>();
+const works = new AsyncLocalStorage<HeldConnection>();
 /** By Kysely's connection, of which there is one for each of the driver's. */
 const raws = new WeakMap<object, object>();
 const watched = new WeakSet<object>();
@@ -98,7 +98,7 @@ function watchExecutor(executor: { provideConnection: Provide }): void {
 }
 
 /** Notes which connections are taken out in the course of `work`. */
-export function holding<T>(held: Held, work: () => T): T {
+export function holding<T>(held: HeldConnection, work: () => T): T {
   return works.run(held, work);
 }
 

@@ -1,7 +1,7 @@
 /** SQLite through Kysely, which has one connection and lets others wait for it. */
 import { UnsupportedError } from "../../seam/errors.ts";
 import { type KyselyConnection, type KyselyLike, compiled, executorOf, result } from "./connection.ts";
-import { type Lent, type Send, handOver, takeOver } from "../sqlite-lent.ts";
+import { type LentHandle, type Send, handOver, takeOver } from "../sqlite-lent.ts";
 
 function sendOn(raw: KyselyConnection): Send {
   const execute = raw.executeQuery.bind(raw);
@@ -62,7 +62,7 @@ export async function borrowKysely(trx: KyselyLike): Promise<Borrowed> {
  */
 export function lendKysely<Trx extends KyselyLike>(
   open: (body: (trx: Trx) => Promise<void>) => Promise<unknown>,
-): Promise<Lent<Trx>> {
+): Promise<LentHandle<Trx>> {
   return new Promise((resolve, reject) => {
     const running = open(async (trx) => {
       const send = await begunOn(await rawOf(trx));

@@ -1,10 +1,10 @@
 /** SQLite and libSQL through @libsql/client, whose transactions are objects on connections of its own. */
 import type { Database, DriverError, Pinned, Purpose, Result, Row } from "../../seam/database.ts";
 import { NotInTransactionError, UsageError } from "../../seam/errors.ts";
-import { Queue } from "../../waiting/turns.ts";
-import { Single } from "../../waiting/one-connection.ts";
+import { Turns } from "../../waiting/turns.ts";
+import { OneConnection } from "../../waiting/one-connection.ts";
 import { type SqliteConnection, render, sqlite } from "../../engines/sqlite/index.ts";
-import { type Line, lineOf } from "../../engines/sqlite/writer-queue.ts";
+import { type WriterQueue, writerQueueOf } from "../../engines/sqlite/writer-queue.ts";
 
 interface ResultSet {
   readonly columns: readonly string[];
@@ -94,7 +94,7 @@ async function writerIsFree(client: LibsqlClient): Promise<boolean | undefined> 
 
 /** A client's file, asked for once. On a server those who wait are the server's business. */
 class Whereabouts {
-  line: Line | undefined;
+  line: WriterQueue | undefined;
   readonly #client: LibsqlClient;
   #known: boolean;
 
@@ -110,7 +110,7 @@ class Whereabouts {
       const { file } = (rows as Row[]).find(({ name }) => name === "main") ?? {};
       this.#known = true;
       // None: a database in memory.
-      if (typeof file === "string" && file !== "") this.line ??= lineOf(file);
+      if (typeof file === "string" && file !== "") this.line ??= writerQueueOf(file);
     } catch {
       // Its only connection is inside of a transaction: next time.
     }
@@ -133,7 +133,7 @@ class LibsqlConnection implements SqliteConnection {
     this.#tx = tx;
   }
 
-  get line(): Line | undefined {
+  get line(): WriterQueue | undefined {
     return this.#whereabouts.line;
   }
 
@@ -211,8 +211,8 @@ export function libsqlDatabase<Native>(
   owner: object = client,
 ): Database<Native, SqliteConnection> {
   const local = client.protocol === "file";
-  const places = new Queue(connections);
-  const door = connections === 1 ? Single.of(owner) : undefined;
+  const places = new Turns(connections);
+  const door = connections === 1 ? OneConnection.of(owner) : undefined;
   const whereabouts = new Whereabouts(client);
   return {
     engine: sqlite,

@@ -19,7 +19,7 @@ import {
 import { graceMs } from "../../waiting/interrupt.ts";
 import { observeMethod } from "../observe.ts";
 import { unlessAborted } from "../../waiting/turns.ts";
-import { Held, holding, rawOf, revealRaws } from "../kysely/raw.ts";
+import { HeldConnection, holding, rawOf, revealRaws } from "../kysely/raw.ts";
 import { type KyselyLike, isSqlite, kyselyConnection, kyselyDialect } from "../kysely/connection.ts";
 import { sendThrough } from "../kysely/sqlite.ts";
 import { forkOf, pinMikroOrm, transactionOfMikroOrm } from "./sqlite.ts";
@@ -96,7 +96,7 @@ interface Trx extends KyselyLike {
 }
 
 /** What differs between the servers that MikroORM has drivers for. */
-interface Reach {
+interface DriverBridge {
   readonly engine: Database<unknown, SqlConnection>["engine"];
   /** Whether the engine looks what isolation a transaction has that goes without saying. */
   readonly verified: boolean;
@@ -115,7 +115,7 @@ interface Reach {
   unwrap(error: unknown): DriverError | undefined;
 }
 
-const onPostgres: Reach = {
+const onPostgres: DriverBridge = {
   engine: postgres,
   verified: true,
   method: "connect",
@@ -132,7 +132,7 @@ const onPostgres: Reach = {
 type Raw = Mysql2PoolConnection & { destroy(): void };
 type CallbackPool = object & { promise(): Mysql2Pool };
 
-function onMysql(): Reach {
+function onMysql(): DriverBridge {
   const kills = new WeakMap<object, Kill>();
   const killOf = (pool: object) => {
     const known = kills.get(pool);
@@ -154,7 +154,7 @@ function onMysql(): Reach {
 }
 
 /** By what only they can do, or have: names of classes may be others in a bundle. */
-function reachOf(platform: Platform): Reach {
+function reachOf(platform: Platform): DriverBridge {
   if (platform.supportsRowLevelSecurity?.()) return onPostgres;
   if (platform.getDefaultCharset?.() === "utf8mb4") return onMysql();
   throw new UnsupportedError(
@@ -321,7 +321,7 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
     async transaction({ isolation, isolationIsDefault, readOnly, signal, taken }, body) {
       const from = await connected();
       const unsaid = isolationIsDefault && reach.verified;
-      const held = new Held();
+      const held = new HeldConnection();
       let trx: Trx | undefined;
       let raw: object | undefined;
       let begin!: () => void;
@@ -451,7 +451,7 @@ function spareOurs(converter: Converter): void {
 }
 
 /** Kysely gives a connection back after COMMIT or ROLLBACK only: if BEGIN fails, or ROLLBACK does too, it stays out for ever. */
-async function free(reach: Reach, { raws }: Held): Promise<void> {
+async function free(reach: DriverBridge, { raws }: HeldConnection): Promise<void> {
   // One that is on its way back arrives within the current turn.
   await new Promise((resolve) => setImmediate(resolve));
   for (const raw of raws) if (raws.delete(raw)) reach.drop(raw);

@@ -1,7 +1,7 @@
 /** SQLite through MikroORM, which is built on Kysely and has one connection for everybody in the process. */
 import type { ClientTransaction, DriverError, Pinned, Purpose } from "../../seam/database.ts";
 import { UsageError, message } from "../../seam/errors.ts";
-import { Single } from "../../waiting/one-connection.ts";
+import { OneConnection } from "../../waiting/one-connection.ts";
 import { graceMs } from "../../waiting/interrupt.ts";
 import { unlessAborted } from "../../waiting/turns.ts";
 import { type SqliteConnection, sqlite } from "../../engines/sqlite/index.ts";
@@ -56,7 +56,7 @@ export async function transactionOfMikroOrm<T>(
   body: (connection: SqliteConnection, em: unknown) => Promise<T>,
 ): Promise<T> {
   const { signal } = options;
-  const leave = await Single.of(owner).enter(options);
+  const leave = await OneConnection.of(owner).enter(options);
   let begin!: () => void;
   const begun = new Promise<void>((resolve) => (begin = resolve));
   let giveUp!: (error: unknown) => void;
@@ -98,7 +98,7 @@ export async function transactionOfMikroOrm<T>(
   const ended = running.finally(() => {
     clearTimeout(timer);
     over?.();
-    if (connection) connection.line?.leave(connection);
+    if (connection) connection.writerQueue?.leave(connection);
     leave();
   });
   ended.catch(() => {});

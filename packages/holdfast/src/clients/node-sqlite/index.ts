@@ -1,6 +1,6 @@
 import type { Database, DriverError, Row } from "../../seam/database.ts";
 import { message } from "../../seam/errors.ts";
-import { type Driver, type Prepared, fromHandles } from "../../engines/sqlite/handles.ts";
+import { type SqliteDriver, type PreparedHandle, fromHandles } from "../../engines/sqlite/handles.ts";
 import type { SqliteConnection } from "../../engines/sqlite/index.ts";
 
 /** The part of a DatabaseSync of node:sqlite that is used here. */
@@ -19,7 +19,7 @@ export interface NodeSqliteHandle {
   close(): void;
 }
 
-function prepare(handle: NodeSqliteHandle, text: string): Prepared {
+function prepare(handle: NodeSqliteHandle, text: string): PreparedHandle {
   const prepared = handle.prepare(text);
   // Whatever the handle was opened with.
   prepared.setReturnArrays?.(false);
@@ -32,7 +32,7 @@ function prepare(handle: NodeSqliteHandle, text: string): Prepared {
   });
 }
 
-const driver: Driver<NodeSqliteHandle> = {
+const driver: SqliteDriver<NodeSqliteHandle> = {
   client: "node:sqlite",
   call: "fromNodeSqlite",
   is(value) {
@@ -90,5 +90,5 @@ export function fromNodeSqlite<Handle extends NodeSqliteHandle>(
   source: Handle | (() => Handle),
   { handles = 4 } = {},
 ): Database<Handle, SqliteConnection> {
-  return fromHandles(driver as unknown as Driver<Handle>, source, handles);
+  return fromHandles(driver as unknown as SqliteDriver<Handle>, source, handles);
 }

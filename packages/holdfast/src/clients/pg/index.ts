@@ -1,6 +1,6 @@
 import type { Database, Pinned, Purpose, SqlConnection } from "../../seam/database.ts";
 import { NotInTransactionError, UsageError } from "../../seam/errors.ts";
-import { Single } from "../../waiting/one-connection.ts";
+import { OneConnection } from "../../waiting/one-connection.ts";
 import { view } from "../../context/revocable.ts";
 import {
   type PgClient,
@@ -70,7 +70,7 @@ export function fromPg<Client extends PgPool | PgClient>(
 }
 
 function oneClient(client: PgClient): (purpose: Purpose) => Promise<Pinned<PgClient, SqlConnection>> {
-  const door = Single.of(client);
+  const door = OneConnection.of(client);
   return async (purpose) => {
     const leave = await door.enter(purpose);
     const connection = pgConnection(client);

@@ -1,7 +1,7 @@
 import type { Database, SqlConnection } from "../../seam/database.ts";
 import { NotInTransactionError, UsageError } from "../../seam/errors.ts";
 import { observeMethod } from "../observe.ts";
-import { Single } from "../../waiting/one-connection.ts";
+import { OneConnection } from "../../waiting/one-connection.ts";
 import { type PgliteTransaction, pgliteConnection } from "./connection.ts";
 import { postgres } from "../../engines/postgres/index.ts";
 
@@ -25,7 +25,7 @@ export function fromPglite<Tx extends PgliteTransaction>(
   ) {
     throw new UsageError("fromPglite(client): this is not an instance of PGlite");
   }
-  const door = Single.of(client);
+  const door = OneConnection.of(client);
   return {
     engine: postgres,
     traits: {

@@ -52,7 +52,7 @@ interface KeyField {
 type AnyScope = Scope<unknown, Connection>;
 
 /** Where to look, and how. */
-export interface Place {
+export interface FindPlace {
   readonly delegate: Delegate;
   readonly scope: AnyScope;
   readonly schema: Schema;
@@ -62,21 +62,21 @@ export interface Place {
   readonly database?: string | undefined;
 }
 
-interface Target extends Place {
+interface Target extends FindPlace {
   readonly table: Identifier;
   readonly shape: TableShape;
   readonly key: readonly KeyField[];
   readonly lock: PrismaLock;
 }
 
-async function targetOf(place: Place, lock: PrismaLock): Promise<Target> {
+async function targetOf(place: FindPlace, lock: PrismaLock): Promise<Target> {
   const { scope, schema, delegate, database } = place;
   const model = schema._runtimeDataModel?.models[delegate.$name];
   if (!model) throw new UsageError(`Prisma's client does not say what the model ${delegate.$name} is`);
   const within = model.schema ?? schemaNamed(schema, delegate.$name) ?? database;
   const table = new Identifier([...(within ? [within] : []), model.dbName ?? delegate.$name]);
   const shape = await scope.work((work) =>
-    scope.home.rows.describe(work, table, `${delegate.$name}.find…ForUpdate`, (can) => can.rowLocks),
+    scope.context.rows.describe(work, table, `${delegate.$name}.find…ForUpdate`, (can) => can.rowLocks),
   );
   if (shape.key.length === 0)
     throw new UsageError(`${shape.name} has no primary key, so its rows have no order to be locked in`);
@@ -176,7 +176,7 @@ async function assertFresh(
   const keys = rows.map((row) => key.map(({ column }) => row[column]));
   const read = (strength: RowStrength | undefined) =>
     scope.work(async ({ connection, capabilities, joined }) =>
-      scope.home.database.engine.tables?.select(connection, {
+      scope.context.database.engine.tables?.select(connection, {
         table,
         shape,
         key: key.map(({ column }) => column),
@@ -265,7 +265,10 @@ function withKey({ key }: Target, args: Values): { asked: Values; shown: (row: V
   };
 }
 
-export async function findManyLocked(place: Place, { lock = {}, ...args }: FindArgs = {}): Promise<Values[]> {
+export async function findManyLocked(
+  place: FindPlace,
+  { lock = {}, ...args }: FindArgs = {},
+): Promise<Values[]> {
   const { delegate } = place;
   const target = await targetOf(place, lock);
   if (lock.wait === "skip" && typeof args["take"] === "number")
@@ -320,7 +323,7 @@ const leastAttempts = 10;
 
 /** Somebody may have changed the row that was found before it could be locked: then another one may be the first. */
 export async function findOneLocked(
-  place: Place,
+  place: FindPlace,
   how: "findFirst" | "findUnique",
   { lock = {}, ...args }: FindArgs = {},
 ): Promise<Values | null> {
@@ -331,7 +334,7 @@ export async function findOneLocked(
     return (await free(target, args, 1, take !== undefined && take < 0))[0] ?? null;
   }
   const names = how === "findUnique" ? ["where"] : choosing;
-  const patience = lock.wait ?? scope.home.wait;
+  const patience = lock.wait ?? scope.context.wait;
   const until = performance.now() + (typeof patience === "number" ? patience : 0);
   for (let attempt = 1; ; attempt++) {
     const found = await delegate[how]({ ...only(args, names), select: selected(target) });

@@ -52,7 +52,7 @@ interface PrismaEngine {
 }
 
 /** An interactive transaction of Prisma's. */
-interface Session {
+interface PrismaSession {
   readonly connection: SqlConnection;
   /** As it was begun; undefined: the server's default. */
   readonly level: string | undefined;
@@ -91,7 +91,7 @@ const wishes = new AsyncLocalStorage<{ readonly isolation: Isolation; taken: boo
 /** The adapters that a factory has made, of those that were not disposed of: one for each connected client. */
 const adapters = new WeakMap<Factory, Set<Adapter>>();
 /** By Prisma's id of the transaction. */
-const sessions = new WeakMap<PrismaEngine, Map<string, Session>>();
+const sessions = new WeakMap<PrismaEngine, Map<string, PrismaSession>>();
 
 const adapterName = "@prisma/adapter-mariadb";
 
@@ -170,7 +170,7 @@ function withoutBegin(adapter: Adapter): { readonly adapter: Adapter; withheld()
 }
 
 function watchEngine(engine: PrismaEngine): void {
-  const known = new Map<string, Session>();
+  const known = new Map<string, PrismaSession>();
   sessions.set(engine, known);
   const original = engine.transaction.bind(engine);
   engine.transaction = async (action, headers, options) => {
@@ -187,10 +187,10 @@ function watchEngine(engine: PrismaEngine): void {
 
 /** Prisma gives the connection back as soon as it has sent COMMIT or ROLLBACK: from then on it is somebody else's. */
 function track(
-  known: Map<string, Session>,
+  known: Map<string, PrismaSession>,
   id: string,
   { native, seal, fail, adapter, level, withheld }: Begun,
-): Session {
+): PrismaSession {
   const whole = mariadbConnection(native, killer(adapter.underlyingDriver()));
   let ended = false;
   const end = () => {
@@ -208,7 +208,7 @@ function track(
       if (!ended) await whole.cancel?.();
     },
   };
-  const session: Session = {
+  const session: PrismaSession = {
     connection,
     level,
     withheld,
@@ -240,7 +240,7 @@ function track(
 /** The engine turns it off, so that nothing is kept of what a body sends after a deadlock that it swallowed. */
 const autocommitAsBefore = sql.raw("SET autocommit = COALESCE(@holdfast_autocommit, @@autocommit)");
 
-function find(engine: PrismaEngine | undefined, tx: object): Session | undefined {
+function find(engine: PrismaEngine | undefined, tx: object): PrismaSession | undefined {
   return engine && sessions.get(engine)?.get(idOf(tx) ?? "");
 }
 
@@ -273,7 +273,7 @@ export function prismaOnMysql(client: object): Parts {
       `fromPrisma: Holdfast reaches MySQL and MariaDB through ${adapterName}, not through ${String(factory?.adapterName)}`,
     );
   seePrismaMysql(client);
-  const sessionOf = (tx: object): Session => {
+  const sessionOf = (tx: object): PrismaSession => {
     const session = find(_engine, tx);
     if (session) return session;
     if (adapters.get(factory)?.size === 0) throw new UsageError(late);

@@ -145,7 +145,7 @@ const unwrapPostgres = unwrapping(unwrapPg);
 const unwrapMysql = unwrapping(unwrapMysql2);
 
 /** What differs between the dialects. */
-interface Reach {
+interface DriverBridge {
   readonly engine: Engine<SqlConnection>;
   readonly unwrap: Unwrap;
   connectionOf(raw: RawConnection): SqlConnection;
@@ -164,7 +164,7 @@ interface Reach {
   refuses(lock: QueryLock & { readonly of: unknown }): string | undefined;
 }
 
-function onPostgres(manager: ConnectionManager): Reach {
+function onPostgres(manager: ConnectionManager): DriverBridge {
   if (manager.config.native)
     throw new UnsupportedError(
       "fromSequelize: `native: true` is not reached; leave it out, so that it is pg",
@@ -196,7 +196,7 @@ function listenFromBirth(manager: ConnectionManager): void {
   listening.add(manager.lib);
 }
 
-function onMysql(manager: ConnectionManager): Reach {
+function onMysql(manager: ConnectionManager): DriverBridge {
   // Not of the pool: all of its connections may be taken by those who wait.
   const kill = killer({
     async getConnection() {
@@ -236,7 +236,7 @@ function onMysql(manager: ConnectionManager): Reach {
   };
 }
 
-const reaches: Readonly<Record<string, (manager: ConnectionManager) => Reach>> = {
+const reaches: Readonly<Record<string, (manager: ConnectionManager) => DriverBridge>> = {
   postgres: onPostgres,
   mysql: onMysql,
 };
@@ -380,10 +380,10 @@ export function fromSequelize<Client extends SequelizeLike>(
 
 /** A transaction of ours that is about to take its connection. */
 interface Taking {
-  withhold: Reach["withhold"];
+  withhold: DriverBridge["withhold"];
   /** Told of it, once. */
   taken: ((raw: RawConnection) => void) | undefined;
-  withholding?: ReturnType<NonNullable<Reach["withhold"]>>;
+  withholding?: ReturnType<NonNullable<DriverBridge["withhold"]>>;
 }
 
 const takings = new AsyncLocalStorage<Taking>();
@@ -515,7 +515,7 @@ class Find<Instance> {
     return this.#model.findAll(this.#options as never) as Promise<Instance[]>;
   }
 
-  locked(transaction: unknown, { strength, wait }: QueryLock, { refuses }: Reach): Find<Instance> {
+  locked(transaction: unknown, { strength, wait }: QueryLock, { refuses }: DriverBridge): Find<Instance> {
     const { lock, transaction: own, skipLocked } = this.#options;
     const { of } = (lock ?? {}) as { of?: unknown };
     if (own !== undefined && own !== transaction)
@@ -556,7 +556,7 @@ function locking(
   native: unknown,
   query: unknown,
   lock: QueryLock,
-  reach: Reach,
+  reach: DriverBridge,
 ): (() => PromiseLike<unknown>) | undefined {
   if (!(query instanceof Find)) return undefined;
   const locked = query.locked(native, lock, reach);

@@ -68,7 +68,7 @@ interface Runner {
 }
 
 /** What differs between the drivers that TypeORM has for its servers. */
-interface Reach {
+interface DriverBridge {
   readonly engine: Database<unknown, SqlConnection>["engine"];
   readonly strengths: readonly QueryLock["strength"][];
   /** Whether the engine looks what isolation a transaction has that goes without saying. */
@@ -100,7 +100,7 @@ function pooled<Pool>(pool: Pool | undefined): Pool {
   );
 }
 
-function onPostgres(dataSource: TypeormDataSource): Reach {
+function onPostgres(dataSource: TypeormDataSource): DriverBridge {
   const driver = () => dataSource.driver as { master?: PgPool & PgFactory; isReplicated?: boolean };
   const pool = () => pooled(driver().master);
   return {
@@ -137,7 +137,7 @@ interface Cluster {
 }
 type Raw = object & { promise(): Mysql2PoolConnection; destroy(): void };
 
-function onMysql(dataSource: TypeormDataSource): Reach {
+function onMysql(dataSource: TypeormDataSource): DriverBridge {
   const driver = () => dataSource.driver as { pool?: CallbackPool; poolCluster?: Cluster };
   // Not by the driver's own method, which is watched: we also take one to end what runs on another.
   const pool = {
@@ -192,7 +192,7 @@ function onSqlite<Native>(dataSource: TypeormDataSource): Database<Native, SqlCo
   };
 }
 
-const reaches: Readonly<Record<string, (dataSource: TypeormDataSource) => Reach>> = {
+const reaches: Readonly<Record<string, (dataSource: TypeormDataSource) => DriverBridge>> = {
   postgres: onPostgres,
   mysql: onMysql,
   mariadb: onMysql,
@@ -296,7 +296,7 @@ function locking(
   dataSource: TypeormDataSource,
   runner: Runner,
   query: unknown,
-  lock: (QueryLock & Pick<Reach, "strengths">) | undefined,
+  lock: (QueryLock & Pick<DriverBridge, "strengths">) | undefined,
 ): (() => Promise<unknown>) | undefined {
   const { expressionMap, getMany } = (query ?? {}) as Partial<SelectQuery>;
   if (typeof expressionMap?.queryType !== "string") return undefined;
@@ -317,7 +317,7 @@ function locking(
 function bind(
   { options: { type } }: TypeormDataSource,
   copy: SelectQuery,
-  { strength, wait, strengths }: QueryLock & Pick<Reach, "strengths">,
+  { strength, wait, strengths }: QueryLock & Pick<DriverBridge, "strengths">,
   tables: string[] | undefined,
 ): void {
   if (!strengths.includes(strength))

@@ -7,7 +7,7 @@ import type { Purpose, Seen } from "../../seam/database.ts";
 import { UsageError, message } from "../../seam/errors.ts";
 import { observeMethod } from "../observe.ts";
 import { sleep } from "../../waiting/wait.ts";
-import { type Lent, type Send, type SqliteStatements, sendOn } from "../sqlite-lent.ts";
+import { type LentHandle, type Send, type SqliteStatements, sendOn } from "../sqlite-lent.ts";
 
 interface Handle extends SqliteStatements {
   readonly inTransaction: boolean;
@@ -94,7 +94,7 @@ export class TypeormSqlite {
     };
   }
 
-  async lend({ use, signal }: Purpose): Promise<Lent<object>> {
+  async lend({ use, signal }: Purpose): Promise<LentHandle<object>> {
     const { handle, shared } = this;
     const gate = gateOf(shared);
     // The caller's own transactions have no end that could be waited for.

@@ -8,13 +8,13 @@ import {
   type Statement,
   render as renderWith,
 } from "../../seam/sql.ts";
-import type { Desk } from "./lease-batcher.ts";
+import type { InProcessLocks } from "./in-process-locks.ts";
 
 export interface DuckdbConnection extends SqlConnection {
   /** The client's own connection: what is held is held by this. */
   readonly session: object;
   /** Of the database, which several instances may share. */
-  readonly desk: Promise<Desk>;
+  readonly inProcess: Promise<InProcessLocks>;
   /** Runs a body on another connection of the same instance, which sees what is committed now. */
   aside<T>(body: (other: DuckdbConnection) => Promise<T>): Promise<T>;
 }

@@ -11,7 +11,7 @@ import { replay } from "./replay.ts";
 import { migrationsIn } from "./schema.ts";
 import { tables } from "./tables.ts";
 
-export { Desk } from "./lease-batcher.ts";
+export { InProcessLocks } from "./in-process-locks.ts";
 export { type DuckdbConnection, render } from "./dialect.ts";
 
 export const duckdb: Engine<DuckdbConnection> = {

@@ -1,7 +1,7 @@
 import type { Holder } from "../../seam/errors.ts";
 import type { LockView } from "../../seam/inspect.ts";
 import type { LockRequest } from "../../seam/key.ts";
-import type { Holding } from "./lease-batcher.ts";
+import type { KeyHolding } from "./in-process-locks.ts";
 import type { DuckdbConnection } from "./dialect.ts";
 import { leases } from "./leases.ts";
 
@@ -10,15 +10,15 @@ export async function holders(
   connection: DuckdbConnection,
   locks: readonly LockRequest[],
 ): Promise<readonly Holder[]> {
-  const desk = await connection.desk;
+  const inProcess = await connection.inProcess;
   return locks.flatMap(({ key }) => {
-    const holding = desk.holderOf(key.id);
+    const holding = inProcess.holderOf(key.id);
     if (!holding) return [];
     return [
       {
         pid: process.pid,
         application: holding.name,
-        state: `connection ${desk.number(holding.session)}`,
+        state: `connection ${inProcess.number(holding.session)}`,
         since: holding.since,
       },
     ];
@@ -26,28 +26,30 @@ export async function holders(
 }
 
 export async function inspect(connection: DuckdbConnection): Promise<LockView[]> {
-  const desk = await connection.desk;
-  const view = ({ session, id, name, since }: Holding, granted: boolean): LockView => {
-    const holder = desk.holderOf(id);
+  const inProcess = await connection.inProcess;
+  const view = ({ session, id, name, since }: KeyHolding, granted: boolean): LockView => {
+    const holder = inProcess.holderOf(id);
     return {
       kind: "lock row",
       name: name || id,
       mode: "exclusive",
       granted,
       session: {
-        id: `connection ${desk.number(session)}`,
+        id: `connection ${inProcess.number(session)}`,
         application: `process ${process.pid}`,
         state: granted ? "active" : "waiting",
         since,
       },
       waitingMs: granted ? undefined : Date.now() - since.getTime(),
-      blockedBy: granted || !holder ? [] : [`connection ${desk.number(holder.session)}`],
+      blockedBy: granted || !holder ? [] : [`connection ${inProcess.number(holder.session)}`],
     };
   };
   const entries = await leases.list(connection, {});
   return [
-    ...desk.holdings.map((holding) => view(holding, true)),
-    ...[...desk.waiting].filter(({ id }) => desk.holderOf(id)).map((holding) => view(holding, false)),
+    ...inProcess.holdings.map((holding) => view(holding, true)),
+    ...[...inProcess.waiting]
+      .filter(({ id }) => inProcess.holderOf(id))
+      .map((holding) => view(holding, false)),
     ...entries.map((entry): LockView => {
       const { name, holder, fence, mode, waiting, since } = entry;
       const inTheWay = entries.filter((other) => !other.waiting && other.name === name && other !== entry);

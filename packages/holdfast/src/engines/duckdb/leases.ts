@@ -1,6 +1,6 @@
-import { type Entry, type View, decide } from "../../seam/lease-decide.ts";
+import { type LeaseEntry, type LeaseView, decide } from "../../seam/lease-decide.ts";
 import { SerializationError, UnsupportedError } from "../../seam/errors.ts";
-import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../seam/leases.ts";
+import type { LeaseClaim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../seam/leases.ts";
 import { type Statement, own, sql } from "../../seam/sql.ts";
 import type { DuckdbConnection } from "./dialect.ts";
 import { explaining, isConflict } from "./errors.ts";
@@ -50,13 +50,13 @@ async function atomically<T>(connection: DuckdbConnection, body: () => Promise<T
   }
 }
 
-async function look(connection: DuckdbConnection, resource: string): Promise<View> {
-  const desk = await connection.desk;
+async function look(connection: DuckdbConnection, resource: string): Promise<LeaseView> {
+  const inProcess = await connection.inProcess;
   const { rows } = await connection.query(
     sql`SELECT fence, token, weight, waiting, since, until FROM ${own("lease")} WHERE resource = ${resource}`,
   );
   const now = clock();
-  const entries = rows.map((row): Entry => {
+  const entries = rows.map((row): LeaseEntry => {
     const fence = Number(row.fence);
     const until = Number(row.until);
     return {
@@ -66,7 +66,7 @@ async function look(connection: DuckdbConnection, resource: string): Promise<Vie
       waiting: row.waiting === true,
       since: Number(row.since),
       // What a transaction relies on is held until its end, however long ago it ran out.
-      until: until <= now && desk.isPinned(fence) ? now + 1 : until,
+      until: until <= now && inProcess.isPinned(fence) ? now + 1 : until,
     };
   });
   return { now, entries };
@@ -89,7 +89,7 @@ async function originOf(connection: DuckdbConnection): Promise<string> {
   return String(rows[0]?.origin);
 }
 
-async function claimed(connection: DuckdbConnection, claim: Claim): Promise<ClaimResult> {
+async function claimed(connection: DuckdbConnection, claim: LeaseClaim): Promise<ClaimResult> {
   const { resource, name, mode, token, holder, weight, ttlMs, lineMs } = claim;
   const view = await look(connection, resource);
   const { now } = view;
@@ -133,8 +133,8 @@ async function claimed(connection: DuckdbConnection, claim: Claim): Promise<Clai
   return grant(fence, now);
 }
 
-async function take(connection: DuckdbConnection, claim: Claim): Promise<ClaimResult> {
-  return (await connection.desk).errands.run(async () => {
+async function take(connection: DuckdbConnection, claim: LeaseClaim): Promise<ClaimResult> {
+  return (await connection.inProcess).oneAtATime.run(async () => {
     try {
       return await atomically(connection, () => claimed(connection, claim));
     } catch (error) {
@@ -150,8 +150,8 @@ async function release(
   { resource, token }: Pick<Grip, "resource" | "token">,
   atLeastMs: number,
 ): Promise<boolean> {
-  const desk = await connection.desk;
-  return desk.errands.run(async () => {
+  const inProcess = await connection.inProcess;
+  return inProcess.oneAtATime.run(async () => {
     const { now, entries } = await look(connection, resource);
     const mine = entries.find((entry) => entry.token === token);
     if (!mine) return false;
@@ -160,7 +160,7 @@ async function release(
       connection.query(
         sql`UPDATE ${own("lease")} SET token = '', until = ${until} WHERE fence = ${mine.fence}`,
       );
-    if (until > now || desk.isPinned(mine.fence)) await leave();
+    if (until > now || inProcess.isPinned(mine.fence)) await leave();
     else {
       try {
         await atomically(connection, () => remove(connection, mine.fence));
@@ -181,8 +181,8 @@ async function fence(
   assertUsable(connection);
   if (joined) await insist(connection);
   const { session } = connection;
-  const desk = await connection.desk;
-  return desk.errands.run(async () => {
+  const inProcess = await connection.inProcess;
+  return inProcess.oneAtATime.run(async () => {
     // What this transaction sees may be older than the lease's end.
     const { ours, here, given } = await connection.aside(async (other) => ({
       ours: (
@@ -199,7 +199,7 @@ async function fence(
       // A snapshot that is older than the grant would not show what the holder before has written.
       if (!joined) {
         await changed(connection, sql`SELECT fence FROM ${own("lease")} WHERE fence = ${number}`);
-        desk.pin(session, number);
+        inProcess.pin(session, number);
       } else
         await changed(
           connection,
@@ -237,7 +237,7 @@ export const leases: Leases<DuckdbConnection> = {
   take: (connection, claim) => explaining(take(connection, claim)),
 
   renew: async (connection, { resource, fence: number, token }, ttlMs) =>
-    (await connection.desk).errands.run(async () => {
+    (await connection.inProcess).oneAtATime.run(async () => {
       const { rows } = await explaining(
         connection.query(
           sql`UPDATE ${own("lease")} SET until = greatest(until, ${clock() + ttlMs})

@@ -3,7 +3,7 @@
  * wait for that: an UPDATE of the same row fails at once, and takes its transaction with it. It fails too if the row was
  * changed after the transaction's snapshot: so a lock that is granted proves that the snapshot is not older than it.
  */
-import type { Begun, Grant, LockCall, Open } from "../../seam/database.ts";
+import type { Begun, LockGrant, LockCall, Open } from "../../seam/database.ts";
 import {
   NotInTransactionError,
   SerializationError,
@@ -20,7 +20,7 @@ export const lockTable: readonly Statement[] = [
   sql`CREATE TABLE IF NOT EXISTS ${own("lock")} (id varchar NOT NULL, turn bigint NOT NULL)`,
 ];
 
-const granted = { granted: true } as const satisfies Grant;
+const granted = { granted: true } as const satisfies LockGrant;
 
 /** Sessions whose transaction cannot be committed any more, since a part of it was to be undone. */
 const doomed = new WeakSet<object>();
@@ -48,10 +48,10 @@ async function turn(connection: DuckdbConnection, locks: readonly LockRequest[])
 
 /** A row that is inserted is seen by nobody before it is committed: it must be there before it is locked. */
 async function ensure(connection: DuckdbConnection, locks: readonly LockRequest[]): Promise<void> {
-  const desk = await connection.desk;
-  const missing = () => idsOf(locks).filter((id) => !desk.knows(id));
+  const inProcess = await connection.inProcess;
+  const missing = () => idsOf(locks).filter((id) => !inProcess.knows(id));
   if (missing().length === 0) return;
-  await desk.errands.run(() =>
+  await inProcess.oneAtATime.run(() =>
     connection.aside(async (other) => {
       for (const id of missing()) {
         await explaining(
@@ -59,7 +59,7 @@ async function ensure(connection: DuckdbConnection, locks: readonly LockRequest[
             sql`INSERT INTO ${own("lock")} SELECT ${id}, 0 WHERE NOT EXISTS (SELECT 1 FROM ${own("lock")} WHERE id = ${id})`,
           ),
         );
-        desk.learn(id);
+        inProcess.learn(id);
       }
     }),
   );
@@ -102,9 +102,9 @@ async function first(connection: DuckdbConnection, locks: readonly LockRequest[]
 }
 
 async function older(connection: DuckdbConnection, ids: readonly string[]): Promise<SerializationError> {
-  const desk = await connection.desk;
+  const inProcess = await connection.inProcess;
   // Rows may have been deleted by hand: the next attempt makes them anew.
-  for (const id of ids) desk.forget(id);
+  for (const id of ids) inProcess.forget(id);
   return SerializationError.after(1, new Error("the transaction's snapshot is older than the lock"));
 }
 
@@ -135,16 +135,16 @@ async function later(
 export async function begin(
   connection: DuckdbConnection,
   { locks, names, wait, readOnly, signal }: Open,
-): Promise<Grant & { begun?: Begun }> {
+): Promise<LockGrant & { begun?: Begun }> {
   const { session } = connection;
-  const desk = await connection.desk;
+  const inProcess = await connection.inProcess;
   doomed.delete(session);
   if (locks.length === 0) {
     await connection.query(readOnly ? text.readOnly : text.begin);
     return { granted: true, begun: {} };
   }
   const until = performance.now() + (wait === "nowait" ? 0 : wait);
-  const turns = await desk.take(session, locks, names, wait, signal);
+  const turns = await inProcess.take(session, locks, names, wait, signal);
   if (!turns.granted) return { ...turns, usable: false };
   await ensure(connection, locks);
   const busy = await untilFree(until, async () => {
@@ -161,13 +161,13 @@ export async function begin(
     }
   });
   if (!busy) return { granted: true, begun: {} };
-  desk.leave(session);
+  inProcess.leave(session);
   return { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: false, cause: busy };
 }
 
 export async function end(connection: DuckdbConnection, how: "commit" | "rollback"): Promise<boolean> {
   const { session } = connection;
-  const desk = await connection.desk;
+  const inProcess = await connection.inProcess;
   try {
     if (how === "rollback") await undo(connection);
     else {
@@ -187,7 +187,7 @@ export async function end(connection: DuckdbConnection, how: "commit" | "rollbac
     return true;
   } finally {
     doomed.delete(session);
-    desk.leave(session);
+    inProcess.leave(session);
   }
 }
 
@@ -272,12 +272,12 @@ async function notHeld(
 export async function lock(
   connection: DuckdbConnection,
   { locks, names, wait, joined, signal }: LockCall,
-): Promise<Grant> {
+): Promise<LockGrant> {
   assertUsable(connection);
   const { session } = connection;
-  const desk = await connection.desk;
+  const inProcess = await connection.inProcess;
   const until = performance.now() + (wait === "nowait" ? 0 : wait);
-  const turns = await desk.take(session, locks, names, wait, signal);
+  const turns = await inProcess.take(session, locks, names, wait, signal);
   if (!turns.granted) return turns;
   const taken = turns.taken ?? [];
   try {
@@ -289,21 +289,21 @@ export async function lock(
       await tried(connection, wanted);
     });
     if (busy) {
-      desk.give(session, taken);
+      inProcess.give(session, taken);
       return { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable: true, cause: busy };
     }
     const transaction = joined ? await insist(connection) : "";
     await later(connection, wanted, joined);
     if (!joined) return granted;
     // The end of a caller's own transaction is not told to us: from here on its rows alone keep others out.
-    desk.give(session, taken);
+    inProcess.give(session, taken);
     const held = joinedLocks.get(session);
     const ids = held?.transaction === transaction ? held.ids : new Set<string>();
     for (const id of idsOf(locks)) ids.add(id);
     joinedLocks.set(session, { transaction, ids });
     return granted;
   } catch (error) {
-    desk.give(session, taken);
+    inProcess.give(session, taken);
     throw error;
   }
 }

@@ -33,14 +33,14 @@ export const migrationsIn = (names: Names): Migrations<DuckdbConnection> => ({
   print: (statement) => `${render(statement, names).text};`,
   record,
   applied: async (connection) =>
-    (await connection.desk).errands.run(async () => {
+    (await connection.inProcess).oneAtATime.run(async () => {
       const { rows: tables } = await connection.query(
         sql`SELECT 1 AS there FROM duckdb_tables() WHERE table_name = ${own.text("migration")}`,
       );
       return tables.length === 0 ? [] : read(connection);
     }),
   apply: async (connection) =>
-    (await connection.desk).errands.run(async () => {
+    (await connection.inProcess).oneAtATime.run(async () => {
       await connection.query(sql.raw("BEGIN TRANSACTION"));
       try {
         await connection.query(migrationTable);

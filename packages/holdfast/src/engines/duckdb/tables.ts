@@ -2,7 +2,7 @@
 import type { Row } from "../../seam/database.ts";
 import { UnsupportedError, UsageError } from "../../seam/errors.ts";
 import { type Identifier, type Statement, sql } from "../../seam/sql.ts";
-import type { RowCall, Selection, TableShape, Tables, VersionedWrite } from "../../seam/tables.ts";
+import type { RowCall, RowSelection, TableShape, Tables, VersionedWrite } from "../../seam/tables.ts";
 import { sleep } from "../../waiting/wait.ts";
 import type { DuckdbConnection } from "./dialect.ts";
 import { isConflict } from "./errors.ts";
@@ -36,7 +36,7 @@ async function describe(connection: DuckdbConnection, table: Identifier): Promis
   };
 }
 
-async function select(connection: DuckdbConnection, call: RowCall): Promise<Selection> {
+async function select(connection: DuckdbConnection, call: RowCall): Promise<RowSelection> {
   const { which, table, key, strength } = call;
   if (strength || !("keys" in which)) throw noLocks();
   const names = sql.join([sql.id(positionAlias), ...key.map((name) => sql.id(name))]);
@@ -63,7 +63,7 @@ function noLocks(): UnsupportedError {
  * Two that write the same row's version at the same time exclude each other: one of them fails. By itself it is sent
  * again, to find another version; inside of a transaction, which fails with it, the whole is run again.
  */
-async function write(connection: DuckdbConnection, call: VersionedWrite): Promise<Selection> {
+async function write(connection: DuckdbConnection, call: VersionedWrite): Promise<RowSelection> {
   const { table, key, id, version, expected, changes, waitMs, alone } = call;
   const sets = Object.entries(changes).map(
     ([name, value]) => sql`${sql.id(name)} = ${typed(call, name, value)}`,

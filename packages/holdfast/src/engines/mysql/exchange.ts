@@ -2,7 +2,7 @@
 import { Cursor, type Packet, type Type, binaryRow, textRow, typeOf } from "./packets.ts";
 
 /** What a command is answered with. */
-export type Kind =
+export type ExchangeKind =
   /** One packet. */
   | "packet"
   /** Packets until the session is, or is not, let in. */
@@ -18,7 +18,7 @@ export type Kind =
   | "prepare";
 
 /** A prepared statement. */
-export interface Prepared {
+export interface PreparedStatement {
   text: string;
   /** Undefined until the server has said it. */
   parameters?: number;
@@ -28,7 +28,7 @@ export interface Prepared {
 }
 
 /** What is true for all exchanges of a connection. */
-export interface Session {
+export interface ProtocolSession {
   /**
    * Definitions of columns are followed by an EOF packet: it depends on CLIENT_DEPRECATE_EOF, which was settled at
    * the login. If that was not heard, then undefined until it shows.
@@ -38,7 +38,7 @@ export interface Session {
   uploading: boolean;
   /** In a transaction, as the server has said last. */
   inside: boolean | undefined;
-  readonly prepared: Map<number, Prepared>;
+  readonly prepared: Map<number, PreparedStatement>;
 }
 
 /** What was read so far. */
@@ -60,9 +60,9 @@ export function isEof({ body }: Packet): boolean {
 }
 
 /** A command, and the packets that answer it. */
-export class Exchange {
-  readonly kind: Kind;
-  readonly #prepared: Prepared | undefined;
+export class ProtocolExchange {
+  readonly kind: ExchangeKind;
+  readonly #prepared: PreparedStatement | undefined;
   #phase: "header" | "columns" | "columns end" | "rows";
   /** Definitions to come. */
   #left = 0;
@@ -71,14 +71,14 @@ export class Exchange {
   #listed = false;
   #columns: Type[] = [];
 
-  constructor(kind: Kind, prepared?: Prepared) {
+  constructor(kind: ExchangeKind, prepared?: PreparedStatement) {
     this.kind = kind;
     this.#prepared = prepared;
     this.#phase = kind === "fetch" ? "rows" : "header";
   }
 
   /** Whether it was the last packet. */
-  take(packet: Packet, session: Session, heard: Heard): boolean {
+  take(packet: Packet, session: ProtocolSession, heard: Heard): boolean {
     if (packet.body[0] === 0xff) return failed(packet.body, heard);
     if (this.kind === "packet" || this.kind === "login") {
       if (packet.body[0] === 0x00) note(session, statusOf(packet.body));
@@ -89,7 +89,7 @@ export class Exchange {
     return this.#results(packet, session, heard);
   }
 
-  #results(packet: Packet, session: Session, heard: Heard): boolean {
+  #results(packet: Packet, session: ProtocolSession, heard: Heard): boolean {
     const { body } = packet;
     if (this.#phase === "header") {
       if (body[0] === 0x00) heard.affected = new Cursor(body, 1).length();
@@ -116,7 +116,7 @@ export class Exchange {
     return this.kind === "fetch" ? (this.#prepared?.columns ?? []) : this.#columns;
   }
 
-  #header(body: Buffer, session: Session): boolean {
+  #header(body: Buffer, session: ProtocolSession): boolean {
     if (body[0] === 0x00) {
       session.uploading = false;
       return this.#ends(statusOf(body), session);
@@ -134,13 +134,13 @@ export class Exchange {
     return false;
   }
 
-  #ends(status: number, session: Session): boolean {
+  #ends(status: number, session: ProtocolSession): boolean {
     note(session, status);
     this.#phase = "header";
     return (status & moreResults) === 0;
   }
 
-  #prepares(packet: Packet, session: Session): boolean {
+  #prepares(packet: Packet, session: ProtocolSession): boolean {
     if (this.#phase === "header") return this.#prepareHeader(packet.body, session);
     const eof = isEof(packet);
     if (eof || this.#listed) session.eofs = eof;
@@ -160,7 +160,7 @@ export class Exchange {
     }
   }
 
-  #prepareHeader(body: Buffer, { prepared }: Session): boolean {
+  #prepareHeader(body: Buffer, { prepared }: ProtocolSession): boolean {
     const cursor = new Cursor(body, 1);
     const id = cursor.int(4);
     this.#left = cursor.int(2);
@@ -176,7 +176,7 @@ export class Exchange {
 }
 
 /** Who turned autocommit off is always in one. */
-function note(session: Session, status: number): void {
+function note(session: ProtocolSession, status: number): void {
   session.inside = (status & inTransaction) !== 0 || (status & autocommits) === 0;
 }
 

@@ -12,7 +12,7 @@ import { replay } from "./replay.ts";
 import { migrationsIn } from "./schema.ts";
 import { tables } from "./tables.ts";
 import { begin, end, keepLocks, settle } from "./transactions.ts";
-import { wire } from "./protocol.ts";
+import { protocol } from "./protocol.ts";
 
 export { render } from "./dialect.ts";
 
@@ -59,5 +59,5 @@ export const mysql: Engine<SqlConnection> = {
     const on = (connection: SqlConnection): SqlConnection => namedConnection(connection, names);
     return { engine: { ...mysql, migrations: migrationsIn(names) }, on };
   },
-  wire,
+  protocol,
 };

@@ -5,7 +5,7 @@
 import type { Row, SqlConnection } from "../../seam/database.ts";
 import { UsageError } from "../../seam/errors.ts";
 import { type Identifier, type Statement, sql } from "../../seam/sql.ts";
-import type { Kept, OurSessions, Written } from "../../seam/protocol-reader.ts";
+import type { KeptStatement, OurSessions, WrittenTables } from "../../seam/protocol-reader.ts";
 
 /** Test data, not a copy of production. */
 const mostRows = 50_000;
@@ -17,11 +17,11 @@ interface Table {
   readonly columns: Statement;
 }
 
-export async function keep(connection: SqlConnection): Promise<Kept> {
+export async function keep(connection: SqlConnection): Promise<KeptStatement> {
   await refuseTriggers(connection);
   const others = await Others.of(connection);
   const tables = await tablesOf(connection);
-  const reach = await Reach.of(
+  const reach = await KeepReach.of(
     connection,
     tables.map(({ key }) => key),
   );
@@ -76,7 +76,7 @@ async function tablesOf(connection: SqlConnection): Promise<Table[]> {
 }
 
 /** Which tables statements can have written, beyond those that they name. */
-class Reach {
+class KeepReach {
   readonly #tables: ReadonlySet<string>;
   readonly #along: ReadonlyMap<string, readonly Row[]>;
   /** Functions of somebody's own, and views. */
@@ -95,7 +95,7 @@ class Reach {
     this.#database = database;
   }
 
-  static async of(connection: SqlConnection, tables: readonly string[]): Promise<Reach> {
+  static async of(connection: SqlConnection, tables: readonly string[]): Promise<KeepReach> {
     const along = await connection.query(sql`
       SELECT LOWER(referenced_table_name) AS parent, LOWER(table_name) AS child
       FROM information_schema.referential_constraints WHERE constraint_schema = DATABASE()
@@ -104,7 +104,7 @@ class Reach {
       SELECT LOWER(routine_name) AS name FROM information_schema.routines WHERE routine_schema = DATABASE()
       UNION SELECT LOWER(table_name) AS name FROM information_schema.views WHERE table_schema = DATABASE()`);
     const { rows } = await connection.query(sql`SELECT LOWER(DATABASE()) AS name`);
-    return new Reach(
+    return new KeepReach(
       tables,
       along.rows,
       new Set(unknown.rows.map((row) => String(row["name"]))),
@@ -112,7 +112,7 @@ class Reach {
     );
   }
 
-  of({ anything, tables, calls }: Written): ReadonlySet<string> | "anything" {
+  of({ anything, tables, calls }: WrittenTables): ReadonlySet<string> | "anything" {
     const found = new Set<string>();
     if (anything || [...calls].some((call) => this.#unknown.has(call))) return "anything";
     for (const name of tables) {
@@ -159,7 +159,7 @@ async function checksums(
   );
 }
 
-interface Session {
+interface KeepSession {
   readonly id: string;
   readonly who: string;
   /** Undefined: it is here by another way than TCP. */
@@ -170,7 +170,7 @@ interface Session {
 }
 
 /** Sessions in this database, as far as this user may see them: its own, or all with the privilege PROCESS. */
-async function sessionsOf(connection: SqlConnection, mariadb: boolean): Promise<Session[]> {
+async function sessionsOf(connection: SqlConnection, mariadb: boolean): Promise<KeepSession[]> {
   const { rows } = await connection.query(
     mariadb
       ? sql`SELECT id AS id, user AS user, host AS host, id = CONNECTION_ID() AS self, query_id AS mark
@@ -201,7 +201,7 @@ class Others {
   readonly #mariadb: boolean;
   readonly #marks: ReadonlyMap<string, string>;
 
-  constructor(connection: SqlConnection, mariadb: boolean, sessions: readonly Session[]) {
+  constructor(connection: SqlConnection, mariadb: boolean, sessions: readonly KeepSession[]) {
     this.#connection = connection;
     this.#mariadb = mariadb;
     this.#marks = new Map(sessions.map(({ id, mark }) => [id, mark]));
@@ -215,7 +215,7 @@ class Others {
 
   async refuse({ ports }: OurSessions, anything: boolean): Promise<void> {
     const all = await sessionsOf(this.#connection, this.#mariadb);
-    const isOurs = ({ self, port }: Session) => self || (port !== undefined && ports.has(port));
+    const isOurs = ({ self, port }: KeepSession) => self || (port !== undefined && ports.has(port));
     if (all.some(({ self, port }) => self && !ports.has(port ?? -1))) {
       // Something stands between: nobody here can be known by the port.
       if (!anything) return;

@@ -1,6 +1,6 @@
 import type { Row, SqlConnection } from "../../seam/database.ts";
 import { SchemaMissingError, UnsupportedError } from "../../seam/errors.ts";
-import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../seam/leases.ts";
+import type { LeaseClaim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../seam/leases.ts";
 import { type Statement, own, sql } from "../../seam/sql.ts";
 import { namesOf } from "./dialect.ts";
 import { microseconds, milliseconds } from "./replay.ts";
@@ -211,7 +211,7 @@ function date(value: unknown): Date {
 
 const micro = (ms: number) => Math.round(ms * 1000);
 
-async function take(connection: SqlConnection, claim: Claim): Promise<ClaimResult> {
+async function take(connection: SqlConnection, claim: LeaseClaim): Promise<ClaimResult> {
   const { resource, name, mode, token, holder, weight, capacity, ttlMs, lineMs } = claim;
   const args = [
     Buffer.from(resource),

@@ -8,7 +8,7 @@
  * nobody but the caller knows when a joined transaction has been committed.
  */
 import { type Capabilities, isSupported } from "../../seam/capabilities.ts";
-import type { Grant, LockCall, Open, SessionLocks, SqlConnection, Wait } from "../../seam/database.ts";
+import type { LockGrant, LockCall, Open, SessionLocks, SqlConnection, Wait } from "../../seam/database.ts";
 import {
   DeadlockError,
   type Holder,
@@ -26,7 +26,7 @@ import { isReplica } from "./errors.ts";
 import { type Note, asHolders } from "./sessions.ts";
 import { bounded, briefly, failureOf, isIdle, isMissing, patiently } from "./waits.ts";
 
-const granted: Grant = { granted: true };
+const granted: LockGrant = { granted: true };
 
 export function explain(connection: SqlConnection, error: unknown): unknown {
   const failure = failureOf(connection, error);
@@ -42,7 +42,7 @@ export function explain(connection: SqlConnection, error: unknown): unknown {
 export const readOnlyLock =
   "A lock in a read-only transaction: here a lock is a row, and is written to. Leave `readOnly` out.";
 
-export function lock(connection: SqlConnection, call: LockCall): Promise<Grant> {
+export function lock(connection: SqlConnection, call: LockCall): Promise<LockGrant> {
   return takeRows(connection, call);
 }
 
@@ -51,7 +51,7 @@ export async function takeRows(
   connection: SqlConnection,
   { locks, wait, names, capabilities, joined, signal }: LockCall,
   opening?: Open["isolation"],
-): Promise<Grant> {
+): Promise<LockGrant> {
   const patience = patienceOf(wait);
   // 1205 undoes the statement only (innodb_rollback_on_timeout=0): the transaction, and what it locked, is still there.
   const usable = capabilities.details?.["rollbackOnTimeout"] !== true;
@@ -222,7 +222,7 @@ const conflict = (cause?: unknown) =>
 export const session: SessionLocks<SqlConnection> = {
   async take(connection, { locks, wait, names }) {
     const patience = patienceOf(wait);
-    const refused: Grant = { granted: false, reason: patience.nowait ? "busy" : "timeout", usable: true };
+    const refused: LockGrant = { granted: false, reason: patience.nowait ? "busy" : "timeout", usable: true };
     for (const [i, request] of locks.entries()) {
       const left = patience.nowait ? 0 : Math.max(1, patience.left());
       // Whole seconds: MySQL takes 0.4 for 0, and does not wait at all.

@@ -2,14 +2,14 @@
 import type { SqlConnection } from "../../seam/database.ts";
 import { UnsupportedError } from "../../seam/errors.ts";
 import { sql } from "../../seam/sql.ts";
-import type { Answer, Autocommit, Wire, WireReader } from "../../seam/protocol-reader.ts";
+import type { ProtocolAnswer, Autocommit, Protocol, ProtocolReader } from "../../seam/protocol-reader.ts";
 import { describe, waiting } from "./blockers.ts";
 import {
-  Exchange,
+  ProtocolExchange,
   type Heard,
-  type Kind,
-  type Prepared,
-  type Session,
+  type ExchangeKind,
+  type PreparedStatement,
+  type ProtocolSession,
   inTransaction,
   isEof,
 } from "./exchange.ts";
@@ -48,24 +48,24 @@ const countsParameters = 0x08;
 interface Executed {
   readonly id: number;
   readonly body: Buffer;
-  readonly prepared: Prepared;
+  readonly prepared: PreparedStatement;
   readonly absent: ReadonlySet<number> | undefined;
   /** By its text. */
   unknown: boolean;
 }
 
-export class Reader implements WireReader {
+export class MysqlReader implements ProtocolReader {
   readonly #sent = new Packets();
   readonly #received = new Packets();
-  readonly #session: Session = {
+  readonly #session: ProtocolSession = {
     eofs: undefined,
     uploading: false,
     inside: undefined,
     prepared: new Map(),
   };
   /** Commands that are not answered yet. */
-  readonly #exchanges: Exchange[] = [];
-  #last: Prepared | undefined;
+  readonly #exchanges: ProtocolExchange[] = [];
+  #last: PreparedStatement | undefined;
   #executed: Executed | undefined;
   /** Parameters that came before their statement is executed, by its id. */
   readonly #long = new Map<number, Set<number>>();
@@ -118,8 +118,8 @@ export class Reader implements WireReader {
     return undefined;
   }
 
-  #expect(kind: Kind, prepared?: Prepared): void {
-    this.#exchanges.push(new Exchange(kind, prepared));
+  #expect(kind: ExchangeKind, prepared?: PreparedStatement): void {
+    this.#exchanges.push(new ProtocolExchange(kind, prepared));
   }
 
   /** It belongs to what is being answered, unless nothing is. */
@@ -188,13 +188,13 @@ export class Reader implements WireReader {
       WHERE statement_id = ${this.#executed.id} AND owner_thread_id = PS_CURRENT_THREAD_ID()`;
   }
 
-  learn([row]: Answer["rows"]): void {
+  learn([row]: ProtocolAnswer["rows"]): void {
     if (!this.#executed) return;
     this.#executed.unknown = false;
     if (row?.[0] !== undefined) this.#executed.prepared.text = row[0];
   }
 
-  #values(cursor: Cursor, prepared: Prepared, absent?: ReadonlySet<number>): Values {
+  #values(cursor: Cursor, prepared: PreparedStatement, absent?: ReadonlySet<number>): Values {
     const counts = (cursor.int(1) & countsParameters) !== 0;
     if (counts) this.#attributes = true;
     cursor.int(4);
@@ -214,7 +214,7 @@ export class Reader implements WireReader {
     else this.#expect("packet");
   }
 
-  received(chunk: Uint8Array): Answer {
+  received(chunk: Uint8Array): ProtocolAnswer {
     const heard: Heard = { rows: [], error: undefined, affected: undefined };
     let answered = false;
     if (!this.#encrypted)
@@ -384,8 +384,8 @@ const autocommit: Autocommit<SqlConnection> = {
   },
 };
 
-export const wire: Wire<SqlConnection> = {
-  reader: () => new Reader(),
+export const protocol: Protocol<SqlConnection> = {
+  reader: () => new MysqlReader(),
   statement: (text) => query(text, false),
   unlock: "DO RELEASE_ALL_LOCKS()",
   who: "SELECT CONNECTION_ID()",

@@ -2,7 +2,7 @@
 import type { Row, SqlConnection } from "../../seam/database.ts";
 import { type Holder, UnsupportedError, UsageError } from "../../seam/errors.ts";
 import { type Identifier, type Statement, isStatement, sql } from "../../seam/sql.ts";
-import type { Order, RowCall, RowStrength, Selection, TableShape, Tables } from "../../seam/tables.ts";
+import type { RowOrder, RowCall, RowStrength, RowSelection, TableShape, Tables } from "../../seam/tables.ts";
 import { noTableLocks } from "./gaps.ts";
 import { asHolders } from "./sessions.ts";
 import { asText, bound, fromText, isInteger, written } from "./values.ts";
@@ -117,7 +117,7 @@ function columns(call: RowCall): Statement {
   );
 }
 
-function ordered(call: RowCall, orderBy: readonly Order[], key: readonly string[]): Statement {
+function ordered(call: RowCall, orderBy: readonly RowOrder[], key: readonly string[]): Statement {
   const parts = orderBy.map(({ column: name, descending }) => {
     typeOf(call, name);
     return descending ? sql`${column(name)} DESC` : column(name);
@@ -144,7 +144,7 @@ function clause({ strength, capabilities }: RowCall, wait: "skip" | "nowait" | "
 }
 
 type Found =
-  { readonly granted: true; readonly rows: readonly Row[] } | Extract<Selection, { granted: false }>;
+  { readonly granted: true; readonly rows: readonly Row[] } | Extract<RowSelection, { granted: false }>;
 
 /** Runs a locking read as patiently as the call wants it. */
 async function run(
@@ -235,7 +235,7 @@ function bare(row: Row): Row {
   return Object.fromEntries(Object.entries(row).filter(([name]) => !name.startsWith("holdfastkey")));
 }
 
-async function byKeys(connection: SqlConnection, call: RowCall, keys: Keys): Promise<Selection> {
+async function byKeys(connection: SqlConnection, call: RowCall, keys: Keys): Promise<RowSelection> {
   const { key, table, shape, strength } = call;
   const extra = keys.length === 1 ? sql.raw("") : sql`${keyTexts(call)}, `;
   const those = named(call, key, keys);
@@ -323,12 +323,12 @@ async function byCondition(
 }
 
 /** 1205 undoes the statement only, unless the server was told to undo the whole transaction. */
-function refused({ wait, capabilities }: RowCall, cause: unknown): Extract<Selection, { granted: false }> {
+function refused({ wait, capabilities }: RowCall, cause: unknown): Extract<RowSelection, { granted: false }> {
   const usable = capabilities.details?.["rollbackOnTimeout"] !== true;
   return { granted: false, reason: wait === "nowait" ? "busy" : "timeout", usable, cause };
 }
 
-async function select(connection: SqlConnection, call: RowCall): Promise<Selection> {
+async function select(connection: SqlConnection, call: RowCall): Promise<RowSelection> {
   const { which, strength, joined } = call;
   if (joined && strength) await insist(connection);
   if ("keys" in which) return byKeys(connection, call, which.keys);
@@ -361,7 +361,7 @@ const write: Tables<SqlConnection>["write"] = async (connection, call) => {
   const counted = sql`${column(version)} = ${column(version)} + 1`;
   const update = sql`UPDATE ${table} t SET ${list([...sets, counted])}
     WHERE ${row} AND ${column(version)} = ${bound(expected, typeOf({ shape }, version))}`;
-  const set = async (): Promise<Selection> => {
+  const set = async (): Promise<RowSelection> => {
     const waited = await bounded(connection, waitMs, Infinity, () => connection.query(update));
     if (waited.over) {
       const usable = failureOf(connection, waited.cause) === "canceled";

@@ -1,6 +1,6 @@
 /** How a transaction of our own begins, with its locks, and how it ends. */
 import { isSupported } from "../../seam/capabilities.ts";
-import type { Begun, Grant, Open, SqlConnection } from "../../seam/database.ts";
+import type { Begun, LockGrant, Open, SqlConnection } from "../../seam/database.ts";
 import {
   CommitUnknownError,
   ConnectionLostError,
@@ -75,7 +75,7 @@ const levels = {
 const called: Begun = {};
 const stated: Begun = {};
 
-export async function begin(connection: SqlConnection, open: Open): Promise<Grant & { begun?: Begun }> {
+export async function begin(connection: SqlConnection, open: Open): Promise<LockGrant & { begun?: Begun }> {
   const { isolation, readOnly, locks, names, capabilities } = open;
   const [first] = locks;
   if (readOnly && first) {

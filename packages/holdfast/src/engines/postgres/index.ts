@@ -22,7 +22,7 @@ import { session } from "./locks/session.ts";
 import { guardIn, ownTables, stocks } from "./stock/index.ts";
 import { tables } from "./tables.ts";
 import { verifyLocks } from "./locks/verify.ts";
-import { wire } from "./protocol.ts";
+import { protocol } from "./protocol.ts";
 
 export { render } from "./dialect.ts";
 
@@ -63,7 +63,7 @@ export const postgres: Engine<SqlConnection> = {
   violated,
   waited,
   migrations: migrationsIn(dialect.names),
-  wire,
+  protocol,
   named(schema) {
     const names = namesIn(schema);
     if (names.schema === dialect.names.schema) return undefined;

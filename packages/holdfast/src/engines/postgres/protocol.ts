@@ -2,7 +2,7 @@
 import type { SqlConnection } from "../../seam/database.ts";
 import { sql } from "../../seam/sql.ts";
 import { keep } from "./locks/keep.ts";
-import type { Answer, Autocommit, Wire, WireReader } from "../../seam/protocol-reader.ts";
+import type { ProtocolAnswer, Autocommit, Protocol, ProtocolReader } from "../../seam/protocol-reader.ts";
 
 /** Codes of messages that come before any other, and have no letter: startup, cancel, TLS, GSS. */
 const unlettered = new Set([196608, 196610, 80877102, 80877103, 80877104]);
@@ -55,7 +55,7 @@ interface Begun {
   readonly values?: readonly string[];
 }
 
-class Reader implements WireReader {
+class PostgresReader implements ProtocolReader {
   readonly #sent = new Messages();
   readonly #received = new Messages();
   /** Texts of prepared statements. */
@@ -127,11 +127,11 @@ class Reader implements WireReader {
     return missing ? "SELECT name, statement FROM pg_prepared_statements" : undefined;
   }
 
-  learn(rows: Answer["rows"]): void {
+  learn(rows: ProtocolAnswer["rows"]): void {
     for (const [name = "", text = ""] of rows) this.#prepared.set(name, text);
   }
 
-  received(chunk: Uint8Array): Answer {
+  received(chunk: Uint8Array): ProtocolAnswer {
     const rows: string[][] = [];
     let ready = false;
     let error: string | undefined;
@@ -230,8 +230,8 @@ const autocommit: Autocommit<SqlConnection> = {
   },
 };
 
-export const wire: Wire<SqlConnection> = {
-  reader: () => new Reader(),
+export const protocol: Protocol<SqlConnection> = {
+  reader: () => new PostgresReader(),
   statement(text) {
     const body = Buffer.from(`${text}\0`);
     const head = Buffer.alloc(5);

@@ -1,15 +1,15 @@
 /** PostgreSQL as the generic stores see it: on the same tables as its functions, at the same time. */
 import type { SqlConnection } from "../../seam/database.ts";
 import { type Statement, own, sql } from "../../seam/sql.ts";
-import type { Locking, Sequence, StoreDialect } from "../sql/dialect.ts";
-import { type Kind, never } from "../sql/table.ts";
+import type { Locking, NumberSequence, StoreDialect } from "../sql/dialect.ts";
+import { type ColumnKind, never } from "../sql/table.ts";
 import { newest, nextFence } from "./leases/fences.ts";
 import { failureOf } from "./locks/index.ts";
 
 const epoch = sql.raw("timestamptz 'epoch'");
 
 /** As text, which every client sends the same way. */
-function bound(kind: Kind, value: unknown): Statement {
+function bound(kind: ColumnKind, value: unknown): Statement {
   const text = value === undefined || value === null ? null : String(value);
   switch (kind) {
     case "text":
@@ -44,7 +44,7 @@ const lockings: Readonly<Record<Locking, Statement>> = {
   current: sql``,
 };
 
-const sequences: Readonly<Record<Sequence, Statement>> = {
+const sequences: Readonly<Record<NumberSequence, Statement>> = {
   fence: nextFence,
   audit: sql`nextval(${own.text("audit_id_seq")})`,
   queue: newest("queue_id_seq", false),

@@ -1,12 +1,12 @@
 /** Rows and tables of the caller's: read, locked, compared and set. */
-import type { Grant, Row, SqlConnection } from "../../seam/database.ts";
+import type { LockGrant, Row, SqlConnection } from "../../seam/database.ts";
 import { type Holder, UsageError } from "../../seam/errors.ts";
 import { Identifier, type Statement, isStatement, sql } from "../../seam/sql.ts";
 import type {
-  Order,
+  RowOrder,
   RowCall,
   RowStrength,
-  Selection,
+  RowSelection,
   TableMode,
   TableShape,
   Tables,
@@ -133,7 +133,7 @@ function lockOrder(call: RowCall): Statement {
   return key.length === 0 ? keyOf(call, "t") : list(key.map((name) => column("t", name)));
 }
 
-function ordered(call: RowCall, orderBy: readonly Order[], alias: string): Statement {
+function ordered(call: RowCall, orderBy: readonly RowOrder[], alias: string): Statement {
   const parts = orderBy.map(({ column: name, descending }) => {
     typeOf(call, name);
     return descending ? sql`${column(alias, name)} DESC` : column(alias, name);
@@ -259,7 +259,7 @@ function arranged({ which }: RowCall, rows: readonly Row[]): readonly (Row | und
 /** A row lock outside of a transaction is gone with its statement. This fails there (25P01), and changes nothing. */
 const insist = sql.raw("LOCK TABLE pg_catalog.pg_am IN ACCESS SHARE MODE");
 
-async function select(connection: SqlConnection, call: RowCall): Promise<Selection> {
+async function select(connection: SqlConnection, call: RowCall): Promise<RowSelection> {
   const { wait, which, strength } = call;
   if (call.joined && strength) await connection.query(insist);
   try {
@@ -298,7 +298,7 @@ const savepoint = "holdfast_table";
 async function lock(
   connection: SqlConnection,
   { table, mode, wait }: { table: Identifier; mode: TableMode; wait: number | "nowait" },
-): Promise<Grant> {
+): Promise<LockGrant> {
   const name = render(sql`${table}`).text;
   const nowait = wait === "nowait" ? " NOWAIT" : "";
   try {

@@ -5,7 +5,7 @@ import { SchemaMissingError } from "../../seam/errors.ts";
 import { sql } from "../../seam/sql.ts";
 import type { How } from "../../seam/store.ts";
 import type { StoreDialect } from "./dialect.ts";
-import { Rows } from "./rows.ts";
+import { StoredRows } from "./rows.ts";
 import { type Table, table } from "./table.ts";
 
 export const auditTable = table({
@@ -32,7 +32,7 @@ const parsed = (json: string | undefined): unknown => (json === undefined ? unde
 
 /** The store over an engine's dialect: `audits: auditStore(dialect)`. */
 export function auditStore<C extends SqlConnection>(dialect: StoreDialect<C>): Audits<C> {
-  const rows = new Rows(dialect);
+  const rows = new StoredRows(dialect);
 
   async function explained<T>(connection: C, work: () => Promise<T>): Promise<T> {
     try {

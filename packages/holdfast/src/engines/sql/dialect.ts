@@ -5,7 +5,7 @@
  */
 import type { Failure, SqlConnection } from "../../seam/database.ts";
 import type { Statement } from "../../seam/sql.ts";
-import type { Kind, Table } from "./table.ts";
+import type { ColumnKind, Table } from "./table.ts";
 
 /**
  * `update`: nobody else changes these rows until the end of the transaction; waited for. `skip`: the same, and those that
@@ -15,7 +15,7 @@ import type { Kind, Table } from "./table.ts";
 export type Locking = "update" | "skip" | "share" | "current";
 
 /** Whose numbers they are. */
-export type Sequence = "fence" | "audit" | "queue" | "queue_job" | "queue_lease" | "queue_worker";
+export type NumberSequence = "fence" | "audit" | "queue" | "queue_job" | "queue_lease" | "queue_worker";
 
 export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   /** One of our tables, by its bare name: "quota_bucket". */
@@ -23,9 +23,9 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   /** The database's clock at this statement, not at the beginning of the transaction: whole microseconds since 1970. */
   readonly clock: Statement;
   /** A column in a list of what is selected, as something that `table.ts` makes a value of its kind of. */
-  read(kind: Kind, column: Statement): Statement;
+  read(kind: ColumnKind, column: Statement): Statement;
   /** A value, as it is compared with a column of its kind or written into one. Undefined: NULL. */
-  write(kind: Kind, value: unknown): Statement;
+  write(kind: ColumnKind, value: unknown): Statement;
   /** Behind a SELECT. Empty where that holds without it: there is one writer, and this is it. */
   locking(how: Locking): Statement;
   /** INSERT that leaves alone what is there, by the table's key, and does not fail for it. */
@@ -49,7 +49,7 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
    * So many numbers of a sequence, by its name, each larger than all that it has given before, in their order. Nobody waits for a
    * transaction that has taken some.
    */
-  numbers(connection: C, sequence: Sequence, count: number): Promise<readonly number[]>;
+  numbers(connection: C, sequence: NumberSequence, count: number): Promise<readonly number[]>;
   /**
    * A lock by a name until the end of the transaction, shared or not, where there is something cheaper than a row for it. Absent: a
    * row is locked.

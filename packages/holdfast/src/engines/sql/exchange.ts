@@ -4,10 +4,10 @@ import type { How } from "../../seam/store.ts";
 import type { StoreDialect } from "./dialect.ts";
 
 /** What a decision asks for before it can be made, or what it comes to. */
-export type Decided<Need, Answer, Writes> =
+export type ExchangeDecided<Need, Answer, Writes> =
   { readonly need: Need } | { readonly verdicts: Answer; readonly writes: Writes };
 
-export interface Exchange<View, Need, Answer, Writes> {
+export interface StoreExchange<View, Need, Answer, Writes> {
   /** What it decides about, for people and for the memory of conflicts: buckets, levels. */
   readonly names: readonly string[];
   /** False: it is locked first, also where it would be worth trying without. */
@@ -18,7 +18,7 @@ export interface Exchange<View, Need, Answer, Writes> {
   changes?(writes: Writes): boolean;
   /** `locked`: with locks, in one order, as of now. `needs`: what earlier decisions on this view asked for, in their order. */
   read(locked: boolean, needs: readonly Need[]): Promise<View>;
-  decide(view: View): Decided<Need, Answer, Writes>;
+  decide(view: View): ExchangeDecided<Need, Answer, Writes>;
   /**
    * `guarded`: only if everything is as it was read. False: it is not, or an id is taken; what it has written is undone. Not
    * guarded: false only before anything was written, or outside of transactions of others.
@@ -27,7 +27,7 @@ export interface Exchange<View, Need, Answer, Writes> {
 }
 
 /** Somebody else was faster. */
-class Conflict extends Error {
+class ExchangeConflict extends Error {
   constructor(names: readonly string[]) {
     super(`${names.join(", ")}: changed by somebody else, again and again`);
   }
@@ -53,7 +53,7 @@ export class Exchanges<C extends SqlConnection> {
   async run<View, Need, Answer, Writes>(
     connection: C,
     { waitMs, free }: How,
-    exchange: Exchange<View, Need, Answer, Writes>,
+    exchange: StoreExchange<View, Need, Answer, Writes>,
   ): Promise<Answer> {
     const dialect = this.#dialect;
     // A snapshot of the caller's may be older than what others have written: it is never compared, it is locked.
@@ -68,7 +68,7 @@ export class Exchanges<C extends SqlConnection> {
       if (exchange.changes?.(writes) === false) return verdicts;
       try {
         await dialect.transaction(connection, waitMs, async () => {
-          if (!(await exchange.write(writes, true))) throw new Conflict(names);
+          if (!(await exchange.write(writes, true))) throw new ExchangeConflict(names);
         });
         return verdicts;
       } catch (error) {
@@ -81,34 +81,39 @@ export class Exchanges<C extends SqlConnection> {
         return await dialect.transaction(connection, waitMs, () => this.#locked(exchange));
       } catch (error) {
         // An id that nobody's lock stands for, such as a new one: now it is there to be found.
-        const taken = error instanceof Conflict || dialect.failure(connection, error) === "unique";
+        const taken = error instanceof ExchangeConflict || dialect.failure(connection, error) === "unique";
         if (!taken || attempt === mostAttempts) throw error;
       }
   }
 
-  async #inside<View, Need, Answer, Writes>(exchange: Exchange<View, Need, Answer, Writes>): Promise<Answer> {
+  async #inside<View, Need, Answer, Writes>(
+    exchange: StoreExchange<View, Need, Answer, Writes>,
+  ): Promise<Answer> {
     for (let attempt = 1; ; attempt++)
       try {
         return await this.#locked(exchange);
       } catch (error) {
-        if (!(error instanceof Conflict) || attempt === mostAttempts) throw error;
+        if (!(error instanceof ExchangeConflict) || attempt === mostAttempts) throw error;
       }
   }
 
   #lostRace(connection: C, error: unknown): boolean {
-    if (error instanceof Conflict) return true;
+    if (error instanceof ExchangeConflict) return true;
     const failure = this.#dialect.failure(connection, error);
     return failure === "unique" || failure === "serialization" || failure === "deadlock";
   }
 
-  async #locked<View, Need, Answer, Writes>(exchange: Exchange<View, Need, Answer, Writes>): Promise<Answer> {
+  async #locked<View, Need, Answer, Writes>(
+    exchange: StoreExchange<View, Need, Answer, Writes>,
+  ): Promise<Answer> {
     const decided = await this.#decided(exchange, true);
-    if (!decided || !(await exchange.write(decided.writes, false))) throw new Conflict(exchange.names);
+    if (!decided || !(await exchange.write(decided.writes, false)))
+      throw new ExchangeConflict(exchange.names);
     return decided.verdicts;
   }
 
   async #decided<View, Need, Answer, Writes>(
-    exchange: Exchange<View, Need, Answer, Writes>,
+    exchange: StoreExchange<View, Need, Answer, Writes>,
     locked: boolean,
   ): Promise<{ readonly verdicts: Answer; readonly writes: Writes } | undefined> {
     const needs: Need[] = [];

@@ -3,11 +3,11 @@ import type { Result, SqlConnection } from "../../seam/database.ts";
 import { SchemaMissingError } from "../../seam/errors.ts";
 import { type Statement, sql } from "../../seam/sql.ts";
 import type { Locking, StoreDialect } from "./dialect.ts";
-import { type Kind, type NewRow, type RowOf, type Table, kindOf } from "./table.ts";
+import { type ColumnKind, type NewRow, type RowOf, type Table, kindOf } from "./table.ts";
 
 const name = (column: string) => sql`${sql.id(column)}`;
 
-function valueOf(kind: Kind, found: unknown): unknown {
+function valueOf(kind: ColumnKind, found: unknown): unknown {
   if (found === null || found === undefined) return undefined;
   switch (kind) {
     case "text":
@@ -32,7 +32,7 @@ export function* chunksOf<T>(items: readonly T[], size = mostRows): Generator<re
   for (let start = 0; start < items.length; start += size) yield items.slice(start, start + size);
 }
 
-export interface Selection {
+export interface StoredSelection {
   readonly order?: Statement;
   readonly limit?: number;
   readonly offset?: number;
@@ -40,7 +40,7 @@ export interface Selection {
 }
 
 /** Statements on the tables of one engine. */
-export class Rows<C extends SqlConnection = SqlConnection> {
+export class StoredRows<C extends SqlConnection = SqlConnection> {
   readonly dialect: StoreDialect<C>;
 
   constructor(dialect: StoreDialect<C>) {
@@ -84,7 +84,7 @@ export class Rows<C extends SqlConnection = SqlConnection> {
     connection: C,
     of: T,
     where: Statement,
-    options: Selection & { readonly columns?: readonly K[] } = {},
+    options: StoredSelection & { readonly columns?: readonly K[] } = {},
   ): Promise<Pick<RowOf<T>, K>[]> {
     const { order, limit, offset, locking } = options;
     const columns: readonly string[] = options.columns ?? Object.keys(of.columns);

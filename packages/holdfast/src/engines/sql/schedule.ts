@@ -25,11 +25,11 @@ import type {
   RunState,
   ScheduleAdministration,
   Schedules,
-  Standing,
-  Step,
+  ScheduleStanding,
+  ScheduleStep,
 } from "../../schedule/store.ts";
 import type { Locking, StoreDialect } from "./dialect.ts";
-import { Rows, type Selection } from "./rows.ts";
+import { StoredRows, type StoredSelection } from "./rows.ts";
 import { type Table, table } from "./table.ts";
 
 export const scheduleTable = table({
@@ -68,11 +68,11 @@ const open = sql.raw("state IN ('running', 'waiting')");
 
 /** Everything that a step reads and writes, on one connection. */
 class Stepping<C extends SqlConnection> {
-  readonly #rows: Rows<C>;
+  readonly #rows: StoredRows<C>;
   readonly #connection: C;
-  readonly #step: Step;
+  readonly #step: ScheduleStep;
 
-  constructor(rows: Rows<C>, connection: C, step: Step) {
+  constructor(rows: StoredRows<C>, connection: C, step: ScheduleStep) {
     this.#rows = rows;
     this.#connection = connection;
     this.#step = step;
@@ -162,37 +162,37 @@ class Stepping<C extends SqlConnection> {
     return this.#rows.select(this.#connection, scheduleTable, which, { locking });
   }
 
-  #runs(where: Statement, options: Selection = {}): Promise<StoredRun[]> {
+  #runs(where: Statement, options: StoredSelection = {}): Promise<StoredRun[]> {
     return selectRuns(this.#rows, this.#connection, where, options);
   }
 }
 
 async function selectRuns<C extends SqlConnection>(
-  rows: Rows<C>,
+  rows: StoredRows<C>,
   connection: C,
   where: Statement,
-  options: Selection = {},
+  options: StoredSelection = {},
 ): Promise<StoredRun[]> {
   const found = await rows.select(connection, runTable, where, options);
   return found.map((run) => ({ ...run, state: run.state as RunState }));
 }
 
 function keyOf<C extends SqlConnection>(
-  rows: Rows<C>,
+  rows: StoredRows<C>,
   { schedule, tick, manual }: Pick<StoredRun, "schedule" | "tick" | "manual">,
 ): Statement {
   return rows.matching(runTable, [{ schedule, tick, manual }]);
 }
 
 async function writeRun<C extends SqlConnection>(
-  rows: Rows<C>,
+  rows: StoredRows<C>,
   connection: C,
   run: StoredRun,
 ): Promise<void> {
   await rows.update(connection, runTable, keyOf(rows, run), run);
 }
 
-function standing({ now, last, wake, claimed, died, ...rest }: StepVerdict): Standing {
+function standing({ now, last, wake, claimed, died, ...rest }: StepVerdict): ScheduleStanding {
   return {
     ...rest,
     now: ms(now),
@@ -238,7 +238,7 @@ function runOf({
 
 /** The store over an engine's dialect: `schedules: scheduleStore(dialect)`. */
 export function scheduleStore<C extends SqlConnection>(dialect: StoreDialect<C>): Schedules<C> {
-  const rows = new Rows(dialect);
+  const rows = new StoredRows(dialect);
 
   async function explained<T>(connection: C, work: () => Promise<T>): Promise<T> {
     try {
@@ -269,7 +269,7 @@ export function scheduleStore<C extends SqlConnection>(dialect: StoreDialect<C>)
     }
   }
 
-  async function step(connection: C, wish: Step, how: How): Promise<Standing> {
+  async function step(connection: C, wish: ScheduleStep, how: How): Promise<ScheduleStanding> {
     const stepping = new Stepping(rows, connection, wish);
     const look = async () => stepping.decide(await stepping.read(false));
     let looked = await look();

@@ -1,10 +1,10 @@
 /** Tables of ours, described once: what makes, reads and writes them is made from that, whatever the engine. */
 
 /** What a column holds. `serial`: a number that the database gives it. `moment`: microseconds since 1970. */
-export type Kind = "text" | "integer" | "moment" | "json" | "integers" | "boolean" | "serial";
+export type ColumnKind = "text" | "integer" | "moment" | "json" | "integers" | "boolean" | "serial";
 
 /** `?`: it may be NULL, which is undefined here. */
-export type Column = Kind | `${Exclude<Kind, "serial">}?`;
+export type Column = ColumnKind | `${Exclude<ColumnKind, "serial">}?`;
 
 export interface Table<Columns extends Readonly<Record<string, Column>> = Readonly<Record<string, Column>>> {
   readonly name: string;
@@ -35,9 +35,9 @@ interface Values {
   boolean: boolean;
 }
 
-type ValueOf<C extends Column> = C extends `${infer K extends Kind}?`
+type ValueOf<C extends Column> = C extends `${infer K extends ColumnKind}?`
   ? Values[K] | undefined
-  : C extends Kind
+  : C extends ColumnKind
     ? Values[C]
     : never;
 
@@ -56,9 +56,9 @@ export function table<const Columns extends Readonly<Record<string, Column>>>(
   return description;
 }
 
-const bare = (column: Column): Kind => column.replace("?", "") as Kind;
+const bare = (column: Column): ColumnKind => column.replace("?", "") as ColumnKind;
 
-export function kindOf(of: Table, column: string): Kind {
+export function kindOf(of: Table, column: string): ColumnKind {
   return bare(of.columns[column] as Column);
 }
 

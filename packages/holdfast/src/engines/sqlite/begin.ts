@@ -2,17 +2,17 @@
  * SQLite has one writer at a time. BEGIN IMMEDIATE makes a transaction that writer from its start, so while it
  * runs no other transaction on the file can check or write anything: every lock of every key is held by it.
  */
-import type { Begun, Grant, LockCall, Open, Result } from "../../seam/database.ts";
+import type { Begun, LockGrant, LockCall, Open, Result } from "../../seam/database.ts";
 import { FileBusyError, NotInTransactionError, UsageError } from "../../seam/errors.ts";
 import { type Statement, sql } from "../../seam/sql.ts";
 import { sleep } from "../../waiting/wait.ts";
 import type { Soon, SqliteConnection } from "./dialect.ts";
 import { failureOf, isBusy } from "./errors.ts";
-import type { Kind } from "./writer-queue.ts";
+import type { WriterKind } from "./writer-queue.ts";
 
-export const granted = { granted: true } as const satisfies Grant;
+export const granted = { granted: true } as const satisfies LockGrant;
 
-/** How long a statement of ours, outside of a transaction, waits for the writer: not as long as an errand may take. */
+/** How long a statement of ours, outside of a transaction, waits for the writer: not as long as a one-shot statement may take. */
 export const patienceMs = 8000;
 
 /** How long the file is waited for by whoever is not to wait for a lock: that it is busy does not say that the lock is taken. */
@@ -75,20 +75,20 @@ async function tryAgain(
 /** BEGIN IMMEDIATE, when it is its turn among those of this process. */
 function startWriting(
   connection: SqliteConnection,
-  kind: Kind,
+  kind: WriterKind,
   waitMs: number,
   signal?: AbortSignal,
 ): Soon<Busy> {
   const work = () => connection.begin("immediate");
-  const { line } = connection;
-  if (!line) return whileBusy(connection, work, waitMs, signal);
-  if (line.enter(connection)) {
+  const { writerQueue } = connection;
+  if (!writerQueue) return whileBusy(connection, work, waitMs, signal);
+  if (writerQueue.enter(connection)) {
     const busy = orLeave(connection, () => whileBusy(connection, work, waitMs, signal));
     return busy && inTurn(connection, busy);
   }
   // Without patience, or out of it: SQLite has the last word.
   if (waitMs <= 0) return attempt(connection, work);
-  const standing = line.stand(connection, kind, waitMs, signal);
+  const standing = writerQueue.stand(connection, kind, waitMs, signal);
   return (async () => {
     const leftMs = await standing;
     const busy = orLeave(connection, () => whileBusy(connection, work, leftMs, signal));
@@ -101,7 +101,7 @@ function orLeave<T>(connection: SqliteConnection, start: () => T): T {
   try {
     return start();
   } catch (error) {
-    connection.line?.leave(connection);
+    connection.writerQueue?.leave(connection);
     throw error;
   }
 }
@@ -112,7 +112,7 @@ async function inTurn(connection: SqliteConnection, starting: Soon<Busy>): Promi
   try {
     return (busy = await starting);
   } finally {
-    if (busy) connection.line?.leave(connection);
+    if (busy) connection.writerQueue?.leave(connection);
   }
 }
 
@@ -129,7 +129,7 @@ async function watching(
   signal?: AbortSignal,
 ): Promise<Busy> {
   const busy = await first;
-  const board = connection.line?.board;
+  const board = connection.writerQueue?.board;
   if (!busy || board?.taken(ids)) return busy;
   const stop = new AbortController();
   const timer = board && setInterval(() => board.taken(ids) && stop.abort(), lookMs);
@@ -167,13 +167,13 @@ function finish(connection: SqliteConnection, how: "commit" | "rollback"): Soon<
   const ending =
     how === "rollback" ? connection.end(how) : whileBusy(connection, () => connection.end(how), commitMs);
   if (ending) return finished(connection, ending);
-  connection.line?.leave(connection);
+  connection.writerQueue?.leave(connection);
 }
 
 async function finished(connection: SqliteConnection, ending: Promise<void> | Soon<Busy>): Promise<void> {
   const busy = await ending;
   if (busy) throw busy.error;
-  connection.line?.leave(connection);
+  connection.writerQueue?.leave(connection);
 }
 
 function fileBusy(waitedMs: number, busy: Busy): FileBusyError {
@@ -190,7 +190,7 @@ export async function asWriter<T>(
   body: () => Promise<T>,
 ): Promise<T> {
   if (connection.inTransaction) throw new UsageError(inOwn);
-  const busy = await startWriting(connection, "errand", waitMs);
+  const busy = await startWriting(connection, "one-shot", waitMs);
   if (busy) throw fileBusy(waitMs, busy);
   try {
     const value = await body();
@@ -236,7 +236,7 @@ export async function flushed<T>(connection: SqliteConnection, body: () => Promi
 export async function begin(
   connection: SqliteConnection,
   { locks, wait, readOnly, signal }: Open,
-): Promise<Grant & { begun?: Begun }> {
+): Promise<LockGrant & { begun?: Begun }> {
   if (connection.inTransaction) throw new UsageError(inOwn);
   const ids = locks.map(({ key }) => key.id);
   const waitMs = wait === "nowait" ? fileMs : wait;
@@ -248,11 +248,11 @@ export async function begin(
         : startWriting(connection, "transaction", waitMs, signal);
   const busy = starting && (await starting);
   if (busy) {
-    const taken = ids.length > 0 && connection.line?.board?.taken(ids);
+    const taken = ids.length > 0 && connection.writerQueue?.board?.taken(ids);
     const reason = taken ? (wait === "nowait" ? "busy" : "timeout") : "file";
     return { granted: false, reason, usable: false, cause: busy.error };
   }
-  connection.line?.board?.publish(connection, ids);
+  connection.writerQueue?.board?.publish(connection, ids);
   connection.begun = { readOnly };
   if (readOnly) await connection.query(sql.raw("PRAGMA query_only = 1"));
   return { granted: true, begun: {} };
@@ -304,7 +304,7 @@ export async function insist(connection: SqliteConnection, joined: boolean): Pro
   if (joined) await refuseDeferred(connection);
 }
 
-export async function lock(connection: SqliteConnection, { locks, joined }: LockCall): Promise<Grant> {
+export async function lock(connection: SqliteConnection, { locks, joined }: LockCall): Promise<LockGrant> {
   await insist(connection, joined);
   await tell(
     connection,
@@ -321,7 +321,11 @@ export async function tell(
   joined: boolean,
 ): Promise<void> {
   if (joined) await connection.locate?.();
-  connection.line?.board?.publish(connection, ids, joined ? () => connection.inTransaction : undefined);
+  connection.writerQueue?.board?.publish(
+    connection,
+    ids,
+    joined ? () => connection.inTransaction : undefined,
+  );
 }
 
 async function refuseDeferred(connection: SqliteConnection): Promise<void> {

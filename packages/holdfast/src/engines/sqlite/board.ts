@@ -28,7 +28,7 @@ import { builtinSqlite } from "./builtin.ts";
 /** Handles that are not the application's. */
 export const unseen = new WeakSet<object>();
 
-interface Entry {
+interface BoardEntry {
   readonly ids: Set<string>;
   /** Of a transaction whose end is not told to us. */
   readonly holds: (() => boolean) | undefined;
@@ -50,7 +50,7 @@ const orphanMs = 60_000;
 export class Board {
   readonly #folder: string;
   readonly #file: string;
-  readonly #entries = new Map<object, Entry>();
+  readonly #entries = new Map<object, BoardEntry>();
   #place: Place | undefined;
   /** A folder that cannot be written to, or a runtime without node:sqlite: what is locked is known in this process alone. */
   #closed = false;

@@ -8,7 +8,7 @@ import {
   type Statement,
   render as renderWith,
 } from "../../seam/sql.ts";
-import type { Line } from "./writer-queue.ts";
+import type { WriterQueue } from "./writer-queue.ts";
 
 export interface SqliteConnection extends SqlConnection {
   /** Whether the handle is inside BEGIN … COMMIT. */
@@ -22,7 +22,7 @@ export interface SqliteConnection extends SqlConnection {
   /** BEGIN brings a connection of its own: what was set before it says nothing of the transaction. */
   readonly switches?: boolean;
   /** Where those of this process stand who want to write to the same file, and where its writer tells what it holds. */
-  readonly line?: Line | undefined;
+  readonly writerQueue?: WriterQueue | undefined;
   /** Finds the file, and so the line, of a caller's own transaction. */
   locate?(): Promise<void>;
   /** The transaction on it that we began: nobody else's is ours to roll back. */

@@ -1,24 +1,24 @@
 /** Clients whose handle is one connection to a file in this process, and whose calls are synchronous. */
 import type { Database, DriverError, Pinned, Purpose, Result, Row } from "../../seam/database.ts";
 import { NotInTransactionError, UsageError } from "../../seam/errors.ts";
-import { Queue } from "../../waiting/turns.ts";
-import { Single } from "../../waiting/one-connection.ts";
+import { Turns } from "../../waiting/turns.ts";
+import { OneConnection } from "../../waiting/one-connection.ts";
 import type { Statement } from "../../seam/sql.ts";
 import { type View, type ViewOptions, view } from "../../context/revocable.ts";
 import { type SqliteConnection, render } from "./dialect.ts";
 import { sqlite } from "./index.ts";
-import { type Line, lineOf } from "./writer-queue.ts";
+import { type WriterQueue, writerQueueOf } from "./writer-queue.ts";
 
-export type Prepared = (values: readonly unknown[]) => { rows: Row[]; affected: number };
+export type PreparedHandle = (values: readonly unknown[]) => { rows: Row[]; affected: number };
 
 /** How one client library does it. */
-export interface Driver<Handle extends object> {
+export interface SqliteDriver<Handle extends object> {
   readonly client: string;
   /** What people call with it, for errors. */
   readonly call: string;
   is(value: unknown): boolean;
   inTransaction(handle: Handle): boolean;
-  prepare(handle: Handle, text: string): Prepared;
+  prepare(handle: Handle, text: string): PreparedHandle;
   /** A statement without values and rows, in one call. */
   exec(handle: Handle, text: string): void;
   /** The file's path; undefined for a database in memory, which no other handle can reach. */
@@ -38,15 +38,15 @@ type Fixed = "BEGIN DEFERRED" | "BEGIN IMMEDIATE" | "COMMIT" | "ROLLBACK";
  * One handle, and what is kept with it. A busy timeout makes the whole process wait inside one call, where ours wait
  * in between: so it is 0 during our statements, and the caller's during the caller's.
  */
-class Station<Handle extends object> {
-  readonly driver: Driver<Handle>;
+class HandleState<Handle extends object> {
+  readonly driver: SqliteDriver<Handle>;
   readonly handle: Handle;
   /** Preparing is most of the cost of these: 5 of them made a transaction four times as slow as without. */
-  readonly #kept = new Map<Fixed, Prepared>();
+  readonly #kept = new Map<Fixed, PreparedHandle>();
   /** Of a handle that is nobody else's: the caller's timeout, and what it is now. */
   readonly #own: { readonly callers: number; now: number } | undefined;
 
-  constructor(driver: Driver<Handle>, handle: Handle, owned: boolean) {
+  constructor(driver: SqliteDriver<Handle>, handle: Handle, owned: boolean) {
     this.driver = driver;
     this.handle = handle;
     if (!owned) return;
@@ -55,7 +55,7 @@ class Station<Handle extends object> {
     this.#setTimeout(0);
   }
 
-  run(text: string, values: readonly unknown[] = []): ReturnType<Prepared> {
+  run(text: string, values: readonly unknown[] = []): ReturnType<PreparedHandle> {
     return this.#quietly(() => this.driver.prepare(this.handle, text)(values));
   }
 
@@ -100,40 +100,44 @@ class Station<Handle extends object> {
 }
 
 /** Handles that are nobody's for now. */
-interface Shelf<Handle extends object> {
-  take(): Station<Handle>;
-  give(station: Station<Handle>): void;
+interface HandlePool<Handle extends object> {
+  take(): HandleState<Handle>;
+  give(handleState: HandleState<Handle>): void;
 }
 
-/** A handle as the engine sees it: this one, or one of the shelf's when it is first needed. */
+/** A handle as the engine sees it: this one, or one of the pool's when it is first needed. */
 class HandleConnection<Handle extends object> implements SqliteConnection {
   readonly lost = never;
-  readonly unwrap: Driver<Handle>["unwrap"];
-  readonly line: Line | undefined;
+  readonly unwrap: SqliteDriver<Handle>["unwrap"];
+  readonly writerQueue: WriterQueue | undefined;
   begun: SqliteConnection["begun"];
-  readonly #shelf: Shelf<Handle> | undefined;
-  #station: Station<Handle> | undefined;
+  readonly #handlePool: HandlePool<Handle> | undefined;
+  #handleState: HandleState<Handle> | undefined;
   /** It was taken for the transaction, so that it can be somebody else's after it. */
   #lent = false;
   #over = false;
 
-  constructor(driver: Driver<Handle>, line: Line | undefined, source: Station<Handle> | Shelf<Handle>) {
+  constructor(
+    driver: SqliteDriver<Handle>,
+    writerQueue: WriterQueue | undefined,
+    source: HandleState<Handle> | HandlePool<Handle>,
+  ) {
     this.unwrap = driver.unwrap;
-    this.line = line;
-    if (source instanceof Station) this.#station = source;
-    else this.#shelf = source;
+    this.writerQueue = writerQueue;
+    if (source instanceof HandleState) this.#handleState = source;
+    else this.#handlePool = source;
   }
 
-  get taken(): Station<Handle> | undefined {
-    return this.#station;
+  get taken(): HandleState<Handle> | undefined {
+    return this.#handleState;
   }
 
-  get station(): Station<Handle> {
-    return (this.#station ??= (this.#shelf as Shelf<Handle>).take());
+  get handleState(): HandleState<Handle> {
+    return (this.#handleState ??= (this.#handlePool as HandlePool<Handle>).take());
   }
 
   get inTransaction(): boolean {
-    const { driver, handle } = this.#station ?? {};
+    const { driver, handle } = this.#handleState ?? {};
     return driver !== undefined && driver.inTransaction(handle as Handle);
   }
 
@@ -149,37 +153,40 @@ class HandleConnection<Handle extends object> implements SqliteConnection {
   async query(statement: Statement): Promise<Result> {
     this.#check();
     const { text, values } = render(statement);
-    return this.station.run(text, values);
+    return this.handleState.run(text, values);
   }
 
   begin(mode: "deferred" | "immediate"): void {
     this.#check();
-    if (!this.#station) this.#lent = true;
-    this.station.begin(mode);
+    if (!this.#handleState) this.#lent = true;
+    this.handleState.begin(mode);
   }
 
   end(how: "commit" | "rollback"): void {
     this.#check();
-    const { station } = this;
-    station.end(how);
+    const { handleState } = this;
+    handleState.end(how);
     // Before the next writer looks for one.
     if (!this.#lent) return;
     this.#lent = false;
-    this.#station = undefined;
-    this.#shelf?.give(station);
+    this.#handleState = undefined;
+    this.#handlePool?.give(handleState);
   }
 
   // Waits happen between statements here, and these look at the signal.
   async cancel(): Promise<void> {}
 
   writerIsFree(): boolean | undefined {
-    const { driver, handle } = this.station;
+    const { driver, handle } = this.handleState;
     return writerIsFree(driver, handle);
   }
 }
 
 /** Tried from outside, since a handle does not tell whether its own transaction is the writer. */
-function writerIsFree<Handle extends object>(driver: Driver<Handle>, handle: Handle): boolean | undefined {
+function writerIsFree<Handle extends object>(
+  driver: SqliteDriver<Handle>,
+  handle: Handle,
+): boolean | undefined {
   const file = driver.file(handle);
   if (file === undefined) return undefined;
   const other = driver.reopen(handle, file);
@@ -200,7 +207,7 @@ function writerIsFree<Handle extends object>(driver: Driver<Handle>, handle: Han
  * part of the transaction.
  */
 export function fromHandles<Handle extends object>(
-  driver: Driver<Handle>,
+  driver: SqliteDriver<Handle>,
   source: Handle | (() => Handle),
   most: number,
 ): Database<Handle, SqliteConnection> {
@@ -224,8 +231,8 @@ export function fromHandles<Handle extends object>(
     join(native) {
       if (!driver.is(native)) throw new NotInTransactionError(`this is no database of ${driver.client}`);
       const file = driver.file(native);
-      const line = file === undefined ? undefined : lineOf(file);
-      return new HandleConnection(driver, line, new Station(driver, native, false));
+      const writerQueue = file === undefined ? undefined : writerQueueOf(file);
+      return new HandleConnection(driver, writerQueue, new HandleState(driver, native, false));
     },
     ...(driver.unwrap && { unwrap: driver.unwrap }),
   };
@@ -235,16 +242,16 @@ const seen: ViewOptions = { makers: ["prepare"] };
 
 type Connect<Handle> = (purpose: Purpose) => Promise<Pinned<Handle, SqliteConnection>>;
 
-function one<Handle extends object>(driver: Driver<Handle>, handle: Handle): Connect<Handle> {
-  const door = Single.of(handle);
-  const station = new Station(driver, handle, false);
-  let line: Line | undefined;
+function one<Handle extends object>(driver: SqliteDriver<Handle>, handle: Handle): Connect<Handle> {
+  const door = OneConnection.of(handle);
+  const handleState = new HandleState(driver, handle, false);
+  let writerQueue: WriterQueue | undefined;
   return async (purpose) => {
     const leave = await door.enter(purpose);
     if (leftover.has(handle)) undo(driver, handle);
-    const file = line ? undefined : driver.file(handle);
-    if (file !== undefined) line = lineOf(file);
-    const connection = new HandleConnection(driver, line, station);
+    const file = writerQueue ? undefined : driver.file(handle);
+    if (file !== undefined) writerQueue = writerQueueOf(file);
+    const connection = new HandleConnection(driver, writerQueue, handleState);
     const theirs = driver.inTransaction(handle);
     const own = view(handle, seen);
     return {
@@ -256,7 +263,7 @@ function one<Handle extends object>(driver: Driver<Handle>, handle: Handle): Con
         connection.revoke();
         // There is no other handle to go on with: what this call has begun is undone, and the handle stays in use.
         if (broken && !theirs) undo(driver, handle);
-        line?.leave(connection);
+        writerQueue?.leave(connection);
         leave();
       },
     };
@@ -266,7 +273,7 @@ function one<Handle extends object>(driver: Driver<Handle>, handle: Handle): Con
 /** Handles that still are inside a transaction that was given up. */
 const leftover = new WeakSet<object>();
 
-function undo<Handle extends object>(driver: Driver<Handle>, handle: Handle): void {
+function undo<Handle extends object>(driver: SqliteDriver<Handle>, handle: Handle): void {
   leftover.delete(handle);
   if (!driver.inTransaction(handle)) return;
   try {
@@ -278,7 +285,7 @@ function undo<Handle extends object>(driver: Driver<Handle>, handle: Handle): vo
 }
 
 /** A handle on which an iterator is open cannot be closed; closing is what gives its write lock back. */
-function close<Handle extends object>(driver: Driver<Handle>, handle: Handle): void {
+function close<Handle extends object>(driver: SqliteDriver<Handle>, handle: Handle): void {
   try {
     driver.close(handle);
   } catch {
@@ -289,18 +296,18 @@ function close<Handle extends object>(driver: Driver<Handle>, handle: Handle): v
 /** A connection of the pool. A class, since V8 is slow to make objects that have an accessor of their own. */
 class Lent<Handle extends object> implements Pinned<Handle, SqliteConnection> {
   readonly connection: HandleConnection<Handle>;
-  readonly #shelf: Shelf<Handle>;
+  readonly #handlePool: HandlePool<Handle>;
   readonly #leave: () => void;
   #seen: View<Handle> | undefined;
 
-  constructor(connection: HandleConnection<Handle>, shelf: Shelf<Handle>, leave: () => void) {
+  constructor(connection: HandleConnection<Handle>, handlePool: HandlePool<Handle>, leave: () => void) {
     this.connection = connection;
-    this.#shelf = shelf;
+    this.#handlePool = handlePool;
     this.#leave = leave;
   }
 
   get native(): Handle {
-    this.#seen ??= view(this.connection.station.handle, seen);
+    this.#seen ??= view(this.connection.handleState.handle, seen);
     return this.#seen.proxy;
   }
 
@@ -309,45 +316,45 @@ class Lent<Handle extends object> implements Pinned<Handle, SqliteConnection> {
   }
 
   release(broken?: boolean): void {
-    const { taken, line } = this.connection;
+    const { taken, writerQueue } = this.connection;
     this.#seen?.revoke();
     this.connection.revoke();
     if (taken && broken) close(taken.driver, taken.handle);
-    else if (taken) this.#shelf.give(taken);
-    line?.leave(this.connection);
+    else if (taken) this.#handlePool.give(taken);
+    writerQueue?.leave(this.connection);
     this.#leave();
   }
 }
 
 function pool<Handle extends object>(
-  driver: Driver<Handle>,
+  driver: SqliteDriver<Handle>,
   open: () => Handle,
   most: number,
 ): { connect: Connect<Handle>; close(): void } {
-  const idle: Station<Handle>[] = [];
-  const places = new Queue(most);
-  let line: Line | undefined;
-  const opened = (): Station<Handle> => {
+  const idle: HandleState<Handle>[] = [];
+  const places = new Turns(most);
+  let writerQueue: WriterQueue | undefined;
+  const opened = (): HandleState<Handle> => {
     const handle = open();
     if (!driver.is(handle))
       throw new UsageError(
         `${driver.call}(open): the function did not return a database of ${driver.client}`,
       );
     const file = driver.file(handle);
-    if (file !== undefined) line ??= lineOf(file);
-    return new Station(driver, handle, true);
+    if (file !== undefined) writerQueue ??= writerQueueOf(file);
+    return new HandleState(driver, handle, true);
   };
   // A writer takes its handle when it is its turn, and the last one's: the pages that this one keeps in memory are still
   // true, where the others would read them again after each other's writes. Four in turn took 62 µs, one of them 38.
-  const shelf: Shelf<Handle> = {
+  const handlePool: HandlePool<Handle> = {
     take: () => idle.pop() ?? opened(),
-    give: (station) => void idle.push(station),
+    give: (handleState) => void idle.push(handleState),
   };
   const connect: Connect<Handle> = async ({ signal }) => {
     const leave = await places.enter(signal);
     try {
-      if (!line && idle.length === 0) idle.push(opened());
-      return new Lent(new HandleConnection(driver, line, shelf), shelf, leave);
+      if (!writerQueue && idle.length === 0) idle.push(opened());
+      return new Lent(new HandleConnection(driver, writerQueue, handlePool), handlePool, leave);
     } catch (error) {
       leave();
       throw error;

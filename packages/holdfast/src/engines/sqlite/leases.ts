@@ -1,6 +1,6 @@
-import { type View, decide } from "../../seam/lease-decide.ts";
+import { type LeaseView, decide } from "../../seam/lease-decide.ts";
 import { FileBusyError, UnsupportedError, UsageError } from "../../seam/errors.ts";
-import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../seam/leases.ts";
+import type { LeaseClaim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../seam/leases.ts";
 import { type Statement, own, sql } from "../../seam/sql.ts";
 import { ask, asWriter, fileMs, flushed, insist, tell, write } from "./begin.ts";
 import { clock, date } from "./clock.ts";
@@ -42,7 +42,7 @@ export const leaseTables: readonly Statement[] = [
   sql`INSERT INTO ${own("origin")} (id) SELECT lower(hex(randomblob(16))) WHERE NOT EXISTS (SELECT 1 FROM ${own("origin")})`,
 ];
 
-async function look(connection: SqliteConnection, resource: string): Promise<View> {
+async function look(connection: SqliteConnection, resource: string): Promise<LeaseView> {
   const { rows } = await ask(
     connection,
     sql`SELECT c.now AS now, l.fence AS fence, l.token AS token, l.weight AS weight, l.waiting AS waiting, l.since AS since, l.until AS until
@@ -62,7 +62,7 @@ async function look(connection: SqliteConnection, resource: string): Promise<Vie
 }
 
 /** Under the write lock. A fenced transaction would be the writer, so what has run out here is nobody's any more. */
-async function claimed(connection: SqliteConnection, claim: Claim): Promise<ClaimResult> {
+async function claimed(connection: SqliteConnection, claim: LeaseClaim): Promise<ClaimResult> {
   const { resource, name, mode, token, holder, weight, ttlMs, lineMs } = claim;
   const view = await look(connection, resource);
   const { now } = view;
@@ -119,7 +119,7 @@ async function explaining<T>(work: Promise<T>): Promise<T> {
   });
 }
 
-async function take(connection: SqliteConnection, claim: Claim): Promise<ClaimResult> {
+async function take(connection: SqliteConnection, claim: LeaseClaim): Promise<ClaimResult> {
   // Looks twice: without the write lock first, so that those who look again and again keep nobody from writing.
   const view = await look(connection, claim.resource);
   const { mine, fits, freeInMs, inLine } = decide(claim, view);
@@ -130,7 +130,7 @@ async function take(connection: SqliteConnection, claim: Claim): Promise<ClaimRe
     return await flushed(connection, () => asWriter(connection, waitMs, () => claimed(connection, claim)));
   } catch (error) {
     // It has run out, and the writer is a transaction that relies on it.
-    if (error instanceof FileBusyError && connection.line?.board?.taken([claim.resource]))
+    if (error instanceof FileBusyError && connection.writerQueue?.board?.taken([claim.resource]))
       return { granted: false, freeInMs: 0, inLine: mine !== undefined };
     throw error;
   }

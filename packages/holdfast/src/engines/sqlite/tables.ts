@@ -2,10 +2,17 @@
  * Rows and tables of the caller's. A transaction that may lock is the file's only writer from its start, so whatever
  * it reads is locked already: in every strength, in no particular order, with nothing left to wait for or to skip.
  */
-import type { Grant, Row } from "../../seam/database.ts";
+import type { LockGrant, Row } from "../../seam/database.ts";
 import { UsageError } from "../../seam/errors.ts";
 import { type Identifier, type Statement, isStatement, sql } from "../../seam/sql.ts";
-import type { RowCall, Selection, TableCall, TableShape, Tables, VersionedWrite } from "../../seam/tables.ts";
+import type {
+  RowCall,
+  RowSelection,
+  TableCall,
+  TableShape,
+  Tables,
+  VersionedWrite,
+} from "../../seam/tables.ts";
 import { ask, granted, insist, write as run } from "./begin.ts";
 import type { SqliteConnection } from "./dialect.ts";
 import { isBusy } from "./errors.ts";
@@ -97,7 +104,7 @@ async function byKeys(
   return found;
 }
 
-async function select(connection: SqliteConnection, call: RowCall): Promise<Selection> {
+async function select(connection: SqliteConnection, call: RowCall): Promise<RowSelection> {
   const { which, table, limit, strength, joined } = call;
   if (strength) await insist(connection, joined);
   if ("keys" in which)
@@ -116,14 +123,14 @@ async function present(connection: SqliteConnection, call: RowCall): Promise<Rea
   return new Set(rows.flatMap((row, i) => (row ? [i] : [])));
 }
 
-async function lock(connection: SqliteConnection, { table, joined }: TableCall): Promise<Grant> {
+async function lock(connection: SqliteConnection, { table, joined }: TableCall): Promise<LockGrant> {
   await insist(connection, joined);
   if (!(await describe(connection, table)))
     throw new UsageError(`tx.table: there is no table ${table.path.join(".")}`);
   return granted;
 }
 
-async function write(connection: SqliteConnection, call: VersionedWrite): Promise<Selection> {
+async function write(connection: SqliteConnection, call: VersionedWrite): Promise<RowSelection> {
   const { table, key, id, version, expected, changes, waitMs, alone } = call;
   const sets = Object.entries(changes).map(([name, value]) => sql`${sql.id(known(call, name))} = ${value}`);
   const where = key.map((name, i) => sql`${column("t", known(call, name))} = ${id[i]}`);

@@ -6,8 +6,8 @@
 import { realpathSync } from "node:fs";
 import { Board } from "./board.ts";
 
-/** The work of an errand is a statement or two, and a lease may depend on it. */
-export type Kind = "errand" | "transaction";
+/** The work of a one-shot statement is a statement or two, and a lease may depend on it. */
+export type WriterKind = "one-shot" | "transaction";
 
 interface Waiter {
   readonly owner: object;
@@ -21,7 +21,7 @@ const gapMs = 2;
 /** Shorter transactions leave the file free for a good part of the time by themselves, between COMMIT and BEGIN. */
 const shortMs = 1;
 
-export class Line {
+export class WriterQueue {
   /** Of the file; absent where it is not known. */
   readonly board: Board | undefined;
   #owner: object | undefined;
@@ -29,9 +29,9 @@ export class Line {
   #since = 0;
   /** How long turns have lasted since others had a chance. */
   #heldMs = 0;
-  /** Each in the order of arrival; the two take turns, so that an errand waits for one transaction at the most. */
-  readonly #waiting: Record<Kind, Waiter[]> = { errand: [], transaction: [] };
-  #last: Kind = "transaction";
+  /** Each in the order of arrival; the two take turns, so that a one-shot statement waits for one transaction at the most. */
+  readonly #waiting: Record<WriterKind, Waiter[]> = { "one-shot": [], transaction: [] };
+  #last: WriterKind = "transaction";
   /** One for all, since hardly anybody waits that long: set for whoever's patience ends first. */
   #timer: NodeJS.Timeout | undefined;
   #timerAt = Infinity;
@@ -50,12 +50,12 @@ export class Line {
   }
 
   /** Resolves to how much of the patience is left: 0 means that it is not the owner's turn. */
-  stand(owner: object, kind: Kind, waitMs: number, signal?: AbortSignal): Promise<number> {
+  stand(owner: object, kind: WriterKind, waitMs: number, signal?: AbortSignal): Promise<number> {
     return new Promise((resolve, reject) => {
       const until = performance.now() + waitMs;
-      const line = this.#waiting[kind];
+      const writerQueue = this.#waiting[kind];
       const onAbort = () => {
-        line.splice(line.indexOf(waiter), 1);
+        writerQueue.splice(writerQueue.indexOf(waiter), 1);
         this.#watch();
         reject(signal?.reason as Error);
       };
@@ -69,7 +69,7 @@ export class Line {
       };
       if (signal?.aborted) return reject(signal.reason as Error);
       signal?.addEventListener("abort", onAbort, { once: true });
-      line.push(waiter);
+      writerQueue.push(waiter);
       if (until < this.#timerAt) this.#watch();
     });
   }
@@ -90,7 +90,7 @@ export class Line {
   }
 
   get #empty(): boolean {
-    return this.#waiting.errand.length + this.#waiting.transaction.length === 0;
+    return this.#waiting["one-shot"].length + this.#waiting.transaction.length === 0;
   }
 
   #take(owner: object): void {
@@ -99,7 +99,7 @@ export class Line {
   }
 
   #next(): void {
-    const other: Kind = this.#last === "errand" ? "transaction" : "errand";
+    const other: WriterKind = this.#last === "one-shot" ? "transaction" : "one-shot";
     const kind = this.#waiting[other].length > 0 ? other : this.#last;
     const waiter = this.#waiting[kind].shift();
     this.#owner = undefined;
@@ -114,7 +114,7 @@ export class Line {
   #watch(): void {
     const now = performance.now();
     let first = Infinity;
-    for (const kind of ["errand", "transaction"] as const) {
+    for (const kind of ["one-shot", "transaction"] as const) {
       const late = this.#waiting[kind].filter(({ until }) => until <= now);
       if (late.length > 0)
         this.#waiting[kind].splice(
@@ -131,23 +131,23 @@ export class Line {
   }
 }
 
-const lines = new Map<string, WeakRef<Line>>();
+const writerQueues = new Map<string, WeakRef<WriterQueue>>();
 const unused = new FinalizationRegistry<string>((path) => {
-  if (!lines.get(path)?.deref()) lines.delete(path);
+  if (!writerQueues.get(path)?.deref()) writerQueues.delete(path);
 });
 
 /** Of a file, by whatever path it was opened. */
-export function lineOf(file: string): Line {
+export function writerQueueOf(file: string): WriterQueue {
   let path = file;
   try {
     path = realpathSync(file);
   } catch {
     // Not a path as the file system knows it: the same words mean the same file all the same.
   }
-  let line = lines.get(path)?.deref();
-  if (!line) {
-    lines.set(path, new WeakRef((line = new Line(path))));
-    unused.register(line, path);
+  let writerQueue = writerQueues.get(path)?.deref();
+  if (!writerQueue) {
+    writerQueues.set(path, new WeakRef((writerQueue = new WriterQueue(path))));
+    unused.register(writerQueue, path);
   }
-  return line;
+  return writerQueue;
 }

@@ -16,16 +16,16 @@
  * - **limit**, **plan**: from now on, in mid-window too. The line says the limit that follows from it.
  * - **reset**: nothing is used any more. Holds and credits stay. A window that is not fixed begins anew.
  */
-import type { Amended, Amendment, Bucket, Definition, Late, Standing } from "../store.ts";
+import type { Amended, Amendment, Bucket, Definition, Late, BucketStanding } from "../store.ts";
 import { parsed } from "./consume.ts";
-import { Draft } from "./draft.ts";
+import { BucketDraft } from "./draft.ts";
 import {
   type BucketRow,
   type BucketView,
   type Drain,
   type LineRow,
-  type Need,
-  type Writes,
+  type QuotaNeed,
+  type QuotaWrites,
   deltaOf,
   limitOf,
   milliseconds,
@@ -44,7 +44,7 @@ export interface AmendView {
 
 export interface AmendDecided {
   readonly verdicts: Amended | Late;
-  readonly writes: Writes;
+  readonly writes: QuotaWrites;
 }
 
 /** What a change comes to: the line that says so, or why not. */
@@ -55,24 +55,24 @@ type Change =
 export function decideAmendment(
   { now, bucket }: AmendView,
   amendment: Amendment,
-): AmendDecided | { readonly need: Need } {
+): AmendDecided | { readonly need: QuotaNeed } {
   return unlessLacking((): AmendDecided => {
     const { definition, id, kind, details } = amendment;
     if (isLate(definition.rule, now))
-      return { verdicts: { late: milliseconds(now) }, writes: Draft.writes([]) };
-    const draft = new Draft(bucket, 0, definition, amendment.bucket.limit, now);
+      return { verdicts: { late: milliseconds(now) }, writes: BucketDraft.writes([]) };
+    const draft = new BucketDraft(bucket, 0, definition, amendment.bucket.limit, now);
     const before = draft.line(id);
-    if (before) return { verdicts: repeated(amendment, before), writes: Draft.writes([]) };
+    if (before) return { verdicts: repeated(amendment, before), writes: BucketDraft.writes([]) };
     draft.reap();
     const change = changeOf(draft, amendment);
     if ("not" in change) {
       const answer = { ...draft.standing(), kind: change.not, amount: change.amount };
-      return { verdicts: answer, writes: Draft.writes([draft]) };
+      return { verdicts: answer, writes: BucketDraft.writes([draft]) };
     }
     const { amount, delta = 0, drains } = change;
     const entry = "of" in amendment ? amendment.of : undefined;
     draft.write({ kind, id, entry, amount, delta, drains, details: parsed(details), max: draft.limit });
-    return { verdicts: { ...draft.standing(), kind: "done", amount }, writes: Draft.writes([draft]) };
+    return { verdicts: { ...draft.standing(), kind: "done", amount }, writes: BucketDraft.writes([draft]) };
   });
 }
 
@@ -84,7 +84,7 @@ function repeated(amendment: Amendment, line: LineRow): Amended {
   return { ...standingOf(line), kind: same ? "before" : "conflict", amount: line.amount };
 }
 
-function changeOf(draft: Draft, amendment: Amendment): Change {
+function changeOf(draft: BucketDraft, amendment: Amendment): Change {
   switch (amendment.kind) {
     case "refund":
       return refund(draft, amendment.of, amendment.amount);
@@ -120,7 +120,7 @@ function changeOf(draft: Draft, amendment: Amendment): Change {
 const stored = (amount: number | undefined): number | undefined =>
   amount === undefined ? undefined : Math.min(amount, unlimited);
 
-function refund(draft: Draft, of: string, wanted: number | undefined): Change {
+function refund(draft: BucketDraft, of: string, wanted: number | undefined): Change {
   const line = draft.line(of);
   if (!line || (line.kind !== "consume" && line.kind !== "settle"))
     return { not: "unknown", amount: wanted ?? 0 };
@@ -138,7 +138,7 @@ function refund(draft: Draft, of: string, wanted: number | undefined): Change {
 }
 
 /** The last one first; `before`: what went back to them earlier. */
-function fillGrants(draft: Draft, drains: readonly Drain[], amount: number, before: number): void {
+function fillGrants(draft: BucketDraft, drains: readonly Drain[], amount: number, before: number): void {
   let [left, passed] = [amount, before];
   for (const drain of drains.toReversed()) {
     if (left === 0) break;
@@ -150,7 +150,7 @@ function fillGrants(draft: Draft, drains: readonly Drain[], amount: number, befo
 }
 
 /** So much of it does the window still count; of one in parts it is taken off. */
-function stillCounted(draft: Draft, line: LineRow, amount: number): number {
+function stillCounted(draft: BucketDraft, line: LineRow, amount: number): number {
   const { rule } = draft.definition;
   if (line.version < draft.reset) return 0;
   switch (rule.window) {
@@ -171,7 +171,7 @@ function stillCounted(draft: Draft, line: LineRow, amount: number): number {
   }
 }
 
-function settle(draft: Draft, of: string, amount: number): Change {
+function settle(draft: BucketDraft, of: string, amount: number): Change {
   const hold = draft.holds.find(({ id }) => id === of);
   if (!hold) return { not: "unknown", amount };
   if (amount > hold.amount && draft.shortage(amount - hold.amount) > 0) return { not: "refused", amount };
@@ -184,7 +184,7 @@ function settle(draft: Draft, of: string, amount: number): Change {
   return { amount, delta, drains };
 }
 
-function reset(draft: Draft): Change {
+function reset(draft: BucketDraft): Change {
   const amount = draft.used;
   draft.used = 0;
   draft.reset = draft.version + 1;
@@ -209,7 +209,7 @@ export function standingNow(
   { now, row, held, credit, counted }: PeekView,
   definition: Definition,
   bucket: Omit<Bucket, "definition">,
-): (Standing & { readonly plan: string | undefined }) | Late {
+): (BucketStanding & { readonly plan: string | undefined }) | Late {
   const at = milliseconds(now);
   if (isLate(definition.rule, now)) return { late: at };
   const { own_limit, plan, used = 0, since, parts, version = 0 }: Partial<BucketRow> = row ?? {};

@@ -14,7 +14,7 @@
  */
 import type { Trust } from "../../input/trust.ts";
 import type { Definition, Rule } from "../store.ts";
-import { type BucketRow, type LineRow, type Writes, deltaOf, leftOf, limitOf, unusual } from "./rows.ts";
+import { type BucketRow, type LineRow, type QuotaWrites, deltaOf, leftOf, limitOf, unusual } from "./rows.ts";
 import { countedKinds, partLength, partsBetween, roll, sum } from "./windows.ts";
 
 type Chain = Pick<LineRow, "version" | "used" | "since"> & { readonly held: number; readonly credit: number };
@@ -30,7 +30,7 @@ export interface Checked {
 }
 
 /** `add` each line, and then see what is `checked`. */
-export class Ledger {
+export class QuotaLedger {
   readonly #bucket: BucketRow;
   readonly #rule: Rule;
   #before: Chain = { version: 0, used: 0, held: 0, credit: 0, since: undefined };
@@ -201,7 +201,7 @@ function usedBy(line: LineRow, before: Chain, used: number): number {
 const shown = (moment: number | undefined): string =>
   moment === undefined ? "nothing" : new Date(Math.floor(moment / 1000)).toISOString();
 
-export interface Repair {
+export interface QuotaRepair {
   readonly id: string;
   readonly trust: Trust;
   readonly now: number;
@@ -217,10 +217,10 @@ export interface Repair {
 export function repair(
   bucket: BucketRow,
   { findings, entries, last, should }: Checked,
-  { id, trust, now, counted }: Repair,
+  { id, trust, now, counted }: QuotaRepair,
   definition: Definition,
   code: number | undefined,
-): Writes | undefined {
+): QuotaWrites | undefined {
   if (trust === "levels" && bucket.parts) return undefined;
   const { used, since, parts } = trust === "levels" ? bucket : should;
   const limit = limitOf(bucket, definition, code);

@@ -16,13 +16,13 @@
  *   anything else. The others of its group have neither granted nor refused.
  * - **A line** is written for each that is granted, and the bucket is what its newest line says.
  */
-import type { Batch, Standing, Use, Verdict, Verdicts } from "../store.ts";
-import { Draft } from "./draft.ts";
+import type { UseBatch, BucketStanding, Use, UseVerdict, Verdicts } from "../store.ts";
+import { BucketDraft } from "./draft.ts";
 import {
   type BucketView,
   Lacking,
-  type Need,
-  type Writes,
+  type QuotaNeed,
+  type QuotaWrites,
   milliseconds,
   standingOf,
   unlessLacking,
@@ -37,36 +37,36 @@ export interface UsesView {
 
 export interface UsesDecided {
   readonly verdicts: Verdicts;
-  readonly writes: Writes;
+  readonly writes: QuotaWrites;
 }
 
 /** What was granted under an id. */
 interface Known {
   readonly kind: string;
   readonly amount: number;
-  readonly standing: Standing;
+  readonly standing: BucketStanding;
 }
 
 /** If ids may have been used before (`look`), all of them are looked for; else only where they are given. */
 export function decideUses(
   view: UsesView,
-  batch: Omit<Batch, "make">,
-): UsesDecided | { readonly need: Need } {
+  batch: Omit<UseBatch, "make">,
+): UsesDecided | { readonly need: QuotaNeed } {
   const found = unlessLacking((): UsesDecided => {
     const { definitions, buckets, uses, look } = batch;
     const at = milliseconds(view.now);
     if (definitions.some(({ rule }) => isLate(rule, view.now)))
-      return { verdicts: { missing: true, at }, writes: Draft.writes([]) };
+      return { verdicts: { missing: true, at }, writes: BucketDraft.writes([]) };
     if (look && view.buckets.some(({ lines }) => !lines)) throw new Lacking("lines", ...buckets.keys());
     const drafts = buckets.map(({ definition: place, limit }, i) => {
       const definition = definitions[place];
       const found = view.buckets[i];
       if (!definition || !found) throw new RangeError(`bucket ${i} of a batch has no definition, or no row`);
-      return new Draft(found, i, definition, limit, view.now);
+      return new BucketDraft(found, i, definition, limit, view.now);
     });
     const granted = new Map<string, Known>();
     const verdicts = groupsOf(uses).flatMap((group) => {
-      const draftOf = ({ bucket }: Use) => drafts[bucket] as Draft;
+      const draftOf = ({ bucket }: Use) => drafts[bucket] as BucketDraft;
       const known = group.map(
         (use) =>
           granted.get(nameOf(use)) ??
@@ -82,13 +82,17 @@ export function decideUses(
         return verdict;
       });
     });
-    return { verdicts: { missing: false, at, verdicts }, writes: Draft.writes(drafts) };
+    return { verdicts: { missing: false, at, verdicts }, writes: BucketDraft.writes(drafts) };
   });
   return "need" in found ? { need: everywhere(found.need, view, batch) } : found;
 }
 
 /** What one bucket lacks is read of all that may come to lack it: else a batch would ask as often as it has buckets. */
-function everywhere({ what, buckets: [first] }: Need, view: UsesView, batch: Omit<Batch, "make">): Need {
+function everywhere(
+  { what, buckets: [first] }: QuotaNeed,
+  view: UsesView,
+  batch: Omit<UseBatch, "make">,
+): QuotaNeed {
   const mayLack = ({ row }: BucketView, place: number): boolean => {
     if (place === first || what === "lines") return true;
     if (what === "holds") return row.held > 0;
@@ -121,13 +125,13 @@ function lineKnown(view: BucketView | undefined, { id }: Use): Known | undefined
   return line && { kind: line.kind, amount: line.amount, standing: standingOf(line) };
 }
 
-function holdKnown(draft: Draft, { id, holdMs }: Use): Known | undefined {
+function holdKnown(draft: BucketDraft, { id, holdMs }: Use): Known | undefined {
   const hold = holdMs === undefined ? undefined : draft.holds.find((each) => each.id === id);
   return hold && { kind: "hold", amount: hold.amount, standing: draft.standing() };
 }
 
 /** One of a group of which at least one was granted before. */
-function repeated(use: Use, known: Known | undefined, at: number): Verdict {
+function repeated(use: Use, known: Known | undefined, at: number): UseVerdict {
   if (!known)
     return {
       kind: "conflict",
@@ -143,14 +147,14 @@ function repeated(use: Use, known: Known | undefined, at: number): Verdict {
   return { ...known.standing, kind: same ? "before" : "conflict", retry: undefined };
 }
 
-function hasRoom(draft: Draft, amount: number): boolean {
+function hasRoom(draft: BucketDraft, amount: number): boolean {
   const short = draft.shortage(amount) > 0;
   const takesCredit = draft.credit > 0 && draft.shortage(amount) + draft.credit > 0;
   if ((short && draft.held > 0) || takesCredit) draft.reap();
   return draft.shortage(amount) <= 0;
 }
 
-function refuse(draft: Draft, { amount }: Use, reason: boolean): Verdict {
+function refuse(draft: BucketDraft, { amount }: Use, reason: boolean): UseVerdict {
   const retry = reason
     ? retryIn(
         draft.definition.rule,
@@ -167,7 +171,7 @@ function refuse(draft: Draft, { amount }: Use, reason: boolean): Verdict {
   return { ...draft.standing(), version: 0, kind: "refused", retry };
 }
 
-function grant(draft: Draft, use: Use): Verdict {
+function grant(draft: BucketDraft, use: Use): UseVerdict {
   const { id, amount, holdMs } = use;
   const line = { kind: kindOf(use), id, amount, max: draft.limit, details: parsed(use.details) };
   if (holdMs !== undefined) {

@@ -1,15 +1,15 @@
 /** A bucket while it is decided about: what was read, as it changes, and what is to be written in the end. */
-import type { Definition, Standing } from "../store.ts";
+import type { Definition, BucketStanding } from "../store.ts";
 import {
   type BucketRow,
   type BucketView,
-  type Counted,
+  type CountedUses,
   type Drain,
   type GrantRow,
   type HoldRow,
   Lacking,
   type LineRow,
-  type Writes,
+  type QuotaWrites,
   capOf,
   compareNames,
   limitOf,
@@ -21,7 +21,7 @@ import { roll } from "./windows.ts";
 type Kind = Pick<LineRow, "kind" | "id" | "amount"> &
   Partial<Pick<LineRow, "delta" | "entry" | "drains" | "details" | "max">>;
 
-export class Draft {
+export class BucketDraft {
   readonly now: number;
   readonly definition: Definition;
   /** As it was read. */
@@ -99,7 +99,7 @@ export class Draft {
     return this.#grants;
   }
 
-  get uses(): readonly Counted[] {
+  get uses(): readonly CountedUses[] {
     if (!this.#view.uses) throw new Lacking("uses", this.#place);
     return this.#view.uses;
   }
@@ -249,13 +249,13 @@ export class Draft {
     this.#forgotten = 0;
   }
 
-  standing(): Standing {
+  standing(): BucketStanding {
     const { used, held, credit, limit, version, now } = this;
     return { used, held, credit, limit, version, at: milliseconds(now) };
   }
 
   /** All that has changed. Without a line, nothing has: what time gave back is found again. */
-  static writes(drafts: readonly Draft[]): Writes {
+  static writes(drafts: readonly BucketDraft[]): QuotaWrites {
     const changed = drafts.filter(({ version, row }) => version > row.version);
     return {
       buckets: { update: changed.map((draft) => draft.#update()) },

@@ -2,7 +2,7 @@
  * What is stored of quotas, as plain rows with the columns' names. Moments are whole microseconds since 1970, by the
  * database's clock: exact up to the year 2255.
  */
-import type { Definition, Standing } from "../store.ts";
+import type { Definition, BucketStanding } from "../store.ts";
 
 /** The most that can be counted: whole numbers are exact up to here. */
 export const mostUsed = Number.MAX_SAFE_INTEGER;
@@ -100,24 +100,24 @@ export interface BucketView {
   /** Of an exact sliding window: what it still counts ({@link counts}). */
   readonly counted?: number;
   /** Of an exact sliding window: its uses in the order of their versions ({@link counts}). */
-  readonly uses?: readonly Counted[];
+  readonly uses?: readonly CountedUses[];
 }
 
 /** What is left of a use, and when it was. */
-export interface Counted {
+export interface CountedUses {
   readonly at: number;
   readonly left: number;
 }
 
 /** What a decision cannot do without, of which buckets: it is to be read, and the decision asked for again. */
-export interface Need {
+export interface QuotaNeed {
   readonly what: "lines" | "holds" | "grants" | "counted" | "uses";
   /** Their places in the view. */
   readonly buckets: readonly number[];
 }
 
 /** What is to be written, by table. */
-export interface Writes {
+export interface QuotaWrites {
   readonly buckets: { readonly update: readonly BucketRow[] };
   readonly lines: {
     readonly insert: readonly LineRow[];
@@ -133,14 +133,14 @@ export interface Writes {
 
 /** Thrown inside of a decision, which returns it. */
 export class Lacking {
-  readonly need: Need;
-  constructor(what: Need["what"], ...buckets: readonly number[]) {
+  readonly need: QuotaNeed;
+  constructor(what: QuotaNeed["what"], ...buckets: readonly number[]) {
     this.need = { what, buckets };
   }
 }
 
 /** Runs a decision until it is made, or lacks something. */
-export function unlessLacking<T extends object>(decision: () => T): T | { readonly need: Need } {
+export function unlessLacking<T extends object>(decision: () => T): T | { readonly need: QuotaNeed } {
   try {
     return decision();
   } catch (error) {
@@ -174,7 +174,7 @@ export function leftOf(line: Pick<LineRow, "delta" | "amount" | "refunded">): nu
 }
 
 /** How it stood after a line. */
-export function standingOf(line: LineRow): Standing {
+export function standingOf(line: LineRow): BucketStanding {
   return {
     used: line.used,
     held: line.held ?? 0,

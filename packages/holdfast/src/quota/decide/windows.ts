@@ -14,8 +14,8 @@
  * - **log**: each use counts until `per` has passed since it was entered, exactly. Its lines are read backwards until one
  *   is too old, or a reset.
  */
-import type { Rule, Verdict } from "../store.ts";
-import { type BucketRow, type Counted, type LineRow, leftOf, mostUsed } from "./rows.ts";
+import type { Rule, UseVerdict } from "../store.ts";
+import { type BucketRow, type CountedUses, type LineRow, leftOf, mostUsed } from "./rows.ts";
 
 export type Rolled = Pick<BucketRow, "used" | "since" | "parts">;
 
@@ -106,21 +106,25 @@ export function counts(lines: Iterable<LineRow>, per: number, now: number): numb
 }
 
 /** What a refusal knows of the bucket. */
-export interface Refused {
+export interface WindowRefused {
   readonly bucket: Rolled;
   readonly limit: number | undefined;
   /** So much has to come back. */
   readonly need: number;
   /** Used by calls of the same batch, and not among the lines yet. */
   readonly newest: number;
-  readonly uses: () => readonly Counted[];
+  readonly uses: () => readonly CountedUses[];
 }
 
 /**
  * Microseconds until so much has come back that it fits, if nobody else uses anything. "window": when the next one begins,
  * which the caller knows. "never": time alone does not help, or not in our lifetime.
  */
-export function retryIn(rule: Rule, refused: Refused, now: number): Exclude<Verdict["retry"], undefined> {
+export function retryIn(
+  rule: Rule,
+  refused: WindowRefused,
+  now: number,
+): Exclude<UseVerdict["retry"], undefined> {
   const { bucket, limit, need } = refused;
   const since = bucket.since ?? now;
   switch (rule.window) {
@@ -152,7 +156,7 @@ function partsUntil(parts: readonly number[], need: number): number | undefined 
 }
 
 /** A line that is too old ends the count, so what was before it does not count any more either. */
-function leavesIn({ need, newest, bucket, uses }: Refused, per: number, now: number): number | "never" {
+function leavesIn({ need, newest, bucket, uses }: WindowRefused, per: number, now: number): number | "never" {
   if (need > bucket.used) return "never";
   if (need > bucket.used - newest) return per;
   let gone = 0;

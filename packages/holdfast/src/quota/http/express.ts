@@ -1,6 +1,6 @@
 /** Express, and whatever else has `(req, res, next)` with the request and response of Node. */
 import type { Quota, QuotaSet } from "../quota.ts";
-import { type Decision, type LimitOptions, joined, limiter } from "./limit.ts";
+import { type LimitDecision, type LimitOptions, joined, limiter } from "./limit.ts";
 
 export type { LimitOptions, Problem } from "./limit.ts";
 
@@ -30,7 +30,7 @@ export function limit<Request>(of: Quota | QuotaSet, options: LimitOptions<Reque
   return (req, res, next) => void pass(req, res, next);
 }
 
-function write(res: ServerResponseLike, { limits, refusal }: Decision): boolean {
+function write(res: ServerResponseLike, { limits, refusal }: LimitDecision): boolean {
   for (const [name, value] of limits) res.setHeader(name, joined(res.getHeader(name), value));
   if (!refusal) return false;
   for (const [name, value] of refusal.fields) res.setHeader(name, value);

@@ -1,6 +1,6 @@
 /** Handlers of the Fetch API: route handlers of Next.js, Bun, Deno, workers. */
 import type { Quota, QuotaSet } from "../quota.ts";
-import { type Decision, type LimitOptions, limiter } from "./limit.ts";
+import { type LimitDecision, type LimitOptions, limiter } from "./limit.ts";
 
 export type { LimitOptions, Problem } from "./limit.ts";
 
@@ -17,14 +17,14 @@ export function withLimit<Req extends Request, Rest extends readonly unknown[]>(
   };
 }
 
-function refused({ problem, fields }: NonNullable<Decision["refusal"]>): Response {
+function refused({ problem, fields }: NonNullable<LimitDecision["refusal"]>): Response {
   return new Response(JSON.stringify(problem), {
     status: problem.status,
     headers: fields.map(([name, value]): [string, string] => [name, value]),
   });
 }
 
-function withFields(response: Response, limits: Decision["limits"]): Response {
+function withFields(response: Response, limits: LimitDecision["limits"]): Response {
   // Upgrades and network errors cannot be copied, and nobody reads fields of them.
   if (limits.length === 0 || response.status < 200) return response;
   let open = response;

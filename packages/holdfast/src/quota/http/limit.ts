@@ -57,7 +57,7 @@ export interface Problem {
 type Fields = readonly (readonly [name: string, value: string])[];
 
 /** What becomes of a request. */
-export interface Decision {
+export interface LimitDecision {
   /** Lists, of any response: to be added to what other limits have put there. */
   readonly limits: Fields;
   /** To be sent in place of the handler's response; undefined: the handler's turn. */
@@ -65,7 +65,7 @@ export interface Decision {
 }
 
 const names = ["subject", "amount", "id", "skip", "onDenied", "timeout", "fail", "onError"];
-const goOn: Decision = { limits: [], refusal: undefined };
+const goOn: LimitDecision = { limits: [], refusal: undefined };
 
 /** `more`: names of options that only this framework has. */
 export function limiter<Request>(
@@ -73,7 +73,7 @@ export function limiter<Request>(
   of: Quota | QuotaSet,
   options: LimitOptions<Request>,
   more: readonly string[] = [],
-): (request: Request) => Promise<Decision> {
+): (request: Request) => Promise<LimitDecision> {
   checkNames(call, options, new Set([...names, ...more]));
   checkOptions(call, of, options);
   const policies = (of instanceof QuotaSet ? of.quotas : [of]).map(policyOf);
@@ -239,7 +239,7 @@ function retryAfter(wait: number | undefined): Fields {
 function exceeded(
   { quota, amount, remaining, limit, retryAfter: ms }: Denied,
   more: Readonly<Record<string, unknown>> | void,
-): Decision["refusal"] {
+): LimitDecision["refusal"] {
   const wait = ms === undefined ? undefined : seconds(ms);
   const again = wait === undefined ? "" : ` Try again in ${wait} s.`;
   const problem: Problem = {
@@ -254,7 +254,7 @@ function exceeded(
 }
 
 /** Not the database's fault, so it does not fail open; the client reused an id. */
-const conflict: Decision = {
+const conflict: LimitDecision = {
   limits: [],
   refusal: {
     problem: {
@@ -270,7 +270,7 @@ const conflict: Decision = {
 /** Nobody knows when it is back; soon enough, and not at once. */
 const tryAgainIn = 5;
 
-const unavailable: Decision = {
+const unavailable: LimitDecision = {
   limits: [],
   refusal: {
     problem: {
@@ -287,7 +287,7 @@ const unavailable: Decision = {
 function failing<Request>(
   policies: readonly Policy[],
   { fail = "closed", onError }: LimitOptions<Request>,
-): (error: unknown, request: Request) => Promise<Decision> {
+): (error: unknown, request: Request) => Promise<LimitDecision> {
   const quotas = policies.map(({ name }) => name);
   let warned = false;
   return async (error, request) => {

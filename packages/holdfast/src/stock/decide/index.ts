@@ -32,7 +32,7 @@
 import { tooMuch } from "./amount.ts";
 import { compareSpots, room, spotName } from "../domain.ts";
 import type { LevelRow, MovementRow, ReservationRow, ReservedRow } from "./rows.ts";
-import type { About, LineVerdict, Outcome, Spot, Verdict } from "../store.ts";
+import type { MovementAbout, LineVerdict, StockOutcome, Spot, OrderVerdict } from "../store.ts";
 
 /** An order, or a sequel whose lines have been found. */
 export interface StockCall {
@@ -42,7 +42,7 @@ export interface StockCall {
   readonly of: string | undefined;
   /** Each level once. `quantity` undefined: all that is left, of "return". */
   readonly lines: readonly (Spot & { readonly quantity: number | undefined })[];
-  readonly about: About;
+  readonly about: MovementAbout;
   readonly ttlMs: number | undefined;
 }
 
@@ -78,26 +78,26 @@ export interface StockNeed {
 
 /** In this order: levels first, and deletes before inserts. */
 export interface StockWrites {
-  readonly levels: readonly Change<LevelRow>[];
+  readonly levels: readonly StockChange<LevelRow>[];
   readonly movements: readonly MovementRow[];
   readonly reservations: {
     readonly insert: readonly ReservationRow[];
-    readonly update: readonly Change<ReservationRow>[];
+    readonly update: readonly StockChange<ReservationRow>[];
   };
   readonly reserved: { readonly delete: readonly ReservedRow[]; readonly insert: readonly ReservedRow[] };
   /** By the database's clock, the decision holds before this moment; undefined: at any. */
   readonly until: number | undefined;
 }
 
-export interface Change<Row> {
+export interface StockChange<Row> {
   readonly before: Row;
   readonly after: Row;
 }
 
-export type Decision<T> =
+export type StockDecision<T> =
   { readonly need: StockNeed } | { readonly verdicts: T; readonly writes: StockWrites };
 
-export function decide(view: StockView, calls: readonly StockCall[]): Decision<readonly Verdict[]> {
+export function decide(view: StockView, calls: readonly StockCall[]): StockDecision<readonly OrderVerdict[]> {
   const sheet = new Sheet(view);
   const levels = spotsOf(calls, (call, line) => putsInto(call, line) && !sheet.level(line));
   if (levels.length > 0) return { need: { levels, cleared: [] } };
@@ -128,7 +128,7 @@ function moves({ kind }: StockCall): boolean {
 }
 
 /** What is found out about a call, line by line. */
-class Draft {
+class StockDraft {
   readonly call: StockCall;
   at: number;
   until: number | undefined;
@@ -158,7 +158,7 @@ class Draft {
     return this.lines.map(({ level }) => level as number);
   }
 
-  verdict(outcome: Outcome): Verdict {
+  verdict(outcome: StockOutcome): OrderVerdict {
     const sequel = this.call.kind === "commit" || this.call.kind === "release" || this.call.kind === "return";
     return {
       outcome,
@@ -191,8 +191,8 @@ interface DraftLine extends Spot {
 const roomOf = ({ on_hand, reserved, min_level }: LevelRow) =>
   room({ onHand: on_hand, reserved, min: min_level });
 
-function decideOne(sheet: Sheet, call: StockCall): Verdict {
-  const draft = new Draft(sheet, call);
+function decideOne(sheet: Sheet, call: StockCall): OrderVerdict {
+  const draft = new StockDraft(sheet, call);
   if (draft.lines.some(({ level }) => level === undefined)) return draft.verdict("unknown level");
   const refused = repeated(sheet, draft) ?? reservation(sheet, draft) ?? shortage(sheet, draft);
   if (refused) return draft.verdict(refused);
@@ -201,7 +201,7 @@ function decideOne(sheet: Sheet, call: StockCall): Verdict {
 }
 
 /** Rule 2. Undefined: the id is new. */
-function repeated(sheet: Sheet, draft: Draft): Outcome | undefined {
+function repeated(sheet: Sheet, draft: StockDraft): StockOutcome | undefined {
   const { call, lines } = draft;
   if (!moves(call)) return undefined;
   const found = draft.levels.map((level) => sheet.movement(call.id, level));
@@ -238,7 +238,7 @@ function isSame(movement: MovementRow, call: StockCall, asked: number | undefine
 }
 
 /** Rule 3. Undefined: it may go on. */
-function reservation(sheet: Sheet, draft: Draft): Outcome | undefined {
+function reservation(sheet: Sheet, draft: StockDraft): StockOutcome | undefined {
   const { call } = draft;
   if (call.kind !== "reserve" && call.kind !== "commit" && call.kind !== "release") return undefined;
   const row = sheet.reservations.get(call.of as string);
@@ -266,7 +266,7 @@ function sameList(a: readonly number[], b: readonly number[]): boolean {
 }
 
 /** One of that id was made before. */
-function reserved(sheet: Sheet, draft: Draft, row: ReservationRow): Outcome | undefined {
+function reserved(sheet: Sheet, draft: StockDraft, row: ReservationRow): StockOutcome | undefined {
   if (draft.state === "released") return "ended";
   if (draft.state === "expired") {
     sheet.giveBack(row);
@@ -283,7 +283,7 @@ function reserved(sheet: Sheet, draft: Draft, row: ReservationRow): Outcome | un
 }
 
 /** All of its lines must be there still. */
-function complete(sheet: Sheet, draft: Draft, row: ReservationRow): Outcome | undefined {
+function complete(sheet: Sheet, draft: StockDraft, row: ReservationRow): StockOutcome | undefined {
   if (row.levels.every((level) => sheet.line(level, row.id))) {
     sheet.holdsUntil(row.until);
     return undefined;
@@ -295,10 +295,10 @@ function complete(sheet: Sheet, draft: Draft, row: ReservationRow): Outcome | un
 }
 
 /** Rules 4 and 5: is there enough, of every line? Undefined: there is. */
-function shortage(sheet: Sheet, draft: Draft): Outcome | undefined {
+function shortage(sheet: Sheet, draft: StockDraft): StockOutcome | undefined {
   const { call, lines } = draft;
   if (call.kind === "release") return undefined;
-  let outcome: Outcome | undefined;
+  let outcome: StockOutcome | undefined;
   for (const line of lines)
     if (call.kind === "return") {
       const left = leftOf(sheet, call.of as string, line.level as number);
@@ -335,7 +335,7 @@ function fits(sheet: Sheet, call: StockCall, line: DraftLine): boolean {
 }
 
 /** Rule 6, and what becomes of reservations. */
-function write(sheet: Sheet, draft: Draft): void {
+function write(sheet: Sheet, draft: StockDraft): void {
   const { call, lines } = draft;
   if (call.kind === "reserve") makeReservation(sheet, draft);
   else if (call.kind === "commit" || call.kind === "release") {
@@ -353,7 +353,7 @@ function write(sheet: Sheet, draft: Draft): void {
   }
 }
 
-function makeReservation(sheet: Sheet, draft: Draft): void {
+function makeReservation(sheet: Sheet, draft: StockDraft): void {
   const { call, lines } = draft;
   const id = call.of as string;
   const until = sheet.view.at + (call.ttlMs as number) * 1000;
@@ -495,7 +495,7 @@ class Sheet {
     this.#until = Math.min(moment, this.#until ?? moment);
   }
 
-  decision<T>(verdicts: T): Decision<T> {
+  decision<T>(verdicts: T): StockDecision<T> {
     if (this.#short.size > 0) return { need: { levels: [], cleared: [...this.#short] } };
     return { verdicts, writes: this.#writes() };
   }
@@ -534,10 +534,10 @@ function changesOf<Row extends object>(
   before: readonly Row[],
   after: readonly Row[],
   name: (row: Row) => string,
-): { readonly insert: readonly Row[]; readonly update: readonly Change<Row>[] } {
+): { readonly insert: readonly Row[]; readonly update: readonly StockChange<Row>[] } {
   const known = new Map(before.map((row) => [name(row), row]));
   const insert: Row[] = [];
-  const update: Change<Row>[] = [];
+  const update: StockChange<Row>[] = [];
   for (const row of after) {
     const old = known.get(name(row));
     if (!old) insert.push(row);
@@ -551,7 +551,7 @@ function changesOf<Row extends object>(
  * The least that has to stay. "short" if less is there than that, without what is reserved, also when what has run out is
  * cleared away; a level in the caller's own table takes any. A level that is not there is made.
  */
-export function decideMinimum(view: StockView, spot: Spot, min: number): Decision<Verdict> {
+export function decideMinimum(view: StockView, spot: Spot, min: number): StockDecision<OrderVerdict> {
   const sheet = new Sheet(view);
   let level = sheet.level(spot);
   if (!level) return { need: { levels: [spot], cleared: [] } };
@@ -560,7 +560,7 @@ export function decideMinimum(view: StockView, spot: Spot, min: number): Decisio
   const done = left >= min || level.elsewhere;
   if (done) sheet.setMinimum(level.id, min);
   const { on_hand: onHand, version } = level;
-  return sheet.decision<Verdict>({
+  return sheet.decision<OrderVerdict>({
     outcome: done ? "done" : "short",
     at: view.at / 1000,
     until: undefined,

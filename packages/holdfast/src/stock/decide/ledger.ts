@@ -1,10 +1,10 @@
 /** What the movements of a level come to, and how level and movements are made to agree: pure. */
 import { UsageError } from "../../seam/errors.ts";
 import type { LevelRow, MovementRow } from "./rows.ts";
-import type { Break, Facts, Repair } from "../store.ts";
+import type { Break, Facts, StockRepair } from "../store.ts";
 
 /** Movements of one level, from the first one on. */
-export interface Ledger {
+export interface StockLedger {
   readonly count: number;
   readonly sum: number;
   readonly newest: { readonly version: number; readonly balance: number } | undefined;
@@ -14,12 +14,12 @@ export interface Ledger {
   readonly onHand: number;
 }
 
-export const emptyLedger: Ledger = { count: 0, sum: 0, newest: undefined, breaks: [], onHand: 0 };
+export const emptyLedger: StockLedger = { count: 0, sum: 0, newest: undefined, breaks: [], onHand: 0 };
 
-type Entry = Pick<MovementRow, "version" | "quantity" | "balance" | "kind" | "at">;
+type StockEntry = Pick<MovementRow, "version" | "quantity" | "balance" | "kind" | "at">;
 
 /** With the next ones, in the order of their versions. */
-export function extend(ledger: Ledger, movements: readonly Entry[]): Ledger {
+export function extend(ledger: StockLedger, movements: readonly StockEntry[]): StockLedger {
   let { count, sum, newest, onHand } = ledger;
   let breaks = [...ledger.breaks];
   for (const { version, quantity, balance, kind, at } of movements) {
@@ -36,7 +36,7 @@ export function extend(ledger: Ledger, movements: readonly Entry[]): Ledger {
 }
 
 /** `open`: what its lines of reservations come to. */
-export function factsOf(level: LevelRow, ledger: Ledger, open: number): Facts {
+export function factsOf(level: LevelRow, ledger: StockLedger, open: number): Facts {
   return {
     sku: level.sku,
     location: level.location,
@@ -57,10 +57,10 @@ export function factsOf(level: LevelRow, ledger: Ledger, open: number): Facts {
  */
 export function decideRepair(
   level: LevelRow,
-  ledger: Ledger,
+  ledger: StockLedger,
   open: number,
   at: number,
-  { id, trust, about }: Repair,
+  { id, trust, about }: StockRepair,
 ): { readonly level: LevelRow; readonly movement: MovementRow } {
   const onHand = trust === "ledger" ? ledger.onHand : level.on_hand;
   if (!level.elsewhere && onHand - open < level.min_level)

@@ -2,7 +2,7 @@
 import type { StockCall } from "./index.ts";
 import { compareSpots } from "../domain.ts";
 import type { ReservationRow } from "./rows.ts";
-import type { Outcome, Sequel, Spot } from "../store.ts";
+import type { StockOutcome, Sequel, Spot } from "../store.ts";
 
 /** Its lines as they were when it was made; what is not said again is as it was then. Undefined: there is none. */
 export function ofReservation(
@@ -41,7 +41,7 @@ export interface Sold extends Spot {
 }
 
 /** The lines that are named, or all of which something is left. */
-export function ofSale(sequel: Sequel, sales: readonly Sold[]): StockCall | Outcome {
+export function ofSale(sequel: Sequel, sales: readonly Sold[]): StockCall | StockOutcome {
   const { kind, id, of, about, lines } = sequel;
   const call = { kind, id, of, about, ttlMs: undefined };
   if (lines) return { ...call, lines };

@@ -1,7 +1,7 @@
 import { NotInTransactionError, LockNotAvailableError } from "../../seam/errors.ts";
 import { key } from "../../seam/key.ts";
 import type { Ground } from "../ground.ts";
-import { Gate, assert, during, suite } from "./support.ts";
+import { TestGate, assert, during, suite } from "./support.ts";
 
 export const joinCases = suite("join", {
   "locks until the caller's own transaction ends": async ({ hf, other, site, fresh, capabilities }) => {
@@ -67,7 +67,7 @@ async function oneAfterTheOther({
   fresh,
 }: Pick<Ground, "hf" | "other" | "site" | "fresh">): Promise<void> {
   const order: string[] = [];
-  const inside = new Gate();
+  const inside = new TestGate();
   const own = site.ownTransaction(async (native) => {
     await hf.join(native).lock(key("both", fresh));
     inside.open();

@@ -17,7 +17,7 @@ import {
   workers as workersOf,
 } from "../../queue/index.ts";
 import type { ConformanceCase, Ground } from "../ground.ts";
-import { Gate, assert, sql, suite, table } from "./support.ts";
+import { TestGate, assert, sql, suite, table } from "./support.ts";
 
 type Run = ConformanceCase["run"];
 type Store = Exclude<Database["engine"]["queues"], Unsupported>;
@@ -71,11 +71,11 @@ function both<P>({ hf, other, fresh }: Ground, options: QueueOptions<P, P> = {})
 class Contract {
   readonly number: number;
   readonly store: Store;
-  readonly #home: { readonly database: Database };
+  readonly #context: { readonly database: Database };
 
-  constructor(home: { readonly database: Database }, number: number) {
-    this.#home = home;
-    this.store = home.database.engine.queues as Store;
+  constructor(context: { readonly database: Database }, number: number) {
+    this.#context = context;
+    this.store = context.database.engine.queues as Store;
     this.number = number;
   }
 
@@ -91,8 +91,8 @@ class Contract {
   ask<T>(
     work: (connection: Connection, how: { readonly free: boolean; readonly waitMs: number }) => Promise<T>,
   ): Promise<T> {
-    const how = { free: this.#home.database.connect !== undefined, waitMs: 10_000 };
-    return withConnection(this.#home, (connection) => work(connection, how), 60_000);
+    const how = { free: this.#context.database.connect !== undefined, waitMs: 10_000 };
+    return withConnection(this.#context, (connection) => work(connection, how), 60_000);
   }
 
   /** A worker that says once that it lives, for so long. */
@@ -305,7 +305,7 @@ export const queueCases = suite("queue", {
       const second = await q.enqueue("second", { key: "k", onDuplicate: "replace" });
       assert.equal(second.added, true);
       assert.equal(await q.inspect(first.id), undefined);
-      const [began, go] = [new Gate(), new Gate()];
+      const [began, go] = [new TestGate(), new TestGate()];
       const seen: string[] = [];
       await working(
         [q],

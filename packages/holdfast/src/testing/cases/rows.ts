@@ -11,7 +11,7 @@ import { key } from "../../seam/key.ts";
 import { rows } from "../../seam/row-options.ts";
 import type { RowStrength } from "../../seam/tables.ts";
 import { type Ground, execute } from "../ground.ts";
-import { Gate, assert, during, sql, suite, where } from "./support.ts";
+import { TestGate, assert, during, sql, suite, where } from "./support.ts";
 
 /** Clients differ in what they make of an integer. */
 type Integer = number | bigint | string;
@@ -102,7 +102,7 @@ export const rowCases = suite("rows", {
   "wait for the holder, and show what it wrote": contended(async (ground) => {
     const { hf, other } = ground;
     const table = await items(ground);
-    const inside = new Gate();
+    const inside = new TestGate();
     const holder = other.transaction(async (tx) => {
       await tx.rows(table, [5]);
       inside.open();
@@ -203,7 +203,7 @@ export const rowCases = suite("rows", {
     const { hf, other } = ground;
     const table = await items(ground);
     for (const options of [{}, { orderBy: "n", limit: 3 } as const]) {
-      const inside = new Gate();
+      const inside = new TestGate();
       const holder = other.transaction(async (tx) => {
         await tx.rows(table, [2]);
         inside.open();

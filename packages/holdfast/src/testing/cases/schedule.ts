@@ -17,7 +17,7 @@ import {
   schedules,
 } from "../../schedule/index.ts";
 import type { ConformanceCase, Ground } from "../ground.ts";
-import { Gate, assert, during, sql, suite, table } from "./support.ts";
+import { TestGate, assert, during, sql, suite, table } from "./support.ts";
 
 /** For machines that are busy; nothing takes that long. */
 const patience = 60_000;
@@ -34,7 +34,7 @@ interface Stage extends Ground {
   /** A schedule of the case's name, which is stopped at its end. */
   make(hf: Ground["hf"], options: ScheduleOptions, handler: Handler): Schedule;
   /** Let handlers go that wait for it: they all do, at the end. */
-  readonly over: Gate;
+  readonly over: TestGate;
 }
 
 /** Where they are not kept, they are refused when they are started. */
@@ -48,7 +48,7 @@ function kept(run: (stage: Stage) => Promise<void>): ConformanceCase["run"] {
       return;
     }
     const made: Schedule[] = [];
-    const over = new Gate();
+    const over = new TestGate();
     try {
       await run({
         ...ground,
@@ -199,7 +199,7 @@ export const scheduleCases = suite("schedule", {
   'while one runs, with "queue", others are left until it is over': kept(async (stage) => {
     const { hf, other, make, fresh } = stage;
     const seen: Run[] = [];
-    const first = new Gate();
+    const first = new TestGate();
     const stay: Handler = async (run) => {
       seen.push(run);
       if (seen.length === 1) await first.opened;
@@ -295,7 +295,7 @@ export const scheduleCases = suite("schedule", {
     const name = await table(stage);
     const dying = fragile(site.database);
     const late: unknown[] = [];
-    const taken = new Gate();
+    const taken = new TestGate();
     const options = { every: 200, ttl: 500, backoff: 1, overlap: "queue" } as const;
     const victims: Run[] = [];
     const instance = holdfast(dying.database);

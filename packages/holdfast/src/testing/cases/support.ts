@@ -50,7 +50,7 @@ export function nested(run: Run): Run {
 }
 
 /** A signal between two bodies: `open()` lets everybody pass who waits for `opened`. */
-export class Gate {
+export class TestGate {
   readonly opened: Promise<void>;
   open!: () => void;
   constructor() {
@@ -70,7 +70,7 @@ export async function during<T>(
   hold: (inside: () => Promise<void>) => Promise<unknown>,
   body: () => Promise<T>,
 ): Promise<T> {
-  const [held, done] = [new Gate(), new Gate()];
+  const [held, done] = [new TestGate(), new TestGate()];
   const holding = hold(async () => {
     held.open();
     await done.opened;

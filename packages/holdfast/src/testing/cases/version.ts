@@ -1,7 +1,7 @@
 import { RowsMissingError, StaleVersionError, UsageError } from "../../seam/errors.ts";
 import { versioned } from "../../index.ts";
 import { type Ground, execute } from "../ground.ts";
-import { Gate, assert, sql, suite, where } from "./support.ts";
+import { TestGate, assert, sql, suite, where } from "./support.ts";
 
 /** Clients differ in what they make of an integer. */
 type Integer = number | bigint | string;
@@ -69,7 +69,7 @@ export const versionCases = suite("versioned", {
     const table = await accounts(ground);
     const rows = versioned<Account>(ground.hf, table);
     const others = versioned<Account>(ground.other, table);
-    const [callers, all] = [20, new Gate()];
+    const [callers, all] = [20, new TestGate()];
     let runs = 0;
     const take = (id: number) =>
       rows.update(id, async ({ balance }) => {

@@ -1,7 +1,7 @@
-import type { Site } from "../../context/call-site.ts";
+import type { CallSite } from "../../context/call-site.ts";
 
 /** One of the functions under test, in one run, and what it sends. */
-export interface Step {
+export interface ActorStep {
   readonly actor: number;
   /** Grows while the rest of the statement arrives. */
   text: string;
@@ -37,7 +37,7 @@ export function step(
     connection = actor,
     implicit = false,
   }: { readonly connection?: number; readonly implicit?: boolean } = {},
-): Step {
+): ActorStep {
   return {
     actor,
     text,
@@ -59,8 +59,8 @@ export function step(
 }
 
 /** A statement that is held back. */
-export interface Held {
-  readonly step: Step;
+export interface HeldStatement {
+  readonly step: ActorStep;
   /** False: an earlier one of the same connection is not answered yet. */
   ready(): boolean;
   send(): Promise<void> | void;
@@ -69,11 +69,11 @@ export interface Held {
 export class Actor {
   readonly index: number;
   readonly name: string;
-  readonly held: Held[] = [];
+  readonly held: HeldStatement[] = [];
   /** Not answered yet. */
-  readonly sent = new Set<Step>();
+  readonly sent = new Set<ActorStep>();
   /** Where its promises were made, the last ones. */
-  readonly trail: Site[] = [];
+  readonly trail: CallSite[] = [];
   /** Neither sends nor ends: it waits for something in this process. */
   asleep = false;
   /** The run is over: what comes now is not a part of it. */
@@ -88,7 +88,7 @@ export class Actor {
   }
 
   /** What it would send if it had the turn. */
-  get next(): Held | undefined {
+  get next(): HeldStatement | undefined {
     return this.held.find((held) => held.ready());
   }
 
@@ -102,7 +102,7 @@ export class Actor {
 }
 
 /** Whom a statement waits for. */
-export interface Wait {
+export interface ActorWait {
   /** Itself too, if it is another of its sessions. */
   readonly actors: readonly number[];
   /** Sessions that are no actor's. */
@@ -110,15 +110,15 @@ export interface Wait {
 }
 
 /** Where actors run, and what holds their statements back. */
-export interface Stage {
+export interface ActorStage {
   /** Lets an actor begin; its statements come to `actor.held`, answered ones leave `actor.sent`. */
   start(actor: Actor): void;
   /** Runs this in the same breath in which the client hears the answer to a step. Absent: it cannot be told when that is. */
-  answered?(step: Step, work: () => void): void;
+  answered?(step: ActorStep, work: () => void): void;
   /** Ends its connections as the end of its process would; resolves when the server knows. */
   crash?(actor: Actor): Promise<void>;
   /** The answer to this one is lost, with the connection. */
-  lose?(step: Step): void;
+  lose?(step: ActorStep): void;
   /** Leases run out. */
   expire?(): Promise<void>;
   /** Gives back locks of sessions that were left behind. */
@@ -126,7 +126,7 @@ export interface Stage {
   /** Called by the stage whenever something has changed. */
   changed: () => void;
   /** Of these statements, which were sent and not answered, those that wait for a lock, and for whom. */
-  waiting(steps: readonly Step[]): Promise<ReadonlyMap<Step, Wait>>;
+  waiting(steps: readonly ActorStep[]): Promise<ReadonlyMap<ActorStep, ActorWait>>;
   /** Sessions as people know them. */
   describe?(sessions: readonly string[]): Promise<readonly string[]>;
   /** After a run that was given up: ends what is still under way, so that nothing is left locked. */

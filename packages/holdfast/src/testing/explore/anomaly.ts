@@ -2,7 +2,7 @@
 import type { Isolation } from "../../seam/database.ts";
 import { type Access, type Conflict, evidence, spans, wasDeadlock } from "./evidence.ts";
 import { faultFix } from "./faults.ts";
-import type { Choice, Run } from "./schedule.ts";
+import type { Choice, ExploreRun } from "./schedule.ts";
 import { footprint } from "./statement.ts";
 
 export type Anomaly =
@@ -36,7 +36,7 @@ function accesses(choices: readonly Choice[]): Access[] {
 }
 
 /** `whole`: the engine locks everything at once, so what helps is to begin with that. */
-export function diagnose(run: Run, isolation: Isolation | undefined, whole = false): Diagnosis {
+export function diagnose(run: ExploreRun, isolation: Isolation | undefined, whole = false): Diagnosis {
   const diagnosis = judge(run, isolation);
   const { kind } = diagnosis;
   if (!whole || kind === "not a race" || kind === "deadlock" || kind === "double effect" || kind === "fault")
@@ -47,7 +47,7 @@ export function diagnose(run: Run, isolation: Isolation | undefined, whole = fal
   };
 }
 
-function judge(run: Run, isolation: Isolation | undefined): Diagnosis {
+function judge(run: ExploreRun, isolation: Isolation | undefined): Diagnosis {
   const { choices, fault } = run;
   const stale = new Set<number>();
   if (fault) return { kind: "fault", fix: faultFix(fault), stale };

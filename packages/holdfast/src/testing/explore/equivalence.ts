@@ -4,7 +4,7 @@
  */
 import { type Footprint, footprint } from "./statement.ts";
 
-export interface Sent {
+export interface SentStatement {
   readonly actor: number;
   readonly text: string;
   /** A transaction by itself, which is kept open until a COMMIT follows. */
@@ -53,7 +53,7 @@ export class Equivalence {
   }
 
   /** The same for orders that come to the same (Foata's normal form). */
-  key(order: readonly Sent[]): string {
+  key(order: readonly SentStatement[]): string {
     const touches = this.#touches(order);
     const levels: number[] = [];
     const counts = new Map<number, number>();
@@ -71,7 +71,7 @@ export class Equivalence {
     return layers.map((layer) => layer.toSorted().join(",")).join(";");
   }
 
-  #depend(order: readonly Sent[], touches: readonly Touch[], i: number, j: number): boolean {
+  #depend(order: readonly SentStatement[], touches: readonly Touch[], i: number, j: number): boolean {
     if (this.all || order[i]?.actor === order[j]?.actor) return true;
     const a = touches[i] as Touch;
     const b = touches[j] as Touch;
@@ -81,7 +81,7 @@ export class Equivalence {
     return meet(a.writes, b.writes) || meet(a.writes, b.reads) || meet(a.reads, b.writes);
   }
 
-  #touches(order: readonly Sent[]): Touch[] {
+  #touches(order: readonly SentStatement[]): Touch[] {
     if (this.#whole) return order.map(({ text }) => ofTheWhole(text));
     /** By actor: what its open transaction has touched; absent outside of one. */
     const open = new Map<number, { touched: Set<string>; any: boolean; fresh: boolean }>();

@@ -1,5 +1,5 @@
 /** What a failed schedule shows beyond its kind: a protection that was meant, and why it did not hold. */
-import type { Choice, Run } from "./schedule.ts";
+import type { Choice, ExploreRun } from "./schedule.ts";
 import { footprint, lockCalls, lockedTable, locksRows } from "./statement.ts";
 
 /** What was read or written of a table, by whom, in which choice. */
@@ -49,7 +49,7 @@ export function spans(choices: readonly Choice[]): (Span | undefined)[] {
 }
 
 /** Everybody waited for somebody else. Some servers notice it before it is one, and end one of them with the statement that would make it so. */
-export const wasDeadlock = ({ deadlocks, choices }: Run): boolean =>
+export const wasDeadlock = ({ deadlocks, choices }: ExploreRun): boolean =>
   deadlocks.length > 0 || choices.some(({ step }) => /deadlock/i.test(step.error ?? ""));
 
 /** A lock that somebody took, and gave back. */
@@ -115,7 +115,7 @@ function givenBack(choices: readonly Choice[], from: number, name: string): numb
 }
 
 /** Choices after which an actor goes on outside of a transaction, with a lock of its session: how many of its own that is. */
-export function holdsBetween(run: Run, actor: number): number[] {
+export function holdsBetween(run: ExploreRun, actor: number): number[] {
   const { choices } = run;
   const all = spans(choices);
   const own = choices.flatMap(({ chosen }, at) => (chosen === actor ? [at] : []));
@@ -128,12 +128,12 @@ export function holdsBetween(run: Run, actor: number): number[] {
 }
 
 /** A lock of a session that was to be given back, and was not there. */
-export function notGivenBack({ choices }: Run): boolean {
+export function notGivenBack({ choices }: ExploreRun): boolean {
   return otherConnection(choices) !== undefined;
 }
 
 /** Why what was meant to protect did not; undefined: nothing of the kind is seen. */
-export function evidence(run: Run, conflicts: readonly Conflict[]): string | undefined {
+export function evidence(run: ExploreRun, conflicts: readonly Conflict[]): string | undefined {
   const { choices } = run;
   const all = spans(choices);
   const locks = guards(choices, all);
@@ -162,7 +162,7 @@ function otherConnection(choices: readonly Choice[]): string | undefined {
 const duplicate = /duplicate key value|duplicate entry|unique constraint/i;
 
 /** A constraint did what it is for, and nobody expected it. */
-function refused({ choices, results }: Run): string | undefined {
+function refused({ choices, results }: ExploreRun): string | undefined {
   const found = choices.find(
     ({ chosen, step }) => duplicate.test(step.error ?? "") && results[chosen]?.status === "rejected",
   );

@@ -6,8 +6,8 @@ import { ours } from "../../context/ours.ts";
 import type { Connection, Database, Isolation } from "../../seam/database.ts";
 import { withConnection } from "../../transaction/one-shot.ts";
 import { UnsupportedError, UsageError } from "../../seam/errors.ts";
-import type { Kept, Wire } from "../../seam/protocol-reader.ts";
-import type { Stage } from "./actor.ts";
+import type { KeptStatement, Protocol } from "../../seam/protocol-reader.ts";
+import type { ActorStage } from "./actor.ts";
 import { diagnose } from "./anomaly.ts";
 import { Equivalence } from "./equivalence.ts";
 import { holdsBetween, notGivenBack } from "./evidence.ts";
@@ -22,9 +22,9 @@ import {
   passed,
   worth,
 } from "./report.ts";
-import { type Limits, type Plan, type Run, TimeOver, perform } from "./schedule.ts";
-import { Search, merged, randomOf } from "./search.ts";
-import { Seen } from "./seen.ts";
+import { type Limits, type ExplorePlan, type ExploreRun, TimeOver, perform } from "./schedule.ts";
+import { ScheduleSearch, merged, randomOf } from "./search.ts";
+import { SeenTable } from "./seen.ts";
 import { type Server, Sockets } from "./sockets.ts";
 import { ThreadActor, Threads } from "./threads.ts";
 import { planOf } from "./timeline.ts";
@@ -211,27 +211,28 @@ async function expired(
 
 async function onSockets(name: string, scenario: Scenario, names: readonly string[]): Promise<Exploration> {
   const database = scenario.db as Database<unknown, Connection>;
-  const { wire } = database.engine;
+  const { protocol } = database.engine;
   const expire = expiry(database, scenario);
-  if (!wire) throw new UnsupportedError(`explore: statements cannot be held back on ${database.engine.name}`);
-  return onServer(database, async (errand) => {
-    const related = await errand((connection) => wire.related(connection));
+  if (!protocol)
+    throw new UnsupportedError(`explore: statements cannot be held back on ${database.engine.name}`);
+  return onServer(database, async (onServerOnce) => {
+    const related = await onServerOnce((connection) => protocol.related(connection));
     const server: Server = {
-      wire,
+      protocol,
       active: new Set(related.filter((group) => group.includes("*")).flat()),
-      writers: await errand((connection) => wire.autocommit.writers(connection)),
-      waiting: (sessions) => errand((connection) => wire.waiting(connection, sessions)),
-      describe: (sessions) => errand((connection) => wire.describe(connection, sessions)),
-      cancel: (sessions) => errand((connection) => wire.cancel(connection, sessions)),
-      ...(expire && { expire: () => errand(expire) }),
-      marked: (mark) => errand(async (connection) => wire.autocommit.marked?.(connection, mark)),
+      writers: await onServerOnce((connection) => protocol.autocommit.writers(connection)),
+      waiting: (sessions) => onServerOnce((connection) => protocol.waiting(connection, sessions)),
+      describe: (sessions) => onServerOnce((connection) => protocol.describe(connection, sessions)),
+      cancel: (sessions) => onServerOnce((connection) => protocol.cancel(connection, sessions)),
+      ...(expire && { expire: () => onServerOnce(expire) }),
+      marked: (mark) => onServerOnce(async (connection) => protocol.autocommit.marked?.(connection, mark)),
     };
     const work = names.map((each) => scenario.actors[each] as () => Promise<unknown>);
     const sockets = new Sockets(server, work);
     const exploring = async (reset: () => Promise<unknown>) => {
       const explorer = new Explorer(name, { ...scenario, reset }, names, sockets, {
         equivalence: new Equivalence(scenario.prune === false ? undefined : related),
-        victims: wire.patience !== undefined,
+        victims: protocol.patience !== undefined,
       });
       try {
         return await explorer.levels((level) => (sockets.level = level));
@@ -240,7 +241,7 @@ async function onSockets(name: string, scenario: Scenario, names: readonly strin
       }
     };
     if (scenario.reset) return exploring(scenario.reset);
-    const kept = await keep(database, wire, errand).catch(async (error: unknown) => {
+    const kept = await keep(database, protocol, onServerOnce).catch(async (error: unknown) => {
       await sockets.end();
       throw error;
     });
@@ -250,7 +251,7 @@ async function onSockets(name: string, scenario: Scenario, names: readonly strin
 
 /** Also at the end. If that fails, whatever failed before it says more. */
 async function bringingBack<T>(
-  kept: Kept,
+  kept: KeptStatement,
   restore: () => Promise<void>,
   work: (restore: () => Promise<void>) => Promise<T>,
 ): Promise<T> {
@@ -272,31 +273,36 @@ function namesOf(actors: object, least: number): string[] {
   return names;
 }
 
-type Errand = <T>(errand: (connection: Connection) => Promise<T>) => Promise<T>;
+type ActorErrand = <T>(onServerOnce: (connection: Connection) => Promise<T>) => Promise<T>;
 
 /** One connection for all questions, where the client lends one for as long as that. */
 function onServer<T>(
   database: Database<unknown, Connection>,
-  work: (errand: Errand) => Promise<T>,
+  work: (onServerOnce: ActorErrand) => Promise<T>,
 ): Promise<T> {
-  if (!database.connect) return work((errand) => ours(() => withConnection({ database }, errand)));
+  if (!database.connect)
+    return work((onServerOnce) => ours(() => withConnection({ database }, onServerOnce)));
   const hour = 3_600_000;
   return ours(() =>
-    withConnection({ database }, (connection) => work((errand) => ours(() => errand(connection))), hour),
+    withConnection(
+      { database },
+      (connection) => work((onServerOnce) => ours(() => onServerOnce(connection))),
+      hour,
+    ),
   );
 }
 
 async function keep(
   database: Database<unknown, Connection>,
-  wire: Wire<Connection>,
-  errand: Errand,
-): Promise<Kept> {
-  const { keep: kept } = wire;
+  protocol: Protocol<Connection>,
+  onServerOnce: ActorErrand,
+): Promise<KeptStatement> {
+  const { keep: kept } = protocol;
   if (!database.connect || !kept)
     throw new UsageError(
       "explore: say with `reset` how the data is brought back; through this client it cannot be kept",
     );
-  return errand(kept);
+  return onServerOnce(kept);
 }
 
 async function ends<T>(work: Promise<T>, what: string, ms: number): Promise<T> {
@@ -321,7 +327,7 @@ export class Explorer {
   readonly #name: string;
   readonly #scenario: ExploreOptions & { reset: () => Promise<unknown>; invariant: Invariant };
   readonly #names: readonly string[];
-  readonly #stage: Stage;
+  readonly #stage: ActorStage;
   readonly #engine: {
     readonly equivalence: Equivalence;
     readonly victims: boolean;
@@ -330,7 +336,7 @@ export class Explorer {
   #begun = performance.now();
   readonly #limits: Limits;
   readonly #seed: number;
-  readonly #seen: Seen;
+  readonly #seen: SeenTable;
   #runs = 0;
   /** Of these, with a fault. */
   #faulted = 0;
@@ -343,7 +349,7 @@ export class Explorer {
     name: string,
     scenario: ExploreOptions & { reset: () => Promise<unknown>; invariant: Invariant },
     names: readonly string[],
-    stage: Stage,
+    stage: ActorStage,
     engine: { readonly equivalence: Equivalence; readonly victims: boolean; readonly whole?: boolean },
   ) {
     this.#name = name;
@@ -352,7 +358,7 @@ export class Explorer {
     this.#stage = stage;
     this.#engine = engine;
     this.#seed = scenario.seed ?? Math.floor(Math.random() * 2 ** 31);
-    this.#seen = new Seen(names);
+    this.#seen = new SeenTable(names);
     const { maxMs = defaultMs, signal } = scenario;
     const ms = Math.max(maxMs, leastMs);
     const until = performance.now() + ms;
@@ -422,7 +428,7 @@ export class Explorer {
     return performance.now() - this.#begun;
   }
 
-  async #perform(plan: Plan): Promise<Run> {
+  async #perform(plan: ExplorePlan): Promise<ExploreRun> {
     try {
       return await perform(this.#stage, this.#names, plan, this.#limits);
     } catch (error) {
@@ -435,7 +441,7 @@ export class Explorer {
   async #level(
     level: Isolation | undefined,
     until: number,
-  ): Promise<Omit<Level, "runs"> | { run: Run; error: unknown }> {
+  ): Promise<Omit<Level, "runs"> | { run: ExploreRun; error: unknown }> {
     const { preemptions: most = 3, replay } = this.#scenario;
     const { equivalence } = this.#engine;
     if (replay !== undefined) {
@@ -444,7 +450,7 @@ export class Explorer {
     }
     // What it is like is known from the run before the first.
     equivalence.all ||= this.#stage.certified ?? false;
-    const search = new Search(equivalence, most, this.#engine.victims);
+    const search = new ScheduleSearch(equivalence, most, this.#engine.victims);
     const slept = new Set<number>();
     const patient = new Set<number>();
     // What is tried then is not known to be everything.
@@ -456,7 +462,7 @@ export class Explorer {
       stopped = performance.now() > until;
       if (stopped) break;
       this.#progress(level, search.queued, plan.preemptions);
-      const found = await this.#inTime(() => this.#once(plan as Plan, search));
+      const found = await this.#inTime(() => this.#once(plan as ExplorePlan, search));
       stopped = found === undefined;
       if (!found) break;
       const { run, error, strange } = found;
@@ -510,9 +516,9 @@ export class Explorer {
    * Whoever has a lock of a session while its connection is back in the pool: another one begins just then, and gets that
    * connection, for which the lock is its own.
    */
-  async #lent(serial: Run): Promise<{ run: Run; error: unknown } | undefined> {
+  async #lent(serial: ExploreRun): Promise<{ run: ExploreRun; error: unknown } | undefined> {
     if (!this.#stage.answered) return undefined;
-    let left: { run: Run; error: unknown } | undefined;
+    let left: { run: ExploreRun; error: unknown } | undefined;
     for (const [a] of this.#names.entries())
       for (const own of holdsBetween(serial, a))
         for (const [b] of this.#names.entries()) {
@@ -531,7 +537,7 @@ export class Explorer {
   }
 
   /** Each fault at each moment, one in a run. */
-  async #faults(serial: Run, until: number): Promise<{ run: Run; error: unknown } | undefined> {
+  async #faults(serial: ExploreRun, until: number): Promise<{ run: ExploreRun; error: unknown } | undefined> {
     const { faults = [] } = this.#scenario;
     for (const plan of faultPlans(faults, serial, this.#names.length)) {
       if (performance.now() > until) this.#refuse("there was no time for all faults: give `maxMs` more");
@@ -545,7 +551,7 @@ export class Explorer {
   }
 
   /** After a change of the code it may not be possible any more: then that is the answer, whatever else comes of it. */
-  async #replay(plan: Plan): Promise<Omit<Level, "runs"> | { run: Run; error: unknown }> {
+  async #replay(plan: ExplorePlan): Promise<Omit<Level, "runs"> | { run: ExploreRun; error: unknown }> {
     for (let again = 0; ; again++) {
       const run = await this.#awake(plan);
       // Where the server decides whom it ends, it may take some trying; and so may a connection that is opened anew.
@@ -601,7 +607,7 @@ export class Explorer {
   async #atRandom(
     level: Isolation | undefined,
     until: number,
-  ): Promise<{ random: number } | { run: Run; error: unknown }> {
+  ): Promise<{ random: number } | { run: ExploreRun; error: unknown }> {
     const random = randomOf(this.#seed);
     let tried = 0;
     while (performance.now() < until) {
@@ -616,7 +622,7 @@ export class Explorer {
   }
 
   /** The same failure with fewer switches, if there is one near. */
-  async #smaller(run: Run, error: unknown): Promise<{ run: Run; error: unknown }> {
+  async #smaller(run: ExploreRun, error: unknown): Promise<{ run: ExploreRun; error: unknown }> {
     let best = { run, error };
     const until = Math.min(performance.now() + 2000, this.#limits.until);
     for (let better = true; better && performance.now() < until;) {
@@ -634,7 +640,10 @@ export class Explorer {
     return best;
   }
 
-  async #once(plan: Plan, search?: Search): Promise<{ run: Run; error?: unknown; strange?: string }> {
+  async #once(
+    plan: ExplorePlan,
+    search?: ScheduleSearch,
+  ): Promise<{ run: ExploreRun; error?: unknown; strange?: string }> {
     for (let again = 0; ; again++) {
       const run = await this.#awake(plan);
       // Where the server decides whom it ends, it may take some trying.
@@ -661,7 +670,7 @@ export class Explorer {
   }
 
   /** A machine that stands still for a moment looks like an actor that does: thrice is a habit. */
-  async #awake(plan: Plan): Promise<Run> {
+  async #awake(plan: ExplorePlan): Promise<ExploreRun> {
     for (let again = 0; ; again++) {
       const run = await this.#try(plan);
       const asleep = [...run.slept];
@@ -671,7 +680,7 @@ export class Explorer {
     }
   }
 
-  async #try(plan: Plan): Promise<Run> {
+  async #try(plan: ExplorePlan): Promise<ExploreRun> {
     await ends(this.#scenario.reset(), "the reset", this.#left);
     const run = await this.#perform(plan);
     this.#runs++;
@@ -679,7 +688,7 @@ export class Explorer {
   }
 
   /** What the invariant says against it. */
-  async #judge(run: Run): Promise<unknown> {
+  async #judge(run: ExploreRun): Promise<unknown> {
     try {
       const results = Object.fromEntries(this.#names.map((each, i) => [each, run.results[i]])) as Results;
       const judge = async () => this.#scenario.invariant(results);
@@ -692,13 +701,13 @@ export class Explorer {
 }
 
 /** Nothing is wrong with the data yet; but whoever wants that lock next waits for ever. */
-function leftBehind(run: Run): { run: Run; error: Error } | undefined {
+function leftBehind(run: ExploreRun): { run: ExploreRun; error: Error } | undefined {
   return notGivenBack(run)
     ? { run, error: new Error("a lock of a session was not given back, and stays") }
     : undefined;
 }
 
-const switches = ({ choices }: Run) => choices.at(-1)?.preemptions ?? 0;
+const switches = ({ choices }: ExploreRun) => choices.at(-1)?.preemptions ?? 0;
 
 export interface ExpectOptions {
   readonly name?: string;

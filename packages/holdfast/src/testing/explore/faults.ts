@@ -1,5 +1,5 @@
 /** What can befall an actor in the middle of what it does, as a part of a schedule. */
-import type { Step } from "./actor.ts";
+import type { ActorStep } from "./actor.ts";
 import { footprint } from "./statement.ts";
 
 /**
@@ -61,7 +61,7 @@ export function faultFix({ kind }: Fault): string {
 /** Each of them, at each moment of each actor: from what it sent when it came first. */
 export function faultPlans(
   kinds: readonly FaultKind[],
-  serial: { readonly choices: readonly { readonly chosen: number; readonly step: Step }[] },
+  serial: { readonly choices: readonly { readonly chosen: number; readonly step: ActorStep }[] },
   actors: number,
 ): PlannedFault[] {
   const plans: PlannedFault[] = [];
@@ -85,7 +85,7 @@ interface PlannedFault {
 }
 
 /** It makes lasting what was written: COMMIT, in whatever words, or a statement outside of any transaction that writes. */
-function lasts({ text, inside, ends, opens, error }: Step): boolean {
+function lasts({ text, inside, ends, opens, error }: ActorStep): boolean {
   const { kind } = footprint(text);
   if (error !== undefined || kind === "rollback") return false;
   // Of one by itself that is kept open, its COMMIT is a step of its own.

@@ -5,7 +5,7 @@
 import { AsyncLocalStorage } from "node:async_hooks";
 import { Socket } from "node:net";
 import { UsageError } from "../../seam/errors.ts";
-import type { WireReader } from "../../seam/protocol-reader.ts";
+import type { ProtocolReader } from "../../seam/protocol-reader.ts";
 import type { Actor } from "./actor.ts";
 
 /** Whose doing it is. */
@@ -26,7 +26,7 @@ export type Pass = (other?: Uint8Array) => boolean;
 
 let listener: Listener | undefined;
 let original: Write | undefined;
-const readers = new WeakMap<Socket, WireReader>();
+const readers = new WeakMap<Socket, ProtocolReader>();
 
 export function listen(to: Listener): void {
   if (listener) throw new UsageError("explore: one at a time in a process");
@@ -51,7 +51,7 @@ export function stopListening(): void {
 }
 
 /** The one that has read along from the first time it was asked for. */
-export function readerOf(socket: Socket, make: () => WireReader): WireReader {
+export function readerOf(socket: Socket, make: () => ProtocolReader): ProtocolReader {
   const known = readers.get(socket);
   if (known) return known;
   const reader = make();

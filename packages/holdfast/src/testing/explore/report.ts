@@ -2,7 +2,7 @@
 import type { Isolation } from "../../seam/database.ts";
 import { message } from "../../seam/errors.ts";
 import type { Anomaly, Diagnosis } from "./anomaly.ts";
-import type { Run } from "./schedule.ts";
+import type { ExploreRun } from "./schedule.ts";
 import { type Turn, replayOf, timeline, turns } from "./timeline.ts";
 
 /**
@@ -136,7 +136,7 @@ export function failed(
   done: Done & {
     readonly names: readonly string[];
     readonly isolation: Isolation | undefined;
-    readonly run: Run;
+    readonly run: ExploreRun;
     readonly error: unknown;
     readonly diagnosis: Diagnosis;
   },

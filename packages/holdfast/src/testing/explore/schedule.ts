@@ -1,16 +1,16 @@
 /** One run of the actors, in an order that is chosen step by step. */
 import { setTimeout as sleep } from "node:timers/promises";
 import { UsageError } from "../../seam/errors.ts";
-import { Actor, type Stage, type Step } from "./actor.ts";
+import { Actor, type ActorStage, type ActorStep } from "./actor.ts";
 import type { Fault } from "./faults.ts";
 import { footprint, labelOf, sameLabel } from "./statement.ts";
 
 export interface Choice {
   /** Who could have had the turn, and with what. */
-  readonly enabled: ReadonlyMap<number, Step>;
+  readonly enabled: ReadonlyMap<number, ActorStep>;
   readonly chosen: number;
   /** What was sent. */
-  readonly step: Step;
+  readonly step: ActorStep;
   /** Switches away from an actor that could have gone on, up to and with this one. */
   readonly preemptions: number;
 }
@@ -22,7 +22,7 @@ export interface Deadlock {
   readonly victim: number | undefined;
 }
 
-export interface Run {
+export interface ExploreRun {
   readonly choices: readonly Choice[];
   readonly results: readonly PromiseSettledResult<unknown>[];
   readonly deadlocks: readonly Deadlock[];
@@ -37,12 +37,12 @@ export interface Run {
   /** What befell an actor, if it came to that. */
   readonly fault: Fault | undefined;
   /** Who began late, and after which choice. */
-  readonly late: Plan["late"];
+  readonly late: ExplorePlan["late"];
   /** The order did not come out as planned: something else than the schedule decides. */
   readonly strayed: string | undefined;
 }
 
-export interface Plan {
+export interface ExplorePlan {
   readonly order: readonly number[];
   /** What is sent in each turn, without values; absent in a plan that people gave. */
   readonly labels?: readonly string[];
@@ -91,13 +91,18 @@ export class TimeOver extends Error {
   }
 }
 
-export function perform(stage: Stage, names: readonly string[], plan: Plan, limits: Limits): Promise<Run> {
+export function perform(
+  stage: ActorStage,
+  names: readonly string[],
+  plan: ExplorePlan,
+  limits: Limits,
+): Promise<ExploreRun> {
   return new Play(stage, names, plan, limits).run();
 }
 
 class Play {
-  readonly #stage: Stage;
-  readonly #plan: Plan;
+  readonly #stage: ActorStage;
+  readonly #plan: ExplorePlan;
   /** By their indexes. */
   readonly #cast: Actor[];
   readonly #started: Actor[] = [];
@@ -121,7 +126,7 @@ class Play {
   #diverted = false;
   #wake = Promise.withResolvers<void>();
 
-  constructor(stage: Stage, names: readonly string[], plan: Plan, limits: Limits) {
+  constructor(stage: ActorStage, names: readonly string[], plan: ExplorePlan, limits: Limits) {
     this.#stage = stage;
     this.#limits = limits;
     this.#plan = plan;
@@ -133,7 +138,7 @@ class Play {
     };
   }
 
-  async run(): Promise<Run> {
+  async run(): Promise<ExploreRun> {
     this.#stage.open(this.#plan.victim);
     let ended = false;
     try {
@@ -208,7 +213,7 @@ class Play {
     return true;
   }
 
-  #befalls({ kind }: Fault, actor: Actor, step: Step): void {
+  #befalls({ kind }: Fault, actor: Actor, step: ActorStep): void {
     const stage = this.#stage;
     if (kind === "lost commit") {
       this.#befell = true;
@@ -386,7 +391,7 @@ class Play {
   }
 
   /** Not answered, and no actor is in the way. */
-  async #fly(flying: readonly Step[], ms: number): Promise<void> {
+  async #fly(flying: readonly ActorStep[], ms: number): Promise<void> {
     const late = flying.find(({ outside }) => outside && performance.now() - outside.since > outsideMs);
     if (late?.outside) {
       const who = await this.#stage.describe?.(late.outside.sessions);
@@ -401,7 +406,7 @@ class Play {
       );
   }
 
-  #nameOf(step: Step): string {
+  #nameOf(step: ActorStep): string {
     return this.#cast[step.actor]?.name ?? "";
   }
 
@@ -439,7 +444,7 @@ class Play {
   }
 
   /** Marks those that wait for another actor. Resolves to whether all of these do. */
-  async #look(steps: readonly Step[]): Promise<boolean> {
+  async #look(steps: readonly ActorStep[]): Promise<boolean> {
     const found = await this.#stage.waiting(steps);
     let all = true;
     for (const step of steps) {
@@ -498,7 +503,7 @@ class Play {
 const ends: ReadonlySet<string> = new Set(["commit", "rollback", "other"]);
 
 /** It came to nothing. */
-function refused({ text, error, rows, affected }: Step): boolean {
+function refused({ text, error, rows, affected }: ActorStep): boolean {
   return error !== undefined || (footprint(text).writes.size > 0 && rows.length === 0 && affected === 0);
 }
 

@@ -3,11 +3,11 @@
  * that could have been another's gives a new plan. Those with the fewest switches come first; with many actors, these are
  * switches between two of them before all the orders in which everybody can come one after the other.
  */
-import type { Equivalence, Sent } from "./equivalence.ts";
-import type { Choice, Plan, Run } from "./schedule.ts";
+import type { Equivalence, SentStatement } from "./equivalence.ts";
+import type { Choice, ExplorePlan, ExploreRun } from "./schedule.ts";
 import { labelOf, sameLabel } from "./statement.ts";
 
-export interface Planned extends Plan {
+export interface Planned extends ExplorePlan {
   readonly preemptions: number;
   /** Who comes next was chosen where somebody had ended or waits, and not only who is first. */
   readonly detours: number;
@@ -23,7 +23,7 @@ const begin = (): Planned[][][] => [
   [[{ order: [], labels: [], victim: undefined, preemptions: 0, detours: 0 }]],
 ];
 
-export class Search {
+export class ScheduleSearch {
   /** By switches and detours together; then one switch before one detour, and of more of them, fewer switches first. */
   #queue: Planned[][][] = begin();
   /** Where orders lead, up to those that come to the same: how it was reached. */
@@ -85,7 +85,7 @@ export class Search {
    * order decides; else it may be that what was taken to come to the same does not.
    */
   strange(
-    { choices, deadlocks }: Run,
+    { choices, deadlocks }: ExploreRun,
     names: readonly string[],
   ): { readonly what: string; readonly same: boolean } | undefined {
     let found: string | undefined;
@@ -112,7 +112,7 @@ export class Search {
   }
 
   /** What the run of a plan showed. */
-  learn(plan: Planned, { choices, deadlocks }: Run): void {
+  learn(plan: Planned, { choices, deadlocks }: ExploreRun): void {
     const { detours } = plan;
     for (let i = plan.order.length; i <= choices.length; i++) {
       const before = choices.slice(0, i);
@@ -164,7 +164,7 @@ export class Search {
     }
   }
 
-  #fresh(sent: readonly Sent[], victim: number | undefined, way: Way, mark = ""): boolean {
+  #fresh(sent: readonly SentStatement[], victim: number | undefined, way: Way, mark = ""): boolean {
     const key = `${mark}${this.#equivalence.key(sent)}|${sent.at(-1)?.actor}|${victim}`;
     const ways = this.#seen.get(key) ?? [];
     if (ways.some((each) => each.preemptions <= way.preemptions && each.detours <= way.detours)) return false;
@@ -172,7 +172,7 @@ export class Search {
     return true;
   }
 
-  #add(sent: readonly Sent[], victim: number | undefined, { preemptions, detours }: Way): void {
+  #add(sent: readonly SentStatement[], victim: number | undefined, { preemptions, detours }: Way): void {
     const sum = preemptions + detours;
     ((this.#queue[sum] ??= [])[sum === 1 ? detours : preemptions] ??= []).push({
       order: sent.map(({ actor }) => actor),
@@ -184,7 +184,7 @@ export class Search {
   }
 }
 
-function sentOf({ chosen, step }: Choice): Sent {
+function sentOf({ chosen, step }: Choice): SentStatement {
   return { actor: chosen, text: step.text, opens: step.opens };
 }
 

@@ -1,9 +1,9 @@
 /** What was there in all runs together: whether anything was tested at all. */
 import { message } from "../../seam/errors.ts";
 import { wasDeadlock } from "./evidence.ts";
-import type { Run } from "./schedule.ts";
+import type { ExploreRun } from "./schedule.ts";
 
-export class Seen {
+export class SeenTable {
   readonly #names: readonly string[];
   /** Actors of which a statement was seen. */
   readonly #sent = new Set<number>();
@@ -19,7 +19,7 @@ export class Seen {
     this.#names = names;
   }
 
-  add(run: Run): void {
+  add(run: ExploreRun): void {
     const { choices, together, results } = run;
     for (const { chosen } of choices) this.#sent.add(chosen);
     for (const pair of together) for (const actor of pair.split(",")) this.#together.add(Number(actor));

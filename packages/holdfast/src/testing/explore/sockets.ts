@@ -6,9 +6,16 @@ import { setImmediate as turn, setTimeout as sleep } from "node:timers/promises"
 import { type AsyncHook, createHook } from "node:async_hooks";
 import type { Socket } from "node:net";
 import type { Isolation } from "../../seam/database.ts";
-import { sites } from "../../context/call-site.ts";
-import type { Answer, OurSessions, Self, Wire, WireReader, Written } from "../../seam/protocol-reader.ts";
-import { Actor, type Stage, type Step, type Wait, step } from "./actor.ts";
+import { callSites } from "../../context/call-site.ts";
+import type {
+  ProtocolAnswer,
+  OurSessions,
+  Self,
+  Protocol,
+  ProtocolReader,
+  WrittenTables,
+} from "../../seam/protocol-reader.ts";
+import { Actor, type ActorStage, type ActorStep, type ActorWait, step } from "./actor.ts";
 import {
   type Listener,
   type Pass,
@@ -25,7 +32,7 @@ import { type Alone, alone, hasOthersWithin, nothing, together, writtenBy } from
 
 /** A server, and a connection to it for questions. */
 export interface Server {
-  readonly wire: Omit<Wire<never>, "waiting" | "describe" | "cancel" | "related" | "keep">;
+  readonly protocol: Omit<Protocol<never>, "waiting" | "describe" | "cancel" | "related" | "keep">;
   /** Functions that may write, and tables with triggers. */
   readonly writers: ReadonlySet<string>;
   readonly active: ReadonlySet<string>;
@@ -38,8 +45,8 @@ export interface Server {
   expire?(): Promise<void>;
 }
 
-interface Held {
-  readonly step: Step;
+interface HeldBytes {
+  readonly step: ActorStep;
   readonly actor: Actor;
   readonly writes: Parameters<Write>[];
   /** Requests that these are. */
@@ -47,15 +54,15 @@ interface Held {
 }
 
 /** One connection to the server. */
-interface Line {
+interface SocketLine {
   /** To tell it from the others. */
   readonly id: number;
   readonly socket: Socket;
-  readonly reader: WireReader;
+  readonly reader: ProtocolReader;
   /** What was kept back, as it is to be written. */
-  held: Held | undefined;
+  held: HeldBytes | undefined;
   /** Sent, and not answered. */
-  sent: { readonly step: Step; readonly actor: Actor } | undefined;
+  sent: { readonly step: ActorStep; readonly actor: Actor } | undefined;
   /** Who used it last in this run. */
   user: Actor | undefined;
   /** For whom its session was told what it was told. */
@@ -65,7 +72,7 @@ interface Line {
   /** An actor or the invariant has used it at all. */
   theirs: boolean;
   /** Waits for the answer to a statement of ours, which the client does not see. */
-  ours: { readonly reader: WireReader; readonly told: Told; done(): void } | undefined;
+  ours: { readonly reader: ProtocolReader; readonly told: Told; done(): void } | undefined;
   self: Self | undefined;
   /** Of the server, as it was known last. */
   session: string | undefined;
@@ -75,7 +82,7 @@ interface Line {
 
 /** What the server said to a statement of ours. */
 interface Told {
-  readonly rows: Answer["rows"][number][];
+  readonly rows: ProtocolAnswer["rows"][number][];
   readonly heard: Buffer[];
   error: string | undefined;
 }
@@ -96,21 +103,21 @@ const patience = { usual: 40, victim: 150, other: 2000 };
 const deadMs = 300;
 const clearMs = 1000;
 
-export class Sockets implements Stage, Listener {
+export class Sockets implements ActorStage, Listener {
   readonly #server: Server;
-  readonly #wire: Server["wire"];
+  readonly #protocol: Server["protocol"];
   readonly #work: readonly (() => Promise<unknown>)[];
-  readonly #lines = new Map<Socket, Line>();
+  readonly #lines = new Map<Socket, SocketLine>();
   /** When all that an actor does is over. */
   readonly #ends = new WeakMap<Actor, Promise<void>>();
   #made = 0;
   /** Of this run, those first that have heard nothing for the longest time. */
   #actors: Actor[] = [];
   /** Whose client is hearing an answer at this moment. */
-  #passing: Line | undefined;
+  #passing: SocketLine | undefined;
   /** Its answer is to be lost. */
-  #lost: Step | undefined;
-  #waits: { readonly step: Step; readonly work: () => void } | undefined;
+  #lost: ActorStep | undefined;
+  #waits: { readonly step: ActorStep; readonly work: () => void } | undefined;
   /**
    * Where an actor's own code last awaited something: clients that send a statement only when they are awaited have
    * none of it on their stack.
@@ -139,12 +146,13 @@ export class Sockets implements Stage, Listener {
 
   constructor(server: Server, work: readonly (() => Promise<unknown>)[]) {
     this.#server = server;
-    this.#wire = server.wire;
+    this.#protocol = server.protocol;
     this.#work = work;
     this.#aside.over = this.#judge.over = true;
     const init = (_: number, type: string) => {
       const actor = type === "PROMISE" ? present(current.getStore()) : undefined;
-      if (actor && actor.trail.push(sites.here(init, nearby)) > longest) actor.trail.splice(0, longest / 2);
+      if (actor && actor.trail.push(callSites.here(init, nearby)) > longest)
+        actor.trail.splice(0, longest / 2);
     };
     this.#awaits = createHook({ init });
     // From here on, so that what is prepared before the first run is known by its text.
@@ -172,7 +180,7 @@ export class Sockets implements Stage, Listener {
     this.#awaits.disable();
     for (const line of this.#lines.values()) {
       this.#letGo(line);
-      if (line.around && !line.sent) void this.#end(line, this.#wire.autocommit.commit);
+      if (line.around && !line.sent) void this.#end(line, this.#protocol.autocommit.commit);
     }
   }
 
@@ -195,7 +203,7 @@ export class Sockets implements Stage, Listener {
     }
     for (const line of used)
       if (!busy().includes(line) && line.reader.inside && !line.socket.destroyed)
-        await this.#tell(line, this.#wire.autocommit.rollback);
+        await this.#tell(line, this.#protocol.autocommit.rollback);
   }
 
   describe(sessions: readonly string[]): Promise<readonly string[]> {
@@ -221,7 +229,7 @@ export class Sockets implements Stage, Listener {
   }
 
   /** By actors and the invariant, so far. */
-  get written(): Written {
+  get written(): WrittenTables {
     this.#written = together([this.#written, writtenBy(this.#sent.map(({ text }) => text))]);
     this.#sent = [];
     return this.#written;
@@ -258,9 +266,9 @@ export class Sockets implements Stage, Listener {
     this.#ends.set(actor, ended);
   }
 
-  async waiting(steps: readonly Step[]): Promise<ReadonlyMap<Step, Wait>> {
+  async waiting(steps: readonly ActorStep[]): Promise<ReadonlyMap<ActorStep, ActorWait>> {
     const lines = [...this.#lines.values()].filter(({ socket }) => !socket.destroyed);
-    const sessionOf = (of: Step) => lines.find(({ sent }) => sent?.step === of)?.session;
+    const sessionOf = (of: ActorStep) => lines.find(({ sent }) => sent?.step === of)?.session;
     const found = await this.aside(() =>
       this.#server.waiting(steps.flatMap((each) => sessionOf(each) ?? [])),
     );
@@ -321,7 +329,7 @@ export class Sockets implements Stage, Listener {
    * What a client sends in the same breath in which it hears an answer was queued behind that one: by whoever of the others has
    * sent nothing, and has no connection of its own: the one that waits for the longest time.
    */
-  #behind(line: Line): Actor | undefined {
+  #behind(line: SocketLine): Actor | undefined {
     const lines = [...this.#lines.values()];
     return this.#actors.find(
       (actor) =>
@@ -334,11 +342,11 @@ export class Sockets implements Stage, Listener {
     );
   }
 
-  #hold(line: Line, actor: Actor, args: Parameters<Write>, text: string, requests: number): void {
-    const here = sites.here(this.writes);
+  #hold(line: SocketLine, actor: Actor, args: Parameters<Write>, text: string, requests: number): void {
+    const here = callSites.here(this.writes);
     const trail = [...actor.trail];
     const place = () => here.place ?? trail.findLast((site) => site.place)?.place;
-    const held: Held = {
+    const held: HeldBytes = {
       step: step(actor.index, text, place, { connection: line.id }),
       actor,
       writes: [args],
@@ -350,7 +358,7 @@ export class Sockets implements Stage, Listener {
     let kind: { readonly of: string; readonly is: Alone } | undefined;
     const kindOf = (): Alone => {
       const { text: of } = held.step;
-      const { together: whole } = this.#wire.autocommit;
+      const { together: whole } = this.#protocol.autocommit;
       if (kind?.of !== of) kind = { of, is: alone(of, { whole, ...this.#server }) };
       return kind.is;
     };
@@ -365,7 +373,7 @@ export class Sockets implements Stage, Listener {
         },
         send: async () => {
           line.sent = { step: held.step, actor };
-          if (this.#wire.certifies && /\bserializable\b/i.test(held.step.text)) this.certified = true;
+          if (this.#protocol.certifies && /\bserializable\b/i.test(held.step.text)) this.certified = true;
           held.step.inside = line.reader.inside === true;
           if (hasOthersWithin(held.step.text, this.#server)) this.unseen.add(held.step.text);
           await this.#prepare(line, actor);
@@ -383,11 +391,11 @@ export class Sockets implements Stage, Listener {
 
   /** Outside of a transaction: one is begun where others are to come before its COMMIT, or where it makes the session known. */
   async #begin(
-    line: Line,
-    { step: { opens, text }, requests }: Held,
+    line: SocketLine,
+    { step: { opens, text }, requests }: HeldBytes,
     { begins, fits, unseen }: Alone,
   ): Promise<void> {
-    const { autocommit } = this.#wire;
+    const { autocommit } = this.#protocol;
     if (unseen || requests > 1) this.unseen.add(text);
     const behind = line.self?.direct === false && autocommit.mark;
     if (requests > 1 || !(opens || (behind && (begins || fits)))) return;
@@ -400,8 +408,8 @@ export class Sockets implements Stage, Listener {
   }
 
   /** The answer to what was sent inside of a transaction of ours is complete. */
-  #heard(line: Line, { step: sent, actor }: NonNullable<Line["sent"]>): void {
-    const { autocommit } = this.#wire;
+  #heard(line: SocketLine, { step: sent, actor }: NonNullable<SocketLine["sent"]>): void {
+    const { autocommit } = this.#protocol;
     const { begins } = line.around ?? {};
     if (begins) this.#deliver(line, { inside: line.reader.inside !== false });
     else if (!sent.opens || sent.error !== undefined)
@@ -425,21 +433,21 @@ export class Sockets implements Stage, Listener {
     }
   }
 
-  async #end(line: Line, text: string): Promise<void> {
+  async #end(line: SocketLine, text: string): Promise<void> {
     const { error, heard } = await this.#tell(line, text);
     if (error !== undefined && line.sent) line.sent.step.error ??= error;
     this.#deliver(line, { inside: false, ...(error === undefined ? {} : { refused: Buffer.concat(heard) }) });
   }
 
   /** What the client was to hear, as it would have heard it. */
-  #deliver(line: Line, after: { readonly inside: boolean; readonly refused?: Uint8Array }): void {
+  #deliver(line: SocketLine, after: { readonly inside: boolean; readonly refused?: Uint8Array }): void {
     const { around } = line;
     const asked = line.sent?.step;
     if (asked && asked === this.#lost) return void this.#lose(line);
     line.around = undefined;
     line.reader.inside = after.inside;
     this.#answered(line);
-    const answer = around && this.#wire.autocommit.answer(Buffer.concat(around.heard), after);
+    const answer = around && this.#protocol.autocommit.answer(Buffer.concat(around.heard), after);
     const pass = () => answer && around.pass?.(answer);
     const user = present(line.user);
     this.#passing = line;
@@ -449,21 +457,21 @@ export class Sockets implements Stage, Listener {
     if (asked) this.#heardOf(asked);
   }
 
-  async #learn(line: Line, held: Step, unknown: string | undefined): Promise<void> {
+  async #learn(line: SocketLine, held: ActorStep, unknown: string | undefined): Promise<void> {
     await this.#identify(line);
     if (unknown === undefined) return;
     line.reader.learn?.((await this.#tell(line, unknown)).rows);
     held.text = line.reader.text?.() ?? held.text;
   }
 
-  #letGo(line: Line): void {
+  #letGo(line: SocketLine): void {
     const writes = line.held?.writes ?? [];
     line.held = undefined;
     for (const args of writes) send(line.socket, ...args);
   }
 
   /** A connection goes from one actor to the next, outside of any transaction: here it may be told something. */
-  async #prepare(line: Line, actor: Actor): Promise<void> {
+  async #prepare(line: SocketLine, actor: Actor): Promise<void> {
     line.user = actor;
     await this.#identify(line);
     if (line.told === actor) return;
@@ -478,29 +486,29 @@ export class Sockets implements Stage, Listener {
   }
 
   /** Who it is on the server. A session that cannot say it now is asked again. */
-  async #identify(line: Line): Promise<void> {
+  async #identify(line: SocketLine): Promise<void> {
     if (line.self) return;
-    const { rows } = await this.#tell(line, this.#wire.who);
-    line.self = this.#wire.self(rows, line.socket.localPort);
+    const { rows } = await this.#tell(line, this.#protocol.who);
+    line.self = this.#protocol.self(rows, line.socket.localPort);
     line.session = line.self?.session;
     if (line.self?.serializable) this.certified = true;
   }
 
   #settings(actor: Actor): string[] {
     const kind = this.#victim === undefined ? "usual" : this.#victim === actor.index ? "victim" : "other";
-    const texts = this.level === undefined ? [] : [this.#wire.isolation(this.level)];
-    if (this.#wire.patience) texts.push(this.#wire.patience(patience[kind]));
+    const texts = this.level === undefined ? [] : [this.#protocol.isolation(this.level)];
+    if (this.#protocol.patience) texts.push(this.#protocol.patience(patience[kind]));
     return texts;
   }
 
   #reset(): string[] {
-    const texts = this.level === undefined ? [] : [this.#wire.isolation(undefined)];
-    if (this.#wire.patience) texts.push(this.#wire.patience(undefined));
+    const texts = this.level === undefined ? [] : [this.#protocol.isolation(undefined)];
+    if (this.#protocol.patience) texts.push(this.#protocol.patience(undefined));
     return texts;
   }
 
   /** Errors of settings do not matter: a session without the right to be told that behaves as it did. */
-  async #tell(line: Line, text: string): Promise<Told> {
+  async #tell(line: SocketLine, text: string): Promise<Told> {
     const told: Told = { rows: [], heard: [], error: undefined };
     // What passed before it has its own answer.
     const until = performance.now() + clearMs;
@@ -509,8 +517,8 @@ export class Sockets implements Stage, Listener {
     if (!line.socket.writable || !quiet(line)) return { ...told, error: "the connection was closed" };
     const { promise, resolve } = Promise.withResolvers<void>();
     // Its own, since the other one may be in the middle of a statement that is held back.
-    const reader = this.#wire.reader();
-    const message = line.reader.statement?.(text) ?? this.#wire.statement(text);
+    const reader = this.#protocol.reader();
+    const message = line.reader.statement?.(text) ?? this.#protocol.statement(text);
     reader.sent(message);
     line.socket.once("close", resolve);
     line.ours = { reader, told, done: resolve };
@@ -521,11 +529,11 @@ export class Sockets implements Stage, Listener {
     return told;
   }
 
-  #line(socket: Socket): Line {
-    const line: Line = {
+  #line(socket: Socket): SocketLine {
+    const line: SocketLine = {
       id: this.#made++,
       socket,
-      reader: readerOf(socket, () => this.#wire.reader()),
+      reader: readerOf(socket, () => this.#protocol.reader()),
       held: undefined,
       sent: undefined,
       user: undefined,
@@ -555,7 +563,7 @@ export class Sockets implements Stage, Listener {
     return heard;
   }
 
-  lose(step: Step): void {
+  lose(step: ActorStep): void {
     this.#lost = step;
   }
 
@@ -584,14 +592,14 @@ export class Sockets implements Stage, Listener {
 
   async unlock(): Promise<void> {
     for (const line of this.#lines.values())
-      if (line.theirs && quiet(line)) await this.#tell(line, this.#wire.unlock);
+      if (line.theirs && quiet(line)) await this.#tell(line, this.#protocol.unlock);
   }
 
-  answered(to: Step, work: () => void): void {
+  answered(to: ActorStep, work: () => void): void {
     this.#waits = { step: to, work };
   }
 
-  #heardOf(asked: Step): void {
+  #heardOf(asked: ActorStep): void {
     const { step: to, work } = this.#waits ?? {};
     if (to !== asked) return;
     this.#waits = undefined;
@@ -599,7 +607,7 @@ export class Sockets implements Stage, Listener {
   }
 
   /** Whether the client is not to hear it now. */
-  #hears(line: Line, chunk: Buffer, pass: Pass): boolean {
+  #hears(line: SocketLine, chunk: Buffer, pass: Pass): boolean {
     const { ours, sent, around } = line;
     if (ours) {
       const { rows, error, ready } = ours.reader.received(chunk);
@@ -634,7 +642,7 @@ export class Sockets implements Stage, Listener {
     return false;
   }
 
-  #lose(line: Line): true {
+  #lose(line: SocketLine): true {
     this.#lost = undefined;
     line.around = undefined;
     this.#answered(line);
@@ -642,7 +650,7 @@ export class Sockets implements Stage, Listener {
     return true;
   }
 
-  #answered(line: Line): void {
+  #answered(line: SocketLine): void {
     const { sent } = line;
     if (!sent) return;
     line.sent = undefined;
@@ -653,7 +661,7 @@ export class Sockets implements Stage, Listener {
     this.changed();
   }
 
-  #gone(line: Line): void {
+  #gone(line: SocketLine): void {
     if (line.sent) line.sent.step.error ??= "the connection was closed";
     const { held } = line;
     line.held = line.around = undefined;
@@ -668,7 +676,7 @@ export class Sockets implements Stage, Listener {
 }
 
 /** The server has answered everything that it was sent. */
-function quiet({ reader, held }: Line): boolean {
+function quiet({ reader, held }: SocketLine): boolean {
   return reader.unanswered <= (held?.requests ?? 0);
 }
 

@@ -101,7 +101,7 @@ function read(text: string): Footprint {
 }
 
 /** A lock by name that a statement takes or gives back. */
-export interface LockCall {
+export interface SeenLockCall {
   /** Until the transaction ends, until it is given back, or giving it back. */
   readonly lasts: "transaction" | "session" | "given back";
   readonly called: string;
@@ -112,7 +112,7 @@ export interface LockCall {
 const lockCall =
   /\b(?:(pg_(?:try_)?advisory_xact_lock(?:_shared)?)|(pg_(?:try_)?advisory_lock(?:_shared)?|get_lock)|(pg_advisory_unlock(?:_shared)?|release_lock))\s*\(/gi;
 
-export function lockCalls(text: string): LockCall[] {
+export function lockCalls(text: string): SeenLockCall[] {
   return [...text.matchAll(lockCall)].map((found) => {
     const [whole, transaction, session, back] = found;
     const from = found.index + whole.length;

@@ -2,15 +2,20 @@
 import { inspect } from "node:util";
 import { parentPort, workerData } from "node:worker_threads";
 import { message } from "../../seam/errors.ts";
-import type { Call, Gate, Gated, HoldBack } from "../../seam/statement-hook.ts";
-import { sites } from "../../context/call-site.ts";
+import type {
+  HookedCall,
+  StatementHook,
+  HookedStatements,
+  HookStatements,
+} from "../../seam/statement-hook.ts";
+import { callSites } from "../../context/call-site.ts";
 import { type Asked, type Given, type Said, type Verdict, flag, thrown, verdict } from "./verdict.ts";
 
 /** `load` is called when the clients that it loads are held back. */
-export async function serve(engines: readonly HoldBack[], load: () => Promise<object>): Promise<void> {
+export async function serve(engines: readonly HookStatements[], load: () => Promise<object>): Promise<void> {
   const { name, args, flags } = workerData as Given;
   const turnstile = new Turnstile(flags);
-  turnstile.gated = engines.map((holdBack) => holdBack(turnstile));
+  turnstile.gated = engines.map((hookStatements) => hookStatements(turnstile));
   try {
     const actor = ((await load()) as Record<string, unknown>)[name];
     if (typeof actor !== "function") throw new TypeError(`it exports no function ${name}`);
@@ -55,25 +60,25 @@ const most = 50;
 /** Between tries for a lock, where nobody holds back. */
 const pauseMs = 2;
 
-class Turnstile implements Gate {
+class Turnstile implements StatementHook {
   readonly #flags: Given["flags"];
   readonly #nap = new Int32Array(new SharedArrayBuffer(4));
   readonly libraries = new Set<string>();
-  gated: readonly Gated[] = [];
+  gated: readonly HookedStatements[] = [];
 
   constructor(flags: Given["flags"]) {
     this.#flags = flags;
   }
 
-  pass<T>(call: Call<T>): T {
+  pass<T>(call: HookedCall<T>): T {
     this.libraries.add(call.library);
     if (Atomics.load(this.#flags, flag.holding) === 0) return this.#patiently(call);
-    const { place } = sites.here(call.above);
+    const { place } = callSites.here(call.above);
     const free = this.#ask({ kind: "held", text: call.text, place }) === verdict.free;
     return free ? this.#patiently(call) : this.#inTurn(call);
   }
 
-  #inTurn<T>(call: Call<T>): T {
+  #inTurn<T>(call: HookedCall<T>): T {
     for (;;) {
       let result: T;
       try {
@@ -98,7 +103,7 @@ class Turnstile implements Gate {
   }
 
   /** As it would be by itself. */
-  #patiently<T>(call: Call<T>): T {
+  #patiently<T>(call: HookedCall<T>): T {
     const begun = performance.now();
     for (;;)
       try {

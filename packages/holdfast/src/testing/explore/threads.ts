@@ -9,7 +9,7 @@ import { pathToFileURL } from "node:url";
 import { Worker } from "node:worker_threads";
 import { UnsupportedError, UsageError, message } from "../../seam/errors.ts";
 import { self } from "../../context/self.ts";
-import { Actor, type Stage, type Step, type Wait, step } from "./actor.ts";
+import { Actor, type ActorStage, type ActorStep, type ActorWait, step } from "./actor.ts";
 import { type Asked, type Given, type Said, type Verdict, flag, flags, revived, verdict } from "./verdict.ts";
 
 /** An actor in a thread of its own; see `inThread`. */
@@ -69,7 +69,7 @@ function program(module: URL): URL {
   const held = engines();
   const lines = [
     `import { serve } from ${JSON.stringify(new URL(`./thread${extension}`, import.meta.url).href)};`,
-    ...held.map((url, i) => `import { holdBack as engine${i} } from ${JSON.stringify(url)};`),
+    ...held.map((url, i) => `import { hookStatements as engine${i} } from ${JSON.stringify(url)};`),
     `await serve([${held.map((_, i) => `engine${i}`).join(", ")}], () => import(${JSON.stringify(module.href)}));`,
   ];
   return new URL(`data:text/javascript,${encodeURIComponent(lines.join("\n"))}`);
@@ -99,7 +99,7 @@ class Thread {
   /** Called when it says anything. */
   heard: () => void = () => {};
   /** What it sent, and is not answered. */
-  sent: Step | undefined;
+  sent: ActorStep | undefined;
   /** It sleeps, since somebody else has the lock that it needs: how many of the others' statements it has seen. */
   locked: { readonly since: number; seen: number } | undefined;
   /** It sleeps, since it has not had the turn. */
@@ -178,12 +178,12 @@ class Thread {
   }
 }
 
-export class Threads implements Stage {
+export class Threads implements ActorStage {
   readonly #threads: Thread[];
   readonly #names: readonly string[];
   readonly #actors: readonly ThreadActor[];
   /** Whoever is told when the answer to a step was heard. */
-  #waits: { readonly step: Step; readonly work: () => void } | undefined;
+  #waits: { readonly step: ActorStep; readonly work: () => void } | undefined;
   #open = false;
   #runs = 0;
   /** Of those that wait for a lock. */
@@ -277,7 +277,7 @@ export class Threads implements Stage {
     });
   }
 
-  answered(to: Step, work: () => void): void {
+  answered(to: ActorStep, work: () => void): void {
     this.#waits = { step: to, work };
   }
 
@@ -310,7 +310,7 @@ export class Threads implements Stage {
   }
 
   /** Whoever waits for a lock tries again as soon as somebody else has done something; who came first is first. */
-  async waiting(steps: readonly Step[]): Promise<ReadonlyMap<Step, Wait>> {
+  async waiting(steps: readonly ActorStep[]): Promise<ReadonlyMap<ActorStep, ActorWait>> {
     for (const thread of this.#waiters())
       if (thread.sent && steps.includes(thread.sent)) await this.#again(thread);
     return new Map(

@@ -3,7 +3,7 @@ import { basename } from "node:path";
 import { UsageError } from "../../seam/errors.ts";
 import type { Diagnosis } from "./anomaly.ts";
 import { faultLetters, faultOf, faultText } from "./faults.ts";
-import type { Plan, Run } from "./schedule.ts";
+import type { ExplorePlan, ExploreRun } from "./schedule.ts";
 
 /** One line of a schedule. */
 export interface Turn {
@@ -28,7 +28,7 @@ export interface Turn {
 }
 
 export function turns(
-  { choices, late, fault }: Run,
+  { choices, late, fault }: ExploreRun,
   names: readonly string[],
   { stale }: Pick<Diagnosis, "stale">,
 ): Turn[] {
@@ -150,7 +150,7 @@ function drawn(
  * "A4B4AB": whose turn, and how many in a row; "+B": who begins there; a small
  * letter: what befell it there (faults.ts); "!B": whom the server ended in a deadlock.
  */
-export function replayOf({ choices, deadlocks, late, fault }: Run): string {
+export function replayOf({ choices, deadlocks, late, fault }: ExploreRun): string {
   const victim = deadlocks.at(-1)?.victim;
   const marks = (i: number) =>
     (fault?.after === i ? faultLetters[fault.kind] : "") +
@@ -169,7 +169,7 @@ const letter = (actor: number) => String.fromCharCode(65 + actor);
 export function planOf(
   replay: string,
   actors: readonly string[],
-): Pick<Plan, "order" | "victim" | "late" | "fault"> {
+): Pick<ExplorePlan, "order" | "victim" | "late" | "fault"> {
   const last = letter(actors.length - 1);
   const turn = `[A-${last}]\\d{0,4}[${Object.values(faultLetters).join("")}]?`;
   if (!new RegExp(`^(?:${turn})+(?:\\+[A-${last}](?:${turn})+)?(?:![A-${last}])?$`).test(replay))
@@ -178,7 +178,7 @@ export function planOf(
     );
   const [order = "", victim] = replay.split("!");
   const numberOf = (name: string) => name.charCodeAt(0) - 65;
-  const plan: { order: number[]; late?: Plan["late"]; fault?: Plan["fault"] } = { order: [] };
+  const plan: { order: number[]; late?: ExplorePlan["late"]; fault?: ExplorePlan["fault"] } = { order: [] };
   for (const [, plus, each = "A", count, mark] of order.matchAll(/(\+?)([A-Z])(\d*)([a-z]?)/g)) {
     const actor = numberOf(each);
     if (plus) {

@@ -2,7 +2,7 @@
  * Which tables a statement may have written, as far as its text tells. It is not a parser: where it cannot be sure, it says
  * that it may have been anything. What triggers and functions do, the engine has to know.
  */
-import type { Written } from "../../seam/protocol-reader.ts";
+import type { WrittenTables } from "../../seam/protocol-reader.ts";
 import { footprint } from "./statement.ts";
 
 interface Token {
@@ -136,13 +136,13 @@ class Reader {
   }
 }
 
-export const nothing: Written = {
+export const nothing: WrittenTables = {
   anything: false,
   tables: new Set(),
   calls: new Set(),
   sequences: new Set(),
 };
-const unknown: Written = { ...nothing, anything: true };
+const unknown: WrittenTables = { ...nothing, anything: true };
 
 /** Those that a text consists of; undefined: it cannot be cut for sure. */
 function cut(text: string): Token[][] | undefined {
@@ -154,7 +154,7 @@ function cut(text: string): Token[][] | undefined {
   return text.trim() === "" || !tokensOf(text) ? undefined : statements.filter(({ length }) => length > 0);
 }
 
-function readAll(text: string): Written {
+function readAll(text: string): WrittenTables {
   const statements = cut(text);
   return statements ? together(statements.map((each) => new Reader(each))) : unknown;
 }
@@ -240,7 +240,7 @@ export function hasOthersWithin(text: string, { writers, active }: Omit<Surround
   });
 }
 
-export function together(all: readonly Written[]): Written {
+export function together(all: readonly WrittenTables[]): WrittenTables {
   const of = (set: "tables" | "calls" | "sequences") => new Set(all.flatMap((each) => [...each[set]]));
   return {
     anything: all.some(({ anything }) => anything),
@@ -250,10 +250,10 @@ export function together(all: readonly Written[]): Written {
   };
 }
 
-const known = new Map<string, Written>();
+const known = new Map<string, WrittenTables>();
 
 /** By all of these statements. */
-export function writtenBy(texts: Iterable<string>): Written {
+export function writtenBy(texts: Iterable<string>): WrittenTables {
   if (known.size > 10_000) known.clear();
   return together(
     [...new Set(texts)].map((text) => {

@@ -1,7 +1,7 @@
 /** Whether a history can be explained by one operation after the other. */
-import type { Decided, Model, Refutation } from "./model.ts";
+import type { ModelDecided, Model, Refutation } from "./model.ts";
 import { type History, type Operation, textOf } from "./operation.ts";
-import { type Clock, type Found, OutOfTime, type Position, Search, clock } from "./search.ts";
+import { type Clock, type HistoryFound, OutOfTime, type Position, HistorySearch, clock } from "./search.ts";
 import { draw, either, shown } from "./show.ts";
 
 export interface CheckOptions {
@@ -66,7 +66,7 @@ export function checkHistory<State, Input, Output>(
       const counterexample = explainPart(plain, key, decided, operations.length);
       return { verdict: "violation", ...counted, counterexample, text: `✗ ${seen}\n${counterexample.text}` };
     }
-    const search = new Search(plain, key, operations);
+    const search = new HistorySearch(plain, key, operations);
     const found = search.run(time);
     if (found.verdict === "unknown") undecided.push(key);
     if (found.verdict !== "violation") continue;
@@ -83,7 +83,7 @@ function decide<S>(
   model: Model<S>,
   operations: readonly Operation[],
   time: Clock,
-): Decided | "unknown" | undefined {
+): ModelDecided | "unknown" | undefined {
   try {
     return model.decide?.(operations, time);
   } catch (error) {
@@ -103,7 +103,7 @@ export function expectLinearizable<State, Input, Output>(
   return report;
 }
 
-type Violation<S> = Extract<Found<S>, { verdict: "violation" }>;
+type Violation<S> = Extract<HistoryFound<S>, { verdict: "violation" }>;
 
 /** A shorter story takes longer to find: with so much time for it, it is short enough. */
 const shrinkMs = 5000;
@@ -117,7 +117,7 @@ const partMs = 1000;
 function explain<S>(
   model: Model<S>,
   key: string,
-  search: Search<S>,
+  search: HistorySearch<S>,
   violation: Violation<S>,
   { others = 0, later = [] }: { readonly others?: number; readonly later?: readonly Operation[] } = {},
 ): Counterexample {
@@ -163,7 +163,7 @@ function explainPart<S>(
   { operations, culprit }: Refutation,
   all: number,
 ): Counterexample {
-  const search = new Search(model, key, operations);
+  const search = new HistorySearch(model, key, operations);
   const found = search.run(clock(partMs));
   const others = all - operations.length;
   if (found.verdict === "violation") {
@@ -177,7 +177,7 @@ function explainPart<S>(
 }
 
 function attempt<S>(
-  search: Search<S>,
+  search: HistorySearch<S>,
   start: Position<S>,
   skip: ReadonlySet<number>,
   time: Clock,
@@ -192,7 +192,7 @@ function attempt<S>(
 }
 
 /** Those that were open then, or came later; and, of those that never came back, all. */
-function inWindow<S>(search: Search<S>, from: number, violation: Violation<S>) {
+function inWindow<S>(search: HistorySearch<S>, from: number, violation: Violation<S>) {
   const over = new Set(
     search.events
       .slice(0, from)
@@ -204,7 +204,7 @@ function inWindow<S>(search: Search<S>, from: number, violation: Violation<S>) {
 }
 
 /** The last place before the culprit's call with one state, or two; with a few others, to show what led to it. */
-function beginning<S>(search: Search<S>, violation: Violation<S>): Position<S> {
+function beginning<S>(search: HistorySearch<S>, violation: Violation<S>): Position<S> {
   const called = search.events.findIndex(({ entry }) => entry === violation.culprit);
   const fit = (states: number) =>
     violation.rests.findLast(

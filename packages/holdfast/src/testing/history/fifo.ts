@@ -11,13 +11,13 @@
  */
 import type { Clock } from "./search.ts";
 
-export interface Span {
+export interface FifoSpan {
   readonly start: number;
   /** Infinity: it need not have happened. */
   readonly end: number;
 }
 
-export interface Moved extends Span {
+export interface Moved extends FifoSpan {
   /** Equal values have equal numbers: 0, 1, 2, … */
   readonly value: number;
 }
@@ -26,9 +26,9 @@ export interface Calls {
   readonly brought: readonly Moved[];
   readonly taken: readonly Moved[];
   /** Nobody knows what they took, if anything. */
-  readonly lost: readonly Span[];
+  readonly lost: readonly FifoSpan[];
   /** They found nothing. */
-  readonly empty: readonly Span[];
+  readonly empty: readonly FifoSpan[];
 }
 
 /** Of calls in the order of their start, those that are gone through: all before `next`, but for `left`. */
@@ -72,7 +72,7 @@ export function isFifo(calls: Calls, time: Clock): boolean {
  * The calls that every explanation begins with, item by item, where there is but one way to begin: the longest first. For
  * those that have no explanation.
  */
-export function* beginnings(calls: Calls, time: Clock): Iterable<ReadonlySet<Span>> {
+export function* beginnings(calls: Calls, time: Clock): Iterable<ReadonlySet<FifoSpan>> {
   const search = new Fifo(calls, time);
   const alone: Way[] = [];
   for (let ways: readonly Way[] = [search.first]; ways.length > 0; ways = search.next(ways))
@@ -86,12 +86,12 @@ function movesOf({ brought, taken, lost }: Way): string {
 
 const none: Part = { next: 0, left: [] };
 
-function byStart<T extends Span>(calls: readonly T[]): T[] {
+function byStart<T extends FifoSpan>(calls: readonly T[]): T[] {
   return calls.toSorted((a, b) => a.start - b.start);
 }
 
 /** Calls in the order of their start, and what is left of them. */
-class Line<T extends Span> {
+class FifoLine<T extends FifoSpan> {
   readonly calls: readonly T[];
   /** Of all from there on: when the first one ends. */
   readonly #firstEnd: number[];
@@ -154,19 +154,19 @@ class Counts {
 }
 
 class Fifo {
-  readonly #brought: Line<Moved>;
-  readonly #taken: Line<Moved>;
-  readonly #lost: readonly Span[];
-  readonly #empty: Line<Span>;
+  readonly #brought: FifoLine<Moved>;
+  readonly #taken: FifoLine<Moved>;
+  readonly #lost: readonly FifoSpan[];
+  readonly #empty: FifoLine<FifoSpan>;
   readonly #bringers: Counts;
   readonly #takers: Counts;
   readonly #time: Clock;
 
   constructor({ brought, taken, lost, empty }: Calls, time: Clock) {
-    this.#brought = new Line(brought);
-    this.#taken = new Line(taken);
+    this.#brought = new FifoLine(brought);
+    this.#taken = new FifoLine(taken);
     this.#lost = byStart(lost);
-    this.#empty = new Line(empty);
+    this.#empty = new FifoLine(empty);
     this.#bringers = new Counts(this.#brought.calls, () => true);
     this.#takers = new Counts(this.#taken.calls, ({ end }) => end !== Infinity);
     this.#time = time;
@@ -177,8 +177,8 @@ class Fifo {
   }
 
   /** The calls that brought and took the items so far. */
-  gone({ brought, taken, lost }: Way): Set<Span> {
-    const before = ({ next, left }: Part, line: Line<Moved>) =>
+  gone({ brought, taken, lost }: Way): Set<FifoSpan> {
+    const before = ({ next, left }: Part, line: FifoLine<Moved>) =>
       line.calls.slice(0, next).filter((_, i) => !left.includes(i));
     return new Set([
       ...before(brought, this.#brought),
@@ -261,7 +261,7 @@ class Fifo {
   }
 
   /** Those that may be next, from that moment on, and when. Of equal ones that have begun, the one that ends first. */
-  *#firsts(line: Line<Moved>, part: Part, from: number, value?: number): Iterable<[number, number]> {
+  *#firsts(line: FifoLine<Moved>, part: Part, from: number, value?: number): Iterable<[number, number]> {
     const until = line.firstEnd(part);
     if (from > until) return;
     const open = [...line.begun(part, until)];

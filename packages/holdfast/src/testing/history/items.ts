@@ -1,6 +1,6 @@
 /** What can be said of queues and bags without trying orders: by counting, and, of queues, item by item. */
-import { type Calls, type Moved, type Span, beginnings, isFifo } from "./fifo.ts";
-import type { Decided, Refutation } from "./model.ts";
+import { type Calls, type Moved, type FifoSpan, beginnings, isFifo } from "./fifo.ts";
+import type { ModelDecided, Refutation } from "./model.ts";
 import { type Operation, textOf } from "./operation.ts";
 import { type Clock, OutOfTime, clock } from "./search.ts";
 
@@ -12,8 +12,8 @@ interface Of {
 interface Sorted extends Calls {
   readonly brought: readonly (Moved & Of)[];
   readonly taken: readonly (Moved & Of)[];
-  readonly lost: readonly (Span & Of)[];
-  readonly empty: readonly (Span & Of)[];
+  readonly lost: readonly (FifoSpan & Of)[];
+  readonly empty: readonly (FifoSpan & Of)[];
 }
 
 /** So long is looked for a shorter story. */
@@ -32,8 +32,12 @@ function itemOf(operation: Operation): string | undefined {
 
 function sortedOut(operations: readonly Operation[], until = Infinity): Sorted {
   const numbers = new Map<string, number>();
-  const sorted = { brought: [] as (Moved & Of)[], taken: [] as (Moved & Of)[], lost: [] as (Span & Of)[] };
-  const empty: (Span & Of)[] = [];
+  const sorted = {
+    brought: [] as (Moved & Of)[],
+    taken: [] as (Moved & Of)[],
+    lost: [] as (FifoSpan & Of)[],
+  };
+  const empty: (FifoSpan & Of)[] = [];
   for (const operation of operations) {
     const { call, start, outcome } = operation;
     if (outcome === "failed" || start > until) continue;
@@ -52,7 +56,7 @@ function sortedOut(operations: readonly Operation[], until = Infinity): Sorted {
 }
 
 /** In no order: each value by itself, and the moments at which nothing was there. */
-export function decideBag(operations: readonly Operation[]): Decided | undefined {
+export function decideBag(operations: readonly Operation[]): ModelDecided | undefined {
   if (!operations.every(isKnown)) return undefined;
   const refuted = tooOften(operations) ?? neverEmpty(operations);
   if (refuted) return refuted;
@@ -60,7 +64,7 @@ export function decideBag(operations: readonly Operation[]): Decided | undefined
   return operations.some(foundNothing) ? undefined : "ok";
 }
 
-export function decideQueue(operations: readonly Operation[], time: Clock): Decided | undefined {
+export function decideQueue(operations: readonly Operation[], time: Clock): ModelDecided | undefined {
   if (!operations.every(isKnown)) return undefined;
   const counted = tooOften(operations) ?? neverEmpty(operations);
   if (counted) return counted.operations.length > 40 ? shortened(counted.operations) : counted;
@@ -194,7 +198,7 @@ function shortened(operations: readonly Operation[]): Refutation {
     );
     // What came and went before, in every explanation.
     for (const gone of beginnings(sortedOut(part, until()), time)) {
-      const calls = new Set([...gone].map((call) => (call as Span & Of).operation));
+      const calls = new Set([...gone].map((call) => (call as FifoSpan & Of).operation));
       const rest = part.filter((operation) => !calls.has(operation));
       if (!broken(rest)) continue;
       part = rest;

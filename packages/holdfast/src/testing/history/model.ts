@@ -8,7 +8,7 @@ export interface Refutation {
   readonly culprit: Operation;
 }
 
-export type Decided = "ok" | Refutation;
+export type ModelDecided = "ok" | Refutation;
 
 /**
  * A model is data. `step` is all that it takes; `anyProcess`, `effect`, `mayWait` and `decide` only make the check faster, and must be true
@@ -37,7 +37,7 @@ export interface Model<State, Input = unknown, Output = unknown> {
   decide?(
     operations: readonly Operation<Input, Output>[],
     time: { tick(): void; check(): void },
-  ): Decided | undefined;
+  ): ModelDecided | undefined;
 }
 
 export interface Specification<State, Input, Output> {

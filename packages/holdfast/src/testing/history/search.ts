@@ -22,7 +22,7 @@ interface State<S> {
 }
 
 /** An operation, as the search sees it. */
-export interface Entry<S> {
+export interface HistoryEntry<S> {
   readonly index: number;
   readonly operation: Operation;
   readonly effect: "read" | "write" | undefined;
@@ -35,13 +35,13 @@ export interface Entry<S> {
 interface Group<S> {
   readonly index: number;
   /** In the order of their calls. */
-  readonly members: Entry<S>[];
+  readonly members: HistoryEntry<S>[];
   /** How many have been called. */
   called: number;
 }
 
 /** One way in which things may stand. */
-export interface Way<S> {
+export interface HistoryWay<S> {
   readonly state: State<S>;
   /** Placed, and not returned yet. Sorted indexes. */
   readonly early: readonly number[];
@@ -51,35 +51,35 @@ export interface Way<S> {
   readonly used: readonly number[];
 }
 
-interface Node<S> extends Way<S> {
+interface Node<S> extends HistoryWay<S> {
   /** The last step towards it: what was placed, and from where. Undefined if reads came in between. */
-  readonly last: { readonly entry: Entry<S>; readonly from: State<S> } | undefined;
+  readonly last: { readonly entry: HistoryEntry<S>; readonly from: State<S> } | undefined;
 }
 
 interface Before<S> {
-  readonly open: readonly Entry<S>[];
+  readonly open: readonly HistoryEntry<S>[];
   readonly groups: readonly Group<S>[];
 }
 
 interface Event<S> {
   readonly kind: "call" | "return";
-  readonly entry: Entry<S>;
+  readonly entry: HistoryEntry<S>;
   readonly at: number;
 }
 
 export interface Position<S> {
   /** The index of the next event. */
   readonly event: number;
-  readonly ways: readonly Way<S>[];
+  readonly ways: readonly HistoryWay<S>[];
 }
 
-export type Found<S> =
+export type HistoryFound<S> =
   | { readonly verdict: "ok" }
   | { readonly verdict: "unknown" }
   | {
       readonly verdict: "violation";
       readonly event: number;
-      readonly culprit: Entry<S>;
+      readonly culprit: HistoryEntry<S>;
       /** What the states could be while it was looked for a place. */
       readonly states: readonly S[];
       /** All that could be placed somewhere. */
@@ -117,18 +117,18 @@ const widths = [4, 64];
 const stretch = 128;
 const rescues = 4;
 
-export class Search<S> {
-  readonly entries: readonly Entry<S>[];
+export class HistorySearch<S> {
+  readonly entries: readonly HistoryEntry<S>[];
   readonly events: readonly Event<S>[];
   readonly #model: Model<S>;
-  readonly #start: Way<S>;
+  readonly #start: HistoryWay<S>;
   readonly #groups: readonly Group<S>[];
   #states = new Map<string, State<S>>();
   #rests: Position<S>[] = [];
   /** No way has been left out so far. */
   #exact = true;
   #placed = new Set<number>();
-  #open = new Map<number, Entry<S>>();
+  #open = new Map<number, HistoryEntry<S>>();
   /** The event that `#open` is right for, if there is one. */
   #at = -1;
 
@@ -142,7 +142,7 @@ export class Search<S> {
       .map((operation, index) => {
         const group = operation.outcome === "unknown" ? groupOf(groups, model, operation) : undefined;
         const effect = model.effect?.(operation);
-        const entry: Entry<S> = { index, operation, effect, group, memo: new Map() };
+        const entry: HistoryEntry<S> = { index, operation, effect, group, memo: new Map() };
         group?.members.push(entry);
         return entry;
       });
@@ -150,7 +150,7 @@ export class Search<S> {
     this.events = eventsOf(this.entries);
   }
 
-  run(time: Clock): Found<S> {
+  run(time: Clock): HistoryFound<S> {
     try {
       const lossless = this.#narrow(time);
       this.#exact = true;
@@ -197,11 +197,11 @@ export class Search<S> {
     time: Clock,
     skip: ReadonlySet<number> = new Set(),
     until = Infinity,
-  ): { found: Found<S>; exactUntil: Position<S> | undefined; end: Position<S> } {
+  ): { found: HistoryFound<S>; exactUntil: Position<S> | undefined; end: Position<S> } {
     let exactUntil: Position<S> | undefined;
     this.#placed = new Set();
     this.#openAt(position.event, skip);
-    let ways: readonly Way<S>[] = position.ways.map((way) => ({
+    let ways: readonly HistoryWay<S>[] = position.ways.map((way) => ({
       ...way,
       early: way.early.filter((index) => !skip.has(index)),
     }));
@@ -261,7 +261,7 @@ export class Search<S> {
     if (this.#rests.length > 256) this.#rests = this.#rests.slice(-128);
   }
 
-  #called(entry: Entry<S>, ways: readonly Way<S>[], time: Clock): readonly Way<S>[] {
+  #called(entry: HistoryEntry<S>, ways: readonly HistoryWay<S>[], time: Clock): readonly HistoryWay<S>[] {
     if (entry.group) {
       entry.group.called++;
       return ways;
@@ -276,11 +276,11 @@ export class Search<S> {
     });
   }
 
-  #returned(entry: Entry<S>, ways: readonly Way<S>[], width: number, time: Clock) {
+  #returned(entry: HistoryEntry<S>, ways: readonly HistoryWay<S>[], width: number, time: Clock) {
     const next = new Ways<S>(this.#isRead);
     const seen = new Ways<S>(this.#isRead);
     const nodes = new Cheapest<Node<S>>();
-    const done = (way: Way<S>) =>
+    const done = (way: HistoryWay<S>) =>
       next.add({ ...way, early: without(way.early, entry.index), maybe: without(way.maybe, entry.index) });
     for (const way of ways) {
       if (way.early.includes(entry.index)) {
@@ -324,24 +324,24 @@ export class Search<S> {
   readonly #isRead = (index: number): boolean => this.entries[index]?.effect === "read";
 
   /** The lightest has the most before it: reads that have found a place cannot fail, others cannot help any more. */
-  #weight({ early, used }: Way<S>): number {
+  #weight({ early, used }: HistoryWay<S>): number {
     let weight = 3 * used.length;
     for (const index of early) weight += this.#isRead(index) ? -2 : 1;
     return weight;
   }
 
   /** Those that may have to come before it: the others can as well come after it, and after all of these. */
-  #before(entry: Entry<S>, nodes: readonly Node<S>[]): Before<S> {
+  #before(entry: HistoryEntry<S>, nodes: readonly Node<S>[]): Before<S> {
     const open = [...this.#open.values()].filter(
       (other) => other !== entry && nodes.some(({ early }) => !early.includes(other.index)),
     );
     const groups = this.#groups.filter(({ called }) => called > 0);
     const { mayWait } = this.#model;
     if (!mayWait) return { open, groups };
-    const chosen: Entry<S>[] = [entry];
-    let rest = [...open, ...groups.map(({ members }) => members[0] as Entry<S>)];
+    const chosen: HistoryEntry<S>[] = [entry];
+    let rest = [...open, ...groups.map(({ members }) => members[0] as HistoryEntry<S>)];
     for (let i = 0; i < chosen.length; i++) {
-      const second = (chosen[i] as Entry<S>).operation;
+      const second = (chosen[i] as HistoryEntry<S>).operation;
       const must = rest.filter((first) => !mayWait.call(this.#model, first.operation, second));
       if (must.length === 0) continue;
       chosen.push(...must);
@@ -350,11 +350,11 @@ export class Search<S> {
     const needed = new Set(chosen);
     return {
       open: open.filter((each) => needed.has(each)),
-      groups: groups.filter(({ members }) => needed.has(members[0] as Entry<S>)),
+      groups: groups.filter(({ members }) => needed.has(members[0] as HistoryEntry<S>)),
     };
   }
 
-  *#candidates(node: Node<S>, before: Before<S>): Iterable<Entry<S>> {
+  *#candidates(node: Node<S>, before: Before<S>): Iterable<HistoryEntry<S>> {
     // Reads are placed wherever they fit, without being asked.
     for (const entry of before.open)
       if (entry.effect !== "read" && !node.early.includes(entry.index)) yield entry;
@@ -362,11 +362,11 @@ export class Search<S> {
       let used = 0;
       for (const each of node.used) if (each === index) used++;
       // They are alike, but for their time: the first to be called has the fewest before it.
-      if (used < called) yield members[used] as Entry<S>;
+      if (used < called) yield members[used] as HistoryEntry<S>;
     }
   }
 
-  #place(node: Node<S>, entry: Entry<S>): Node<S>[] {
+  #place(node: Node<S>, entry: HistoryEntry<S>): Node<S>[] {
     // The first of two writes in a row is seen by nobody: `maybe`, or not placed at all.
     if (entry.effect === "write" && node.last?.entry.effect === "write") return [];
     return this.#step(node.state, entry).map((state) => {
@@ -398,13 +398,13 @@ export class Search<S> {
   }
 
   /** Whether what was placed just before could be placed after it, to the same end: then it will be, when it must. */
-  #couldWait(node: Node<S>, entry: Entry<S>, placed: Node<S>): boolean {
+  #couldWait(node: Node<S>, entry: HistoryEntry<S>, placed: Node<S>): boolean {
     if (!node.last || !placed.last || node.last.entry.effect || entry.effect) return false;
     const { from, entry: previous } = node.last;
     return this.#step(from, entry).some((between) => this.#step(between, previous).includes(placed.state));
   }
 
-  #step(state: State<S>, entry: Entry<S>): readonly State<S>[] {
+  #step(state: State<S>, entry: HistoryEntry<S>): readonly State<S>[] {
     const known = entry.memo.get(state);
     if (known) return known;
     const next = this.#model.step(state.value, entry.operation).map((value) => this.#intern(value));
@@ -422,7 +422,7 @@ export class Search<S> {
   }
 
   /** States are long, of a queue for instance, and most of them will not come again. */
-  #forget(ways: readonly Way<S>[]): void {
+  #forget(ways: readonly HistoryWay<S>[]): void {
     const kept = [this.#start, ...ways, ...this.#rests.flatMap((rest) => rest.ways)].map(
       ({ state }) => state,
     );
@@ -446,7 +446,7 @@ function groupOf<S>(groups: Map<string, Group<S>>, model: Model<S>, operation: O
   return group;
 }
 
-function eventsOf<S>(entries: readonly Entry<S>[]): Event<S>[] {
+function eventsOf<S>(entries: readonly HistoryEntry<S>[]): Event<S>[] {
   const calls = entries.map((entry): Event<S> => ({ kind: "call", entry, at: entry.operation.start }));
   const returns = entries
     .filter(({ group }) => !group)
@@ -460,15 +460,15 @@ function eventsOf<S>(entries: readonly Entry<S>[]): Event<S>[] {
 /** Ways without those that another one makes needless. */
 class Ways<S> {
   readonly #isRead: (index: number) => boolean;
-  readonly #byState = new Map<State<S>, Map<string, Way<S>>>();
+  readonly #byState = new Map<State<S>, Map<string, HistoryWay<S>>>();
   size = 0;
 
   constructor(isRead: (index: number) => boolean) {
     this.#isRead = isRead;
   }
 
-  add(way: Way<S>): boolean {
-    const same = this.#byState.get(way.state) ?? new Map<string, Way<S>>();
+  add(way: HistoryWay<S>): boolean {
+    const same = this.#byState.get(way.state) ?? new Map<string, HistoryWay<S>>();
     const name = `${way.early.join()}|${way.maybe.join()}|${way.used.join()}`;
     if (same.has(name)) return false;
     // With many it takes longer than it saves.
@@ -483,7 +483,7 @@ class Ways<S> {
     return true;
   }
 
-  list(): Way<S>[] {
+  list(): HistoryWay<S>[] {
     return [...this.#byState.values()].flatMap((same) =>
       [...same.values()].map(({ state, early, maybe, used }) => ({ state, early, maybe, used })),
     );
@@ -491,7 +491,7 @@ class Ways<S> {
 }
 
 /** Whatever can be done from the second can be done from the first; both are at the same state. */
-function covers<S>(first: Way<S>, second: Way<S>, isRead: (index: number) => boolean): boolean {
+function covers<S>(first: HistoryWay<S>, second: HistoryWay<S>, isRead: (index: number) => boolean): boolean {
   return (
     within(first.used, second.used) &&
     first.early.every((index) => second.early.includes(index) || isRead(index)) &&

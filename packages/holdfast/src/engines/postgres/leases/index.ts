@@ -1,6 +1,6 @@
 import type { SqlConnection } from "../../../seam/database.ts";
 import { SchemaMissingError, UnsupportedError } from "../../../seam/errors.ts";
-import type { Claim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../../seam/leases.ts";
+import type { LeaseClaim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../../seam/leases.ts";
 import { type Statement, own, sql } from "../../../seam/sql.ts";
 import { dialect, namesOf } from "../dialect.ts";
 import { fenceBase, nextFence } from "./fences.ts";
@@ -238,7 +238,7 @@ const savepoint = {
 export const leases: Leases<SqlConnection> = {
   channel: dialect.names.label(leaseChannel),
 
-  async take(connection: SqlConnection, claim: Claim): Promise<ClaimResult> {
+  async take(connection: SqlConnection, claim: LeaseClaim): Promise<ClaimResult> {
     const { resource, name, mode, token, holder, weight, capacity, ttlMs, lineMs } = claim;
     const args = sql.join([
       arg(resource, "text"),
@@ -348,7 +348,7 @@ export const leases: Leases<SqlConnection> = {
     }));
   },
 
-  async ring(connection, payload) {
+  async notify(connection, payload) {
     await ask(
       connection,
       sql`SELECT pg_notify(${own.label(leaseChannel)}, ${arg(payload, "text")})::text AS sent`,

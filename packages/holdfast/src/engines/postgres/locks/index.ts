@@ -1,4 +1,4 @@
-import type { Grant, LockCall, Result, SqlConnection } from "../../../seam/database.ts";
+import type { LockGrant, LockCall, Result, SqlConnection } from "../../../seam/database.ts";
 import type { Capabilities } from "../../../seam/capabilities.ts";
 import {
   type Holder,
@@ -18,7 +18,7 @@ import { left, rowHolders, takingRows } from "./lock-rows.ts";
 import { isTrue } from "../probe.ts";
 import { application, labelled, setLocal } from "../settings.ts";
 
-export const granted: Grant = { granted: true };
+export const granted: LockGrant = { granted: true };
 
 function codeOf({ unwrap }: SqlConnection, error: unknown): unknown {
   return ((unwrap?.(error) ?? error) as { code?: unknown }).code;
@@ -98,7 +98,7 @@ const savepoint = {
 export async function lock(
   connection: SqlConnection,
   { locks, wait, names, capabilities }: LockCall,
-): Promise<Grant> {
+): Promise<LockGrant> {
   if (capabilities.transactionLocks === "lock row") return lockRows(connection, locks, wait, names);
   // Several tries may succeed in part, and must then be undone. That they failed is an error (1 / 0), so that the
   // savepoint ends in the same message: a statement that the caller sends meanwhile fails with it, loudly, instead of
@@ -143,7 +143,7 @@ async function lockRows(
   locks: readonly LockRequest[],
   wait: LockCall["wait"],
   names: readonly string[],
-): Promise<Grant> {
+): Promise<LockGrant> {
   const settings = `SELECT ${[...labelled(names, application), isolationNow].join(", ")}`;
   try {
     // One message where the client can: a neighbour's statement that came in between would be undone with it.

@@ -5,8 +5,8 @@
 import type { SqlConnection } from "../../../seam/database.ts";
 import { UsageError } from "../../../seam/errors.ts";
 import { sql } from "../../../seam/sql.ts";
-import type { Kept, OurSessions } from "../../../seam/protocol-reader.ts";
-import { type Relation, Reach } from "../transaction/written-tables.ts";
+import type { KeptStatement, OurSessions } from "../../../seam/protocol-reader.ts";
+import { type Relation, RelationReach } from "../transaction/written-tables.ts";
 
 /** Test data, not a copy of production. */
 const mostRows = 50_000;
@@ -35,14 +35,14 @@ interface Sequence {
   readonly tables: readonly string[];
 }
 
-export async function keep(connection: SqlConnection): Promise<Kept> {
+export async function keep(connection: SqlConnection): Promise<KeptStatement> {
   const { rows } = await connection.query(
     sql`SELECT ${mark} AS mark FROM pg_stat_activity WHERE datname = current_database()`,
   );
   const before: ReadonlySet<unknown> = new Set(rows.map((row) => row["mark"]));
   const tables = await tablesOf(connection);
   const sequences = await sequencesOf(connection);
-  const reach = await Reach.of(connection);
+  const reach = await RelationReach.of(connection);
   await copyAll(connection, tables);
   const replica = await mayReplicate(connection);
   return {

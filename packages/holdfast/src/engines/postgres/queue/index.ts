@@ -1,7 +1,14 @@
 import type { SqlConnection } from "../../../seam/database.ts";
 import { key, keyIn } from "../../../seam/key.ts";
 import { type Statement, own, sql } from "../../../seam/sql.ts";
-import type { Ended, NewJob, QueueCompletion, QueueStore, QueueWorkers, Where } from "../../../queue/store.ts";
+import type {
+  EndedJobs,
+  NewJob,
+  QueueCompletion,
+  QueueStore,
+  QueueWorkers,
+  JobPlace,
+} from "../../../queue/store.ts";
 import { dialect } from "../dialect.ts";
 import { newest } from "../leases/fences.ts";
 import { argument } from "../locks/keys.ts";
@@ -11,8 +18,8 @@ import { administration } from "./administration.ts";
 import { queueChannel } from "./functions.ts";
 import { lists } from "./lists.ts";
 import {
-  type Row,
-  type Written,
+  type QueueRow,
+  type WrittenLease,
   ask,
   bound,
   jobOf,
@@ -97,7 +104,7 @@ export const queues: QueueStore<SqlConnection> = {
   administration,
   lists,
 
-  async ring(connection, payload) {
+  async notify(connection, payload) {
     await ask(connection, sql`SELECT pg_notify(${own.label(queueChannel)}, ${payload}::text)::text AS sent`);
   },
 
@@ -153,7 +160,7 @@ export const queues: QueueStore<SqlConnection> = {
       sql`SELECT lease, jobs, counted, last, idle, soon, moment FROM ${own("queue_claim_jobs")}(${bound(queue, "int")}, ${bound(worker, "bigint")},
   ${bound(most, "int")}, ${priorities}, ${floors}, ${bound(where.after, "float8")}, ${bound(whole, "boolean")}, ${onward ?? null}::text)`,
     );
-    const [row] = await asking.catch((error: unknown): Row[] => {
+    const [row] = await asking.catch((error: unknown): QueueRow[] => {
       if (!isTooLarge(connection, error)) throw error;
       return [{ idle: "large" }];
     });
@@ -169,7 +176,7 @@ export const queues: QueueStore<SqlConnection> = {
     const text = String(row["jobs"]);
     return {
       lease: Number(row["lease"]),
-      jobs: (JSON.parse(text) as Written[]).map(jobOf),
+      jobs: (JSON.parse(text) as WrittenLease[]).map(jobOf),
       counted: isTrue(row["counted"]),
       onward: served,
       moment: Number(row["moment"]),
@@ -255,7 +262,7 @@ function lockOf({ names }: SqlConnection, name: string | undefined): Statement {
   return sql.raw(argument(names ? keyIn(names.schema, key(name)) : key(name)));
 }
 
-function floorsOf({ floors }: Where): { readonly priorities: Statement; readonly floors: Statement } {
+function floorsOf({ floors }: JobPlace): { readonly priorities: Statement; readonly floors: Statement } {
   const priorities = sorted(floors);
   return {
     priorities: sql`${list(priorities)}::text::smallint[]`,
@@ -272,4 +279,4 @@ function isTooLarge(connection: SqlConnection, error: unknown): boolean {
 }
 
 /** It may have been completed in a transaction of its handler: then there is a mark to be deleted. */
-const marked = (ended: Ended) => ended.marked === true;
+const marked = (ended: EndedJobs) => ended.marked === true;

@@ -1,9 +1,9 @@
 import type { SqlConnection } from "../../../seam/database.ts";
 import { own, sql } from "../../../seam/sql.ts";
 import type { FailedJob, JobInfo, JobPage, JobState, QueueCounts, QueueLists } from "../../../queue/store.ts";
-import { type Place, nextOf, placeOf } from "../../sql/page.ts";
+import { type PagePlace, nextOf, placeOf } from "../../sql/page.ts";
 import { isTrue } from "../probe.ts";
-import { type Row, ask, bound } from "./support.ts";
+import { type QueueRow, ask, bound } from "./support.ts";
 import { texts } from "../values.ts";
 
 const ms = (expression: string) => sql.raw(`(extract(epoch FROM ${expression}) * 1000)::float8`);
@@ -22,12 +22,12 @@ const alive = sql.raw(`w.id IS NOT NULL AND w.beat > clock_timestamp() - w.ttl *
 interface Read {
   readonly rows: readonly Record<string, unknown>[];
   /** Of a row, where the page after it begins. */
-  place(row: Record<string, unknown>): Place;
+  place(row: Record<string, unknown>): PagePlace;
 }
 
 /** Those without a group, by priority; then groups by name. */
-async function waiting(connection: SqlConnection, q: number, after: Place, n: number): Promise<Read> {
-  const place = (row: Record<string, unknown>): Place =>
+async function waiting(connection: SqlConnection, q: number, after: PagePlace, n: number): Promise<Read> {
+  const place = (row: Record<string, unknown>): PagePlace =>
     row["grp"] === null
       ? ["", Number(row["priority"]), Number(row["id"])]
       : [String(row["grp"]), Number(row["priority"]), Number(row["id"])];
@@ -53,7 +53,7 @@ async function waiting(connection: SqlConnection, q: number, after: Place, n: nu
   return { rows: [...alone, ...grouped], place };
 }
 
-async function delayed(connection: SqlConnection, q: number, after: Place, n: number): Promise<Read> {
+async function delayed(connection: SqlConnection, q: number, after: PagePlace, n: number): Promise<Read> {
   const [due = "-infinity", id = 0] = after;
   const rows = await ask(
     connection,
@@ -65,7 +65,7 @@ async function delayed(connection: SqlConnection, q: number, after: Place, n: nu
 }
 
 /** A lease has its jobs in it, as [id, attempt, priority, at, key, group, payload]. */
-async function running(connection: SqlConnection, q: number, after: Place, n: number): Promise<Read> {
+async function running(connection: SqlConnection, q: number, after: PagePlace, n: number): Promise<Read> {
   const [lease = 0, place = 0] = after;
   const rows = await ask(
     connection,
@@ -81,7 +81,7 @@ async function running(connection: SqlConnection, q: number, after: Place, n: nu
   return { rows, place: (row) => [Number(row["lease"]), Number(row["place"])] };
 }
 
-async function failed(connection: SqlConnection, q: number, after: Place, n: number): Promise<Read> {
+async function failed(connection: SqlConnection, q: number, after: PagePlace, n: number): Promise<Read> {
   const [id = 0] = after;
   const rows = await ask(
     connection,
@@ -112,7 +112,7 @@ function infoOf(row: Record<string, unknown>, state: JobState): JobInfo {
   };
 }
 
-function countsOf(row: Row | undefined): QueueCounts {
+function countsOf(row: QueueRow | undefined): QueueCounts {
   return {
     waiting: Number(row?.["waiting"]),
     delayed: Number(row?.["delayed"]),

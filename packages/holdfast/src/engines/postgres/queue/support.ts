@@ -2,26 +2,26 @@
 import type { SqlConnection } from "../../../seam/database.ts";
 import { SchemaMissingError } from "../../../seam/errors.ts";
 import { type Statement, sql } from "../../../seam/sql.ts";
-import type { ClaimedJob, Where } from "../../../queue/store.ts";
+import type { ClaimedJob, JobPlace } from "../../../queue/store.ts";
 import { failureOf } from "../locks/index.ts";
 
-export type Row = Record<string, unknown>;
+export type QueueRow = Record<string, unknown>;
 
-export async function ask(connection: SqlConnection, statement: Statement): Promise<Row[]> {
+export async function ask(connection: SqlConnection, statement: Statement): Promise<QueueRow[]> {
   const asking = connection.prepared?.(statement) ?? connection.query(statement);
   const { rows } = await asking.catch((error: unknown) => {
     throw failureOf(connection, error) === "schema-missing"
       ? new SchemaMissingError("A table or function of queues", error)
       : error;
   });
-  return rows as Row[];
+  return rows as QueueRow[];
 }
 
 export const bound = (value: string | number | boolean | undefined | null, type: string) =>
   sql`${value === undefined || value === null ? null : String(value)}::text::${sql.raw(type)}`;
 
 /** As it stands in a lease. */
-export type Written = [
+export type WrittenLease = [
   id: number,
   failures: number,
   priority: number,
@@ -31,7 +31,7 @@ export type Written = [
   payload: unknown,
 ];
 
-export function jobOf([id, failures, priority, at, jobKey, group, payload]: Written): ClaimedJob {
+export function jobOf([id, failures, priority, at, jobKey, group, payload]: WrittenLease): ClaimedJob {
   return { id, failures, priority, at, key: jobKey ?? undefined, group: group ?? undefined, payload };
 }
 
@@ -45,7 +45,7 @@ export const numberOf = (value: unknown) =>
 export const textOf = (value: unknown) => (typeof value === "string" ? value : undefined);
 
 export function jobsOf(text: unknown): ClaimedJob[] {
-  return typeof text === "string" ? (JSON.parse(text) as Written[]).map(jobOf) : [];
+  return typeof text === "string" ? (JSON.parse(text) as WrittenLease[]).map(jobOf) : [];
 }
 
-export const sorted = (floors: Where["floors"]) => [...floors.keys()].toSorted((a, b) => a - b);
+export const sorted = (floors: JobPlace["floors"]) => [...floors.keys()].toSorted((a, b) => a - b);

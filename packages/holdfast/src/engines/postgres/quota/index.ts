@@ -5,17 +5,17 @@ import type { How } from "../../../seam/store.ts";
 import type {
   Amendment,
   Amended,
-  Batch,
+  UseBatch,
   Bucket,
   Definition,
-  Entry,
+  QuotaEntry,
   Late,
   QuotaLists,
   QuotaUpkeep,
   Quotas,
-  Standing,
+  BucketStanding,
   Use,
-  Verdict,
+  UseVerdict,
   Verdicts,
 } from "../../../quota/store.ts";
 import { failureOf } from "../locks/index.ts";
@@ -51,7 +51,7 @@ async function ask(connection: SqlConnection, statement: Statement): Promise<Rec
   return rows as Record<string, unknown>[];
 }
 
-function standing(row: Record<string, unknown> | undefined): Standing {
+function standing(row: Record<string, unknown> | undefined): BucketStanding {
   return {
     used: Number(row?.["used"]),
     held: Number(row?.["held"]),
@@ -128,7 +128,7 @@ const lists: QuotaLists<SqlConnection> = {
   WHERE bucket = ${numberOf({ quota, subject })} AND version < ${below === undefined ? "9223372036854775807" : String(below)}::text::bigint
   ORDER BY version DESC LIMIT ${String(most)}::text::int`,
     );
-    return rows.map((row): Entry => ({
+    return rows.map((row): QuotaEntry => ({
       ...standing(row),
       kind: String(row["kind"]),
       id: String(row["id"]),
@@ -179,7 +179,7 @@ const upkeep: QuotaUpkeep<SqlConnection> = {
 };
 
 export const quotas: Quotas<SqlConnection> = {
-  async consume(connection, batch: Batch, { waitMs }: How): Promise<Verdicts> {
+  async consume(connection, batch: UseBatch, { waitMs }: How): Promise<Verdicts> {
     const again = repeats(batch.uses);
     const plain = plainly(batch, again);
     if (!plain) return decide(connection, batch, waitMs, again);
@@ -235,7 +235,7 @@ const rulesOf = (definitions: readonly Definition[], waitMs: number) =>
 
 async function useOne(
   connection: SqlConnection,
-  { definitions, buckets, uses, make, look }: Batch,
+  { definitions, buckets, uses, make, look }: UseBatch,
   waitMs: number,
   { opens, ends, over }: Plain,
 ): Promise<Verdicts> {
@@ -251,14 +251,14 @@ async function useOne(
   const at = Number(row?.["at"]);
   if (isTrue(row?.["missing"])) return { missing: true, at };
   const retry = row?.["retry"] === null ? undefined : Number(row?.["retry"]);
-  const kind = verdictKinds[Number(row?.["verdict"])] as Verdict["kind"];
+  const kind = verdictKinds[Number(row?.["verdict"])] as UseVerdict["kind"];
   const verdict = { ...standing(row), at: Number(row?.["entered"]), kind, retry: retryOf(retry) };
   return { missing: false, at, verdicts: [verdict] };
 }
 
 async function useMany(
   connection: SqlConnection,
-  { definitions, buckets, uses, make, look }: Batch,
+  { definitions, buckets, uses, make, look }: UseBatch,
   waitMs: number,
   { opens, ends, over }: Plain,
 ): Promise<Verdicts> {
@@ -286,8 +286,8 @@ async function useMany(
   if (isTrue(row?.["missing"])) return { missing: true, at };
   if (!isTrue(row?.["fast"])) return { missing: false, at, verdicts: verdictsOf(row, uses.length, at) };
   const before = verdictsOf(row, buckets.length, at);
-  const verdicts = uses.map(({ bucket }, i): Verdict => {
-    const was = before[bucket] as Verdict;
+  const verdicts = uses.map(({ bucket }, i): UseVerdict => {
+    const was = before[bucket] as UseVerdict;
     return {
       ...was,
       kind: "granted",
@@ -300,7 +300,7 @@ async function useMany(
 
 async function decide(
   connection: SqlConnection,
-  { definitions, buckets, uses, make, look }: Batch,
+  { definitions, buckets, uses, make, look }: UseBatch,
   waitMs: number,
   again: readonly number[],
 ): Promise<Verdicts> {
@@ -325,7 +325,7 @@ const columns = sql.raw(
   "missing, at, verdicts::text, useds::text, helds::text, credits::text, maxes::text, versions::text, ats::text, retries::text",
 );
 
-function verdictsOf(row: Record<string, unknown> | undefined, count: number, at: number): Verdict[] {
+function verdictsOf(row: Record<string, unknown> | undefined, count: number, at: number): UseVerdict[] {
   const [kinds, useds, helds, credits, maxes, versions, ats, retries] = [
     "verdicts",
     "useds",
@@ -336,8 +336,8 @@ function verdictsOf(row: Record<string, unknown> | undefined, count: number, at:
     "ats",
     "retries",
   ].map((name) => numbers(row?.[name]));
-  return Array.from({ length: count }, (_, i): Verdict => ({
-    kind: verdictKinds[kinds?.[i] ?? 0] as Verdict["kind"],
+  return Array.from({ length: count }, (_, i): UseVerdict => ({
+    kind: verdictKinds[kinds?.[i] ?? 0] as UseVerdict["kind"],
     used: useds?.[i] ?? 0,
     held: helds?.[i] ?? 0,
     credit: credits?.[i] ?? 0,
@@ -348,7 +348,7 @@ function verdictsOf(row: Record<string, unknown> | undefined, count: number, at:
   }));
 }
 
-const retryOf = (retry: number | undefined): Verdict["retry"] =>
+const retryOf = (retry: number | undefined): UseVerdict["retry"] =>
   retry === -1 ? "window" : retry === -2 ? "never" : retry;
 
 const moment = (ms: number | undefined) =>
@@ -362,7 +362,7 @@ interface Plain {
 
 /** Uses of one quota, each by itself and with an id of its own, in a window of the usual kind. */
 function plainly(
-  { definitions, uses }: Pick<Batch, "definitions" | "uses">,
+  { definitions, uses }: Pick<UseBatch, "definitions" | "uses">,
   again: readonly number[],
 ): Plain | undefined {
   const [definition, ...others] = definitions;
@@ -376,7 +376,7 @@ function plainly(
 }
 
 /** For each, the last one before it of the same bucket and id, counted from 1: any of them may be the one that was granted. */
-function repeats(uses: Batch["uses"]): number[] {
+function repeats(uses: UseBatch["uses"]): number[] {
   const last = new Map<string, number>();
   return uses.map(({ bucket, id }, i) => {
     const name = `${bucket}:${id}`;

@@ -1,13 +1,13 @@
 import type { Row, SqlConnection } from "../../../seam/database.ts";
 import { SchemaMissingError } from "../../../seam/errors.ts";
 import type {
-  Ending,
+  RunEnding,
   RunGrip,
   RunRow,
   RunState,
   ScheduleAdministration,
   Schedules,
-  Step,
+  ScheduleStep,
 } from "../../../schedule/store.ts";
 import { type Statement, own, sql } from "../../../seam/sql.ts";
 import { namesOf } from "../dialect.ts";
@@ -54,7 +54,7 @@ const row = ({ schedule, tick, manual }: RunGrip) =>
 const held = (grip: RunGrip) =>
   sql`${row(grip)} AND r.fence = ${arg(grip.fence, "bigint")} AND r.state = 'running'`;
 
-function change(ending: Ending): Statement {
+function change(ending: RunEnding): Statement {
   if (ending.state === "done") return sql`state = 'done', error = NULL`;
   const { error, retryInMs, uncounted } = ending;
   const counted = sql`error = ${arg(error, "text")}, attempt = r.attempt - ${sql.raw(uncounted ? "1" : "0")}`;
@@ -129,7 +129,7 @@ const administration: ScheduleAdministration<SqlConnection> = {
 };
 
 export const schedules: Schedules<SqlConnection> = {
-  async step(connection, step: Step) {
+  async step(connection, step: ScheduleStep) {
     const { schedule, token, holder, ttlMs, attempts, overlap, take, wish, as, keep } = step;
     const due = typeof wish === "object" ? wish : undefined;
     const args = sql.join([

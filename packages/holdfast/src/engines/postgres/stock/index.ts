@@ -2,21 +2,21 @@ import type { DriverError, Result, SqlConnection } from "../../../seam/database.
 import { SchemaMissingError, UsageError } from "../../../seam/errors.ts";
 import { type Names, type Statement, own, sql } from "../../../seam/sql.ts";
 import type {
-  Book,
+  StockBook,
   Break,
   Facts,
   LineVerdict,
   MovementFilter,
-  Order,
+  StockOrder,
   OrderLine,
-  Outcome,
+  StockOutcome,
   Sequel,
   StockLists,
   StockMovement,
   StockOwnTables,
   StockStore,
   StockUpkeep,
-  Verdict,
+  OrderVerdict,
 } from "../../../stock/store.ts";
 import { tooMuch } from "../../../stock/decide/amount.ts";
 import { dialect, namesOf } from "../dialect.ts";
@@ -26,7 +26,7 @@ import { impatient, patiently } from "../patience.ts";
 import { isTrue } from "../probe.ts";
 import { list, numbers } from "../values.ts";
 
-const outcomes: readonly Outcome[] = [
+const outcomes: readonly StockOutcome[] = [
   "short",
   "done",
   "before",
@@ -72,8 +72,8 @@ function isTooMuch(connection: SqlConnection, error: unknown): boolean {
   );
 }
 
-const place = ({ table }: Book) => sql`${table ? JSON.stringify(table) : null}::text::jsonb`;
-const patient = ({ name }: Book, waitMs: number) => patiently(waitMs, sql`${name}::text`);
+const place = ({ table }: StockBook) => sql`${table ? JSON.stringify(table) : null}::text::jsonb`;
+const patient = ({ name }: StockBook, waitMs: number) => patiently(waitMs, sql`${name}::text`);
 const text = (value: unknown) => (typeof value === "string" ? value : undefined);
 const moment = (ms: number) => sql`to_timestamp(${String(ms)}::text::float8 / 1000)`;
 
@@ -293,7 +293,7 @@ export const stocks: StockStore<SqlConnection> = {
     if (plain && orders.length === 1 && first)
       return moveSome(connection, book, first, { make, look, waitMs });
     const { levels, steps } = laid(orders);
-    const about = (name: keyof Order["about"]) =>
+    const about = (name: keyof StockOrder["about"]) =>
       sql`${list(orders.map((order) => order.about[name]))}::text::text[]`;
     const level = (name: keyof Lane) => list(levels.map((each) => each[name]));
     const step = (name: keyof Step) => list(steps.map((each) => each[name]));
@@ -315,7 +315,7 @@ export const stocks: StockStore<SqlConnection> = {
     return verdicts(orders, row ?? {});
   },
 
-  async follow(connection, book, { kind, id, of, about, lines }: Sequel, { waitMs }): Promise<Verdict> {
+  async follow(connection, book, { kind, id, of, about, lines }: Sequel, { waitMs }): Promise<OrderVerdict> {
     const [row = {}] = await askOften(
       connection,
       sql`SELECT at, verdict, entered, until, state, array_to_json(skus)::text AS skus, array_to_json(locations)::text AS locations,
@@ -330,7 +330,7 @@ export const stocks: StockStore<SqlConnection> = {
     const locations = JSON.parse(text(row["locations"]) ?? "[]") as string[];
     const column = columns(row);
     return {
-      outcome: outcomes[Number(row["verdict"])] as Outcome,
+      outcome: outcomes[Number(row["verdict"])] as StockOutcome,
       at: Number(row["entered"]),
       until: row["until"] === null ? undefined : Number(row["until"]),
       state: text(row["state"]),
@@ -350,7 +350,7 @@ export const stocks: StockStore<SqlConnection> = {
       sql`SELECT f.*${impatient(waitMs)} FROM ${own("stock_minimum")}(${patient(book, waitMs)}, ${sku}::text, ${location}::text, ${String(min)}::text::bigint) f`,
     );
     return {
-      outcome: outcomes[Number(row["verdict"])] as Outcome,
+      outcome: outcomes[Number(row["verdict"])] as StockOutcome,
       at: Number.NaN,
       until: undefined,
       state: undefined,
@@ -395,7 +395,7 @@ interface Step {
 }
 
 /** Each level once, and lines one after the other. */
-function laid(orders: readonly Order[]): {
+function laid(orders: readonly StockOrder[]): {
   readonly levels: readonly Lane[];
   readonly steps: readonly Step[];
 } {
@@ -445,19 +445,19 @@ function lineVerdict(
   };
 }
 
-function verdicts(orders: readonly Order[], row: Record<string, unknown>): Verdict[] {
+function verdicts(orders: readonly StockOrder[], row: Record<string, unknown>): OrderVerdict[] {
   const at = Number(row["at"]);
   const kinds = numbers(row["verdicts"]);
   const [ats, untils] = [numbers(row["ats"]), numbers(row["untils"])];
   const states = String(row["states"] ?? "").split(",");
   const column = columns(row);
   let next = 0;
-  return orders.map(({ lines }, o): Verdict => {
+  return orders.map(({ lines }, o): OrderVerdict => {
     const start = next;
     next += lines.length;
     return {
       // The short way says nothing: all of them are done.
-      outcome: outcomes[kinds[o] ?? 1] as Outcome,
+      outcome: outcomes[kinds[o] ?? 1] as StockOutcome,
       at: ats[o] ?? at,
       until: untils[o],
       // The short way says nothing here either.
@@ -469,12 +469,12 @@ function verdicts(orders: readonly Order[], row: Record<string, unknown>): Verdi
 
 async function moveOne(
   connection: SqlConnection,
-  book: Book,
-  { kind, id, about }: Order,
+  book: StockBook,
+  { kind, id, about }: StockOrder,
   { sku, location, quantity }: OrderLine,
   look: boolean,
   waitMs: number,
-): Promise<Verdict> {
+): Promise<OrderVerdict> {
   const [row = {}] = await askOften(
     connection,
     sql`SELECT f.*${impatient(waitMs)} FROM ${own("stock_move")}(${patient(book, waitMs)}, ${sql.raw(String(look))}, ${sku}::text, ${location}::text,
@@ -482,7 +482,7 @@ async function moveOne(
   ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text) f`,
   );
   return {
-    outcome: outcomes[Number(row["verdict"])] as Outcome,
+    outcome: outcomes[Number(row["verdict"])] as StockOutcome,
     at: Number(row["entered"]),
     until: undefined,
     state: undefined,
@@ -501,10 +501,10 @@ async function moveOne(
 
 async function moveSome(
   connection: SqlConnection,
-  book: Book,
-  { kind, id, about, lines }: Order,
+  book: StockBook,
+  { kind, id, about, lines }: StockOrder,
   { make, look, waitMs }: { readonly make: boolean; readonly look: boolean; readonly waitMs: number },
-): Promise<readonly Verdict[] | undefined> {
+): Promise<readonly OrderVerdict[] | undefined> {
   const [row = {}] = await askOften(
     connection,
     sql`SELECT missing, verdict, entered, moved::text, balances::text, versions::text, rooms::text${impatient(waitMs)}
@@ -517,7 +517,7 @@ async function moveSome(
   const column = columns(row);
   return [
     {
-      outcome: outcomes[Number(row["verdict"])] as Outcome,
+      outcome: outcomes[Number(row["verdict"])] as StockOutcome,
       at: Number(row["entered"]),
       until: undefined,
       state: undefined,
@@ -526,11 +526,11 @@ async function moveSome(
   ];
 }
 
-function matching(book: Book, filter: MovementFilter): Statement {
+function matching(book: StockBook, filter: MovementFilter): Statement {
   return sql.join([...levelsOf(book, filter), ...movementsOf(filter)], " AND ");
 }
 
-function levelsOf(book: Book, { sku, location }: MovementFilter): Statement[] {
+function levelsOf(book: StockBook, { sku, location }: MovementFilter): Statement[] {
   const conditions = [sql`t.book = ${book.name}::text`];
   if (sku !== undefined) conditions.push(sql`t.sku = ${sku}::text`);
   if (location !== undefined) conditions.push(sql`t.location = ${location}::text`);
@@ -550,7 +550,7 @@ function movementsOf({ source, referenceType, referenceId, from, to }: MovementF
 }
 
 /** The caller's table has a trigger for each schema that keeps its stock. */
-export function guardIn(names: Names, { table }: Book): string[] {
+export function guardIn(names: Names, { table }: StockBook): string[] {
   if (!table) return [];
   const name = table.table.map((part) => dialect.quote(part)).join(".");
   const column = dialect.quote(table.onHand);

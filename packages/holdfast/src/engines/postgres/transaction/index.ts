@@ -1,5 +1,10 @@
-import type { Begun, Grant, Open, Result, SqlConnection, Step } from "../../../seam/database.ts";
-import { ReplicaError, SerializationError, TransactionAbortedError, UsageError } from "../../../seam/errors.ts";
+import type { Begun, LockGrant, Open, Result, SqlConnection, Step } from "../../../seam/database.ts";
+import {
+  ReplicaError,
+  SerializationError,
+  TransactionAbortedError,
+  UsageError,
+} from "../../../seam/errors.ts";
 import type { LockRequest } from "../../../seam/key.ts";
 import { sql } from "../../../seam/sql.ts";
 import { namesOf } from "../dialect.ts";
@@ -11,9 +16,9 @@ import { isTrue, lastRow } from "../probe.ts";
 import { session } from "../locks/session.ts";
 import * as protection from "../../../seam/protections.ts";
 
-export type Row = Result["rows"][number];
+export type OpeningRow = Result["rows"][number];
 
-export async function begin(connection: SqlConnection, open: Open): Promise<Grant & { begun?: Begun }> {
+export async function begin(connection: SqlConnection, open: Open): Promise<LockGrant & { begun?: Begun }> {
   const { begun, wait, capabilities } = open;
   const byRows = open.locks.length > 0 && capabilities.transactionLocks === "lock row";
   const [before, locks] = open.lockFirst ? [open.locks, []] : [[], open.locks];
@@ -27,7 +32,7 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Gran
     });
     if (!grant.granted) return grant;
   }
-  let row: Row | undefined;
+  let row: OpeningRow | undefined;
   try {
     const rows = byRows ? [takingRows(locks, wait, open.names, namesOf(connection))] : [];
     const start = begun ? [] : [beginText(open)];
@@ -57,7 +62,7 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Gran
 }
 
 /** Throws if what was opened is not what was asked for. */
-export function verify(row: Row | undefined, { begun, isolation, readOnly, locks }: Open): void {
+export function verify(row: OpeningRow | undefined, { begun, isolation, readOnly, locks }: Open): void {
   if (readOnly ? isTrue(row?.standby) && locks.length > 0 : row?.xid === null) throw new ReplicaError();
   // Without a row the server has gone away, which is told elsewhere.
   if (protection.isolationVerified && (begun || row) && row?.isolation !== isolation) {
@@ -73,7 +78,7 @@ export function verify(row: Row | undefined, { begun, isolation, readOnly, locks
 
 export async function begunOf(
   connection: SqlConnection,
-  row: Row | undefined,
+  row: OpeningRow | undefined,
   { readOnly, capabilities }: Open,
   sessionLocks: readonly LockRequest[] = [],
 ): Promise<Begun> {
@@ -92,7 +97,7 @@ async function openPrepared(
   open: Open,
   start: readonly string[],
   usual: Usual,
-): Promise<Row | undefined> {
+): Promise<OpeningRow | undefined> {
   const { script, sequence, session: identity } = connection;
   const direct = open.capabilities.details?.["direct"] === true;
   if (!script || !identity || unprepared.has(open.capabilities)) return undefined;
@@ -120,7 +125,7 @@ async function openByScript(
   identity: object,
   start: readonly string[],
   { prepared, execute }: Usual,
-): Promise<Row | undefined> {
+): Promise<OpeningRow | undefined> {
   const prepare = prepared.isOn(identity) ? [] : [prepared.definition];
   try {
     return lastRow(await script([...start, ...prepare, execute()].join("; ")));

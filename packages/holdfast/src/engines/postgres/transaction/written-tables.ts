@@ -1,7 +1,7 @@
 /** Which tables statements can have written, beyond those that they name. */
 import type { SqlConnection } from "../../../seam/database.ts";
 import { sql } from "../../../seam/sql.ts";
-import type { Written } from "../../../seam/protocol-reader.ts";
+import type { WrittenTables } from "../../../seam/protocol-reader.ts";
 
 export interface Relation {
   readonly oid: string;
@@ -16,7 +16,7 @@ interface Known extends Relation {
   readonly anywhere: boolean;
 }
 
-export class Reach {
+export class RelationReach {
   readonly #byOid: ReadonlyMap<string, Known>;
   readonly #byName: ReadonlyMap<string, readonly Known[]>;
   /** Partitions and heirs, and those that foreign keys change along. */
@@ -37,7 +37,7 @@ export class Reach {
     this.#writers = writers;
   }
 
-  static async of(connection: SqlConnection): Promise<Reach> {
+  static async of(connection: SqlConnection): Promise<RelationReach> {
     const relations = await connection.query(sql`
       SELECT c.oid::text AS oid, n.nspname AS schema, c.relname AS name, pg_table_is_visible(c.oid) AS visible,
         c.relkind NOT IN ('r', 'p')
@@ -57,7 +57,7 @@ export class Reach {
         AND NOT EXISTS (SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
           WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.refclassid = 'pg_extension'::regclass
             AND e.extname IN ('uuid-ossp', 'pgcrypto'))`);
-    return new Reach(
+    return new RelationReach(
       relations.rows.map((row) => ({
         oid: String(row["oid"]),
         schema: String(row["schema"]),
@@ -71,7 +71,7 @@ export class Reach {
   }
 
   /** Tables by their numbers. */
-  of({ anything, tables, calls }: Written): ReadonlySet<string> | "anything" {
+  of({ anything, tables, calls }: WrittenTables): ReadonlySet<string> | "anything" {
     if (anything || [...calls].some((call) => this.#writers.has(call))) return "anything";
     const found = new Set<string>();
     for (const name of tables) {

@@ -14,7 +14,7 @@ import {
   claimedJobs,
   leaseText,
 } from "../../../queue/decide.ts";
-import type { Claim, ClaimCall, How, Where } from "../../../queue/store.ts";
+import type { JobClaim, ClaimCall, How, JobPlace } from "../../../queue/store.ts";
 import type { Locking } from "../dialect.ts";
 import { type QueueRows, largest, milliseconds } from "./rows.ts";
 import { groupTable, groupedTable, leaseTable, queueTable, readyTable, workerTable } from "./tables.ts";
@@ -30,22 +30,22 @@ interface Chosen {
   readonly forgotten: readonly GroupRow[];
 }
 
-export class Claims<C extends SqlConnection> {
+export class JobClaims<C extends SqlConnection> {
   readonly #queue: QueueRows<C>;
 
   constructor(queue: QueueRows<C>) {
     this.#queue = queue;
   }
 
-  claim(connection: C, call: ClaimCall, how: How): Promise<Claim> {
+  claim(connection: C, call: ClaimCall, how: How): Promise<JobClaim> {
     return this.#queue.run(connection, how, () => this.#claim(connection, call));
   }
 
-  async #claim(connection: C, call: ClaimCall): Promise<Claim> {
+  async #claim(connection: C, call: ClaimCall): Promise<JobClaim> {
     const { queue: number, worker, where, whole } = call;
     const { rows } = this.#queue;
     const moment = await rows.clock(connection);
-    const idle = (why: Idle, soon?: number, onward?: string): Claim => ({
+    const idle = (why: Idle, soon?: number, onward?: string): JobClaim => ({
       lease: undefined,
       why,
       soon,
@@ -140,7 +140,7 @@ export class Claims<C extends SqlConnection> {
       where: { floors },
       whole,
       except = [],
-    }: Pick<ClaimCall, "most" | "whole"> & { readonly where: Where; readonly except?: readonly JobRow[] },
+    }: Pick<ClaimCall, "most" | "whole"> & { readonly where: JobPlace; readonly except?: readonly JobRow[] },
   ): Promise<JobRow[]> {
     const { rows } = this.#queue;
     const mine = rows.is(readyTable, "queue", number);
@@ -295,7 +295,7 @@ export class Claims<C extends SqlConnection> {
   }
 }
 
-type Idle = Extract<Claim, { lease: undefined }>["why"];
+type Idle = Extract<JobClaim, { lease: undefined }>["why"];
 
 /** Whoever claims has it with others, whoever pauses has it alone. */
 export const pauseOf = (queue: number): string => `holdfast_queue_pause ${queue}`;

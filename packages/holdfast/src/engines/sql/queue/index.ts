@@ -3,8 +3,8 @@ import type { SqlConnection } from "../../../seam/database.ts";
 import { sql } from "../../../seam/sql.ts";
 import {
   type Arrival,
-  type Decided,
-  type Held,
+  type QueueDecided,
+  type HeldLease,
   type QueueRow,
   decideAdd,
   decideFinish,
@@ -17,7 +17,7 @@ import type {
   Finish,
   How,
   Leased,
-  Look,
+  QueueLook,
   Looked,
   NewJob,
   QueueCompletion,
@@ -27,7 +27,7 @@ import type {
 } from "../../../queue/store.ts";
 import type { StoreDialect } from "../dialect.ts";
 import { queueAdministration } from "./administration.ts";
-import { Claims } from "./claim.ts";
+import { JobClaims } from "./claim.ts";
 import { queueLists } from "./lists.ts";
 import { QueueRows, chunks } from "./rows.ts";
 import {
@@ -44,7 +44,7 @@ import { never } from "../table.ts";
 
 export function queueStore<C extends SqlConnection>(dialect: StoreDialect<C>): QueueStore<C> {
   const queue = new QueueRows(dialect);
-  const claims = new Claims(queue);
+  const claims = new JobClaims(queue);
   const work = new Work(queue);
   return {
     open: (connection, name, settings, how) => work.open(connection, name, settings, how),
@@ -136,7 +136,7 @@ class Work<C extends SqlConnection> {
     });
   }
 
-  async look(connection: C, { sweep, idle, whole }: Look, how: How): Promise<Looked> {
+  async look(connection: C, { sweep, idle, whole }: QueueLook, how: How): Promise<Looked> {
     const swept =
       sweep === "no"
         ? { jobs: 0, queues: [] }
@@ -156,7 +156,7 @@ class Work<C extends SqlConnection> {
     return rows.select(connection, leaseTable, where, { order: sql`id`, locking: "update" });
   }
 
-  async #decide<T>(connection: C, decide: (held: Held | undefined) => Decided<T>): Promise<T> {
+  async #decide<T>(connection: C, decide: (held: HeldLease | undefined) => QueueDecided<T>): Promise<T> {
     let decided = decide(undefined);
     if ("need" in decided) decided = decide(await this.#queue.hold(connection, decided.need));
     if ("need" in decided)
@@ -223,7 +223,7 @@ class Work<C extends SqlConnection> {
   /** Above the floors that are known of it, or anywhere; or something is due. */
   async #hasSomething(
     connection: C,
-    { queue, floors, after }: Look["idle"][number],
+    { queue, floors, after }: QueueLook["idle"][number],
     { moment, whole }: { readonly moment: number; readonly whole: boolean },
   ): Promise<boolean> {
     const { rows } = this.#queue;

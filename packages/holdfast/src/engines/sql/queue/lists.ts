@@ -12,10 +12,10 @@ import type {
   QueueLists,
   WorkerInfo,
 } from "../../../queue/store.ts";
-import { type Place, nextOf, placeOf } from "../page.ts";
+import { type PagePlace, nextOf, placeOf } from "../page.ts";
 import { type QueueRows, milliseconds } from "./rows.ts";
 import {
-  type WorkerRow,
+  type StoredWorker,
   delayedTable,
   failedTable,
   groupTable,
@@ -104,7 +104,7 @@ export function queueLists<C extends SqlConnection>(queue: QueueRows<C>): QueueL
 }
 
 interface Workers {
-  readonly all: readonly WorkerRow[];
+  readonly all: readonly StoredWorker[];
   readonly moment: number;
 }
 
@@ -262,7 +262,7 @@ class Lists<C extends SqlConnection> {
   async page(
     connection: C,
     queue: number,
-    { state, after, most }: { readonly state: JobState; readonly after: Place; readonly most: number },
+    { state, after, most }: { readonly state: JobState; readonly after: PagePlace; readonly most: number },
   ): Promise<JobPage> {
     const read = await this.#read(connection, queue, state, after, most);
     const moment = await this.#queue.rows.clock(connection);
@@ -273,7 +273,13 @@ class Lists<C extends SqlConnection> {
     };
   }
 
-  async #read(connection: C, queue: number, state: JobState, after: Place, most: number): Promise<Listed[]> {
+  async #read(
+    connection: C,
+    queue: number,
+    state: JobState,
+    after: PagePlace,
+    most: number,
+  ): Promise<Listed[]> {
     switch (state) {
       case "waiting":
         return this.#waiting(connection, queue, after, most);
@@ -287,7 +293,7 @@ class Lists<C extends SqlConnection> {
   }
 
   /** Those without a group, by priority; then groups by name. */
-  async #waiting(connection: C, queue: number, after: Place, most: number): Promise<Listed[]> {
+  async #waiting(connection: C, queue: number, after: PagePlace, most: number): Promise<Listed[]> {
     const { rows } = this.#queue;
     const [group = "", priority = -32_768, id = 0] = after;
     const later = (of: typeof readyTable | typeof groupedTable) =>
@@ -326,7 +332,7 @@ class Lists<C extends SqlConnection> {
     }));
   }
 
-  async #delayed(connection: C, queue: number, [due, id = 0]: Place, limit: number): Promise<Listed[]> {
+  async #delayed(connection: C, queue: number, [due, id = 0]: PagePlace, limit: number): Promise<Listed[]> {
     const { rows } = this.#queue;
     const later =
       due === undefined
@@ -340,7 +346,7 @@ class Lists<C extends SqlConnection> {
   async #runningPage(
     connection: C,
     queue: number,
-    [lease = 0, place = 0]: Place,
+    [lease = 0, place = 0]: PagePlace,
     most: number,
   ): Promise<Listed[]> {
     const { all, moment } = await this.workers(connection);
@@ -363,7 +369,7 @@ class Lists<C extends SqlConnection> {
     return found;
   }
 
-  async #failed(connection: C, queue: number, [id = 0]: Place, limit: number): Promise<Listed[]> {
+  async #failed(connection: C, queue: number, [id = 0]: PagePlace, limit: number): Promise<Listed[]> {
     const { rows } = this.#queue;
     const where = sql`${rows.is(failedTable, "queue", queue)} AND ${rows.compare(failedTable, "id", ">", id)}`;
     const found = await rows.select(connection, failedTable, where, { order: sql`id`, limit });
@@ -379,7 +385,7 @@ function placesOf(done: unknown): readonly number[] | undefined {
 /** A job of a page, and where the page after it begins. */
 interface Listed extends Partial<Pick<JobInfo, "runAt" | "startedAt" | "worker" | "error">> {
   readonly job: JobRow;
-  readonly place: Place;
+  readonly place: PagePlace;
 }
 
 function infoOf({ job, runAt, startedAt, worker, error }: Listed, state: JobState, moment: number): JobInfo {

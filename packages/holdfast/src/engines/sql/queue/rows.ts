@@ -9,9 +9,9 @@ import { type Statement, sql } from "../../../seam/sql.ts";
 import {
   type DelayedRow,
   type GroupRow,
-  type Held,
-  type Need,
-  type Writes,
+  type HeldLease,
+  type QueueNeed,
+  type QueueWrites,
   byText,
   decideDue,
   type JobRow,
@@ -28,7 +28,7 @@ import {
   markTable,
   readyTable,
 } from "./tables.ts";
-import { Rows } from "../rows.ts";
+import { StoredRows } from "../rows.ts";
 import type { NewRow, Table } from "../table.ts";
 
 /** Rows in one statement: servers take some ten thousand values. */
@@ -41,11 +41,11 @@ export const milliseconds = (moment: number): number => moment / 1000;
 
 export class QueueRows<C extends SqlConnection> {
   readonly dialect: StoreDialect<C>;
-  readonly rows: Rows<C>;
+  readonly rows: StoredRows<C>;
 
   constructor(dialect: StoreDialect<C>) {
     this.dialect = dialect;
-    this.rows = new Rows(dialect);
+    this.rows = new StoredRows(dialect);
   }
 
   /** In a transaction of its own, or in the one that is there. */
@@ -109,8 +109,8 @@ export class QueueRows<C extends SqlConnection> {
   }
 
   /** First all the keys, then all the groups, whatever the number of queues. */
-  async hold(connection: C, { keys, groups }: Need): Promise<Held> {
-    const held = { keys: [] as Held["keys"][number][], groups: [] as GroupRow[] };
+  async hold(connection: C, { keys, groups }: QueueNeed): Promise<HeldLease> {
+    const held = { keys: [] as HeldLease["keys"][number][], groups: [] as GroupRow[] };
     for (const queue of queuesOf(keys)) {
       const names = keys.flatMap((each) => (each.queue === queue ? each.key : []));
       held.keys.push(...(await this.lockKeys(connection, queue, names)));
@@ -245,7 +245,7 @@ export class QueueRows<C extends SqlConnection> {
     return next && Math.max(0, milliseconds(next.run_at - moment));
   }
 
-  async apply(connection: C, { insert, update, remove }: Writes): Promise<void> {
+  async apply(connection: C, { insert, update, remove }: QueueWrites): Promise<void> {
     const { rows } = this;
     for (const job of remove.job) await this.#takeOut(connection, job);
     await this.removeWaiting(connection, remove.waiting);

@@ -156,4 +156,4 @@ export const queueTables: readonly Table[] = [
   markTable,
 ];
 
-export type WorkerRow = RowOf<typeof workerTable>;
+export type StoredWorker = RowOf<typeof workerTable>;

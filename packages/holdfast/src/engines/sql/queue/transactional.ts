@@ -10,7 +10,7 @@ import {
   leaseText,
 } from "../../../queue/decide.ts";
 import type { ClaimCall, QueueTransactional } from "../../../queue/store.ts";
-import type { Claims } from "./claim.ts";
+import type { JobClaims } from "./claim.ts";
 import { type QueueRows, largest, milliseconds } from "./rows.ts";
 import { groupTable, groupedTable, queueTable, readyTable } from "./tables.ts";
 
@@ -22,7 +22,7 @@ const atOnce = 1000;
 
 export function queueTransactional<C extends SqlConnection>(
   queue: QueueRows<C>,
-  claims: Claims<C>,
+  claims: JobClaims<C>,
 ): QueueTransactional<C> {
   const { rows } = queue;
   const taking = new Taking(queue, claims);
@@ -82,9 +82,9 @@ export function queueTransactional<C extends SqlConnection>(
 
 class Taking<C extends SqlConnection> {
   readonly #queue: QueueRows<C>;
-  readonly #claims: Claims<C>;
+  readonly #claims: JobClaims<C>;
 
-  constructor(queue: QueueRows<C>, claims: Claims<C>) {
+  constructor(queue: QueueRows<C>, claims: JobClaims<C>) {
     this.#queue = queue;
     this.#claims = claims;
   }

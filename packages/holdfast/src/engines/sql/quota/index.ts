@@ -7,12 +7,12 @@ import { sql } from "../../../seam/sql.ts";
 import type { How } from "../../../seam/store.ts";
 import { decideAmendment, standingNow } from "../../../quota/decide/amend.ts";
 import { type UsesView, decideUses } from "../../../quota/decide/consume.ts";
-import type { BucketView, Need, Writes } from "../../../quota/decide/rows.ts";
-import type { Amended, Amendment, Batch, Late, Quotas, Rule, Verdicts } from "../../../quota/store.ts";
+import type { BucketView, QuotaNeed, QuotaWrites } from "../../../quota/decide/rows.ts";
+import type { Amended, Amendment, UseBatch, Late, Quotas, Rule, Verdicts } from "../../../quota/store.ts";
 import type { StoreDialect } from "../dialect.ts";
-import { type Decided, type Exchange, Exchanges } from "../exchange.ts";
+import { type ExchangeDecided, type StoreExchange, Exchanges } from "../exchange.ts";
 import { quotaLists } from "./lists.ts";
-import { type Named, QuotaRows, compareNamed, nameOf } from "./rows.ts";
+import { type NamedBucket, QuotaRows, compareNamed, nameOf } from "./rows.ts";
 import { quotaBuckets } from "./tables.ts";
 import { quotaUpkeep } from "./upkeep.ts";
 
@@ -40,7 +40,7 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
   }
 
   return {
-    consume(connection, batch: Batch, how): Promise<Verdicts> {
+    consume(connection, batch: UseBatch, how): Promise<Verdicts> {
       const wanted = batch.buckets.map(({ quota, subject, definition }, place) => ({
         quota,
         subject,
@@ -90,7 +90,7 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
   };
 }
 
-interface Wanted extends Named {
+interface Wanted extends NamedBucket {
   readonly rule: Rule;
   /** Lines with these may be there already, or are what it is about. */
   readonly ids: readonly string[];
@@ -104,11 +104,16 @@ interface Question<Answer> {
   readonly wanted: readonly Wanted[];
   /** Ids are looked for at once. */
   readonly look: boolean;
-  decide(view: UsesView): Decided<Need, Answer, Writes>;
+  decide(view: UsesView): ExchangeDecided<QuotaNeed, Answer, QuotaWrites>;
 }
 
 /** One decision about some buckets. */
-class QuotaExchange<C extends SqlConnection, Answer> implements Exchange<UsesView, Need, Answer, Writes> {
+class QuotaExchange<C extends SqlConnection, Answer> implements StoreExchange<
+  UsesView,
+  QuotaNeed,
+  Answer,
+  QuotaWrites
+> {
   readonly names: readonly string[];
   readonly #rows: QuotaRows<C>;
   readonly #connection: C;
@@ -123,11 +128,11 @@ class QuotaExchange<C extends SqlConnection, Answer> implements Exchange<UsesVie
     this.names = question.wanted.map(nameOf);
   }
 
-  decide(view: UsesView): Decided<Need, Answer, Writes> {
+  decide(view: UsesView): ExchangeDecided<QuotaNeed, Answer, QuotaWrites> {
     return this.#question.decide(view);
   }
 
-  async read(locked: boolean, needs: readonly Need[]): Promise<UsesView> {
+  async read(locked: boolean, needs: readonly QuotaNeed[]): Promise<UsesView> {
     const newest = needs.at(-1);
     if (!newest) await this.#begin(locked);
     else if (newest.what === "lines") await this.#addLines(locked);
@@ -154,7 +159,7 @@ class QuotaExchange<C extends SqlConnection, Answer> implements Exchange<UsesVie
     this.#views = this.#views.map((view) => ({ ...view, lines: found.get(view.row.id) ?? new Map() }));
   }
 
-  async #add(place: number, what: Exclude<Need["what"], "lines">, locked: boolean): Promise<void> {
+  async #add(place: number, what: Exclude<QuotaNeed["what"], "lines">, locked: boolean): Promise<void> {
     const view = this.#view(place);
     const { rule, holds: ids, allGrants: all } = this.#question.wanted[place] as Wanted;
     const [connection, rows, now] = [this.#connection, this.#rows, this.#now];
@@ -176,7 +181,7 @@ class QuotaExchange<C extends SqlConnection, Answer> implements Exchange<UsesVie
    * `guarded`: every bucket is still at the version that it was read at, so what was read of its lines, holds and grants is
    * as it was too; and its window is not over.
    */
-  async write(writes: Writes, guarded: boolean): Promise<boolean> {
+  async write(writes: QuotaWrites, guarded: boolean): Promise<boolean> {
     const { update } = writes.buckets;
     const changed = update.toSorted(compareNamed);
     if (!guarded) for (const row of changed) await this.#rows.writeBucket(this.#connection, row);
@@ -191,7 +196,7 @@ class QuotaExchange<C extends SqlConnection, Answer> implements Exchange<UsesVie
     return true;
   }
 
-  #asRead(row: Named) {
+  #asRead(row: NamedBucket) {
     const place = this.names.indexOf(nameOf(row));
     const { rows } = this.#rows;
     const same = rows.is(quotaBuckets, "version", this.#view(place).row.version);

@@ -8,7 +8,7 @@ import {
   standingOf,
   unlimited,
 } from "../../../quota/decide/rows.ts";
-import type { Entry, QuotaLists } from "../../../quota/store.ts";
+import type { QuotaEntry, QuotaLists } from "../../../quota/store.ts";
 import type { QuotaRows } from "./rows.ts";
 import { quotaBuckets, quotaGrants } from "./tables.ts";
 
@@ -88,7 +88,7 @@ export function quotaLists<C extends SqlConnection>(rows: QuotaRows<C>): QuotaLi
   };
 }
 
-function entryOf(line: LineRow): Entry {
+function entryOf(line: LineRow): QuotaEntry {
   const { kind, id, entry, version, first, forgotten, refunded, details } = line;
   return {
     ...standingOf(line),
@@ -100,7 +100,7 @@ function entryOf(line: LineRow): Entry {
     first: first ?? version,
     forgotten: forgotten ?? 0,
     refunded: refunded ?? 0,
-    details: details as Entry["details"],
+    details: details as QuotaEntry["details"],
   };
 }
 

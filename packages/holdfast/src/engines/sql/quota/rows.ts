@@ -3,20 +3,20 @@ import type { SqlConnection } from "../../../seam/database.ts";
 import { type Statement, sql } from "../../../seam/sql.ts";
 import {
   type BucketRow,
-  type Counted,
+  type CountedUses,
   type GrantRow,
   type HoldRow,
   type LineRow,
-  type Writes,
+  type QuotaWrites,
   compareNames,
 } from "../../../quota/decide/rows.ts";
 import { countedKinds } from "../../../quota/decide/windows.ts";
 import type { Bucket } from "../../../quota/store.ts";
 import type { StoreDialect } from "../dialect.ts";
 import { quotaBuckets, quotaGrants, quotaHolds, quotaLines } from "./tables.ts";
-import { Rows } from "../rows.ts";
+import { StoredRows } from "../rows.ts";
 
-export type Named = Pick<Bucket, "quota" | "subject">;
+export type NamedBucket = Pick<Bucket, "quota" | "subject">;
 
 /** In one statement: values of a statement are limited, and who asks for many by name at once may be read a whole table. */
 const atOnce = 100;
@@ -30,17 +30,21 @@ const left = (() => {
 })();
 
 export class QuotaRows<C extends SqlConnection> {
-  readonly rows: Rows<C>;
+  readonly rows: StoredRows<C>;
 
   constructor(dialect: StoreDialect<C>) {
-    this.rows = new Rows(dialect);
+    this.rows = new StoredRows(dialect);
   }
 
   /** As they are named; those that are not there are made. `locked`: nobody else changes them until the end. */
-  async buckets(connection: C, named: readonly Named[], locked: boolean): Promise<readonly BucketRow[]> {
+  async buckets(
+    connection: C,
+    named: readonly NamedBucket[],
+    locked: boolean,
+  ): Promise<readonly BucketRow[]> {
     const ordered = named.toSorted(compareNamed);
     const found = new Map<string, BucketRow>();
-    const read = async (wanted: readonly Named[]) => {
+    const read = async (wanted: readonly NamedBucket[]) => {
       for (const some of chunks(wanted)) {
         const where = this.rows.matching(quotaBuckets, some.map(nameOnly));
         const locking = locked ? "update" : undefined;
@@ -70,7 +74,7 @@ export class QuotaRows<C extends SqlConnection> {
   }
 
   /** Without making it. */
-  async bucket(connection: C, named: Named, locked = false): Promise<BucketRow | undefined> {
+  async bucket(connection: C, named: NamedBucket, locked = false): Promise<BucketRow | undefined> {
     const where = this.rows.matching(quotaBuckets, [nameOnly(named)]);
     const locking = locked ? ("update" as const) : undefined;
     const [row] = await this.rows.select(connection, quotaBuckets, where, { locking });
@@ -125,7 +129,7 @@ export class QuotaRows<C extends SqlConnection> {
   /** Those that are over, and those with these ids. */
   async holds(
     connection: C,
-    { quota, subject }: Named,
+    { quota, subject }: NamedBucket,
     { now, ids }: { readonly now: number; readonly ids: readonly string[] },
     current: boolean,
   ): Promise<readonly HoldRow[]> {
@@ -139,7 +143,7 @@ export class QuotaRows<C extends SqlConnection> {
   /** Those that are over or not spent, or all. */
   async grants(
     connection: C,
-    { quota, subject }: Named,
+    { quota, subject }: NamedBucket,
     { now, all }: { readonly now: number; readonly all: boolean },
     current: boolean,
   ): Promise<readonly GrantRow[]> {
@@ -152,7 +156,7 @@ export class QuotaRows<C extends SqlConnection> {
   /** What holds, and what is left of grants, come to: of those that end after a moment, or of all. */
   async sums(
     connection: C,
-    { quota, subject }: Named,
+    { quota, subject }: NamedBucket,
     after: number | undefined,
   ): Promise<{ readonly held: number; readonly credit: number }> {
     const total = async (of: typeof quotaHolds | typeof quotaGrants, amount: Statement) => {
@@ -171,13 +175,18 @@ export class QuotaRows<C extends SqlConnection> {
   }
 
   /** What an exact sliding window counts, as `counts` says it. */
-  async counted(connection: C, bucket: number, span: Span, current: boolean): Promise<number> {
+  async counted(connection: C, bucket: number, span: RowSpan, current: boolean): Promise<number> {
     const where = await this.#counting(connection, bucket, span, current);
     return this.#total(connection, quotaLines.name, left, where, current);
   }
 
   /** The same, one by one. */
-  async uses(connection: C, bucket: number, span: Span, current: boolean): Promise<readonly Counted[]> {
+  async uses(
+    connection: C,
+    bucket: number,
+    span: RowSpan,
+    current: boolean,
+  ): Promise<readonly CountedUses[]> {
     const where = await this.#counting(connection, bucket, span, current);
     const { dialect } = this.rows;
     const { rows } = await connection.query(
@@ -187,7 +196,12 @@ export class QuotaRows<C extends SqlConnection> {
   }
 
   /** The lines after the newest that ends the count: backwards by the key, so that what was before it costs nothing. */
-  async #counting(connection: C, bucket: number, { per, now }: Span, current: boolean): Promise<Statement> {
+  async #counting(
+    connection: C,
+    bucket: number,
+    { per, now }: RowSpan,
+    current: boolean,
+  ): Promise<Statement> {
     const ours = this.rows.is(quotaLines, "bucket", bucket);
     const ends = sql`(${this.rows.compare(quotaLines, "at", "<=", now - per)} OR ${this.rows.is(quotaLines, "kind", "reset")})`;
     const [last] = await this.#lines(connection, sql`${ours} AND ${ends}`, {
@@ -227,7 +241,7 @@ export class QuotaRows<C extends SqlConnection> {
   }
 
   /** All but the buckets. */
-  async write(connection: C, { lines, holds, grants }: Writes): Promise<void> {
+  async write(connection: C, { lines, holds, grants }: QuotaWrites): Promise<void> {
     const { rows } = this;
     for (const [from, gone] of [
       [quotaHolds, holds.delete],
@@ -250,19 +264,19 @@ export class QuotaRows<C extends SqlConnection> {
 }
 
 /** Of an exact sliding window, in microseconds. */
-export interface Span {
+export interface RowSpan {
   readonly per: number;
   readonly now: number;
 }
 
-export const nameOf = ({ quota, subject }: Named): string => `${quota}\0${subject}`;
+export const nameOf = ({ quota, subject }: NamedBucket): string => `${quota}\0${subject}`;
 
-const nameOnly = ({ quota, subject }: Named): Named => ({ quota, subject });
+const nameOnly = ({ quota, subject }: NamedBucket): NamedBucket => ({ quota, subject });
 
-const keyOf = ({ quota, subject, id }: Named & { readonly id: string }) => ({ quota, subject, id });
+const keyOf = ({ quota, subject, id }: NamedBucket & { readonly id: string }) => ({ quota, subject, id });
 
 /** The order in which buckets are locked, by everybody. */
-export function compareNamed(a: Named, b: Named): number {
+export function compareNamed(a: NamedBucket, b: NamedBucket): number {
   return compareNames(a.quota, b.quota) || compareNames(a.subject, b.subject);
 }
 

@@ -2,12 +2,12 @@ import type { SqlConnection } from "../../../seam/database.ts";
 import { UnsupportedError } from "../../../seam/errors.ts";
 import { sql } from "../../../seam/sql.ts";
 import type { How } from "../../../seam/store.ts";
-import { type Checked, Ledger, repair as repaired } from "../../../quota/decide/check.ts";
+import { type Checked, QuotaLedger, repair as repaired } from "../../../quota/decide/check.ts";
 import { decideRollUp } from "../../../quota/decide/roll-up.ts";
 import { type BucketRow, milliseconds } from "../../../quota/decide/rows.ts";
 import { isLate } from "../../../quota/decide/windows.ts";
 import type { Bucket, Definition, Late, QuotaUpkeep, Reconciled, RollUp } from "../../../quota/store.ts";
-import type { Named, QuotaRows } from "./rows.ts";
+import type { NamedBucket, QuotaRows } from "./rows.ts";
 import { quotaBuckets, quotaLines } from "./tables.ts";
 import type { NewRow } from "../table.ts";
 
@@ -31,7 +31,7 @@ export function quotaUpkeep<C extends SqlConnection>(rows: QuotaRows<C>): QuotaU
     free ? dialect.transaction(connection, waitMs, work) : dialect.inside(connection, waitMs, work);
 
   async function check(connection: C, row: BucketRow, { rule }: Definition): Promise<Checked> {
-    const ledger = new Ledger(row, rule);
+    const ledger = new QuotaLedger(row, rule);
     for (let from = 0; ;) {
       const lines = await rows.linesFrom(connection, row.id, from, page);
       for (const line of lines) ledger.add(line);
@@ -43,7 +43,12 @@ export function quotaUpkeep<C extends SqlConnection>(rows: QuotaRows<C>): QuotaU
   }
 
   /** Nobody has to wait for it, unless somebody writes all the time. */
-  async function look(connection: C, definition: Definition, bucket: Named, how: How): Promise<Reconciled> {
+  async function look(
+    connection: C,
+    definition: Definition,
+    bucket: NamedBucket,
+    how: How,
+  ): Promise<Reconciled> {
     const found = ({ findings, entries }: Checked) => ({ findings, entries, repaired: false });
     for (let i = 0; i < tries; i++) {
       const row = await rows.bucket(connection, bucket);
@@ -85,7 +90,7 @@ export function quotaUpkeep<C extends SqlConnection>(rows: QuotaRows<C>): QuotaU
   /** Some lines of one bucket. Undefined: somebody has it, and it was not to be waited for. */
   async function rollUpOne(
     connection: C,
-    { quota, subject }: Named,
+    { quota, subject }: NamedBucket,
     { before, most, wait }: { readonly before: number; readonly most: number; readonly wait: boolean },
   ): Promise<{ readonly gone: number; readonly broken: boolean; readonly more: boolean } | undefined> {
     const where = rows.rows.matching(quotaBuckets, [{ quota, subject }]);

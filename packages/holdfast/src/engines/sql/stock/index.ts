@@ -8,8 +8,8 @@ import type { SqlConnection } from "../../../seam/database.ts";
 import { type Statement, sql } from "../../../seam/sql.ts";
 import type { How } from "../../../seam/store.ts";
 import {
-  type Change,
-  type Decision,
+  type StockChange,
+  type StockDecision,
   type StockCall,
   type StockNeed,
   type StockView,
@@ -21,10 +21,10 @@ import {
 } from "../../../stock/decide/index.ts";
 import type { LevelRow, ReservationRow } from "../../../stock/decide/rows.ts";
 import { ofReservation, ofSale } from "../../../stock/decide/sequel.ts";
-import type { Book, Sequel, Spot, StockStore, Verdict } from "../../../stock/store.ts";
+import type { StockBook, Sequel, Spot, StockStore, OrderVerdict } from "../../../stock/store.ts";
 import type { StoreDialect } from "../dialect.ts";
-import { type Exchange, Exchanges } from "../exchange.ts";
-import { Rows, chunksOf } from "../rows.ts";
+import { type StoreExchange, Exchanges } from "../exchange.ts";
+import { StoredRows, chunksOf } from "../rows.ts";
 import { stockLists } from "./lists.ts";
 import { keptHere, stockLevel, stockMovement, stockReservation, stockReserved } from "./tables.ts";
 import { stockUpkeep } from "./upkeep.ts";
@@ -34,7 +34,7 @@ import type { RowOf, Table } from "../table.ts";
 const fewLevels = 3;
 
 export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): StockStore<C> {
-  const rows = new Rows(dialect);
+  const rows = new StoredRows(dialect);
   const exchanges = new Exchanges(dialect);
   const run = <T>(connection: C, how: How, exchange: StockExchange<T>): Promise<T> =>
     rows.present(connection, "A table of stock", () => exchanges.run(connection, how, exchange));
@@ -58,7 +58,7 @@ export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): S
       if (typeof call === "string")
         return { outcome: call, at: 0, until: undefined, state: undefined, lines: [] };
       const [verdict] = await run(connection, how, exchangeOf(work, [call], true));
-      return verdict as Verdict;
+      return verdict as OrderVerdict;
     },
 
     async minimum(connection, book, spot, min, how) {
@@ -78,13 +78,13 @@ export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): S
   };
 }
 
-type StockExchange<T> = Exchange<StockView, StockNeed, T, StockWrites>;
+type StockExchange<T> = StoreExchange<StockView, StockNeed, T, StockWrites>;
 
 function exchangeOf<C extends SqlConnection>(
   work: StockWork<C>,
   calls: readonly StockCall[],
   look: boolean,
-): StockExchange<readonly Verdict[]> {
+): StockExchange<readonly OrderVerdict[]> {
   const spots = spotsOf(calls);
   const exchange = work.exchange(spots);
   // What was not looked for may be why it could not be written.
@@ -92,7 +92,7 @@ function exchangeOf<C extends SqlConnection>(
   return {
     ...exchange,
     read: (locked, needs) => work.read(spots, calls, { locked, needs, look: looking }),
-    decide: (view): Decision<readonly Verdict[]> => decide(view, calls),
+    decide: (view): StockDecision<readonly OrderVerdict[]> => decide(view, calls),
     write(writes, guarded) {
       looking = true;
       return exchange.write(writes, guarded);
@@ -108,12 +108,12 @@ interface Reading {
 
 /** Reads and writes of one call, on its connection. */
 class StockWork<C extends SqlConnection> {
-  readonly #rows: Rows<C>;
+  readonly #rows: StoredRows<C>;
   readonly #connection: C;
-  readonly #book: Book;
+  readonly #book: StockBook;
   readonly #free: boolean;
 
-  constructor(rows: Rows<C>, connection: C, book: Book, { free }: How) {
+  constructor(rows: StoredRows<C>, connection: C, book: StockBook, { free }: How) {
     this.#rows = rows;
     this.#connection = connection;
     this.#book = book;
@@ -252,7 +252,7 @@ class StockWork<C extends SqlConnection> {
   }
 
   /** The lines of what came before, which do not change: they are found before anything is locked. */
-  async find(sequel: Sequel): Promise<StockCall | Verdict["outcome"]> {
+  async find(sequel: Sequel): Promise<StockCall | OrderVerdict["outcome"]> {
     if (sequel.kind === "return") return ofSale(sequel, sequel.lines ? [] : await this.#sold(sequel));
     // A snapshot of the caller's may be older than the reservation.
     let [row] = await this.#reservations([sequel.of], false);
@@ -323,7 +323,10 @@ class StockWork<C extends SqlConnection> {
    * Each as it was read, in their order. A level that comes out as it was is not compared: what was taken out of it to make
    * room is, line by line.
    */
-  async #compareAndSet(levels: readonly Change<LevelRow>[], until: number | undefined): Promise<boolean> {
+  async #compareAndSet(
+    levels: readonly StockChange<LevelRow>[],
+    until: number | undefined,
+  ): Promise<boolean> {
     const { dialect } = this.#rows;
     const inTime =
       until === undefined ? sql`` : sql` AND ${dialect.clock} < ${dialect.write("integer", until)}`;
@@ -335,7 +338,7 @@ class StockWork<C extends SqlConnection> {
     return true;
   }
 
-  async #set(levels: readonly Change<LevelRow>[]): Promise<void> {
+  async #set(levels: readonly StockChange<LevelRow>[]): Promise<void> {
     for (const some of chunksOf(levels))
       await this.#rows.updateAll(
         this.#connection,

@@ -1,15 +1,15 @@
 /** What is read of stock, for any engine with a dialect. */
 import type { SqlConnection } from "../../../seam/database.ts";
 import { type Statement, sql } from "../../../seam/sql.ts";
-import type { Book, MovementFilter, StockLists, StockMovement } from "../../../stock/store.ts";
-import type { Rows } from "../rows.ts";
+import type { StockBook, MovementFilter, StockLists, StockMovement } from "../../../stock/store.ts";
+import type { StoredRows } from "../rows.ts";
 import { keptHere, stockLevel, stockMovement, stockReserved } from "./tables.ts";
 import { kindOf } from "../table.ts";
 
 /** `BookInfo.levels` is counted up to here. */
 const mostCounted = 100_000;
 
-export function stockLists<C extends SqlConnection>(rows: Rows<C>): StockLists<C> {
+export function stockLists<C extends SqlConnection>(rows: StoredRows<C>): StockLists<C> {
   const { dialect } = rows;
   const level = sql`${dialect.table(stockLevel.name)} t`;
   const movement = sql`${dialect.table(stockMovement.name)} m JOIN ${level} ON t.id = m.level`;
@@ -133,8 +133,8 @@ const everything: MovementFilter = {
 
 /** Movements (m) of levels (t). */
 function matching<C extends SqlConnection>(
-  { dialect }: Rows<C>,
-  book: Book,
+  { dialect }: StoredRows<C>,
+  book: StockBook,
   filter: MovementFilter,
 ): Statement[] {
   const texts: readonly (readonly [Statement, string | undefined])[] = [
@@ -154,7 +154,7 @@ function matching<C extends SqlConnection>(
 }
 
 /** What comes after that one, newest first. */
-function below<C extends SqlConnection>({ dialect }: Rows<C>, cursor: string): Statement {
+function below<C extends SqlConnection>({ dialect }: StoredRows<C>, cursor: string): Statement {
   const [micros, level, version] = cursor.split(".").map(Number);
   const at = dialect.write("moment", micros);
   const at_level = dialect.write("integer", level);

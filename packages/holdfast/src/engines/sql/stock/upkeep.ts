@@ -3,7 +3,7 @@ import type { SqlConnection } from "../../../seam/database.ts";
 import { type Statement, sql } from "../../../seam/sql.ts";
 import type { How } from "../../../seam/store.ts";
 import {
-  type Ledger,
+  type StockLedger,
   addsUp,
   decideRepair,
   emptyLedger,
@@ -11,20 +11,20 @@ import {
   factsOf,
 } from "../../../stock/decide/ledger.ts";
 import type { LevelRow } from "../../../stock/decide/rows.ts";
-import type { Book, Facts, FactsPage, Spot, StockUpkeep } from "../../../stock/store.ts";
-import { type Rows, chunksOf } from "../rows.ts";
+import type { StockBook, Facts, FactsPage, Spot, StockUpkeep } from "../../../stock/store.ts";
+import { type StoredRows, chunksOf } from "../rows.ts";
 import { keptHere, stockLevel, stockMovement, stockReserved } from "./tables.ts";
 
 /** Movements of a read. */
 const page = 5000;
 
-export function stockUpkeep<C extends SqlConnection>(rows: Rows<C>): StockUpkeep<C> {
+export function stockUpkeep<C extends SqlConnection>(rows: StoredRows<C>): StockUpkeep<C> {
   const { dialect } = rows;
   const within = <T>(connection: C, { free, waitMs }: How, work: () => Promise<T>): Promise<T> =>
     free ? dialect.transaction(connection, waitMs, work) : dialect.inside(connection, waitMs, work);
   const locked = async (
     connection: C,
-    book: Book,
+    book: StockBook,
     { sku, location }: Spot,
   ): Promise<LevelRow | undefined> => {
     const where = rows.matching(stockLevel, [{ book: book.name, sku, location }]);
@@ -86,8 +86,8 @@ export function stockUpkeep<C extends SqlConnection>(rows: Rows<C>): StockUpkeep
 }
 
 function onPage<C extends SqlConnection>(
-  rows: Rows<C>,
-  book: Book,
+  rows: StoredRows<C>,
+  book: StockBook,
   { sku, location, after }: FactsPage,
 ): Statement {
   const conditions = [rows.is(stockLevel, "book", book.name)];
@@ -102,11 +102,11 @@ function onPage<C extends SqlConnection>(
 
 /** Whole histories, by the number of the level: a page at a time. */
 async function ledgers<C extends SqlConnection>(
-  rows: Rows<C>,
+  rows: StoredRows<C>,
   connection: C,
   levels: readonly LevelRow[],
-): Promise<Map<number, Ledger>> {
-  const found = new Map<number, Ledger>();
+): Promise<Map<number, StockLedger>> {
+  const found = new Map<number, StockLedger>();
   for (const some of chunksOf(levels)) {
     const these = rows.among(
       stockMovement,
@@ -132,7 +132,7 @@ async function ledgers<C extends SqlConnection>(
 
 /** What lines of reservations come to, by the number of the level. */
 async function openOf<C extends SqlConnection>(
-  rows: Rows<C>,
+  rows: StoredRows<C>,
   connection: C,
   levels: readonly LevelRow[],
 ): Promise<Map<number, number>> {

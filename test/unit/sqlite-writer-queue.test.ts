@@ -7,21 +7,21 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { holdfast, key, sql } from "holdfast";
 import { execute } from "holdfast/testing";
 import { describe, expect, inject, test } from "vitest";
-import { Line, lineOf } from "../../packages/holdfast/src/engines/sqlite/writer-queue.ts";
+import { WriterQueue, writerQueueOf } from "../../packages/holdfast/src/engines/sqlite/writer-queue.ts";
 import { type Backend, backends } from "../backends.ts";
 import { placeFor } from "../harness/places.ts";
 import { startWorker } from "../harness/processes.ts";
 import type { IncrementArg, IncrementResult } from "../workers/increment.ts";
 
 describe("the line", () => {
-  test("first come, first served; an errand waits for one transaction at the most", async () => {
-    const line = new Line();
+  test("first come, first served; a one-shot statement waits for one transaction at the most", async () => {
+    const line = new WriterQueue();
     const log: string[] = [];
     const first = {};
     expect(line.enter(first)).toBe(true);
     const standing = (["t1", "t2", "t3", "e1", "e2"] as const).map(async (name) => {
       const owner = { name };
-      const left = await line.stand(owner, name.startsWith("e") ? "errand" : "transaction", 10_000);
+      const left = await line.stand(owner, name.startsWith("e") ? "one-shot" : "transaction", 10_000);
       expect(left).toBeGreaterThan(0);
       log.push(name);
       line.leave(owner);
@@ -36,14 +36,14 @@ describe("the line", () => {
   });
 
   test("patience ends by itself, the shortest first, and leaves the others where they are", async () => {
-    const line = new Line();
+    const line = new WriterQueue();
     const [holder, patient] = [{}, {}];
     line.enter(holder);
     const log: string[] = [];
     const waits = [
       line.stand(patient, "transaction", 60_000).then((left) => log.push(left > 0 ? "patient" : "no")),
       line.stand({}, "transaction", 60).then((left) => log.push(`60: ${left}`)),
-      line.stand({}, "errand", 20).then((left) => log.push(`20: ${left}`)),
+      line.stand({}, "one-shot", 20).then((left) => log.push(`20: ${left}`)),
     ];
     await Promise.all(waits.slice(1));
     expect(log).toEqual(["20: 0", "60: 0"]);
@@ -54,13 +54,13 @@ describe("the line", () => {
   });
 
   test("an abort ends a wait, and leaves no listener behind", async () => {
-    const line = new Line();
+    const line = new WriterQueue();
     const [holder, next] = [{}, {}];
     line.enter(holder);
     const { signal } = new AbortController();
     const stop = new AbortController();
     const reason = new Error("no longer wanted");
-    await expect(line.stand({}, "errand", 1000, AbortSignal.abort(reason))).rejects.toBe(reason);
+    await expect(line.stand({}, "one-shot", 1000, AbortSignal.abort(reason))).rejects.toBe(reason);
     const gone = line.stand({}, "transaction", 60_000, stop.signal);
     const stays = line.stand(next, "transaction", 60_000, signal);
     stop.abort(reason);
@@ -71,7 +71,7 @@ describe("the line", () => {
   });
 
   test("after long turns the file is nobody's for a moment, although others of the process wait", async () => {
-    const line = new Line();
+    const line = new WriterQueue();
     const holder = {};
     line.enter(holder);
     await sleep(120);
@@ -90,8 +90,8 @@ describe("the line", () => {
     const [file, link] = [join(folder, "a.db"), join(folder, "b.db")];
     await writeFile(file, "");
     await symlink(file, link);
-    expect(lineOf(link)).toBe(lineOf(file));
-    expect(lineOf(join(folder, "missing"))).not.toBe(lineOf(file));
+    expect(writerQueueOf(link)).toBe(writerQueueOf(file));
+    expect(writerQueueOf(join(folder, "missing"))).not.toBe(writerQueueOf(file));
     await rm(folder, { recursive: true, force: true });
   });
 });

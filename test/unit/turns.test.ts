@@ -2,13 +2,13 @@ import { getEventListeners } from "node:events";
 import { setImmediate as turn } from "node:timers/promises";
 import * as fc from "fast-check";
 import { describe, expect, inject, test } from "vitest";
-import { Queue, unlessAborted } from "../../packages/holdfast/src/waiting/turns.ts";
+import { Turns, unlessAborted } from "../../packages/holdfast/src/waiting/turns.ts";
 
 fc.configureGlobal({ seed: inject("seed"), numRuns: 200 });
 
 describe("Queue", () => {
   test("lets in one after the other, as they came", async () => {
-    const queue = new Queue();
+    const queue = new Turns();
     const log: string[] = [];
     await Promise.all(
       ["a", "b", "c"].map((name) =>
@@ -23,7 +23,7 @@ describe("Queue", () => {
   });
 
   test("lets the next one in after an error, and passes on what a body returns", async () => {
-    const queue = new Queue();
+    const queue = new Turns();
     const failing = queue.run(async () => {
       throw new Error("a");
     });
@@ -33,7 +33,7 @@ describe("Queue", () => {
   });
 
   test("lets in nobody whose signal has aborted, free or not", async () => {
-    const queue = new Queue();
+    const queue = new Turns();
     const reason = new Error("no longer wanted");
     await expect(queue.enter(AbortSignal.abort(reason))).rejects.toBe(reason);
     const leave = await queue.enter();
@@ -43,7 +43,7 @@ describe("Queue", () => {
   });
 
   test("an abort after the entrance changes nothing", async () => {
-    const queue = new Queue();
+    const queue = new Turns();
     const controller = new AbortController();
     const leave = await queue.enter();
     const second = queue.enter(controller.signal);
@@ -75,7 +75,7 @@ describe("Queue", () => {
         fc.integer({ min: 1, max: 3 }),
         fc.array(step, { maxLength: 40 }),
         async (places, steps) => {
-          const queue = new Queue(places);
+          const queue = new Turns(places);
           const inside = new Map<number, () => void>();
           // What must be true, kept beside what is.
           const line: { name: number; abort: AbortController }[] = [];

@@ -2,46 +2,46 @@
  * What the connections of one instance know of each other. One process at a time can have the file open, so whoever
  * could be in the way is in this process too: waits need no polling, and are served in the order in which they came.
  */
-import type { Grant, Wait } from "../../seam/database.ts";
+import type { LockGrant, Wait } from "../../seam/database.ts";
 import type { LockRequest } from "../../seam/key.ts";
-import { Queue } from "../../waiting/turns.ts";
+import { Turns } from "../../waiting/turns.ts";
 
-interface Line {
-  readonly queue: Queue;
+interface KeyLine {
+  readonly queue: Turns;
   users: number;
-  holder: Holding | undefined;
+  holder: KeyHolding | undefined;
 }
 
-export interface Holding {
+export interface KeyHolding {
   readonly session: object;
   readonly id: string;
   readonly name: string;
   readonly since: Date;
 }
 
-export class Desk {
-  static readonly #files = new Map<string, WeakRef<Desk>>();
-  static readonly #desks = new WeakMap<object, Desk>();
+export class InProcessLocks {
+  static readonly #files = new Map<string, WeakRef<InProcessLocks>>();
+  static readonly #byInstance = new WeakMap<object, InProcessLocks>();
 
   /** `file`: undefined for a database in memory, which is the instance's own. */
-  static of(instance: object, file: string | undefined): Desk {
-    const known = file === undefined ? undefined : Desk.#files.get(file)?.deref();
-    const desk = known ?? Desk.#desks.get(instance) ?? new Desk();
-    Desk.#desks.set(instance, desk);
-    if (file !== undefined) Desk.#files.set(file, new WeakRef(desk));
-    return desk;
+  static of(instance: object, file: string | undefined): InProcessLocks {
+    const known = file === undefined ? undefined : InProcessLocks.#files.get(file)?.deref();
+    const inProcess = known ?? InProcessLocks.#byInstance.get(instance) ?? new InProcessLocks();
+    InProcessLocks.#byInstance.set(instance, inProcess);
+    if (file !== undefined) InProcessLocks.#files.set(file, new WeakRef(inProcess));
+    return inProcess;
   }
 
   /** Whatever writes tables of our own does so one at a time: two that meet there would both fail. */
-  readonly errands = new Queue();
-  readonly #lines = new Map<string, Line>();
+  readonly oneAtATime = new Turns();
+  readonly #lines = new Map<string, KeyLine>();
   readonly #held = new Map<object, Map<string, () => void>>();
   /** Fences of leases that transactions of ours rely on until they end. */
   readonly #pins = new Map<object, Set<number>>();
   readonly #numbers = new WeakMap<object, number>();
   #sessions = 0;
   readonly #known = new Set<string>();
-  readonly waiting = new Set<Holding>();
+  readonly waiting = new Set<KeyHolding>();
 
   /** Whether the key has a row. */
   knows(id: string): boolean {
@@ -62,7 +62,7 @@ export class Desk {
     return this.#held.get(session)?.has(id) ?? false;
   }
 
-  get holdings(): Holding[] {
+  get holdings(): KeyHolding[] {
     return [...this.#lines.values()].flatMap(({ holder }) => (holder ? [holder] : []));
   }
 
@@ -73,7 +73,7 @@ export class Desk {
     return number;
   }
 
-  holderOf(id: string): Holding | undefined {
+  holderOf(id: string): KeyHolding | undefined {
     return this.#lines.get(id)?.holder;
   }
 
@@ -84,7 +84,7 @@ export class Desk {
     names: readonly string[],
     wait: Wait,
     signal?: AbortSignal,
-  ): Promise<Grant & { taken?: readonly string[] }> {
+  ): Promise<LockGrant & { taken?: readonly string[] }> {
     const wanted = locks
       .map(({ key }, i) => ({ id: key.id, name: names[i] ?? "" }))
       .filter(({ id }) => !this.holds(session, id));
@@ -114,10 +114,10 @@ export class Desk {
 
   async #enter(session: object, id: string, name: string, signal: AbortSignal): Promise<void> {
     let line = this.#lines.get(id);
-    if (!line) this.#lines.set(id, (line = { queue: new Queue(), users: 0, holder: undefined }));
+    if (!line) this.#lines.set(id, (line = { queue: new Turns(), users: 0, holder: undefined }));
     const place = line;
     place.users++;
-    const waiter: Holding = { session, id, name, since: new Date() };
+    const waiter: KeyHolding = { session, id, name, since: new Date() };
     this.waiting.add(waiter);
     const forget = () => {
       if (--place.users === 0) this.#lines.delete(id);

@@ -9,7 +9,7 @@ import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest"
 import type { SqlConnection } from "../../packages/holdfast/src/seam/database.ts";
 import { withConnection } from "../../packages/holdfast/src/transaction/one-shot.ts";
 import { keep } from "../../packages/holdfast/src/engines/mysql/keep.ts";
-import { Reader, wire } from "../../packages/holdfast/src/engines/mysql/protocol.ts";
+import { MysqlReader, protocol } from "../../packages/holdfast/src/engines/mysql/protocol.ts";
 import { type TestDatabase, createDatabase, unavailable } from "../harness/databases.ts";
 import { eventually } from "../harness/wait.ts";
 
@@ -41,7 +41,7 @@ interface Transcript {
 }
 
 function transcriptOf(traffic: readonly Piece[], size = Infinity): Transcript {
-  const reader = new Reader();
+  const reader = new MysqlReader();
   const statements: string[] = [];
   const rows: string[][] = [];
   const errors: string[] = [];
@@ -266,7 +266,7 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
     await admin.query(
       "CREATE TRIGGER logs AFTER INSERT ON parent FOR EACH ROW INSERT INTO logged (n) VALUES (1)",
     );
-    const groups = await onServer((connection) => wire.related(connection));
+    const groups = await onServer((connection) => protocol.related(connection));
     await expect(onServer((connection) => keep(connection))).rejects.toThrow("parent has triggers");
     await admin.query("DROP TRIGGER logs");
     expect(groups.toSorted((a, b) => a.join().localeCompare(b.join()))).toEqual([
@@ -313,12 +313,12 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
       clients.map(({ socket }) => createConnection({ uri: database.url, stream: socket })),
     )) as [Connection, Connection, Connection];
     const idOf = async (client: Connection) => {
-      const [rows] = await client.query(wire.who);
+      const [rows] = await client.query(protocol.who);
       return String(Object.values((rows as object[])[0] ?? {})[0]);
     };
     const [idA, idB] = [await idOf(a), await idOf(b)];
     await onServer(async (connection) => {
-      const seen = () => wire.waiting(connection, [idA, idB]);
+      const seen = () => protocol.waiting(connection, [idA, idB]);
       const waits = async (waiting: Promise<unknown>, end: () => Promise<unknown>) => {
         await eventually(async () => (await seen()).get(idB)?.includes(idA) === true);
         expect([...(await seen()).keys()]).toEqual([idB]);
@@ -350,9 +350,9 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
       return [...new Set((rows as { Value: string }[]).map(({ Value }) => Value))];
     };
     const [usual] = await level();
-    await connection.query(wire.isolation("serializable"));
+    await connection.query(protocol.isolation("serializable"));
     expect(await level()).toEqual(["SERIALIZABLE"]);
-    await connection.query(wire.isolation(undefined));
+    await connection.query(protocol.isolation(undefined));
     expect(await level()).toEqual([usual]);
     await connection.end();
   });
@@ -363,7 +363,7 @@ describe("without a server", () => {
   const ok = packet(1, Buffer.from([0, 0, 0, 2, 0, 0, 0]));
 
   test("a statement of more than 16 MB comes in pieces", () => {
-    const reader = new Reader();
+    const reader = new MysqlReader();
     const body = query(`SELECT '${"x".repeat(2 ** 24)}'`);
     const pieces = [packet(0, body.subarray(0, 0xffffff)), packet(1, body.subarray(0xffffff))];
     const cut = pieces.flatMap((piece) => [piece.subarray(0, 4), piece.subarray(4)]);
@@ -374,7 +374,7 @@ describe("without a server", () => {
   });
 
   test("a row of more than 16 MB is not taken for the end", () => {
-    const reader = new Reader();
+    const reader = new MysqlReader();
     reader.sent(packet(0, query("SELECT big")));
     const length = Buffer.alloc(9);
     length[0] = 0xfe;
@@ -391,14 +391,14 @@ describe("without a server", () => {
   });
 
   test("two in one piece are answered when both are", () => {
-    const reader = new Reader();
+    const reader = new MysqlReader();
     expect(reader.sent(Buffer.concat([packet(0, query("A")), packet(0, query("B"))]))).toBe("A; B");
     expect(reader.received(ok).ready).toBe(false);
     expect(reader.received(ok).ready).toBe(true);
   });
 
   test("what is prepared, closed or pinged is no statement", () => {
-    const reader = new Reader();
+    const reader = new MysqlReader();
     for (const body of ["\x16SELECT ?", "\x19\x01\0\0\0", "\x0e", "\x18\x01\0\0\0\0\0long"])
       expect(reader.sent(packet(0, Buffer.from(body)))).toBeUndefined();
     // Prepared: one parameter and, as it may or may not come, an EOF.
@@ -410,7 +410,7 @@ describe("without a server", () => {
   });
 
   test("one that was prepared before is known by its number, until it is learned", () => {
-    const reader = new Reader();
+    const reader = new MysqlReader();
     const types = [1, 0x03, 0];
     const execute = [0x17, 7, 0, 0, 0, 0, 1, 0, 0, 0, 0, ...types, 42, 0, 0, 0];
     expect(reader.sent(packet(0, Buffer.from(execute)))).toBe("EXECUTE #7");
@@ -420,7 +420,7 @@ describe("without a server", () => {
   });
 
   test("a statement of ours is what the connection takes", () => {
-    const [plain, other] = [new Reader(), new Reader()];
+    const [plain, other] = [new MysqlReader(), new MysqlReader()];
     plain.sent(packet(0, query("UPDATE t")));
     // With the number of its attributes, none, and of their sets.
     expect(other.sent(packet(0, query("\0\x01UPDATE t")))).toBe("UPDATE t");
@@ -431,9 +431,9 @@ describe("without a server", () => {
   test("a compressed connection is refused", () => {
     const inner = packet(0, query("SELECT 1"));
     const plain = Buffer.concat([packet(0, inner).subarray(0, 4), Buffer.alloc(3), inner]);
-    expect(() => new Reader().sent(plain)).toThrow("compressed");
+    expect(() => new MysqlReader().sent(plain)).toThrow("compressed");
     const zlib = deflateSync(packet(0, query("SELECT 1".padEnd(100))));
     const compressed = Buffer.concat([packet(0, zlib).subarray(0, 4), Buffer.from([105, 0, 0]), zlib]);
-    expect(() => new Reader().sent(compressed)).toThrow("compressed");
+    expect(() => new MysqlReader().sent(compressed)).toThrow("compressed");
   });
 });

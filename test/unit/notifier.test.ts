@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { Bell } from "../../packages/holdfast/src/batch/notifier.ts";
+import { Notifier } from "../../packages/holdfast/src/batch/notifier.ts";
 import { eventually } from "../harness/wait.ts";
 
 /** A server as far as a bell knows it: what is sent comes back, if it does, to whoever listens. */
@@ -30,7 +30,7 @@ function server(options: { readonly deaf?: boolean; readonly refuses?: boolean }
     },
     known: () => ({ wake: true }),
   };
-  return { state, bell: new Bell(home as never, "leases") };
+  return { state, bell: new Notifier(home as never, "leases") };
 }
 
 const never = new AbortController().signal;
@@ -44,7 +44,7 @@ describe("Ear", () => {
     const waiting = a.sleep(long, never).then(() => woken.push("a"));
     const stop = new AbortController();
     const other = b.sleep(long, stop.signal);
-    bell.ring("a");
+    bell.notify("a");
     await waiting;
     expect(woken).toEqual(["a"]);
     stop.abort(new Error("enough"));
@@ -54,12 +54,12 @@ describe("Ear", () => {
   test("does not sleep through what rang just before", async () => {
     const { bell } = server();
     const ear = bell.ear("a");
-    bell.ring("a");
+    bell.notify("a");
     await ear.sleep(long, never);
     expect(ear.rung).toBe(true);
     bell.forget("a", ear);
     ear.rung = false;
-    bell.ring("a");
+    bell.notify("a");
     expect(ear.rung).toBe(false);
   });
 });

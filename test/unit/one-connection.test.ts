@@ -2,7 +2,7 @@ import { setImmediate as turn } from "node:timers/promises";
 import { expect, test } from "vitest";
 import { canonical, key } from "../../packages/holdfast/src/seam/key.ts";
 import { Refused } from "../../packages/holdfast/src/waiting/refused.ts";
-import { Single } from "../../packages/holdfast/src/waiting/one-connection.ts";
+import { OneConnection } from "../../packages/holdfast/src/waiting/one-connection.ts";
 
 const [a, b] = [canonical(key("a")), canonical(key("b"))];
 const enough = 60_000;
@@ -10,12 +10,12 @@ const use = "transaction";
 
 test("one client has one door, however often it is asked for", async () => {
   const client = {};
-  expect(Single.of(client)).toBe(Single.of(client));
-  expect(Single.of({})).not.toBe(Single.of(client));
+  expect(OneConnection.of(client)).toBe(OneConnection.of(client));
+  expect(OneConnection.of({})).not.toBe(OneConnection.of(client));
 });
 
 test("one at a time, as they came, whatever they lock", async () => {
-  const door = new Single();
+  const door = new OneConnection();
   const log: string[] = [];
   const visit = async (name: string, locks = a) => {
     const leave = await door.enter({ use, locks, wait: enough });
@@ -29,7 +29,7 @@ test("one at a time, as they came, whatever they lock", async () => {
 });
 
 test("who is not to wait is refused only where a lock is wanted that somebody has or waits for", async () => {
-  const door = new Single();
+  const door = new OneConnection();
   const leave = await door.enter({ use, locks: a, wait: enough });
   const refused = await door
     .enter({ use, locks: [...a, ...b], wait: "nowait" })
@@ -49,7 +49,7 @@ test("who is not to wait is refused only where a lock is wanted that somebody ha
 });
 
 test("a wait for a lock ends when it is over, and its place in the line with it", async () => {
-  const door = new Single();
+  const door = new OneConnection();
   const leave = await door.enter({ use, locks: a, wait: enough });
   const refused = await door.enter({ use, locks: a, wait: 5 }).catch((error: unknown) => error);
   expect(refused).toMatchObject({ reason: "timeout", waitedMs: 5 });
@@ -59,7 +59,7 @@ test("a wait for a lock ends when it is over, and its place in the line with it"
 });
 
 test("an abort ends the wait with its reason", async () => {
-  const door = new Single();
+  const door = new OneConnection();
   const leave = await door.enter({ use, locks: a, wait: enough });
   const reason = new Error("enough");
   for (const locks of [a, b]) {
@@ -76,7 +76,7 @@ test("an abort ends the wait with its reason", async () => {
 });
 
 test("leaving twice is leaving once", async () => {
-  const door = new Single();
+  const door = new OneConnection();
   const leave = await door.enter({ use, locks: a, wait: enough });
   const second = door.enter({ use, locks: a, wait: enough });
   leave();

@@ -3,15 +3,15 @@
  * inside of SQLite, where nobody sees it: so no connection waits there, and the wait is made by whoever holds back.
  */
 import Module, { createRequire } from "node:module";
-import type { Call, Gate, Gated } from "../../seam/statement-hook.ts";
+import type { HookedCall, StatementHook, HookedStatements } from "../../seam/statement-hook.ts";
 import { unseen } from "./board.ts";
 import { builtinSqlite } from "./builtin.ts";
 import { filled, parts } from "./text.ts";
 
 type Method = (this: object, ...args: unknown[]) => unknown;
 type Methods = Record<string, Method>;
-type Above = Call<unknown>["above"];
-type Shown = Call<unknown>["rows"];
+type Above = HookedCall<unknown>["above"];
+type Shown = HookedCall<unknown>["rows"];
 
 /** What better-sqlite3's Database, libsql's, and DatabaseSync of node:sqlite have in common, or one of them has. */
 interface Handle {
@@ -55,8 +55,8 @@ const touching = /\b(from|into|update|join)\b/i;
 const aboutTimeout = /\bbusy_timeout\b/i;
 const ending = /^\s*(commit|end|release)\b/i;
 
-export function holdBack(gate: Gate): Gated {
-  const clients = new Clients(gate);
+export function hookStatements(hook: StatementHook): HookedStatements {
+  const clients = new Clients(hook);
   const builtin = builtinSqlite();
   if (builtin)
     clients.hold(
@@ -88,9 +88,9 @@ function isDatabase(exported: unknown): exported is DatabaseClass {
   );
 }
 
-class Clients implements Gated {
+class Clients implements HookedStatements {
   readonly clients = ["better-sqlite3", "node:sqlite", "libsql (@libsql/client with a file)"];
-  readonly #gate: Gate;
+  readonly #hook: StatementHook;
   readonly #held = new WeakSet<object>();
   readonly #connections = new WeakMap<Handle, Connection>();
   readonly #sources = new WeakMap<object, Source>();
@@ -99,8 +99,8 @@ class Clients implements Gated {
   /** Methods of a client use others of its own. */
   #within = false;
 
-  constructor(gate: Gate) {
-    this.#gate = gate;
+  constructor(hook: StatementHook) {
+    this.#hook = hook;
   }
 
   inTransaction(): boolean {
@@ -212,7 +212,7 @@ class Clients implements Gated {
     const { handle, text } = source;
     const execute = () => this.#execute(library, source, work);
     if (setting.test(text) || handle.memory) return execute();
-    return this.#gate.pass({
+    return this.#hook.pass({
       text,
       library: library.name,
       above,
