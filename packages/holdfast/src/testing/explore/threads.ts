@@ -55,7 +55,7 @@ function engines(): string[] {
   const folder = new URL("../../engines/", import.meta.url);
   if (!existsSync(folder)) return [];
   return readdirSync(folder)
-    .map((name) => new URL(`${name}/held${extension}`, folder))
+    .map((name) => new URL(`${name}/statement-hook${extension}`, folder))
     .filter((url) => existsSync(url))
     .map(({ href }) => href);
 }
@@ -66,11 +66,11 @@ function program(module: URL): URL {
     throw new UnsupportedError(
       "inThread: a thread needs the files of Holdfast, and here it is part of a bundle",
     );
-  const held = engines();
+  const hooked = engines();
   const lines = [
     `import { serve } from ${JSON.stringify(new URL(`./thread${extension}`, import.meta.url).href)};`,
-    ...held.map((url, i) => `import { hookStatements as engine${i} } from ${JSON.stringify(url)};`),
-    `await serve([${held.map((_, i) => `engine${i}`).join(", ")}], () => import(${JSON.stringify(module.href)}));`,
+    ...hooked.map((url, i) => `import { hookStatements as engine${i} } from ${JSON.stringify(url)};`),
+    `await serve([${hooked.map((_, i) => `engine${i}`).join(", ")}], () => import(${JSON.stringify(module.href)}));`,
   ];
   return new URL(`data:text/javascript,${encodeURIComponent(lines.join("\n"))}`);
 }
