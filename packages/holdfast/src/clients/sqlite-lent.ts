@@ -47,7 +47,7 @@ const never = new AbortController().signal;
 class LentConnection implements SqliteConnection {
   readonly lost = never;
   readonly unwrap: (error: unknown) => DriverError | undefined;
-  readonly line: WriterQueue | undefined;
+  readonly writerQueue: WriterQueue | undefined;
   begun: SqliteConnection["begun"];
   inTransaction: boolean;
   #send: Send;
@@ -55,12 +55,12 @@ class LentConnection implements SqliteConnection {
   constructor(
     send: Send,
     unwrap: (error: unknown) => DriverError | undefined,
-    line: WriterQueue | undefined,
+    writerQueue: WriterQueue | undefined,
     joined: boolean,
   ) {
     this.#send = send;
     this.unwrap = unwrap;
-    this.line = line;
+    this.writerQueue = writerQueue;
     this.inTransaction = joined;
   }
 

@@ -94,7 +94,7 @@ async function writerIsFree(client: LibsqlClient): Promise<boolean | undefined> 
 
 /** A client's file, asked for once. On a server those who wait are the server's business. */
 class Whereabouts {
-  line: WriterQueue | undefined;
+  writerQueue: WriterQueue | undefined;
   readonly #client: LibsqlClient;
   #known: boolean;
 
@@ -110,7 +110,7 @@ class Whereabouts {
       const { file } = (rows as Row[]).find(({ name }) => name === "main") ?? {};
       this.#known = true;
       // None: a database in memory.
-      if (typeof file === "string" && file !== "") this.line ??= writerQueueOf(file);
+      if (typeof file === "string" && file !== "") this.writerQueue ??= writerQueueOf(file);
     } catch {
       // Its only connection is inside of a transaction: next time.
     }
@@ -133,8 +133,8 @@ class LibsqlConnection implements SqliteConnection {
     this.#tx = tx;
   }
 
-  get line(): WriterQueue | undefined {
-    return this.#whereabouts.line;
+  get writerQueue(): WriterQueue | undefined {
+    return this.#whereabouts.writerQueue;
   }
 
   locate(): Promise<void> {
@@ -237,7 +237,7 @@ export function libsqlDatabase<Native>(
         },
         release() {
           connection.drop();
-          connection.line?.leave(connection);
+          connection.writerQueue?.leave(connection);
           leave();
         },
       };
