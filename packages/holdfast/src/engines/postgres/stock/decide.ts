@@ -32,7 +32,7 @@ const plans = sql.raw(
  * another one's INSERT holds nothing that the other could want.
  */
 const make = sql`INSERT INTO ${own("stock_level")} (book, sku, location)
-      SELECT book, u.s, u.l FROM unnest(ls, ll, lm) u (s, l, m)
+      SELECT book, u.s, u.l FROM unnest(level_skus, level_locations, level_makes) u (s, l, m)
       WHERE u.m AND NOT EXISTS (SELECT FROM ${own("stock_level")} t WHERE t.book = book AND t.sku = u.s AND t.location = u.l)
       ORDER BY u.s COLLATE "C", u.l COLLATE "C" ON CONFLICT DO NOTHING`;
 
@@ -41,6 +41,241 @@ const make = sql`INSERT INTO ${own("stock_level")} (book, sku, location)
  * ends in a deadlock, which may be the transaction's: they part before the server looks for one (deadlock_timeout, 1 s).
  */
 const briefly = sql.raw("PERFORM set_config('lock_timeout', '200ms', true)");
+
+/** The levels, made if something is put into them, locked in one order, and read. */
+const lockLevels = sql`
+  IF place IS NOT NULL THEN
+    PERFORM ${own("stock_adopt")}(book, place, level_skus, level_locations);
+  ELSIF make THEN
+    ${make};
+  END IF;
+  FOR r IN SELECT u.n, t.* FROM unnest(level_skus, level_locations) WITH ORDINALITY u (s, l, n)
+    JOIN ${own("stock_level")} t ON t.book = book AND t.sku = u.s AND t.location = u.l
+    ORDER BY t.sku, t.location FOR NO KEY UPDATE OF t LOOP
+    k := r.n;
+    id[k] := r.id;
+    hand[k] := r.on_hand;
+    kept[k] := r.reserved;
+    min[k] := r.min_level;
+    version[k] := r.version;
+  END LOOP;
+  IF NOT make AND place IS NULL THEN
+    FOR k IN 1..level_count LOOP
+      IF id[k] IS NULL AND level_makes[k] THEN
+        missing := true;
+        RETURN;
+      END IF;
+    END LOOP;
+  END IF;`;
+
+/** What the caller's own table says is so. */
+const readOwn = sql`
+  IF place IS NOT NULL THEN
+    -- What the caller's table says is so.
+    levels := id;
+    id := array_fill(NULL::bigint, ARRAY[level_count]);
+    FOR r IN EXECUTE ${own("stock_own")}(place, 'read') USING level_skus, level_locations LOOP
+      k := r.n;
+      id[k] := levels[k];
+      hand[k] := r.on_hand;
+      min[k] := coalesce(r.min_level, min[k]);
+      IF version[k] = 0 THEN
+        version[k] := 1;
+        moved_levels := moved_levels || id[k];
+        moved_versions := moved_versions || 1::bigint;
+        moved_quantities := moved_quantities || hand[k];
+        moved_balances := moved_balances || hand[k];
+        moved_orders := moved_orders || 0;
+        moved_lines := moved_lines || 1;
+      END IF;
+    END LOOP;
+  END IF;`;
+
+/** What is written down under these ids. */
+const findMovements = sql`
+  IF look THEN
+    prior_quantities := moved;
+    prior_balances := moved;
+    prior_parts := array_fill(NULL::int, ARRAY[line_count]);
+    prior_ats := array_fill(NULL::float8, ARRAY[line_count]);
+    prior_same := array_fill(NULL::boolean, ARRAY[line_count]);
+    FOR r IN SELECT u.n, t.version, t.quantity, t.balance, t.parts, extract(epoch FROM t.at) * 1000 AS at,
+        t.kind = order_kinds[u.o] AND (order_kinds[u.o] = 'commit' OR t.source = order_sources[u.o] AND t.reference_type IS NOT DISTINCT FROM order_types[u.o]
+          AND t.reference_id IS NOT DISTINCT FROM order_references[u.o] AND t.origin IS NOT DISTINCT FROM order_origins[u.o]) AS same
+      FROM unnest(line_levels, line_orders) WITH ORDINALITY u (k, o, n)
+      JOIN ${own("stock_movement")} t ON t.external_id = order_ids[u.o] AND t.level = id[u.k] LOOP
+      n := r.n;
+      prior_versions[n] := r.version;
+      prior_quantities[n] := r.quantity;
+      prior_balances[n] := r.balance;
+      prior_parts[n] := r.parts;
+      prior_ats[n] := r.at;
+      prior_same[n] := r.same;
+    END LOOP;
+  END IF;`;
+
+/** An order that was done before: all of its lines together, and the same. */
+const findRepeats = sql`
+  -- Done before?
+  prior := 0;
+  same := 0;
+  IF verdict = 1 AND moves AND look THEN
+    FOR m IN i..j LOOP
+      IF prior_versions[m] IS NOT NULL THEN
+        prior := prior + 1;
+        q := CASE order_kinds[o] WHEN 'adjust' THEN prior_balances[m] WHEN 'commit' THEN -prior_quantities[m] ELSE prior_quantities[m] END;
+        IF prior_same[m] AND q = coalesce(line_quantities[m], q) AND prior_parts[m] = n AND prior_ats[m] = prior_ats[i] THEN same := same + 1; END IF;
+        moved[m] := prior_quantities[m];
+        balances[m] := prior_balances[m];
+        versions[m] := prior_versions[m];
+      END IF;
+    END LOOP;
+    IF prior > 0 THEN
+      verdict := CASE WHEN same = n THEN 2 ELSE 3 END;
+      IF verdict = 2 THEN ats[o] := prior_ats[i]; END IF;
+    END IF;
+  END IF;`;
+
+/** What an order says of a reservation, and what that is by now. */
+const findReservation = sql`
+  IF verdict = 1 AND order_kinds[o] IN ('reserve', 'commit', 'release') THEN
+    SELECT t.* INTO h FROM ${own("stock_reservation")} t WHERE t.book = book AND t.id = order_origins[o];
+    levels := ARRAY(SELECT id[u.k] FROM unnest(line_levels[i:j]) WITH ORDINALITY u (k, n) ORDER BY u.n);
+    quantities := line_quantities[i:j];
+    IF h.id IS NULL THEN
+      IF order_kinds[o] <> 'reserve' THEN verdict := 5; END IF;
+    ELSE
+      untils[o] := extract(epoch FROM h.until) * 1000;
+      states[o] := CASE WHEN h.state = 'open' AND h.until <= moment THEN 'expired' ELSE h.state END;
+      IF h.levels <> levels OR h.quantities <> quantities THEN
+        verdict := 3;
+      ELSIF order_kinds[o] = 'reserve' THEN
+        -- One that has run out may be made again.
+        IF states[o] IN ('open', 'committed') THEN
+          verdict := 2;
+          ats[o] := extract(epoch FROM h.made_at) * 1000;
+          FOR m IN i..j LOOP
+            moved[m] := line_quantities[m];
+            balances[m] := hand[line_levels[m]];
+            versions[m] := version[line_levels[m]];
+          END LOOP;
+        ELSIF states[o] = 'released' THEN
+          verdict := 7;
+        END IF;
+      ELSIF order_kinds[o] = 'commit' THEN
+        IF states[o] <> 'open' THEN verdict := 7; END IF;
+      ELSIF states[o] = 'released' THEN
+        verdict := 2;
+      ELSIF states[o] = 'committed' THEN
+        verdict := 7;
+      END IF;
+      IF verdict = 1 THEN
+        -- All of its levels are locked: what is still kept apart for it goes.
+        n := 0;
+        FOR r IN DELETE FROM ${own("stock_reserved")} t USING unnest(levels, line_levels[i:j]) u (level, k)
+          WHERE t.level = ANY(levels) AND t.level = u.level AND t.reservation = h.id RETURNING u.k, t.quantity LOOP
+          k := r.k;
+          kept[k] := kept[k] - r.quantity;
+          n := n + 1;
+        END LOOP;
+        IF order_kinds[o] = 'commit' AND n < j - i + 1 THEN
+          -- By another clock it had run out, and some of it was given away.
+          verdict := 7;
+          states[o] := 'expired';
+          UPDATE ${own("stock_reservation")} t SET until = moment WHERE t.book = book AND t.id = h.id;
+        END IF;
+        n := j - i + 1;
+      END IF;
+    END IF;
+  END IF;`;
+
+/** Whether there is enough, of every line: what has run out makes room. */
+const findRoom = sql`
+  -- Is there enough, of every line?
+  IF verdict = 1 AND order_kinds[o] <> 'release' THEN
+    FOR m IN i..j LOOP
+      k := line_levels[m];
+      IF order_kinds[o] = 'return' THEN
+        SELECT -t.quantity INTO free FROM ${own("stock_movement")} t
+          WHERE t.external_id = order_origins[o] AND t.level = id[k] AND t.quantity < 0 AND t.kind IN ('apply', 'commit');
+        IF NOT FOUND THEN
+          verdict := 5;
+          EXIT;
+        END IF;
+        free := free - coalesce((SELECT sum(t.quantity) FROM ${own("stock_movement")} t
+          WHERE t.origin = order_origins[o] AND t.level = id[k]), 0);
+        rooms[m] := free;
+        moved[m] := coalesce(line_quantities[m], free);
+        IF moved[m] > free OR free = 0 THEN verdict := 6; END IF;
+        CONTINUE;
+      END IF;
+      q := CASE order_kinds[o] WHEN 'adjust' THEN line_quantities[m] - hand[k] WHEN 'reserve' THEN -line_quantities[m] WHEN 'commit' THEN -line_quantities[m] ELSE line_quantities[m] END;
+      free := hand[k] - kept[k] - min[k];
+      IF q < 0 AND free + q < 0 AND kept[k] > 0 AND NOT reaped[k] THEN
+        -- What has run out makes room.
+        reaped[k] := true;
+        WITH gone AS (DELETE FROM ${own("stock_reserved")} t WHERE t.level = id[k] AND t.until <= moment RETURNING t.quantity)
+          SELECT kept[k] - coalesce(sum(gone.quantity), 0) INTO free FROM gone;
+        kept[k] := free;
+        free := hand[k] - kept[k] - min[k];
+      END IF;
+      rooms[m] := free;
+      moved[m] := q;
+      IF q < 0 AND free + q < 0 THEN verdict := 0; END IF;
+    END LOOP;
+    IF verdict = 0 AND order_kinds[o] = 'commit' THEN
+      -- Only where somebody took it out of the caller's table: it stays reserved.
+      INSERT INTO ${own("stock_reserved")} (level, reservation, quantity, until)
+        SELECT u.l, order_origins[o], u.q, h.until FROM unnest(levels, quantities) u (l, q);
+      FOR m IN i..j LOOP
+        k := line_levels[m];
+        kept[k] := kept[k] + line_quantities[m];
+      END LOOP;
+    END IF;
+  END IF;`;
+
+/** What becomes of the reservation. */
+const writeReservation = sql`
+  IF verdict = 1 AND order_kinds[o] IN ('reserve', 'release', 'commit') THEN
+    IF order_kinds[o] = 'reserve' THEN
+      INSERT INTO ${own("stock_reservation")} AS t (book, id, until, made_at, levels, quantities, source, reference_type, reference_id, user_id, note)
+        VALUES (book, order_origins[o], moment + order_ttls[o] * interval '1 millisecond', moment, levels, quantities, order_sources[o], order_types[o], order_references[o], order_users[o], order_notes[o])
+        ON CONFLICT ON CONSTRAINT stock_reservation_pkey DO UPDATE SET until = excluded.until, made_at = excluded.made_at
+          WHERE t.levels = excluded.levels AND t.quantities = excluded.quantities AND t.state = 'open';
+      IF FOUND THEN
+        INSERT INTO ${own("stock_reserved")} (level, reservation, quantity, until)
+          SELECT u.l, order_origins[o], u.q, moment + order_ttls[o] * interval '1 millisecond' FROM unnest(levels, quantities) u (l, q);
+        untils[o] := extract(epoch FROM moment + order_ttls[o] * interval '1 millisecond') * 1000;
+        states[o] := 'open';
+      ELSE
+        -- Somebody made another one of that id just now.
+        verdict := 3;
+      END IF;
+    ELSE
+      states[o] := CASE order_kinds[o] WHEN 'commit' THEN 'committed' ELSE 'released' END;
+      UPDATE ${own("stock_reservation")} t SET state = states[o] WHERE t.book = book AND t.id = order_origins[o];
+    END IF;
+  END IF;`;
+
+/** The ledger, the levels, the caller's own table. */
+const writeMovements = sql`
+  IF cardinality(moved_levels) > 0 THEN
+    INSERT INTO ${own("stock_movement")} (level, version, quantity, balance, at, line, parts, kind, source, external_id, reference_type, reference_id, user_id, note, origin)
+      SELECT n.l, n.v, n.q, n.b, moment, n.i, coalesce(order_parts[n.o], 1),
+        coalesce(order_kinds[n.o], 'opening'), coalesce(order_sources[n.o], 'MANUAL'), coalesce(order_ids[n.o], 'opening'),
+        order_types[n.o], order_references[n.o], order_users[n.o], order_notes[n.o], CASE order_kinds[n.o] WHEN 'return' THEN order_origins[n.o] END
+      FROM unnest(moved_levels, moved_versions, moved_quantities, moved_balances, moved_orders, moved_lines) n (l, v, q, b, o, i);
+  END IF;
+  UPDATE ${own("stock_level")} t SET on_hand = n.h, reserved = n.r, version = n.v
+    FROM unnest(id, hand, kept, version, kept_before, version_before) n (id, h, r, v, r0, v0)
+    WHERE t.id = n.id AND (n.v > n.v0 OR n.r <> n.r0);
+  IF place IS NOT NULL AND cardinality(moved_orders) > 0 AND 0 < ANY (moved_orders) THEN
+    PERFORM set_config(${own.text("stock")}, 'on', true);
+    EXECUTE ${own("stock_own")}(place, 'write')
+      USING level_skus, level_locations, ARRAY(SELECT CASE WHEN EXISTS (SELECT FROM unnest(moved_levels, moved_orders) y (l, o) WHERE y.l = u.id AND y.o > 0) THEN u.h END
+        FROM unnest(id, hand) WITH ORDINALITY u (id, h, n) ORDER BY u.n);
+    PERFORM set_config(${own.text("stock")}, '', true);
+  END IF;`;
 
 /**
  * Decides about orders in the order in which they came, each all or nothing.
@@ -52,32 +287,49 @@ const decide = sql`CREATE OR REPLACE FUNCTION ${own("stock_decide")}(${batch})
 LANGUAGE plpgsql ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
-  nl int := cardinality(ls);
-  no int := cardinality(ok);
-  nx int := cardinality(lk);
+  level_skus ALIAS FOR ls;
+  level_locations ALIAS FOR ll;
+  level_makes ALIAS FOR lm;
+  order_kinds ALIAS FOR ok;
+  order_ids ALIAS FOR oi;
+  order_sources ALIAS FOR os;
+  order_types ALIAS FOR ot;
+  order_references ALIAS FOR oref;
+  order_users ALIAS FOR ou;
+  order_notes ALIAS FOR ow;
+  order_origins ALIAS FOR oof;
+  order_ttls ALIAS FOR ottl;
+  order_parts ALIAS FOR op;
+  line_levels ALIAS FOR lk;
+  line_orders ALIAS FOR lo;
+  line_numbers ALIAS FOR li;
+  line_quantities ALIAS FOR lq;
+  level_count int := cardinality(level_skus);
+  order_count int := cardinality(order_kinds);
+  line_count int := cardinality(line_levels);
   moment timestamptz;
   r record;
   h ${own("stock_reservation")};
-  id bigint[] := array_fill(NULL::bigint, ARRAY[nl]);
+  id bigint[] := array_fill(NULL::bigint, ARRAY[level_count]);
   hand bigint[] := id;
   kept bigint[] := id;
   min bigint[] := id;
   version bigint[] := id;
   kept_before bigint[];
   version_before bigint[];
-  reaped boolean[] := array_fill(false, ARRAY[nl]);
-  pversion bigint[];
-  pquantity bigint[];
-  pbalance bigint[];
-  pparts int[];
-  pat float8[];
-  psame boolean[];
-  ml bigint[] := '{}';
-  mv bigint[] := '{}';
-  mq bigint[] := '{}';
-  mb bigint[] := '{}';
-  mo int[] := '{}';
-  mi int[] := '{}';
+  reaped boolean[] := array_fill(false, ARRAY[level_count]);
+  prior_versions bigint[];
+  prior_quantities bigint[];
+  prior_balances bigint[];
+  prior_parts int[];
+  prior_ats float8[];
+  prior_same boolean[];
+  moved_levels bigint[] := '{}';
+  moved_versions bigint[] := '{}';
+  moved_quantities bigint[] := '{}';
+  moved_balances bigint[] := '{}';
+  moved_orders int[] := '{}';
+  moved_lines int[] := '{}';
   i int;
   j int;
   k int;
@@ -95,275 +347,67 @@ DECLARE
   moves boolean;
 BEGIN
   missing := false;
-  IF nl > 1 AND no > 1 THEN
+  IF level_count > 1 AND order_count > 1 THEN
     ${briefly};
   END IF;
-  IF place IS NOT NULL THEN
-    PERFORM ${own("stock_adopt")}(book, place, ls, ll);
-  ELSIF make THEN
-    ${make};
-  END IF;
-  FOR r IN SELECT u.n, t.* FROM unnest(ls, ll) WITH ORDINALITY u (s, l, n)
-    JOIN ${own("stock_level")} t ON t.book = book AND t.sku = u.s AND t.location = u.l
-    ORDER BY t.sku, t.location FOR NO KEY UPDATE OF t LOOP
-    k := r.n;
-    id[k] := r.id;
-    hand[k] := r.on_hand;
-    kept[k] := r.reserved;
-    min[k] := r.min_level;
-    version[k] := r.version;
-  END LOOP;
-  IF NOT make AND place IS NULL THEN
-    FOR k IN 1..nl LOOP
-      IF id[k] IS NULL AND lm[k] THEN
-        missing := true;
-        RETURN;
-      END IF;
-    END LOOP;
-  END IF;
+  ${lockLevels}
   version_before := version;
-  IF place IS NOT NULL THEN
-    -- What the caller's table says is so.
-    levels := id;
-    id := array_fill(NULL::bigint, ARRAY[nl]);
-    FOR r IN EXECUTE ${own("stock_own")}(place, 'read') USING ls, ll LOOP
-      k := r.n;
-      id[k] := levels[k];
-      hand[k] := r.on_hand;
-      min[k] := coalesce(r.min_level, min[k]);
-      IF version[k] = 0 THEN
-        version[k] := 1;
-        ml := ml || id[k];
-        mv := mv || 1::bigint;
-        mq := mq || hand[k];
-        mb := mb || hand[k];
-        mo := mo || 0;
-        mi := mi || 1;
-      END IF;
-    END LOOP;
-  END IF;
+  ${readOwn}
   kept_before := kept;
   moment := clock_timestamp();
   at := extract(epoch FROM moment) * 1000;
-  verdicts := array_fill(0, ARRAY[no]);
-  ats := array_fill(at, ARRAY[no]);
-  untils := array_fill(NULL::float8, ARRAY[no]);
-  states := array_fill(NULL::text, ARRAY[no]);
-  moved := array_fill(NULL::bigint, ARRAY[nx]);
+  verdicts := array_fill(0, ARRAY[order_count]);
+  ats := array_fill(at, ARRAY[order_count]);
+  untils := array_fill(NULL::float8, ARRAY[order_count]);
+  states := array_fill(NULL::text, ARRAY[order_count]);
+  moved := array_fill(NULL::bigint, ARRAY[line_count]);
   balances := moved;
   versions := moved;
   rooms := moved;
-  pversion := moved;
-  IF look THEN
-    pquantity := moved;
-    pbalance := moved;
-    pparts := array_fill(NULL::int, ARRAY[nx]);
-    pat := array_fill(NULL::float8, ARRAY[nx]);
-    psame := array_fill(NULL::boolean, ARRAY[nx]);
-    FOR r IN SELECT u.n, t.version, t.quantity, t.balance, t.parts, extract(epoch FROM t.at) * 1000 AS at,
-        t.kind = ok[u.o] AND (ok[u.o] = 'commit' OR t.source = os[u.o] AND t.reference_type IS NOT DISTINCT FROM ot[u.o]
-          AND t.reference_id IS NOT DISTINCT FROM oref[u.o] AND t.origin IS NOT DISTINCT FROM oof[u.o]) AS same
-      FROM unnest(lk, lo) WITH ORDINALITY u (k, o, n)
-      JOIN ${own("stock_movement")} t ON t.external_id = oi[u.o] AND t.level = id[u.k] LOOP
-      n := r.n;
-      pversion[n] := r.version;
-      pquantity[n] := r.quantity;
-      pbalance[n] := r.balance;
-      pparts[n] := r.parts;
-      pat[n] := r.at;
-      psame[n] := r.same;
-    END LOOP;
-  END IF;
-
-  FOR o IN 1..no LOOP
+  prior_versions := moved;
+  ${findMovements}
+  FOR o IN 1..order_count LOOP
     i := x;
-    WHILE x <= nx AND lo[x] = o LOOP x := x + 1; END LOOP;
+    WHILE x <= line_count AND line_orders[x] = o LOOP x := x + 1; END LOOP;
     j := x - 1;
     n := j - i + 1;
     verdict := 1;
     FOR m IN i..j LOOP
-      k := lk[m];
+      k := line_levels[m];
       IF id[k] IS NULL THEN verdict := 4; END IF;
       rooms[m] := CASE WHEN id[k] IS NOT NULL THEN hand[k] - kept[k] - min[k] END;
     END LOOP;
-    moves := ok[o] NOT IN ('reserve', 'release');
+    moves := order_kinds[o] NOT IN ('reserve', 'release');
 
-    -- Done before?
-    prior := 0;
-    same := 0;
-    IF verdict = 1 AND moves AND look THEN
-      FOR m IN i..j LOOP
-        IF pversion[m] IS NOT NULL THEN
-          prior := prior + 1;
-          q := CASE ok[o] WHEN 'adjust' THEN pbalance[m] WHEN 'commit' THEN -pquantity[m] ELSE pquantity[m] END;
-          IF psame[m] AND q = coalesce(lq[m], q) AND pparts[m] = n AND pat[m] = pat[i] THEN same := same + 1; END IF;
-          moved[m] := pquantity[m];
-          balances[m] := pbalance[m];
-          versions[m] := pversion[m];
-        END IF;
-      END LOOP;
-      IF prior > 0 THEN
-        verdict := CASE WHEN same = n THEN 2 ELSE 3 END;
-        IF verdict = 2 THEN ats[o] := pat[i]; END IF;
-      END IF;
-    END IF;
-
-    IF verdict = 1 AND ok[o] IN ('reserve', 'commit', 'release') THEN
-      SELECT t.* INTO h FROM ${own("stock_reservation")} t WHERE t.book = book AND t.id = oof[o];
-      levels := ARRAY(SELECT id[u.k] FROM unnest(lk[i:j]) WITH ORDINALITY u (k, n) ORDER BY u.n);
-      quantities := lq[i:j];
-      IF h.id IS NULL THEN
-        IF ok[o] <> 'reserve' THEN verdict := 5; END IF;
-      ELSE
-        untils[o] := extract(epoch FROM h.until) * 1000;
-        states[o] := CASE WHEN h.state = 'open' AND h.until <= moment THEN 'expired' ELSE h.state END;
-        IF h.levels <> levels OR h.quantities <> quantities THEN
-          verdict := 3;
-        ELSIF ok[o] = 'reserve' THEN
-          -- One that has run out may be made again.
-          IF states[o] IN ('open', 'committed') THEN
-            verdict := 2;
-            ats[o] := extract(epoch FROM h.made_at) * 1000;
-            FOR m IN i..j LOOP
-              moved[m] := lq[m];
-              balances[m] := hand[lk[m]];
-              versions[m] := version[lk[m]];
-            END LOOP;
-          ELSIF states[o] = 'released' THEN
-            verdict := 7;
-          END IF;
-        ELSIF ok[o] = 'commit' THEN
-          IF states[o] <> 'open' THEN verdict := 7; END IF;
-        ELSIF states[o] = 'released' THEN
-          verdict := 2;
-        ELSIF states[o] = 'committed' THEN
-          verdict := 7;
-        END IF;
-        IF verdict = 1 THEN
-          -- All of its levels are locked: what is still kept apart for it goes.
-          n := 0;
-          FOR r IN DELETE FROM ${own("stock_reserved")} t USING unnest(levels, lk[i:j]) u (level, k)
-            WHERE t.level = ANY(levels) AND t.level = u.level AND t.reservation = h.id RETURNING u.k, t.quantity LOOP
-            k := r.k;
-            kept[k] := kept[k] - r.quantity;
-            n := n + 1;
-          END LOOP;
-          IF ok[o] = 'commit' AND n < j - i + 1 THEN
-            -- By another clock it had run out, and some of it was given away.
-            verdict := 7;
-            states[o] := 'expired';
-            UPDATE ${own("stock_reservation")} t SET until = moment WHERE t.book = book AND t.id = h.id;
-          END IF;
-          n := j - i + 1;
-        END IF;
-      END IF;
-    END IF;
-
-    -- Is there enough, of every line?
-    IF verdict = 1 AND ok[o] <> 'release' THEN
-      FOR m IN i..j LOOP
-        k := lk[m];
-        IF ok[o] = 'return' THEN
-          SELECT -t.quantity INTO free FROM ${own("stock_movement")} t
-            WHERE t.external_id = oof[o] AND t.level = id[k] AND t.quantity < 0 AND t.kind IN ('apply', 'commit');
-          IF NOT FOUND THEN
-            verdict := 5;
-            EXIT;
-          END IF;
-          free := free - coalesce((SELECT sum(t.quantity) FROM ${own("stock_movement")} t
-            WHERE t.origin = oof[o] AND t.level = id[k]), 0);
-          rooms[m] := free;
-          moved[m] := coalesce(lq[m], free);
-          IF moved[m] > free OR free = 0 THEN verdict := 6; END IF;
-          CONTINUE;
-        END IF;
-        q := CASE ok[o] WHEN 'adjust' THEN lq[m] - hand[k] WHEN 'reserve' THEN -lq[m] WHEN 'commit' THEN -lq[m] ELSE lq[m] END;
-        free := hand[k] - kept[k] - min[k];
-        IF q < 0 AND free + q < 0 AND kept[k] > 0 AND NOT reaped[k] THEN
-          -- What has run out makes room.
-          reaped[k] := true;
-          WITH gone AS (DELETE FROM ${own("stock_reserved")} t WHERE t.level = id[k] AND t.until <= moment RETURNING t.quantity)
-            SELECT kept[k] - coalesce(sum(gone.quantity), 0) INTO free FROM gone;
-          kept[k] := free;
-          free := hand[k] - kept[k] - min[k];
-        END IF;
-        rooms[m] := free;
-        moved[m] := q;
-        IF q < 0 AND free + q < 0 THEN verdict := 0; END IF;
-      END LOOP;
-      IF verdict = 0 AND ok[o] = 'commit' THEN
-        -- Only where somebody took it out of the caller's table: it stays reserved.
-        INSERT INTO ${own("stock_reserved")} (level, reservation, quantity, until)
-          SELECT u.l, oof[o], u.q, h.until FROM unnest(levels, quantities) u (l, q);
-        FOR m IN i..j LOOP
-          k := lk[m];
-          kept[k] := kept[k] + lq[m];
-        END LOOP;
-      END IF;
-    END IF;
-
-    IF verdict = 1 AND ok[o] IN ('reserve', 'release', 'commit') THEN
-      IF ok[o] = 'reserve' THEN
-        INSERT INTO ${own("stock_reservation")} AS t (book, id, until, made_at, levels, quantities, source, reference_type, reference_id, user_id, note)
-          VALUES (book, oof[o], moment + ottl[o] * interval '1 millisecond', moment, levels, quantities, os[o], ot[o], oref[o], ou[o], ow[o])
-          ON CONFLICT ON CONSTRAINT stock_reservation_pkey DO UPDATE SET until = excluded.until, made_at = excluded.made_at
-            WHERE t.levels = excluded.levels AND t.quantities = excluded.quantities AND t.state = 'open';
-        IF FOUND THEN
-          INSERT INTO ${own("stock_reserved")} (level, reservation, quantity, until)
-            SELECT u.l, oof[o], u.q, moment + ottl[o] * interval '1 millisecond' FROM unnest(levels, quantities) u (l, q);
-          untils[o] := extract(epoch FROM moment + ottl[o] * interval '1 millisecond') * 1000;
-          states[o] := 'open';
-        ELSE
-          -- Somebody made another one of that id just now.
-          verdict := 3;
-        END IF;
-      ELSE
-        states[o] := CASE ok[o] WHEN 'commit' THEN 'committed' ELSE 'released' END;
-        UPDATE ${own("stock_reservation")} t SET state = states[o] WHERE t.book = book AND t.id = oof[o];
-      END IF;
-    END IF;
-
+    ${findRepeats}
+    ${findReservation}
+    ${findRoom}
+    ${writeReservation}
     verdicts[o] := verdict;
     CONTINUE WHEN verdict <> 1;
     FOR m IN i..j LOOP
-      k := lk[m];
-      IF ok[o] = 'reserve' THEN
-        kept[k] := kept[k] + lq[m];
-        moved[m] := lq[m];
+      k := line_levels[m];
+      IF order_kinds[o] = 'reserve' THEN
+        kept[k] := kept[k] + line_quantities[m];
+        moved[m] := line_quantities[m];
       ELSIF moves THEN
         hand[k] := hand[k] + moved[m];
         version[k] := version[k] + 1;
-        ml := ml || id[k];
-        mv := mv || version[k];
-        mq := mq || moved[m];
-        mb := mb || hand[k];
-        mo := mo || o;
-        mi := mi || li[m];
+        moved_levels := moved_levels || id[k];
+        moved_versions := moved_versions || version[k];
+        moved_quantities := moved_quantities || moved[m];
+        moved_balances := moved_balances || hand[k];
+        moved_orders := moved_orders || o;
+        moved_lines := moved_lines || line_numbers[m];
       ELSE
-        moved[m] := lq[m];
+        moved[m] := line_quantities[m];
       END IF;
       balances[m] := hand[k];
       versions[m] := version[k];
     END LOOP;
   END LOOP;
 
-  IF cardinality(ml) > 0 THEN
-    INSERT INTO ${own("stock_movement")} (level, version, quantity, balance, at, line, parts, kind, source, external_id, reference_type, reference_id, user_id, note, origin)
-      SELECT n.l, n.v, n.q, n.b, moment, n.i, coalesce(op[n.o], 1),
-        coalesce(ok[n.o], 'opening'), coalesce(os[n.o], 'MANUAL'), coalesce(oi[n.o], 'opening'),
-        ot[n.o], oref[n.o], ou[n.o], ow[n.o], CASE ok[n.o] WHEN 'return' THEN oof[n.o] END
-      FROM unnest(ml, mv, mq, mb, mo, mi) n (l, v, q, b, o, i);
-  END IF;
-  UPDATE ${own("stock_level")} t SET on_hand = n.h, reserved = n.r, version = n.v
-    FROM unnest(id, hand, kept, version, kept_before, version_before) n (id, h, r, v, r0, v0)
-    WHERE t.id = n.id AND (n.v > n.v0 OR n.r <> n.r0);
-  IF place IS NOT NULL AND cardinality(mo) > 0 AND 0 < ANY (mo) THEN
-    PERFORM set_config(${own.text("stock")}, 'on', true);
-    EXECUTE ${own("stock_own")}(place, 'write')
-      USING ls, ll, ARRAY(SELECT CASE WHEN EXISTS (SELECT FROM unnest(ml, mo) y (l, o) WHERE y.l = u.id AND y.o > 0) THEN u.h END
-        FROM unnest(id, hand) WITH ORDINALITY u (id, h, n) ORDER BY u.n);
-    PERFORM set_config(${own.text("stock")}, '', true);
-  END IF;
+  ${writeMovements}
 END
 $function$`;
 
@@ -377,6 +421,28 @@ const apply = sql`CREATE OR REPLACE FUNCTION ${own("stock_apply")}(plain boolean
 LANGUAGE plpgsql ${plans} SET enable_bitmapscan = off AS $function$
 #variable_conflict use_variable
 DECLARE
+  level_skus ALIAS FOR ls;
+  level_locations ALIAS FOR ll;
+  level_makes ALIAS FOR lm;
+  order_kinds ALIAS FOR ok;
+  order_ids ALIAS FOR oi;
+  order_sources ALIAS FOR os;
+  order_types ALIAS FOR ot;
+  order_references ALIAS FOR oref;
+  order_users ALIAS FOR ou;
+  order_notes ALIAS FOR ow;
+  order_origins ALIAS FOR oof;
+  order_ttls ALIAS FOR ottl;
+  order_parts ALIAS FOR op;
+  line_levels ALIAS FOR lk;
+  line_orders ALIAS FOR lo;
+  line_numbers ALIAS FOR li;
+  line_quantities ALIAS FOR lq;
+  level_sums ALIAS FOR lsum;
+  level_counts ALIAS FOR lcount;
+  level_lows ALIAS FOR llow;
+  line_totals ALIAS FOR lt;
+  line_versions ALIAS FOR lv;
   level record;
   ids bigint[];
   hands bigint[];
@@ -384,7 +450,7 @@ DECLARE
   moment timestamptz;
 BEGIN
   IF plain THEN
-    IF cardinality(ls) > 1 AND cardinality(ok) > 1 THEN
+    IF cardinality(level_skus) > 1 AND cardinality(order_kinds) > 1 THEN
       ${briefly};
     END IF;
     IF make THEN
@@ -394,13 +460,13 @@ BEGIN
       -- Joined by the index on names whichever side comes first, so in the order of names: nobody waits crosswise.
       WITH moved AS (
         UPDATE ${own("stock_level")} t SET on_hand = t.on_hand + z.q, version = t.version + z.c
-        FROM (SELECT u.* FROM unnest(ls, ll, lsum, lcount, llow) WITH ORDINALITY u (s, l, q, c, low, n)
+        FROM (SELECT u.* FROM unnest(level_skus, level_locations, level_sums, level_counts, level_lows) WITH ORDINALITY u (s, l, q, c, low, n)
           ORDER BY u.s COLLATE "C", u.l COLLATE "C" OFFSET 0) z
         WHERE t.book = book AND t.sku = z.s AND t.location = z.l AND ${room("t", "z.low")}
         RETURNING z.n, t.id, t.on_hand - z.q AS hand, t.version - z.c AS version)
       SELECT count(*) AS n, array_agg(moved.id ORDER BY moved.n) AS ids, array_agg(moved.hand ORDER BY moved.n) AS hands,
         array_agg(moved.version ORDER BY moved.n) AS versions INTO level FROM moved;
-      IF level.n < cardinality(ls) THEN
+      IF level.n < cardinality(level_skus) THEN
         RAISE SQLSTATE 'HF001';
       END IF;
       moment := clock_timestamp();
@@ -408,10 +474,10 @@ BEGIN
       hands := level.hands;
       olds := level.versions;
       SELECT array_agg(hands[u.k] + u.t ORDER BY u.n), array_agg(olds[u.k] + u.v ORDER BY u.n) INTO balances, versions
-        FROM unnest(lk, lt, lv) WITH ORDINALITY u (k, t, v, n);
+        FROM unnest(line_levels, line_totals, line_versions) WITH ORDINALITY u (k, t, v, n);
       INSERT INTO ${own("stock_movement")} (level, version, quantity, balance, at, line, parts, kind, source, external_id, reference_type, reference_id, user_id, note)
-        SELECT ids[n.k], n.v, n.q, n.b, moment, n.i, op[n.o], ok[n.o], os[n.o], oi[n.o], ot[n.o], oref[n.o], ou[n.o], ow[n.o]
-        FROM unnest(lk, versions, lq, balances, li, lo) n (k, v, q, b, i, o);
+        SELECT ids[n.k], n.v, n.q, n.b, moment, n.i, order_parts[n.o], order_kinds[n.o], order_sources[n.o], order_ids[n.o], order_types[n.o], order_references[n.o], order_users[n.o], order_notes[n.o]
+        FROM unnest(line_levels, versions, line_quantities, balances, line_numbers, line_orders) n (k, v, q, b, i, o);
       missing := false;
       at := extract(epoch FROM moment) * 1000;
       RETURN;
@@ -426,7 +492,7 @@ BEGIN
     END;
   END IF;
   SELECT d.* INTO missing, at, verdicts, ats, untils, states, moved, balances, versions, rooms
-    FROM ${own("stock_decide")}(book, place, make, look, ls, ll, lm, ok, oi, os, ot, oref, ou, ow, oof, ottl, op, lk, lo, li, lq) d;
+    FROM ${own("stock_decide")}(book, place, make, look, level_skus, level_locations, level_makes, order_kinds, order_ids, order_sources, order_types, order_references, order_users, order_notes, order_origins, order_ttls, order_parts, line_levels, line_orders, line_numbers, line_quantities) d;
 END
 $function$`;
 
@@ -478,19 +544,22 @@ const order = sql`CREATE OR REPLACE FUNCTION ${own("stock_order")}(
 LANGUAGE plpgsql ${plans} SET enable_bitmapscan = off AS $function$
 #variable_conflict use_variable
 DECLARE
-  n int := cardinality(ls);
-  lm boolean[];
+  level_skus ALIAS FOR ls;
+  level_locations ALIAS FOR ll;
+  line_quantities ALIAS FOR lq;
+  n int := cardinality(level_skus);
+  level_makes boolean[];
   done record;
 BEGIN
   missing := false;
   IF make THEN
-    lm := ARRAY(SELECT u.q >= 0 FROM unnest(lq) WITH ORDINALITY u (q, n) ORDER BY u.n);
+    level_makes := ARRAY(SELECT u.q >= 0 FROM unnest(line_quantities) WITH ORDINALITY u (q, n) ORDER BY u.n);
     ${make};
   END IF;
   BEGIN
     WITH moved AS (
       UPDATE ${own("stock_level")} t SET on_hand = t.on_hand + z.q, version = t.version + 1
-      FROM (SELECT u.* FROM unnest(ls, ll, lq) WITH ORDINALITY u (s, l, q, n) ORDER BY u.s COLLATE "C", u.l COLLATE "C" OFFSET 0) z
+      FROM (SELECT u.* FROM unnest(level_skus, level_locations, line_quantities) WITH ORDINALITY u (s, l, q, n) ORDER BY u.s COLLATE "C", u.l COLLATE "C" OFFSET 0) z
       WHERE t.book = book AND t.sku = z.s AND t.location = z.l AND (z.q >= 0 OR ${room("t", "z.q")})
       RETURNING z.n, t.id, z.q, t.on_hand, t.version),
     -- When all of them are moved.
@@ -507,7 +576,7 @@ BEGIN
     at := extract(epoch FROM done.at) * 1000;
     entered := at;
     verdict := 1;
-    moved := lq;
+    moved := line_quantities;
     balances := done.balances;
     versions := done.versions;
     RETURN;
@@ -517,9 +586,9 @@ BEGIN
   END;
   SELECT d.missing, d.at, d.verdicts[1], d.ats[1], d.moved, d.balances, d.versions, d.rooms
     INTO missing, at, verdict, entered, moved, balances, versions, rooms
-    FROM ${own("stock_decide")}(book, NULL, make, look, ls, ll, ARRAY(SELECT u.q >= 0 FROM unnest(lq) WITH ORDINALITY u (q, n) ORDER BY u.n),
+    FROM ${own("stock_decide")}(book, NULL, make, look, level_skus, level_locations, ARRAY(SELECT u.q >= 0 FROM unnest(line_quantities) WITH ORDINALITY u (q, n) ORDER BY u.n),
       ARRAY[what], ARRAY[op], ARRAY[source], ARRAY[rtype], ARRAY[rid], ARRAY[by_], ARRAY[note_], ARRAY[NULL::text], ARRAY[NULL::bigint],
-      ARRAY[n], ARRAY(SELECT generate_series(1, n)), array_fill(1, ARRAY[n]), ARRAY(SELECT generate_series(1, n)), lq) d;
+      ARRAY[n], ARRAY(SELECT generate_series(1, n)), array_fill(1, ARRAY[n]), ARRAY(SELECT generate_series(1, n)), line_quantities) d;
 END
 $function$`;
 
@@ -532,6 +601,9 @@ const follow = sql`CREATE OR REPLACE FUNCTION ${own("stock_follow")}(
 LANGUAGE plpgsql ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
+  wanted_skus ALIAS FOR ws;
+  wanted_locations ALIAS FOR wl;
+  wanted_quantities ALIAS FOR wq;
   n int;
   quantities bigint[];
   h ${own("stock_reservation")};
@@ -548,10 +620,10 @@ BEGIN
     END IF;
     by_ := coalesce(by_, h.user_id);
     note_ := coalesce(note_, h.note);
-  ELSIF ws IS NOT NULL THEN
-    skus := ws;
-    locations := wl;
-    quantities := wq;
+  ELSIF wanted_skus IS NOT NULL THEN
+    skus := wanted_skus;
+    locations := wanted_locations;
+    quantities := wanted_quantities;
   ELSE
     -- All that is left: of lines that came back already, nothing is.
     SELECT array_agg(x.sku ORDER BY x.sku, x.location), array_agg(x.location ORDER BY x.sku, x.location), array_agg(NULL::bigint)
@@ -712,18 +784,20 @@ const adopt = sql`CREATE OR REPLACE FUNCTION ${own("stock_adopt")}(book text, pl
 LANGUAGE plpgsql AS $function$
 #variable_conflict use_variable
 DECLARE
+  level_skus ALIAS FOR ls;
+  level_locations ALIAS FOR ll;
   s text[];
   l text[];
   n int;
 BEGIN
-  IF ls IS NOT NULL THEN
-    SELECT array_agg(u.s), array_agg(u.l) INTO s, l FROM unnest(ls, ll) u (s, l)
+  IF level_skus IS NOT NULL THEN
+    SELECT array_agg(u.s), array_agg(u.l) INTO s, l FROM unnest(level_skus, level_locations) u (s, l)
       WHERE NOT EXISTS (SELECT FROM ${own("stock_level")} t WHERE t.book = book AND t.sku = u.s AND t.location = u.l);
     IF s IS NULL THEN RETURN 0; END IF;
   END IF;
   EXECUTE format('INSERT INTO ${own("stock_level")} (book, sku, location, elsewhere)
     SELECT $3, x.s, x.l, true FROM (%s) x ORDER BY x.s COLLATE "C", x.l COLLATE "C" ON CONFLICT DO NOTHING',
-    ${own("stock_own")}(place, CASE WHEN ls IS NULL THEN 'spots' ELSE 'some' END)) USING s, l, book;
+    ${own("stock_own")}(place, CASE WHEN level_skus IS NULL THEN 'spots' ELSE 'some' END)) USING s, l, book;
   GET DIAGNOSTICS n = ROW_COUNT;
   RETURN n;
 END
