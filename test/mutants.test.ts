@@ -29,7 +29,7 @@ test("each is used in the sources, and what is used is named", () => {
     .filter(({ code }) => code.includes("/protections.ts"))
     .flatMap(({ path, code }) => {
       // In one spelling, so that uses are found.
-      expect(code, path).toMatch(/^import \* as protection from "[./]+\/(core\/)?protections\.ts";$/m);
+      expect(code, path).toMatch(/^import \* as protection from "[./]+\/(seam\/)?protections\.ts";$/m);
       return [...code.matchAll(/\bprotection\.(\w+)/g)].map(([, name]) => name as string);
     });
   expect([...new Set(used)].toSorted()).toEqual(names);

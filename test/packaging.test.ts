@@ -256,7 +256,7 @@ describe("in a project that has nothing else", () => {
   });
 
   test("what is not exported cannot be imported", async () => {
-    for (const name of ["holdfast/core/key", "holdfast/dist/core/key.js", "holdfast/src/index.ts"]) {
+    for (const name of ["holdfast/seam/key", "holdfast/dist/seam/key.js", "holdfast/src/index.ts"]) {
       const { code, errors } = await run(bare, process.execPath, [
         "--input-type=module",
         "--eval",

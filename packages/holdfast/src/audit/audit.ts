@@ -5,7 +5,7 @@ import type { Connection } from "../seam/database.ts";
 import { UsageError, message } from "../seam/errors.ts";
 import { checkJson, checkRows, checkText, checkWhole, optionalText } from "../input/values.ts";
 import { checkNames } from "../input/options.ts";
-import { type InstanceContext, homeOf } from "../transaction/scope.ts";
+import { type InstanceContext, contextOf } from "../transaction/scope.ts";
 import type { Audits, LineEnd, WrittenLine } from "./store.ts";
 
 export interface Audit {
@@ -56,7 +56,7 @@ function storeOf(context: InstanceContext<unknown, Connection>): Audits<Connecti
  * instance the line is part of that, as the work is, unless it is to be `separate`: if it is rolled back, there is neither.
  */
 export async function audited<T>(hf: object, what: Audit, work: (line: number) => Promise<T>): Promise<T> {
-  const context = homeOf(hf, "audited");
+  const context = contextOf(hf, "audited");
   checkNames("audited", what, auditNames);
   for (const [name, most] of Object.entries(longest)) {
     checkText("audited", name, what[name as keyof typeof longest], { most });
@@ -106,7 +106,7 @@ export async function trail(
   hf: object,
   options: { readonly limit?: number; readonly before?: number; readonly target?: string } = {},
 ): Promise<readonly AuditLine[]> {
-  const context = homeOf(hf, "trail");
+  const context = contextOf(hf, "trail");
   checkNames("trail", options, trailNames);
   const { limit = 50, before, target } = options;
   checkRows("trail", "limit", limit, 10_000);

@@ -11,7 +11,7 @@ export interface CallSite {
 }
 
 /** Ours; in a bundle, where everything is one file, nothing can be told apart. */
-const own = self && /[\\/]core[\\/]self\.[jt]s$/.test(self) ? dirname(dirname(self)) : undefined;
+const own = self && /[\\/]context[\\/]self\.[jt]s$/.test(self) ? dirname(dirname(self)) : undefined;
 /** The sources that it was built from: stacks name these where source maps are on, as they are in Jest. */
 const source = own && basename(own) === "dist" ? join(dirname(own), "src") : undefined;
 /** Frames of a client library between the call and us. */

@@ -4,7 +4,7 @@ import { emit } from "../events/events.ts";
 import { type Key, key } from "../seam/key.ts";
 import { type Candidate as Standing, stand, withdraw } from "../events/made.ts";
 import { checkNames, checkSignal } from "../input/options.ts";
-import { detached, homeOf } from "../transaction/scope.ts";
+import { detached, contextOf } from "../transaction/scope.ts";
 import { sleep } from "../waiting/wait.ts";
 import { watched } from "../waiting/watched-signal.ts";
 import { type Lease, type LeaseOptions, checkTerms } from "./lease.ts";
@@ -76,7 +76,7 @@ class LeaderCandidate implements Leader {
   #leading = false;
 
   constructor(hf: Lessor, name: string | Key, body: Body, options: LeaderOptions) {
-    const context = homeOf(hf, "leader");
+    const context = contextOf(hf, "leader");
     if (typeof body !== "function")
       throw new UsageError("leader(hf, name, body): the body must be an async function");
     checkNames("leader", options, names);

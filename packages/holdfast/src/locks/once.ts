@@ -8,7 +8,7 @@ import { checkMoment } from "../input/values.ts";
 import { checkNames, checkSignal } from "../input/options.ts";
 import { type KeptAnswer, fingerprint, idKey, idLock, idText, json } from "../seam/replay.ts";
 import type { RetryOptions } from "../transaction/retry.ts";
-import { type Transaction, homeOf, scopeFor, scopeOf } from "../transaction/scope.ts";
+import { type Transaction, contextOf, scopeFor, scopeOf } from "../transaction/scope.ts";
 import { instanceFor } from "../shards/shards.ts";
 import type { Transactor } from "../transaction/transaction.ts";
 import * as protection from "../seam/protections.ts";
@@ -87,7 +87,7 @@ export async function once<Native, T>(
 ): Promise<OnceResult<T> | { readonly status: "in progress" }> {
   const parts = partsOf(id);
   const hf = instanceFor(where, () => idKey(parts));
-  const context = homeOf(hf, "once");
+  const context = contextOf(hf, "once");
   const lock = idLock(parts);
   const [label = ""] = context.names([{ key: idKey(parts), mode: "exclusive" }]);
   const { keepMs, print } = check(options);

@@ -14,7 +14,7 @@ import {
 } from "../seam/errors.ts";
 import { checkText, optionalText } from "../input/values.ts";
 import { checkNames, checkSignal } from "../input/options.ts";
-import { homeOf } from "../transaction/scope.ts";
+import { contextOf } from "../transaction/scope.ts";
 import { milliseconds, sleep } from "../waiting/wait.ts";
 
 export interface AgreedStrategy {
@@ -50,7 +50,7 @@ const named = 5;
 
 /** How locks are kept in this database, by what is written down there. */
 export async function strategyOf(hf: object): Promise<AgreedStrategy> {
-  const context = homeOf(hf, "strategyOf");
+  const context = contextOf(hf, "strategyOf");
   const { agreements } = context.database.engine;
   // Where there is one way to keep them, there is nothing to write down.
   if (!agreements) {
@@ -77,7 +77,7 @@ export async function changeStrategy(
   to: Strategy,
   options: ChangeStrategyOptions,
 ): Promise<ChangedStrategy> {
-  const context = homeOf(hf, "changeStrategy");
+  const context = contextOf(hf, "changeStrategy");
   if (!strategies.includes(to))
     throw new UsageError(
       `changeStrategy: it must be one of ${strategies.map((each) => `"${each}"`).join(", ")}`,

@@ -23,7 +23,7 @@ import {
   type InstanceContext,
   type Transaction,
   type Work,
-  homeOf,
+  contextOf,
   scopeFor,
   scopeOf,
 } from "../transaction/scope.ts";
@@ -86,7 +86,7 @@ export class Versioned<R extends object, Native = unknown> {
   constructor(hf: Transactor<Native>, table: TableName, options: VersionedOptions) {
     checkNames("versioned", options, new Set(["key", "version", "attempts"]));
     this.#hf = hf;
-    this.#context = homeOf(hf, "versioned");
+    this.#context = contextOf(hf, "versioned");
     this.#table = tableName(table, "versioned");
     this.#version = options.version ?? "version";
     this.#key = options.key === undefined ? undefined : [options.key].flat();

@@ -7,7 +7,7 @@ import type { Connection } from "../seam/database.ts";
 import { NoConnectionError } from "../seam/errors.ts";
 import { Silence, within } from "../waiting/interrupt.ts";
 import { rolledBack } from "../transaction/retry.ts";
-import { type InstanceContext, detached, homeOf } from "../transaction/scope.ts";
+import { type InstanceContext, detached, contextOf } from "../transaction/scope.ts";
 import type { Instance } from "./instance.ts";
 import { Rounds } from "./rounds.ts";
 import type { Added, How, Leased, NewJob, QueueStore } from "./store.ts";
@@ -22,7 +22,7 @@ const besideMs = 300;
 const batchers = new WeakMap<object, QueueBatcher>();
 
 export function queueBatcherOf(hf: unknown, call = "queue"): QueueBatcher {
-  const context = homeOf(hf, call);
+  const context = contextOf(hf, call);
   let batcher = batchers.get(context);
   if (!batcher) batchers.set(context, (batcher = new QueueBatcher(context, hf as Instance)));
   return batcher;

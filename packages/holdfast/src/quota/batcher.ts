@@ -4,7 +4,7 @@ import { Remembered } from "../batch/remembered.ts";
 import { type CallAbout, type CallOptions, type Sent, placeOf, send } from "../batch/calls.ts";
 import { require } from "../seam/capabilities.ts";
 import type { Connection } from "../seam/database.ts";
-import { type InstanceContext, homeOf } from "../transaction/scope.ts";
+import { type InstanceContext, contextOf } from "../transaction/scope.ts";
 import type { How } from "../seam/store.ts";
 import type { Bucket, Definition, Late, Quotas, Use, UseVerdict } from "./store.ts";
 
@@ -32,7 +32,7 @@ const together = 64;
 const batchers = new WeakMap<object, QuotaBatcher>();
 
 export function quotaBatcherOf(hf: unknown): QuotaBatcher {
-  const context = homeOf(hf, "quota");
+  const context = contextOf(hf, "quota");
   let batcher = batchers.get(context);
   if (!batcher) batchers.set(context, (batcher = new QuotaBatcher(context)));
   return batcher;

@@ -3,7 +3,7 @@ import type { Connection } from "../seam/database.ts";
 import { require } from "../seam/capabilities.ts";
 import { checkRows, checkText, checkTexts } from "../input/values.ts";
 import { checkNames } from "../input/options.ts";
-import { homeOf } from "../transaction/scope.ts";
+import { contextOf } from "../transaction/scope.ts";
 import type { How, Soon } from "../seam/store.ts";
 import { type RunInfo, asInfo } from "./schedule.ts";
 import type { Schedules } from "./store.ts";
@@ -26,7 +26,7 @@ async function ask<T>(
   call: string,
   work: (store: Schedules<Connection>["administration"], connection: Connection, how: How) => Soon<T>,
 ): Promise<T> {
-  const context = homeOf(hf, call);
+  const context = contextOf(hf, call);
   const store = require(context.database.engine.schedules, call);
   return send(context, placeOf(context, {}, call), { names: [call] }, async (connection, how) =>
     work(store.administration, connection, how),

@@ -10,7 +10,7 @@ import { checkMoment, checkText, longestName, shown as shownValue } from "../inp
 import { made } from "../events/made.ts";
 import { checkNames, checkSignal } from "../input/options.ts";
 import { Pauses, retryPolicy } from "../transaction/retry.ts";
-import { type InstanceContext, type Transaction, detached, homeOf, scopeOf } from "../transaction/scope.ts";
+import { type InstanceContext, type Transaction, detached, contextOf, scopeOf } from "../transaction/scope.ts";
 import type { How, Soon } from "../seam/store.ts";
 import type { Transactor } from "../transaction/transaction.ts";
 import { described } from "../seam/thrown.ts";
@@ -220,7 +220,7 @@ class ScheduleRunner<Native> implements Schedule, RunKeeper {
     options: ScheduleOptions & { readonly enqueue?: Enqueue<Native> },
     handler: Handler | undefined,
   ) {
-    this.context = homeOf(hf, "schedule");
+    this.context = contextOf(hf, "schedule");
     this.#hf = hf;
     checkText("schedule", "the name", name, { most: longestName });
     checkNames("schedule", options, names);

@@ -2,7 +2,7 @@
 import type { Connection } from "../seam/database.ts";
 import { ShardError, UsageError } from "../seam/errors.ts";
 import { type Key, type KeyPart, key } from "../seam/key.ts";
-import { type InstanceContext, homeOf, rememberSeveral } from "../transaction/scope.ts";
+import { type InstanceContext, contextOf, rememberSeveral } from "../transaction/scope.ts";
 
 /** What `sharded(…)` is to patterns. */
 export interface Shards {
@@ -42,7 +42,7 @@ export class Instances {
       this.#shards.all();
       return;
     }
-    const context = homeOf(hf, call);
+    const context = contextOf(hf, call);
     this.#only = hf as object;
     this.#guard = context.guard?.bind(context);
   }

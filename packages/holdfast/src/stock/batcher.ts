@@ -5,7 +5,7 @@ import type { Repeats } from "../batch/repeats.ts";
 import { type CallAbout, type CallOptions, type Sent, placeOf, send } from "../batch/calls.ts";
 import { require } from "../seam/capabilities.ts";
 import type { Connection } from "../seam/database.ts";
-import { type InstanceContext, homeOf } from "../transaction/scope.ts";
+import { type InstanceContext, contextOf } from "../transaction/scope.ts";
 import type { How, Soon } from "../seam/store.ts";
 import { sameLines, spotName } from "./domain.ts";
 import type { StockBook, StockOrder, StockStore, OrderVerdict } from "./store.ts";
@@ -28,7 +28,7 @@ export const longMs = 600_000;
 const batchers = new WeakMap<object, Map<string, StockBatcher>>();
 
 export function stockBatcherOf(hf: unknown, book: StockBook): StockBatcher {
-  const context = homeOf(hf, "stock");
+  const context = contextOf(hf, "stock");
   let books = batchers.get(context);
   if (!books) batchers.set(context, (books = new Map()));
   const name = JSON.stringify(book);

@@ -665,7 +665,7 @@ export function rememberSeveral(instance: object): void {
   several.add(instance);
 }
 
-export function homeOf(instance: unknown, call: string): InstanceContext<unknown, Connection> {
+export function contextOf(instance: unknown, call: string): InstanceContext<unknown, Connection> {
   const context = typeof instance === "object" && instance !== null ? homes.get(instance) : undefined;
   if (!context && several.has(instance as object))
     throw new UsageError(

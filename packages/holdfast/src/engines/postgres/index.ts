@@ -12,7 +12,7 @@ import { holders, lock } from "./locks/index.ts";
 import { leaseChannel, leases } from "./leases/index.ts";
 import { outcome } from "./transaction/outcome.ts";
 import { probe } from "./probe.ts";
-import { queueChannel } from "./queue/functions.ts";
+import { queueChannel } from "./queue/functions/parts.ts";
 import { queues } from "./queue/index.ts";
 import { quotas } from "./quota/index.ts";
 import { replay } from "./replay.ts";

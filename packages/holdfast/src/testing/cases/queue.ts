@@ -3,7 +3,7 @@ import { type Unsupported, isSupported } from "../../seam/capabilities.ts";
 import type { Connection, Database } from "../../seam/database.ts";
 import { withConnection } from "../../transaction/one-shot.ts";
 import { UnsupportedError } from "../../seam/errors.ts";
-import { homeOf, scopeOf } from "../../transaction/scope.ts";
+import { contextOf, scopeOf } from "../../transaction/scope.ts";
 import { sleep } from "../../waiting/wait.ts";
 import type { Holdfast } from "../../holdfast.ts";
 import {
@@ -80,7 +80,7 @@ class Contract {
   }
 
   static async of(hf: Holdfast<unknown>, name: string, settings?: Settings): Promise<Contract> {
-    const { database } = homeOf(hf, "queue");
+    const { database } = contextOf(hf, "queue");
     const opening = new Contract({ database }, 0);
     return new Contract(
       { database },

@@ -15,7 +15,7 @@ import { argument } from "../locks/keys.ts";
 import { impatient, patiently } from "../patience.ts";
 import { isTrue } from "../probe.ts";
 import { administration } from "./administration.ts";
-import { queueChannel } from "./functions.ts";
+import { queueChannel } from "./functions/parts.ts";
 import { lists } from "./lists.ts";
 import {
   type QueueRow,
