@@ -10,7 +10,13 @@ import { checkMoment, checkText, longestName, shown as shownValue } from "../inp
 import { made } from "../events/made.ts";
 import { checkNames, checkSignal } from "../input/options.ts";
 import { Pauses, retryPolicy } from "../transaction/retry.ts";
-import { type InstanceContext, type Transaction, detached, contextOf, scopeOf } from "../transaction/scope.ts";
+import {
+  type InstanceContext,
+  type Transaction,
+  detached,
+  contextOf,
+  scopeOf,
+} from "../transaction/scope.ts";
 import type { How, Soon } from "../seam/store.ts";
 import type { Transactor } from "../transaction/transaction.ts";
 import { described } from "../seam/thrown.ts";
