@@ -74,9 +74,14 @@ export async function main(url: string) {
       const words = Array.from({ length: 1 + (i % 7) }, (__, n) => `word${n}`).join(" ");
       return `${i % 5 === 3 ? "broken" : i % 5 === 1 ? "flaky" : "plain"} question ${i}: ${words}`;
     });
-    const answers = await Promise.all(
-      prompts.map((prompt, i) => impatient(ask, ada, `request-${i}`, prompt)),
-    );
+    const answers: number[] = [];
+    // As many at a time as there are connections: each is sent three times at once.
+    for (let i = 0; i < prompts.length; i += 10)
+      answers.push(
+        ...(await Promise.all(
+          prompts.slice(i, i + 10).map((prompt, n) => impatient(ask, ada, `request-${i + n}`, prompt)),
+        )),
+      );
     const { rows } = await pool.query<{ n: number; tokens: number }>(
       "SELECT count(*)::int AS n, coalesce(sum(tokens), 0)::int AS tokens FROM holdfast_example_completion WHERE user_id = $1",
       [ada],
