@@ -16,7 +16,8 @@ import { quotaHistory, quotaRoutines, quotaTables } from "./quota/schema.ts";
 import { replayTable } from "./replay.ts";
 import { routineTable, routinesOf } from "./routines.ts";
 import { scheduleRoutines, scheduleTables } from "./schedule/schema.ts";
-import { stockHistory, stockRoutines, stockTables } from "./stock/schema.ts";
+import { stockRoutines } from "./stock/functions.ts";
+import { stockHistory, stockTables } from "./stock/schema.ts";
 
 /** What a schema that was chosen adds to what is hashed. */
 const schemaKey = new Own(({ schema }) =>
