@@ -128,12 +128,17 @@ export class QuotaBatcher {
   }
 }
 
+/** As errors show it. */
+export function bucketName(quota: string, subject: string): string {
+  return `quota ${quota}:${subject}`;
+}
+
 const nameOf = ({ quota, subject }: UsePart) => `${quota.name}\0${subject}`;
 
 function aboutOf(parts: readonly UsePart[]): CallAbout {
   const [first] = parts;
   return {
-    names: parts.map(({ quota, subject }) => `quota ${quota.name}:${subject}`),
+    names: parts.map(({ quota, subject }) => bucketName(quota.name, subject)),
     id: first?.given,
     named: first?.named ?? false,
     keeps: true,

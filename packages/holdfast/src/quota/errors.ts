@@ -62,3 +62,11 @@ export class QuotaError extends HoldfastError {
     this.id = id;
   }
 }
+
+export function conflict(quota: string, subject: string, id: string): QuotaError {
+  return new QuotaError(
+    "HF_QUOTA_ID_CONFLICT",
+    { quota, subject, id },
+    `the id ${id} was used before for something else. One id stands for one use: give another use another id.`,
+  );
+}

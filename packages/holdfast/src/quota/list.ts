@@ -5,8 +5,9 @@ import { checkNames } from "../input/options.ts";
 import type { How, Soon } from "../seam/store.ts";
 import { instancesOf } from "../shards/shards.ts";
 import { quotaBatcherOf } from "./batcher.ts";
-import { type Subject, textOf } from "./quota.ts";
+import { textOf } from "./checks.ts";
 import type { QuotaInfo, QuotaLists, StoredBucket } from "./store.ts";
+import type { Subject } from "./types.ts";
 
 /** What is stored for a subject. Windows and limits of the code are not: `peek` knows how it stands by now. */
 export interface SubjectInfo extends Omit<StoredBucket, "since"> {

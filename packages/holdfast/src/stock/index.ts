@@ -3,26 +3,25 @@ export { InsufficientStockError, StockConflictError, StockError, UnknownSkuError
 export { stocks } from "./list.ts";
 export type { BookInfo } from "./store.ts";
 export type { Trust } from "../input/trust.ts";
-export {
-  type Applied,
-  type AppliedLine,
-  type ChannelSum,
-  type CurrentLevel,
-  type HistoryOptions,
-  type Line,
-  type Movement,
-  type MovementOptions,
-  type OwnLevels,
-  type ReconcileOptions,
-  type Reconciliation,
-  type ReferenceOf,
-  type Reservation,
-  type ReserveOptions,
-  type ReturnOptions,
-  type SourceOf,
-  type Stock,
-  type StockOptions,
-  type StockWords,
-  type TransferOptions,
-  stock,
-} from "./stock.ts";
+export type {
+  Applied,
+  AppliedLine,
+  ChannelSum,
+  CurrentLevel,
+  HistoryOptions,
+  Line,
+  Movement,
+  MovementOptions,
+  OwnLevels,
+  ReconcileOptions,
+  Reconciliation,
+  ReferenceOf,
+  Reservation,
+  ReserveOptions,
+  ReturnOptions,
+  SourceOf,
+  StockOptions,
+  StockWords,
+  TransferOptions,
+} from "./types.ts";
+export { type Stock, stock } from "./stock.ts";

@@ -12,11 +12,13 @@ import { lockRowTable } from "./locks/lock-rows.ts";
 import { isTrue } from "./probe.ts";
 import { queueRoutines } from "./queue/functions.ts";
 import { queueIndexes, queueTables } from "./queue/schema.ts";
-import { quotaHistory, quotaRoutines, quotaTables } from "./quota/schema.ts";
+import { quotaRoutines } from "./quota/functions.ts";
+import { quotaHistory, quotaTables } from "./quota/schema.ts";
 import { replayTable } from "./replay.ts";
 import { routineTable, routinesOf } from "./routines.ts";
 import { scheduleRoutines, scheduleTables } from "./schedule/schema.ts";
-import { stockHistory, stockRoutines, stockTables } from "./stock/schema.ts";
+import { stockRoutines } from "./stock/functions.ts";
+import { stockHistory, stockTables } from "./stock/schema.ts";
 
 /** What a schema that was chosen adds to what is hashed. */
 const schemaKey = new Own(({ schema }) =>

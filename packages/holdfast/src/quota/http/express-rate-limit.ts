@@ -2,7 +2,8 @@
 import { UsageError } from "../../seam/errors.ts";
 import { checkNames } from "../../input/options.ts";
 import type { Transactor } from "../../transaction/transaction.ts";
-import { type Quota, quota } from "../quota.ts";
+import { quota } from "../define.ts";
+import type { Quota } from "../quota.ts";
 
 export interface StoreOptions {
   /** Hits are kept under this name, that of a quota: another one for each `rateLimit(…)`. */

@@ -1,5 +1,6 @@
 /** Express, and whatever else has `(req, res, next)` with the request and response of Node. */
-import type { Quota, QuotaSet } from "../quota.ts";
+import type { Quota } from "../quota.ts";
+import type { QuotaSet } from "../set.ts";
 import { type LimitDecision, type LimitOptions, joined, limiter } from "./limit.ts";
 
 export type { LimitOptions, Problem } from "./limit.ts";

@@ -1,5 +1,6 @@
 /** Fastify: a hook, for all routes or for one. */
-import type { Quota, QuotaSet } from "../quota.ts";
+import type { Quota } from "../quota.ts";
+import type { QuotaSet } from "../set.ts";
 import { type LimitOptions, joined, limiter } from "./limit.ts";
 
 export type { LimitOptions, Problem } from "./limit.ts";

@@ -1,5 +1,6 @@
 /** Handlers of the Fetch API: route handlers of Next.js, Bun, Deno, workers. */
-import type { Quota, QuotaSet } from "../quota.ts";
+import type { Quota } from "../quota.ts";
+import type { QuotaSet } from "../set.ts";
 import { type LimitDecision, type LimitOptions, limiter } from "./limit.ts";
 
 export type { LimitOptions, Problem } from "./limit.ts";

@@ -1,5 +1,6 @@
 /** Hono: a middleware. What the options are asked about is its context. */
-import type { Quota, QuotaSet } from "../quota.ts";
+import type { Quota } from "../quota.ts";
+import type { QuotaSet } from "../set.ts";
 import { type LimitOptions, limiter } from "./limit.ts";
 
 export type { LimitOptions, Problem } from "./limit.ts";

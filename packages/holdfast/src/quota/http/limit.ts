@@ -6,7 +6,9 @@ import { UnsupportedError, UsageError, message } from "../../seam/errors.ts";
 import { emit } from "../../events/events.ts";
 import { checkNames } from "../../input/options.ts";
 import { QuotaError } from "../errors.ts";
-import { type Denied, type Granted, Quota, QuotaSet, type Subject } from "../quota.ts";
+import { Quota } from "../quota.ts";
+import { QuotaSet } from "../set.ts";
+import type { Denied, Granted, Subject } from "../types.ts";
 
 interface Asking<Request> {
   /**
@@ -173,7 +175,7 @@ interface Policy {
   readonly seconds: number | undefined;
 }
 
-function policyOf({ name, windowMs }: Quota): Policy {
+function policyOf({ name, terms: { windowMs } }: Quota): Policy {
   if (!/^[ -~]+$/.test(name))
     throw new UsageError(
       `quota ${name}: fields of HTTP can only hold names of printable ASCII; give it another one`,

@@ -1,6 +1,7 @@
 /** NestJS: a guard, since those run after the ones that know who the user is. */
 import { UsageError } from "../../seam/errors.ts";
-import type { Quota, QuotaSet } from "../quota.ts";
+import type { Quota } from "../quota.ts";
+import type { QuotaSet } from "../set.ts";
 import { type LimitOptions, type Problem, joined, limiter } from "./limit.ts";
 
 export type { LimitOptions, Problem } from "./limit.ts";

@@ -1,10 +1,5 @@
-/**
- * Tables and functions of stock. A call is one statement that calls one function: it locks the levels in one order, and
- * decides in statements that come after the locks, and so see what the last holder of each wrote. (A duplicate that had to
- * wait for the original is then found, and not told that there is nothing left.)
- */
+/** Tables of stock. */
 import { type Statement, own, sql } from "../../../seam/sql.ts";
-import { deciding } from "./decide.ts";
 
 /**
  * No index on what changes, and half of each page left free, so that an update stays on its page (HOT). Movements refer to
@@ -74,37 +69,6 @@ export const stockTables: readonly Statement[] = [
   PRIMARY KEY (level, reservation)
 )`,
 ];
-
-/** Halves the versions, which have no gaps, until the last one at that time is found: 20 steps for a million movements. */
-const levelAt = sql`CREATE OR REPLACE FUNCTION ${own("stock_level_at")}(of_level bigint, moment timestamptz) RETURNS bigint
-LANGUAGE plpgsql STABLE AS $function$
-DECLARE
-  low bigint := 0;
-  high bigint;
-  middle bigint;
-  m record;
-  found_balance bigint;
-BEGIN
-  SELECT t.version INTO high FROM ${own("stock_movement")} t WHERE t.level = of_level ORDER BY t.version DESC LIMIT 1;
-  WHILE low < high LOOP
-    middle := (low + high + 1) / 2;
-    -- Should one be missing after all, the one before it.
-    SELECT t.version, t.at, t.balance INTO m FROM ${own("stock_movement")} t
-      WHERE t.level = of_level AND t.version <= middle AND t.version > low ORDER BY t.version DESC LIMIT 1;
-    IF NOT FOUND THEN
-      low := middle;
-    ELSIF m.at <= moment THEN
-      low := middle;
-      found_balance := m.balance;
-    ELSE
-      high := m.version - 1;
-    END IF;
-  END LOOP;
-  RETURN found_balance;
-END
-$function$`;
-
-export const stockRoutines: readonly Statement[] = [levelAt, ...deciding];
 
 /** Since migration 10: pages of one SKU's history, by time. */
 export const stockHistory: readonly Statement[] = [

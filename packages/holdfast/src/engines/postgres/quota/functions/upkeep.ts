@@ -1,6 +1,6 @@
 /** The functions that look after the ledger: whether it adds up to what is counted, and what is old made short. */
-import { type Statement, own, sql } from "../../../seam/sql.ts";
-import { limitOf, mostUsed } from "./limits.ts";
+import { own, sql } from "../../../../seam/sql.ts";
+import { limitOf, mostUsed } from "../limits.ts";
 
 /** Of a line: its change of used, what was forgotten before it, and what is left of it in its window. */
 const delta = sql.raw("coalesce(l.delta, l.amount)");
@@ -18,7 +18,7 @@ const shown = (moment: string) =>
  * - held and credit: what its holds and grants come to, for the ledger does not know when they end.
  * - version and since: those of the newest line; last: what was used after it, as it says.
  */
-const check = sql`CREATE OR REPLACE FUNCTION ${own("quota_check")}(rule jsonb, q text, s text,
+export const check = sql`CREATE OR REPLACE FUNCTION ${own("quota_check")}(rule jsonb, q text, s text,
   OUT findings text[], OUT entries bigint, OUT version bigint, OUT used bigint, OUT held bigint, OUT credit bigint,
   OUT since timestamptz, OUT parts bigint[], OUT last bigint)
 LANGUAGE plpgsql STABLE AS $function$
@@ -147,7 +147,7 @@ $function$`;
  * have used anything in between. The same id again has the same answer. late: as of other calls. trust: 'ledger', or
  * 'levels': what the bucket counts as used stays, and the ledger says so. Holds and grants count either way.
  */
-const mend = sql`CREATE OR REPLACE FUNCTION ${own("quota_mend")}(rule jsonb, q text, s text, code_max bigint, op text, trust text,
+export const mend = sql`CREATE OR REPLACE FUNCTION ${own("quota_mend")}(rule jsonb, q text, s text, code_max bigint, op text, trust text,
   OUT at float8, OUT late boolean, OUT findings text[], OUT entries bigint, OUT repaired boolean)
 LANGUAGE plpgsql AS $function$
 #variable_conflict use_variable
@@ -211,7 +211,7 @@ END
 $function$`;
 
 /** As releases before quota_mend call it. */
-const reconcile = sql`CREATE OR REPLACE FUNCTION ${own("quota_reconcile")}(rule jsonb, q text, s text, code_max bigint, op text,
+export const reconcile = sql`CREATE OR REPLACE FUNCTION ${own("quota_reconcile")}(rule jsonb, q text, s text, code_max bigint, op text,
   OUT at float8, OUT late boolean, OUT findings text[], OUT entries bigint, OUT repaired boolean)
 LANGUAGE sql AS $function$
   SELECT * FROM ${own("quota_mend")}(rule, q, s, code_max, op, 'ledger')
@@ -224,7 +224,7 @@ $function$`;
  * A ledger that does not add up is left as it is, and a sum that is larger than what can be counted exactly is not made. next: where to go on, NULL at the end. Only the first one is waited for,
  * with nothing in hand: who uses several in one transaction could wait for the others.
  */
-const rollUp = sql`CREATE OR REPLACE FUNCTION ${own("quota_roll_up")}(q text, onward text, before timestamptz, most int,
+export const rollUp = sql`CREATE OR REPLACE FUNCTION ${own("quota_roll_up")}(q text, onward text, before timestamptz, most int,
   OUT gone bigint, OUT next text, OUT broken text[])
 LANGUAGE plpgsql AS $function$
 #variable_conflict use_variable
@@ -302,5 +302,3 @@ BEGIN
   END LOOP;
 END
 $function$`;
-
-export const upkeep: readonly Statement[] = [check, mend, reconcile, rollUp];

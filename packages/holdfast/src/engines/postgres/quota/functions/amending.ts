@@ -1,12 +1,12 @@
 /** The functions that change a bucket otherwise, or only look at it. */
-import { type Statement, own, sql } from "../../../seam/sql.ts";
-import { limitOf, mostUsed } from "./limits.ts";
+import { own, sql } from "../../../../seam/sql.ts";
+import { limitOf, mostUsed } from "../limits.ts";
 
 /**
  * One change of one bucket: 'refund' (of an entry), 'settle' and 'release' (of a hold), 'grant', 'revoke' (of a grant),
- * 'limit', 'plan', 'reset'. Verdicts as above, and 4: there is no such entry or hold, 5: more than there is.
+ * 'limit', 'plan', 'reset'. Verdicts as of quota_decide, and 4: there is no such entry or hold, 5: more than there is.
  */
-const amend = sql`CREATE OR REPLACE FUNCTION ${own("quota_amend")}(
+export const amend = sql`CREATE OR REPLACE FUNCTION ${own("quota_amend")}(
   rule jsonb, what text, q text, s text, code_max bigint, op text, of_entry text, n bigint, more jsonb, note text,
   OUT verdict int, OUT at float8, OUT used bigint, OUT held bigint, OUT credit bigint, OUT max bigint, OUT version bigint,
   OUT amount bigint)
@@ -217,7 +217,7 @@ END
 $function$`;
 
 /** What a call would find now, without locking anything. */
-const peek = sql`CREATE OR REPLACE FUNCTION ${own("quota_peek")}(rule jsonb, q text, s text, code_max bigint,
+export const peek = sql`CREATE OR REPLACE FUNCTION ${own("quota_peek")}(rule jsonb, q text, s text, code_max bigint,
   OUT at float8, OUT used bigint, OUT held bigint, OUT credit bigint, OUT max bigint, OUT version bigint, OUT plan text)
 LANGUAGE plpgsql AS $function$
 #variable_conflict use_variable
@@ -243,5 +243,3 @@ BEGIN
   plan := b.plan;
 END
 $function$`;
-
-export const amending: readonly Statement[] = [amend, peek];

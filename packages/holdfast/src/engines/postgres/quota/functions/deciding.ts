@@ -1,28 +1,7 @@
-/** The functions that decide whether something may be used: for any batch, for the usual one, and for a single call. */
-import { type Statement, own, sql } from "../../../seam/sql.ts";
-import { limitOf, mostUsed } from "./limits.ts";
-import * as protection from "../../../seam/protections.ts";
-
-/** The answers of functions that take a batch: lists side by side. */
-const answers =
-  sql.raw(`OUT missing boolean, OUT at float8, OUT verdicts int[], OUT useds bigint[], OUT helds bigint[],
-  OUT credits bigint[], OUT maxes bigint[], OUT versions bigint[], OUT ats float8[], OUT retries bigint[]`);
-
-/** Who counts has the bucket to itself. */
-const locked = sql.raw(protection.quotaLocked ? "FOR NO KEY UPDATE" : "");
-const kept = (id: string) => sql.raw(protection.quotaIdKept ? id : `${id} || random()`);
-const held = (amount: string) => sql.raw(protection.quotaHeldCounted ? amount : "0");
-
-/** The planner takes lists for short and new tables for small: one bucket in ten thousand is found by its index. */
-const plans = sql.raw(
-  "SET plan_cache_mode = force_generic_plan SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off",
-);
-
-/**
- * Of several calls about several buckets. Who waits for somebody's transaction with buckets in hand that it comes to want
- * ends in a deadlock, which may be the transaction's: they part before the server looks for one (deadlock_timeout, 1 s).
- */
-const briefly = sql.raw("PERFORM set_config('lock_timeout', '200ms', true)");
+/** The function that decides whether something may be used, for any batch, in parts that are read one at a time. */
+import { own, sql } from "../../../../seam/sql.ts";
+import { limitOf, mostUsed } from "../limits.ts";
+import { answers, briefly, plans } from "./parts.ts";
 
 /** The buckets, made if they are new, locked in one order, and read. Then it is what time it is. */
 const lockBuckets = sql`
@@ -328,7 +307,7 @@ const writeUses = sql`
  * their place in the lists of quotas and subjects.
  * Verdicts: 0 refused, 1 granted, 2 granted before, 3 the id was used for something else.
  */
-const decide = sql`CREATE OR REPLACE FUNCTION ${own("quota_decide")}(
+export const decide = sql`CREATE OR REPLACE FUNCTION ${own("quota_decide")}(
   rules jsonb, make boolean, look boolean, bq text[], bs text[], br int[], bm bigint[],
   ob int[], oi text[], oa bigint[], og int[], ot bigint[], od text[], same int[], ${answers})
 LANGUAGE plpgsql ${plans} AS $function$
@@ -425,139 +404,3 @@ BEGIN
   END LOOP;
 END
 $function$`;
-
-/**
- * What most calls come to: uses of one quota that all fit and have new ids. It takes a tenth of the time; whatever else
- * turns out is left to quota_decide, before anything is written. opens and ends: the window of now, as the caller has it.
- * Of each bucket the sum and number of its uses; of each use those up to it. If all are granted, the
- * answers are those of the buckets before, and the caller adds its own.
- */
-const batch = sql`CREATE OR REPLACE FUNCTION ${own("quota_batch")}(
-  rules jsonb, opens timestamptz, ends timestamptz, over bigint, make boolean, look boolean,
-  q text, bs text[], bm bigint[], bt bigint[], bn bigint[],
-  ob int[], oi text[], oa bigint[], op bigint[], nth bigint[], od text[], OUT fast boolean, ${answers})
-LANGUAGE plpgsql ${plans} AS $function$
-#variable_conflict use_variable
-DECLARE
-  bucket_subjects ALIAS FOR bs;
-  bucket_limits ALIAS FOR bm;
-  bucket_sums ALIAS FOR bt;
-  bucket_uses ALIAS FOR bn;
-  use_buckets ALIAS FOR ob;
-  use_ids ALIAS FOR oi;
-  use_amounts ALIAS FOR oa;
-  use_sums ALIAS FOR op;
-  use_details ALIAS FOR od;
-  use_count int := cardinality(use_buckets);
-  bucket_count int := cardinality(bucket_subjects);
-  found bigint;
-  fits boolean;
-  forward boolean;
-  ids bigint[];
-  places tid[];
-  rolled bigint[];
-  after bigint[];
-  next bigint[];
-  since timestamptz[];
-  moment timestamptz;
-BEGIN
-  IF bucket_count > 1 THEN
-    ${briefly};
-  END IF;
-  IF make THEN
-    INSERT INTO ${own("quota_bucket")} (quota, subject)
-      SELECT q, u FROM unnest(bucket_subjects) u ORDER BY u COLLATE "C" ON CONFLICT DO NOTHING;
-  END IF;
-  BEGIN
-    SELECT count(*), array_agg(b.id ORDER BY b.n), array_agg(b.place ORDER BY b.n), array_agg(b.before ORDER BY b.n),
-      array_agg(nullif(b.used - b.before, 0) ORDER BY b.n), array_agg(b.before + b.a ORDER BY b.n),
-      array_agg(b.held ORDER BY b.n), array_agg(b.credit ORDER BY b.n), array_agg(b.version ORDER BY b.n),
-      array_agg(b.version + b.c ORDER BY b.n), array_agg(b.max ORDER BY b.n),
-      array_agg(coalesce(opens, b.since) ORDER BY b.n), bool_and(b.since IS NULL OR opens IS NULL OR b.since <= opens),
-      bool_and(b.plain AND b.before + ${held("b.held")} + b.a <= least(${mostUsed}, b.max + over))
-    INTO found, ids, places, useds, rolled, after, helds, credits, versions, next, maxes, since, forward, fits FROM (
-      SELECT u.n, u.a, u.c, t.id, t.ctid AS place, t.used, t.held, t.credit, t.version, t.since,
-        CASE WHEN opens IS NULL OR t.since = opens THEN t.used ELSE 0 END AS before, t.parts IS NULL AS plain,
-        ${limitOf("t", "rules->0", "u.m")} AS max
-      FROM (SELECT * FROM unnest(bucket_subjects, bucket_limits, bucket_sums, bucket_uses) WITH ORDINALITY l (s, m, a, c, n) ORDER BY l.s COLLATE "C") u,
-      -- Apart, so that it is looked up by both columns: as a join, one plan read the whole quota for each.
-      LATERAL (SELECT x.ctid, x.* FROM ${own("quota_bucket")} x WHERE x.quota = q AND x.subject = u.s ${locked}) t) b;
-    moment := clock_timestamp();
-    IF found = bucket_count AND fits AND forward AND (opens IS NULL OR moment >= opens AND moment < ends) THEN
-      INSERT INTO ${own("quota_line")} (bucket, version, amount, used, at, max, since, forgotten, held, credit, kind, id, details)
-        SELECT ids[x.k], versions[x.k] + x.n, x.a, useds[x.k] + x.p, moment, maxes[x.k], since[x.k],
-          CASE WHEN x.n = 1 THEN rolled[x.k] END, nullif(helds[x.k], 0), nullif(credits[x.k], 0), 'consume', ${kept("x.i")}, x.d::jsonb
-        FROM unnest(use_buckets, use_amounts, use_sums, nth, use_ids, use_details) x (k, a, p, n, i, d);
-      -- By their place, which nobody changes while they are locked: looking for them again took a third of the time.
-      UPDATE ${own("quota_bucket")} t SET used = x.u, version = x.v, since = x.w
-        FROM unnest(places, after, next, since) x (c, u, v, w) WHERE t.ctid = x.c;
-      missing := false;
-      fast := true;
-      at := extract(epoch FROM moment) * 1000;
-      RETURN;
-    END IF;
-  EXCEPTION WHEN unique_violation THEN
-    -- An id that was there before.
-    NULL;
-  END;
-  fast := false;
-  SELECT d.* INTO missing, at, verdicts, useds, helds, credits, maxes, versions, ats, retries
-    FROM ${own("quota_decide")}(rules, make, look, array_fill(q, ARRAY[bucket_count]), bucket_subjects, array_fill(1, ARRAY[bucket_count]), bucket_limits, use_buckets, use_ids, use_amounts,
-      ARRAY(SELECT generate_series(1, use_count)), array_fill(NULL::bigint, ARRAY[use_count]), coalesce(use_details, array_fill(NULL::text, ARRAY[use_count])),
-      array_fill(0, ARRAY[use_count])) d;
-END
-$function$`;
-
-/** The same for a single call: few and plain values, since parsing the many of a batch took longer than what it does. */
-const use = sql`CREATE OR REPLACE FUNCTION ${own("quota_use")}(
-  rules jsonb, opens timestamptz, ends timestamptz, over bigint, make boolean, look boolean,
-  q text, s text, own bigint, op text, amount bigint, note text,
-  OUT missing boolean, OUT at float8, OUT verdict int, OUT used bigint, OUT held bigint, OUT credit bigint,
-  OUT max bigint, OUT version bigint, OUT entered float8, OUT retry bigint)
-LANGUAGE plpgsql AS $function$
-#variable_conflict use_variable
-DECLARE
-  b record;
-  moment timestamptz;
-  before bigint;
-BEGIN
-  SELECT t.id, t.used, t.held, t.credit, t.version, t.since, t.parts IS NULL AS plain, ${limitOf("t", "rules->0", "own")} AS max
-    INTO b FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s ${locked};
-  IF NOT FOUND THEN
-    INSERT INTO ${own("quota_bucket")} (quota, subject) VALUES (q, s) ON CONFLICT DO NOTHING;
-    SELECT t.id, t.used, t.held, t.credit, t.version, t.since, t.parts IS NULL AS plain, ${limitOf("t", "rules->0", "own")} AS max
-      INTO b FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s ${locked};
-  END IF;
-  IF FOUND THEN
-    moment := clock_timestamp();
-    before := CASE WHEN opens IS NULL OR b.since = opens THEN b.used ELSE 0 END;
-    used := before + amount;
-    IF b.plain AND (opens IS NULL OR moment >= opens AND moment < ends AND (b.since IS NULL OR b.since <= opens))
-      AND used + ${held("b.held")} <= least(${mostUsed}, b.max + over) THEN
-      INSERT INTO ${own("quota_line")} (bucket, version, amount, used, at, max, since, forgotten, held, credit, kind, id, details)
-        VALUES (b.id, b.version + 1, amount, used, moment, b.max, coalesce(opens, b.since), nullif(b.used - before, 0),
-          nullif(b.held, 0), nullif(b.credit, 0), 'consume', ${kept("op")}, note::jsonb)
-        ON CONFLICT (bucket, id) DO NOTHING;
-      IF FOUND THEN
-        UPDATE ${own("quota_bucket")} t SET used = quota_use.used, version = b.version + 1, since = coalesce(opens, b.since)
-          WHERE t.quota = q AND t.subject = s;
-        missing := false;
-        at := extract(epoch FROM moment) * 1000;
-        verdict := 1;
-        held := b.held;
-        credit := b.credit;
-        max := b.max;
-        version := b.version + 1;
-        entered := at;
-        RETURN;
-      END IF;
-    END IF;
-  END IF;
-  SELECT d.missing, d.at, d.verdicts[1], d.useds[1], d.helds[1], d.credits[1], d.maxes[1], d.versions[1], d.ats[1], d.retries[1]
-    INTO missing, at, verdict, used, held, credit, max, version, entered, retry
-    FROM ${own("quota_decide")}(rules, make, look, ARRAY[q], ARRAY[s], ARRAY[1], ARRAY[own], ARRAY[1],
-      ARRAY[op], ARRAY[amount], ARRAY[1], ARRAY[NULL::bigint], ARRAY[note], ARRAY[0]) d;
-END
-$function$`;
-
-export const consuming: readonly Statement[] = [decide, batch, use];

@@ -1,0 +1,136 @@
+/** The ledger of one quota: read, compared with what is counted, and made short. */
+import { randomUUID } from "node:crypto";
+import { type Older, olderThan } from "../input/older.ts";
+import { checkNames } from "../input/options.ts";
+import { type Trust, checkTrust } from "../input/trust.ts";
+import { checkRows, checkWhole } from "../input/values.ts";
+import { UsageError } from "../seam/errors.ts";
+import { quotaBatcherOf } from "./batcher.ts";
+import type { Buckets } from "./buckets.ts";
+import { readNames, readOptions, textOf } from "./checks.ts";
+import type { QuotaEntry } from "./store.ts";
+import type { Grant, HistoryEntry, Pruned, ReadOptions, Reconciliation, Subject } from "./types.ts";
+
+/** Of `reconcile`, which reads a whole ledger: a million entries in a second or two. */
+const patienceMs = 120_000;
+
+const historyOptions = new Set(["before", "limit", ...readNames]);
+const reconcileOptions = new Set(["repair", "trust"]);
+const pruneOptions = new Set(["before", "olderThanMs", "signal"]);
+
+export class Ledger {
+  readonly #buckets: Buckets;
+
+  constructor(buckets: Buckets) {
+    this.#buckets = buckets;
+  }
+
+  async grants(subject: Subject, options: ReadOptions): Promise<readonly Grant[]> {
+    checkNames("grants", options, readOptions);
+    const bucket = { quota: this.#buckets.terms.name, subject: textOf(subject) };
+    const batcher = this.#buckets.at(bucket.subject);
+    const { grants } = await batcher.alone(
+      options,
+      async (connection, _, how) => ({ grants: await batcher.store.lists.grants(connection, bucket, how) }),
+      { names: [this.#buckets.nameOf(bucket.subject)] },
+    );
+    return grants.map(({ id, amount, spent, priority, until, over, at }) => ({
+      id,
+      amount,
+      spent,
+      left: over ? 0 : amount - spent,
+      priority,
+      expiresAt: until === undefined ? undefined : new Date(until),
+      at: at === undefined ? undefined : new Date(at),
+    }));
+  }
+
+  async history(
+    subject: Subject,
+    options: { readonly before?: number; readonly limit?: number } & ReadOptions,
+  ): Promise<{ readonly entries: readonly HistoryEntry[]; readonly next: number | undefined }> {
+    checkNames("history", options, historyOptions);
+    const { before, limit = 100 } = options;
+    checkRows("history", "limit", limit, 10_000);
+    if (before !== undefined) checkWhole("history", "before", before, 0);
+    const entries = await this.#entries(subject, before, limit, options);
+    return {
+      entries: entries.map(shown),
+      next: entries.length === limit ? entries.at(-1)?.version : undefined,
+    };
+  }
+
+  async reconcile(
+    subject: Subject,
+    options: { readonly repair?: boolean; readonly trust?: Trust },
+  ): Promise<Reconciliation> {
+    checkNames("reconcile", options, reconcileOptions);
+    const trust = checkTrust("reconcile", options.trust);
+    const { terms } = this.#buckets;
+    if (trust === "levels" && terms.slides)
+      throw new UsageError(
+        `quota ${terms.name}: a window that slides is what its entries say, so there is nothing but the ledger to trust`,
+      );
+    const bucket = { quota: terms.name, subject: textOf(subject), limit: await terms.limitOf(subject) };
+    const repair = options.repair ? { id: randomUUID(), trust } : undefined;
+    const batcher = this.#buckets.at(bucket.subject);
+    const { findings, entries, repaired } = await batcher.alone(
+      undefined,
+      (connection, now, how) =>
+        batcher.store.upkeep.reconcile(connection, terms.definition(now), bucket, repair, how),
+      { names: [this.#buckets.nameOf(bucket.subject)], id: repair?.id, ms: patienceMs },
+    );
+    return { ok: findings.length === 0, entries, findings, repaired };
+  }
+
+  async prune(options: Older & { readonly signal?: AbortSignal }): Promise<Pruned> {
+    checkNames("prune", options, pruneOptions);
+    const { signal } = options;
+    const { terms, instances } = this.#buckets;
+    const older = olderThan("prune", options);
+    const ageMs = Math.max(older.ageMs, terms.countedMs);
+    let entries = 0;
+    const broken: string[] = [];
+    for (const instance of instances.all) {
+      const batcher = quotaBatcherOf(instance);
+      let { before } = older;
+      let from: string | undefined;
+      do {
+        signal?.throwIfAborted();
+        const what = { before, ageMs, from, most: 2000 };
+        const done = await batcher.alone(
+          undefined,
+          (connection, _, how) => batcher.store.upkeep.rollUp(connection, terms.name, what, how),
+          { names: [`quota ${terms.name}`] },
+        );
+        entries += done.gone;
+        broken.push(...done.broken);
+        ({ before, next: from } = done);
+      } while (from !== undefined);
+    }
+    return { entries, broken };
+  }
+
+  async #entries(
+    subject: Subject,
+    before: number | undefined,
+    most: number,
+    options: ReadOptions,
+  ): Promise<readonly QuotaEntry[]> {
+    const bucket = { quota: this.#buckets.terms.name, subject: textOf(subject) };
+    const batcher = this.#buckets.at(bucket.subject);
+    const { entries } = await batcher.alone(
+      options,
+      async (connection, _, how) => ({
+        entries: await batcher.store.lists.entries(connection, bucket, { below: before, most }, how),
+      }),
+      { names: [this.#buckets.nameOf(bucket.subject)] },
+    );
+    return entries;
+  }
+}
+
+function shown(entry: QuotaEntry): HistoryEntry {
+  const { delta: _, forgotten: __, details, at, kind, ...rest } = entry;
+  return { ...rest, kind: kind as HistoryEntry["kind"], at: new Date(at), ...(details as object) };
+}
