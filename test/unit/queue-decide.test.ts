@@ -5,10 +5,12 @@ import {
   type QueueDecided,
   type GroupRow,
   type HeldLease,
+  type JobRow,
   type LeaseRow,
   type QueueNeed,
   type QueueWrites,
   afterClaim,
+  claimedJobs,
   decideAdd,
   decideDue,
   decideFinish,
@@ -17,18 +19,14 @@ import {
   decideSettle,
   decideSweep,
   isGone,
+  leaseText,
+  leasedRows,
   lost,
   roomForGroups,
   roomSoon,
   roomsOf,
   shareOf,
-} from "../../packages/holdfast/src/queue/decide.ts";
-import {
-  type JobRow,
-  claimedJobs,
-  leaseText,
-  leasedRows,
-} from "../../packages/holdfast/src/queue/lease-text.ts";
+} from "../../packages/holdfast/src/queue/decide/index.ts";
 import { random } from "../harness/random.ts";
 
 const moment = 1_800_000_000_000_000;

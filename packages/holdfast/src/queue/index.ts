@@ -3,16 +3,7 @@ export { JobLostError, PayloadError } from "./errors.ts";
 export type { Job } from "./job.ts";
 export { jobs, workers } from "./jobs.ts";
 export { queues } from "./list.ts";
-export {
-  type Backoff,
-  type EnqueueOptions,
-  type Enqueued,
-  type Groups,
-  type Queue,
-  type QueueOptions,
-  type StandardSchema,
-  queue,
-} from "./queue.ts";
+export { type Queue, queue } from "./queue.ts";
 export type {
   FailedJob,
   JobInfo,
@@ -23,5 +14,14 @@ export type {
   QueueInfo,
   WorkerInfo,
 } from "./store.ts";
-export type { TransactionalJob } from "./transactional.ts";
-export type { WorkOptions, Worker } from "./worker.ts";
+export type {
+  Backoff,
+  EnqueueOptions,
+  Enqueued,
+  Groups,
+  QueueOptions,
+  StandardSchema,
+  TransactionalJob,
+  WorkOptions,
+  Worker,
+} from "./types.ts";

@@ -2,7 +2,7 @@
  * What an engine keeps of queues: the contract behind `queue`, `queues`, `jobs` and `workers`. Moments are in milliseconds of the
  * database's clock. The work itself is six methods; the rest is apart, by who needs it.
  *
- * What becomes of jobs is decided in `decide.ts`, for every engine. Who gets one is not: to choose jobs that nobody else gets
+ * What becomes of jobs is decided in `decide/`, for every engine. Who gets one is not: to choose jobs that nobody else gets
  * is what a claim does, by whatever the engine has for it, and the conformance suite says what it must come to.
  */
 import type { Connection } from "../seam/database.ts";

@@ -5,8 +5,9 @@ import { checkRows, checkText, checkTexts } from "../input/values.ts";
 import { checkNames } from "../input/options.ts";
 import { contextOf } from "../transaction/scope.ts";
 import type { How, Soon } from "../seam/store.ts";
-import { type RunInfo, asInfo } from "./schedule.ts";
+import { asInfo } from "./run-info.ts";
 import type { Schedules } from "./store.ts";
+import type { RunInfo } from "./types.ts";
 
 /** What is known of a schedule without its definition, which is in the code. */
 export interface ScheduleInfo {

@@ -1,6 +1,6 @@
 import type { SqlConnection } from "../../../seam/database.ts";
 import { sql } from "../../../seam/sql.ts";
-import { type FailedRow, type KeyRow, decideRevive } from "../../../queue/decide.ts";
+import { type FailedRow, type KeyRow, decideRevive } from "../../../queue/decide/index.ts";
 import type { QueueAdministration } from "../../../queue/store.ts";
 import { pauseOf } from "./claim.ts";
 import { type QueueRows, chunks } from "./rows.ts";

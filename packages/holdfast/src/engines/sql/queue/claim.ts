@@ -13,7 +13,7 @@ import {
   type JobRow,
   claimedJobs,
   leaseText,
-} from "../../../queue/decide.ts";
+} from "../../../queue/decide/index.ts";
 import type { JobClaim, ClaimCall, How, JobPlace } from "../../../queue/store.ts";
 import type { Locking } from "../dialect.ts";
 import { type QueueRows, largest, milliseconds } from "./rows.ts";

@@ -11,7 +11,7 @@ import {
   decideGiveBack,
   decideSweep,
   isGone,
-} from "../../../queue/decide.ts";
+} from "../../../queue/decide/index.ts";
 import type {
   Added,
   Finish,

@@ -1,7 +1,7 @@
 /** Queues, jobs and workers as people look at them. */
 import type { Row, SqlConnection } from "../../../seam/database.ts";
 import { type Statement, sql } from "../../../seam/sql.ts";
-import { type QueueRow, isGone, type JobRow, leasedRows } from "../../../queue/decide.ts";
+import { type QueueRow, isGone, type JobRow, leasedRows } from "../../../queue/decide/index.ts";
 import type {
   FailedJob,
   JobInfo,

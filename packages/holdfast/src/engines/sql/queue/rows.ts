@@ -15,7 +15,7 @@ import {
   byText,
   decideDue,
   type JobRow,
-} from "../../../queue/decide.ts";
+} from "../../../queue/decide/index.ts";
 import type { How } from "../../../queue/store.ts";
 import type { StoreDialect } from "../dialect.ts";
 import {

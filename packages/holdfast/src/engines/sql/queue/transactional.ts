@@ -8,7 +8,7 @@ import {
   claimedJobs,
   inOrder,
   leaseText,
-} from "../../../queue/decide.ts";
+} from "../../../queue/decide/index.ts";
 import type { ClaimCall, QueueTransactional } from "../../../queue/store.ts";
 import type { JobClaims } from "./claim.ts";
 import { type QueueRows, largest, milliseconds } from "./rows.ts";

@@ -1,4 +1,4 @@
-import type { ClaimedJob, JobPlace } from "./store.ts";
+import type { ClaimedJob, JobPlace } from "../store.ts";
 
 /** How far below the last one that was found the next are looked for: transactions that began earlier may end later. */
 const margin = 2000;
@@ -11,6 +11,12 @@ const wholeShare = 10;
 /** If it costs next to nothing, besides what its jobs cost, there is no need to wait with it. */
 const cheapMs = 5;
 const perJobMs = 0.05;
+
+/** One that has begun. Tell how many jobs it has brought. */
+export interface Look {
+  readonly whole: boolean;
+  end(found: number): void;
+}
 
 /** Where a worker has been, and so where to look next. */
 export class Trail implements JobPlace {
@@ -38,8 +44,8 @@ export class Trail implements JobPlace {
     return Math.max(0, this.#wholeAt - performance.now());
   }
 
-  /** Whether the look that begins now is at everything. One at a time. Tell how many jobs it has brought. */
-  look(): { readonly whole: boolean; end(found: number): void } {
+  /** Whether the look that begins now is at everything. One at a time. */
+  look(): Look {
     const began = performance.now();
     const whole = !this.#looking && began >= this.#wholeAt;
     if (whole) this.#looking = true;

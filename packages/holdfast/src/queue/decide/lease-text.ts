@@ -3,21 +3,8 @@
  * id; `at` in whole milliseconds. A payload is copied as it stands, so that a job that comes back has the same one, whoever
  * wrote it and however.
  */
-import type { ClaimedJob } from "./store.ts";
-
-/** A job as it is kept. Moments are whole microseconds since 1970. */
-export interface JobRow {
-  readonly queue: number;
-  readonly priority: number;
-  /** How often it has failed. */
-  readonly attempt: number;
-  readonly id: number;
-  readonly at: number;
-  readonly key: string | undefined;
-  readonly grp: string | undefined;
-  /** JSON. */
-  readonly payload: string;
-}
+import type { ClaimedJob } from "../store.ts";
+import type { JobRow } from "./rows.ts";
 
 type Written = [
   id: number,
