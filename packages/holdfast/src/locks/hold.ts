@@ -19,7 +19,8 @@ import { present, presenting } from "../transaction/present.ts";
 import * as protection from "../seam/protections.ts";
 import { Turns, unlessAborted } from "../waiting/turns.ts";
 import { Refused, refusal } from "../waiting/refused.ts";
-import { type InstanceContext, checkSupport, stillKept } from "../transaction/scope.ts";
+import { checkSupport, stillKept } from "../transaction/lock-support.ts";
+import type { InstanceContext } from "../transaction/scope.ts";
 
 /** A lock of a session: held until it is released, its connection dies, or the process ends. */
 export interface Held extends AsyncDisposable {

@@ -1,30 +1,7 @@
-import {
-  type Capabilities,
-  type Strategy,
-  type Support,
-  type Unsupported,
-  require,
-  requireHeld,
-} from "../seam/capabilities.ts";
-import type {
-  Connection,
-  Database,
-  Failure,
-  Isolation,
-  Reason,
-  Result,
-  Row,
-  Wait,
-} from "../seam/database.ts";
+import { type Capabilities, requireHeld } from "../seam/capabilities.ts";
+import type { Connection, Failure, Isolation, Reason, Result, Row, Wait } from "../seam/database.ts";
 import { emit, traced } from "../events/events.ts";
-import {
-  NotInTransactionError,
-  ShardError,
-  StrategyError,
-  UnsupportedError,
-  UsageError,
-} from "../seam/errors.ts";
-import type { Holder } from "../seam/errors.ts";
+import { NotInTransactionError, ShardError, UnsupportedError, UsageError } from "../seam/errors.ts";
 import { classify } from "../seam/failure.ts";
 import { type Inside, apart } from "../context/inside.ts";
 import { interruptible } from "../waiting/interrupt.ts";
@@ -47,129 +24,26 @@ import type {
   TableName,
   TableOptions,
 } from "../seam/row-options.ts";
-import type { WrongConnectionGuard } from "./wrong-connection.ts";
-import { type Locked, type Section, type Watch, sections } from "../context/section.ts";
+import { type Locked, type Section, sections } from "../context/section.ts";
 import { type CallSite, callSites } from "../context/call-site.ts";
-import type { Started } from "./lifecycle.ts";
+import type { Instance } from "./instance.ts";
+import { checkSupport, stillKept } from "./lock-support.ts";
 import { Identifier, type Statement } from "../seam/sql.ts";
 import type { TableMode, Where } from "../seam/tables.ts";
 import { checkWait } from "../waiting/wait.ts";
-
-/** What a body works with: a transaction, or a savepoint inside one. */
-export interface Transaction<Native> {
-  /** The client's own transaction: write with it as you always do. */
-  readonly client: Native;
-  /** Aborts when the transaction is lost, past its deadline, or no longer wanted. Pass it on to slow calls. */
-  readonly signal: AbortSignal;
-  /** 1 on the first run, 2 on the first retry, … */
-  readonly attempt: number;
-  /**
-   * Takes locks until the end of the transaction (or until a rollback of this savepoint). With `wait: "skip"` it
-   * resolves to false if any of them is taken.
-   */
-  lock(locks: Lockable | readonly Lockable[], options?: LockOptions & { wait?: Wait }): Promise<void>;
-  lock(locks: Lockable | readonly Lockable[], options: LockOptions & { wait: "skip" }): Promise<boolean>;
-  /** The same without waiting: false if any of them is taken, and then none is held. */
-  tryLock(locks: Lockable | readonly Lockable[]): Promise<boolean>;
-  /**
-   * Locks rows until the end of the transaction and returns them as they are under the lock: those named by a list of
-   * keys, or those that a condition holds for. They are locked in the order of their primary key, whatever order
-   * they are asked for in, so that two callers cannot deadlock on them.
-   */
-  rows<R extends object = Row, C extends keyof R & string = keyof R & string>(
-    table: TableName,
-    which: RowKeys<NoInfer<R>> | Where,
-    options?: RowOptions<C>,
-  ): Promise<LockedRows<Pick<R, C>>>;
-  /**
-   * The same for a query made with the builder of your ORM: it gets the lock's clause and wait, runs in this
-   * transaction, and brings what it would bring by itself. Rows are locked in the order of its ORDER BY, if it has one.
-   */
-  rows<Q extends object>(query: Q, options?: QueryOptions): Promise<QueryRows<Q>>;
-  /** One row by its key. Throws `RowsMissingError` if there is none; with `wait: "skip"`, undefined if it is locked. */
-  row<R extends object = Row, C extends keyof R & string = keyof R & string>(
-    table: TableName,
-    key: RowKeys<NoInfer<R>>[number],
-    options?: RowOptions<C> & { wait?: Wait },
-  ): Promise<Pick<R, C>>;
-  row<R extends object = Row, C extends keyof R & string = keyof R & string>(
-    table: TableName,
-    key: RowKeys<NoInfer<R>>[number],
-    options: RowOptions<C> & { wait: "skip" },
-  ): Promise<Pick<R, C> | undefined>;
-  /**
-   * Locks keys and rows of several tables in one order that is the same for everybody:
-   * `tx.lockAll([key("report", id), rows("account", [a, b]), rows("stock", skus)])`. Resolves to the rows of each.
-   */
-  lockAll<const I extends Items>(items: I, options?: AllOptions): Promise<AllResults<I>>;
-  /** Locks a whole table, for maintenance. With `wait: "skip"` it resolves to false if it is not free. */
-  table(name: TableName, mode: TableMode, options?: TableOptions & { wait?: Wait }): Promise<void>;
-  table(name: TableName, mode: TableMode, options: TableOptions & { wait: "skip" }): Promise<boolean>;
-  /** Whether this transaction took the lock through Holdfast and still has it. */
-  holds(lock: Lockable): boolean;
-  /** Runs a statement built with `sql`; the same on every engine that speaks SQL. */
-  query<R extends Row = Row>(statement: Statement): Promise<R[]>;
-  /** A savepoint: if the body throws, only its work is undone, locks included. */
-  transaction<T>(body: (tx: Transaction<Native>) => Promise<T>): Promise<T>;
-  transaction<T>(options: NestedOptions, body: (tx: Transaction<Native>) => Promise<T>): Promise<T>;
-}
-
-export interface LockOptions {
-  /** Milliseconds, or "nowait" to throw at once. Default: the instance's `wait` (5 s). */
-  readonly wait?: Wait | "skip";
-  readonly signal?: AbortSignal | undefined;
-}
+import type { LockOptions, NestedOptions, Transaction } from "./types.ts";
 
 const lockNames = new Set(["wait", "signal"]);
+export type { LockOptions, NestedOptions, Transaction } from "./types.ts";
+
 /** Our own, an extension's, and the caller. */
 const lockFrames = 8;
 const nestedNames = new Set(["lock", "wait", "signal", "isolation", "readOnly"]);
 
-export interface NestedOptions {
-  readonly wait?: Wait;
-  readonly signal?: AbortSignal | undefined;
-  readonly lock?: Lockable | readonly Lockable[];
-  readonly isolation?: Isolation;
-  readonly readOnly?: boolean;
-}
-
-/** What a scope needs of the instance it belongs to. */
-export interface InstanceContext<Native, C extends Connection> {
-  readonly database: Database<Native, C>;
+/** The same, with what is about scopes. */
+export interface InstanceContext<Native, C extends Connection> extends Instance<Native, C> {
   readonly current: Inside<Scope<Native, C>>;
-  readonly wait: Wait;
-  /** Watches for what is sent beside its transactions. */
-  readonly wrongConnection: WrongConnectionGuard;
-  /** Watches what is done while locks are held; absent: nobody does. */
-  readonly watch?: Watch | undefined;
   readonly rows: RowLocker<Scope<Native, C>, C>;
-  /** As errors and events show them. */
-  names(locks: readonly LockRequest[]): string[];
-  /** As the server may show them: none if they are not to be seen there. */
-  shown(locks: readonly LockRequest[]): string[];
-  /** `free`: the connection is in no transaction. */
-  capabilities(connection?: C, free?: boolean): Promise<Capabilities>;
-  /** The same, if it has been asked before. */
-  known(): Capabilities | undefined;
-  /** The same, unless it is so long ago that locks may be kept in another way by now. */
-  trusted(): Capabilities | undefined;
-  /** Asks again, if it is. Throws if this instance keeps locks, or takes its database, otherwise than the others. */
-  renewed(connection?: C, free?: boolean): Promise<Capabilities>;
-  /** As errors and events show the name of a row. */
-  show(name: string): string;
-  holders(locks: readonly LockRequest[], connection?: C): Promise<readonly Holder[]>;
-  /** Asks who is in the way, if it can be found out quickly. */
-  look(ask: (connection: C) => Promise<readonly Holder[]>, connection?: C): Promise<readonly Holder[]>;
-  /** An experiment has shown that locks of transactions are none: from now on they are refused. */
-  distrust(gap: Unsupported): void;
-  /** Whether locks of a session hold: not only what the server says, but what an experiment has shown. */
-  sessionSupport(): Promise<Support<Strategy>>;
-  /** What goes on in the background until it is stopped, or the instance is closed. */
-  readonly started: Started;
-  /** Throws if these locks do not belong on this database, where there are several. */
-  guard?(locks: readonly LockRequest[]): void;
-  /** Whether the calling code is in a transaction of another of these. */
-  elsewhere?(): boolean;
 }
 
 export interface Place<Native, C extends Connection> {
@@ -611,41 +485,6 @@ const meanings = new WeakMap<object, { readonly failure: Failure; readonly root:
 export function failureWithin(root: object | undefined, error: object): Failure | undefined {
   const meaning = meanings.get(error);
   return meaning && meaning.root === root ? meaning.failure : undefined;
-}
-
-export function checkSupport(
-  requests: readonly LockRequest[],
-  capabilities: Capabilities,
-  joined: boolean,
-): void {
-  if (requests.length === 0) return;
-  require(joined ? capabilities.joinedLocks : capabilities.transactionLocks, joined
-    ? "Locks in a joined transaction"
-    : "Locks in a transaction");
-  if (requests.some(({ mode }) => mode === "shared"))
-    require(capabilities.sharedLocks, `Shared ${keyNames(requests).join(", ")}`);
-  for (const { key } of requests) {
-    if (key.form.kind === "hashtext" || key.form.kind === "hashtextextended")
-      require(capabilities.foreignKeys, `The lock ${key.name}`);
-  }
-}
-
-/**
- * After a lock was granted, perhaps after a long wait, or to a process that slept: throws if locks are kept in another way
- * by now, for then it excludes nobody. Whoever changes that looks for locks of the old kind after everybody's trust is over:
- * what was granted before is found by that, and what is granted after is found here.
- */
-export async function stillKept<Native, C extends Connection>(
-  context: InstanceContext<Native, C>,
-  connection: C,
-  before: Capabilities,
-): Promise<void> {
-  const now = context.trusted() ?? (await context.renewed(connection));
-  if (now.transactionLocks !== before.transactionLocks)
-    throw new StrategyError(
-      `Locks of this database were changed from "${String(before.transactionLocks)}" to "${String(now.transactionLocks)}" while this one was waited for. Try again.`,
-      true,
-    );
 }
 
 const homes = new WeakMap<object, InstanceContext<unknown, Connection>>();
