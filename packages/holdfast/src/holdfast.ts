@@ -34,6 +34,7 @@ import { Started } from "./transaction/lifecycle.ts";
 import { withConnection } from "./transaction/one-shot.ts";
 import { presenting } from "./transaction/present.ts";
 import { type Plan, type TransactionOptions, runTransaction } from "./transaction/transaction.ts";
+import type { Body } from "./transaction/types.ts";
 import type { Statement } from "./seam/sql.ts";
 import { checkCall, checkNames, checkSignal } from "./input/options.ts";
 import { checkWait, milliseconds } from "./waiting/wait.ts";
@@ -105,8 +106,6 @@ export type MigrationState =
   | { readonly kind: "routine"; readonly name: string; readonly state: RoutineState };
 
 export type TryLockResult<T> = { readonly acquired: true; readonly value: T } | { readonly acquired: false };
-
-type Body<Native, T> = (tx: Transaction<Native>) => Promise<T>;
 
 const isolations: readonly Isolation[] = [
   "read uncommitted",

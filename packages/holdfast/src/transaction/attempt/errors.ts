@@ -19,7 +19,7 @@ import { isAtCommit } from "../lock-support.ts";
 import { notConnected } from "../one-shot.ts";
 import type { Run } from "../plan.ts";
 import { present } from "../present.ts";
-import { failureWithin } from "../scope.ts";
+import { failureWithin } from "../scope/meanings.ts";
 import type { RunningBody } from "./running-body.ts";
 
 /** A run that has come to an end. */
