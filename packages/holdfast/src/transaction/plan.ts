@@ -3,10 +3,13 @@ import type { CallSite } from "../context/call-site.ts";
 import type { Connection, Isolation, Wait } from "../seam/database.ts";
 import type { Deadline } from "../waiting/deadline.ts";
 import { UsageError } from "../seam/errors.ts";
-import type { LockRequest } from "../seam/key.ts";
+import { checkNames, checkSignal } from "../input/options.ts";
+import { type LockRequest, wanted } from "../seam/key.ts";
 import { checkSupport } from "./lock-support.ts";
-import type { RetryPolicy } from "./retry.ts";
+import { type RetryPolicy, retryPolicy } from "./retry.ts";
 import type { InstanceContext } from "./scope.ts";
+import type { TransactionOptions } from "./types.ts";
+import { checkWait, milliseconds } from "../waiting/wait.ts";
 
 /** A transaction that was asked for, with everything that its caller did not say. */
 export interface Plan {
@@ -22,6 +25,9 @@ export interface Plan {
   /** Where it was called. */
   readonly site: CallSite | undefined;
 }
+
+/** What calls go by that say nothing else. */
+export type Defaults = Pick<Plan, "wait" | "deadlineMs" | "isolation" | "retry">;
 
 /** One run of it. */
 export interface Run<Native, C extends Connection> {
@@ -53,4 +59,44 @@ export function checkPlan({ locks, isolation, alone }: Plan, capabilities: Capab
     );
   }
   return false;
+}
+
+const isolations: readonly Isolation[] = [
+  "read uncommitted",
+  "read committed",
+  "repeatable read",
+  "serializable",
+];
+const optionNames = new Set([
+  "lock",
+  "wait",
+  "isolation",
+  "readOnly",
+  "deadline",
+  "signal",
+  "retry",
+  "separate",
+]);
+
+export function planOf(options: TransactionOptions, defaults: Defaults, site?: CallSite): Plan {
+  checkNames("hf.transaction", options, optionNames);
+  const { wait, deadlineMs, isolation, retry } = defaults;
+  checkSignal(options.signal);
+  return {
+    locks: wanted(options),
+    wait: options.wait === undefined ? wait : checkWait(options.wait),
+    isolation: checkIsolation(options.isolation ?? isolation),
+    readOnly: options.readOnly ?? false,
+    deadlineMs: options.deadline === undefined ? deadlineMs : milliseconds(options.deadline, "deadline", 1),
+    signal: options.signal,
+    retry: retryPolicy(options.retry, retry),
+    site,
+  };
+}
+
+export function checkIsolation(value: unknown): Isolation {
+  if (isolations.includes(value as Isolation)) return value as Isolation;
+  throw new UsageError(
+    `isolation must be one of ${isolations.map((i) => `"${i}"`).join(", ")}, not ${JSON.stringify(value)}`,
+  );
 }
