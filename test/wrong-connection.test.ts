@@ -71,7 +71,7 @@ test.for(["pg", "mysql2", "mariadb"] as const)("%s: is reported with both places
     });
     await expect(wrong).rejects.toThrow(WrongConnectionError);
     const { message } = (await wrong.catch((error: unknown) => error)) as Error;
-    expect(message.match(/beside\.test\.ts:\d+:\d+/g)).toHaveLength(2);
+    expect(message.match(/wrong-connection\.test\.ts:\d+:\d+/g)).toHaveLength(2);
     await hf.transaction(async (tx) => {
       await (tx.client as Client).query("SELECT 1");
       await hf.outside(() => outer.query("SELECT 1"));
