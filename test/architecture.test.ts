@@ -284,7 +284,15 @@ const entrances = new Set(
 
 const sharedCode: Tree = new Map(
   [...sources].filter(([file]) =>
-    [...Object.keys(rooms), "testing", "holdfast.ts", "sharded.ts", "index.ts"].includes(layerOf(file)),
+    [
+      ...Object.keys(rooms),
+      "testing",
+      "holdfast.ts",
+      "options.ts",
+      "migrations.ts",
+      "sharded.ts",
+      "index.ts",
+    ].includes(layerOf(file)),
   ),
 );
 

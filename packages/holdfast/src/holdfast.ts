@@ -1,25 +1,17 @@
-import { type Capabilities, type Strategy, isSupported, require, strategies } from "./seam/capabilities.ts";
-import type { Connection, Database, Failure, Isolation, Wait } from "./seam/database.ts";
-import {
-  WrongConnectionGuard,
-  type WrongConnectionMode,
-  wrongConnectionModes,
-} from "./transaction/wrong-connection.ts";
+import { type Capabilities, isSupported, require } from "./seam/capabilities.ts";
+import type { Connection, Database, Failure, Wait } from "./seam/database.ts";
+import { WrongConnectionGuard } from "./transaction/wrong-connection.ts";
 import { Common, type Placement } from "./transaction/agreement.ts";
 import { emit } from "./events/events.ts";
-import { HoldfastError, type Holder, LockNotAvailableError, UsageError } from "./seam/errors.ts";
+import { LockNotAvailableError, UsageError } from "./seam/errors.ts";
 import { classify, remember, waited } from "./seam/failure.ts";
+import { Facts } from "./transaction/facts.ts";
+import { holdersBy } from "./transaction/holders.ts";
 import { Inside } from "./context/inside.ts";
-import { type Key, type LockRequest, type Lockable, canonical, keyNames, wanted } from "./seam/key.ts";
-import {
-  type OwnRetryOptions,
-  type RetryOptions,
-  type RetryPolicy,
-  retried,
-  retryPolicy,
-} from "./transaction/retry.ts";
+import { type Key, type LockRequest, type Lockable, canonical, keyNames } from "./seam/key.ts";
+import { type OwnRetryOptions, retried } from "./transaction/retry.ts";
 import { namedDatabase } from "./seam/names.ts";
-import type { Migrated, RoutineState } from "./seam/routine.ts";
+import type { Migrated } from "./seam/routine.ts";
 import { checkRuntime } from "./context/runtime.ts";
 import type { LeaseInfo } from "./seam/leases.ts";
 import {
@@ -29,61 +21,27 @@ import {
   remember as rememberHome,
 } from "./transaction/scope.ts";
 import { sections } from "./context/section.ts";
-import { type CallSite, callSites } from "./context/call-site.ts";
+import { callSites } from "./context/call-site.ts";
 import { Started } from "./transaction/lifecycle.ts";
+import { type MigrationState, applyMigrations, migrationSql, migrationStates } from "./migrations.ts";
 import { withConnection } from "./transaction/one-shot.ts";
+import { type HoldfastOptions, checkDefaults, checkOptions } from "./options.ts";
+import { type Defaults, planOf } from "./transaction/plan.ts";
 import { presenting } from "./transaction/present.ts";
-import { type Plan, type TransactionOptions, runTransaction } from "./transaction/transaction.ts";
-import type { Statement } from "./seam/sql.ts";
+import { type TransactionOptions, runTransaction } from "./transaction/transaction.ts";
+import type { Body } from "./transaction/types.ts";
 import { checkCall, checkNames, checkSignal } from "./input/options.ts";
-import { checkWait, milliseconds } from "./waiting/wait.ts";
+import { checkWait } from "./waiting/wait.ts";
 import { type Inspection, inspection } from "./watch/inspect.ts";
-import { type HazardMode, type SlowOptions, watching } from "./watch/options.ts";
+import { watching } from "./watch/options.ts";
 import { watch } from "./watch/watch.ts";
 import { type Held, Sessions } from "./locks/hold.ts";
 import { type Lease, LeaseManager, type LeaseFilter, type LeaseOptions } from "./locks/lease.ts";
 import { Rows } from "./locks/rows.ts";
 import { Semaphore, type SemaphoreOptions } from "./locks/semaphore.ts";
 
-export interface HoldfastOptions {
-  /** How long calls wait for locks unless they say otherwise. Default 5,000 ms. */
-  readonly wait?: Wait;
-  /** How long transactions may take unless they say otherwise. Default 60,000 ms. */
-  readonly deadline?: number;
-  readonly isolation?: Isolation;
-  readonly retry?: RetryOptions | false;
-  /**
-   * Names of keys as the server's list of sessions, errors and events show them. `false`: not shown on the
-   * server; a function: what to show instead, e.g. without user ids. Default: the names as they are.
-   */
-  readonly names?: false | ((name: string) => string);
-  /**
-   * How locks of transactions are kept, where the server has a choice: "lock row" keeps them as rows of a table
-   * instead of advisory locks. It is written down in the database, where its tables are (`hf.migrate()`), and an instance
-   * that was told otherwise is refused (`StrategyError`). Default: what is written down; else what the server is found to hold.
-   */
-  readonly strategy?: Strategy;
-  /**
-   * What to do about a statement that goes through the outer client inside of a transaction's body, where the client
-   * lets it be seen: "warn" (once per place), "throw" (for tests), or nothing. Default "warn".
-   */
-  readonly wrongConnection?: WrongConnectionMode;
-  /**
-   * What to do about a request, a timer, a process, … that a transaction waits for while it holds locks, and about locks that
-   * are taken in different orders: "warn" (once per place), "throw" (for tests: the transaction fails), "count" (events and
-   * metrics only), or nothing. Default "warn", and "count" if NODE_ENV is "production".
-   */
-  readonly hazards?: HazardMode;
-  /** After how many milliseconds a transaction that holds locks is told of as slow. `false`: never. */
-  readonly slow?: SlowOptions | false;
-  /**
-   * Where Holdfast keeps its own tables: a schema of PostgreSQL, elsewhere what their names begin with. Applications that share a
-   * database and have different ones share no locks either. Everybody who works together has the same. Default "holdfast".
-   */
-  readonly schema?: string;
-  /** A file to which the order of locks is added, for `holdfast order`. Default: what HOLDFAST_ORDER says. */
-  readonly orderFile?: string;
-}
+export type { MigrationState } from "./migrations.ts";
+export type { HoldfastOptions } from "./options.ts";
 
 /** What one of several databases is told of the others. */
 export interface ShardOf {
@@ -95,41 +53,10 @@ export interface ShardOf {
   readonly placement: Placement | undefined;
 }
 
-export type MigrationState =
-  | {
-      readonly kind: "migration";
-      readonly id: number;
-      readonly name: string;
-      readonly state: "applied" | "missing" | "unknown";
-    }
-  | { readonly kind: "routine"; readonly name: string; readonly state: RoutineState };
-
 export type TryLockResult<T> = { readonly acquired: true; readonly value: T } | { readonly acquired: false };
-
-type Body<Native, T> = (tx: Transaction<Native>) => Promise<T>;
-
-const isolations: readonly Isolation[] = [
-  "read uncommitted",
-  "read committed",
-  "repeatable read",
-  "serializable",
-];
-const optionNames = new Set([
-  "lock",
-  "wait",
-  "isolation",
-  "readOnly",
-  "deadline",
-  "signal",
-  "retry",
-  "separate",
-]);
 
 /** Our own `lock` or `tryLock`, an extension's `$exact`, and the caller. Each frame costs more than a microsecond. */
 const siteFrames = 4;
-
-/** Another process may be at it, and an index takes its time. */
-const migrateMs = 300_000;
 
 /** Exact transactions and locks on one database. Make it once per pool or client, with `holdfast(from…(client))`. */
 export class Holdfast<Native> {
@@ -139,8 +66,8 @@ export class Holdfast<Native> {
   readonly #sessions: Sessions<Native, Connection>;
   readonly #leases: LeaseManager<Native, Connection>;
   readonly #common: Common;
-  readonly #defaults: { wait: Wait; deadlineMs: number; isolation: Isolation; retry: RetryPolicy };
-  #asking: Promise<Capabilities> | undefined;
+  readonly #facts: Facts;
+  readonly #defaults: Defaults;
 
   /** `shard`: of which this is one; see `sharded`. */
   constructor(given: Database<Native, Connection>, options: HoldfastOptions = {}, shard?: ShardOf) {
@@ -150,66 +77,38 @@ export class Holdfast<Native> {
         "holdfast(…) takes what an adapter returns, e.g. holdfast(fromPg(pool)) with fromPg of holdfast/pg",
       );
     }
-    checkNames(
-      "holdfast",
-      options,
-      new Set([
-        "wait",
-        "deadline",
-        "isolation",
-        "retry",
-        "names",
-        "strategy",
-        "wrongConnection",
-        "hazards",
-        "slow",
-        "schema",
-        "orderFile",
-      ]),
-    );
-    const { names } = options;
-    if (names !== undefined && names !== false && typeof names !== "function")
-      throw new UsageError("names must be false or a function");
-    if (options.strategy !== undefined && !strategies.includes(options.strategy))
-      throw new UsageError(`strategy must be one of ${strategies.map((each) => `"${each}"`).join(", ")}`);
-    const { wrongConnection = "warn" } = options;
-    if (!wrongConnectionModes.includes(wrongConnection))
-      throw new UsageError(
-        `wrongConnection must be one of ${wrongConnectionModes.map((each) => `"${each}"`).join(", ")}`,
-      );
+    checkOptions(options);
+    const { names, wrongConnection: mode = "warn" } = options;
     const database = options.schema === undefined ? given : namedDatabase(given, options.schema);
     this.#database = database;
     this.#common = new Common(database, options.strategy, shard?.placement);
-    this.#defaults = {
-      wait: options.wait === undefined ? 5000 : checkWait(options.wait),
-      deadlineMs: options.deadline === undefined ? 60_000 : milliseconds(options.deadline, "deadline", 1),
-      isolation: checkIsolation(options.isolation ?? "read committed"),
-      retry: retryPolicy(options.retry),
-    };
+    this.#defaults = checkDefaults(options);
     const show = typeof names === "function" ? names : (name: string) => name;
     const watched = watching(options);
+    const wrongConnection = new WrongConnectionGuard(database, this.#current, mode);
+    this.#facts = new Facts(this.#common, database, wrongConnection);
     this.#context = {
       database,
       current: this.#current,
       wait: this.#defaults.wait,
-      wrongConnection: new WrongConnectionGuard(database, this.#current, wrongConnection),
+      wrongConnection,
       watch: watch(watched, show),
       rows: new Rows(() => this.#context),
       started: new Started(),
       ...(shard && { guard: shard.guard, elsewhere: shard.elsewhere }),
       names: (locks) => keyNames(locks, show),
       shown: (locks) => (names === false ? [] : keyNames(locks, show)),
-      capabilities: (connection, free) => this.#probe(connection, free),
+      capabilities: (connection, free) => this.#facts.probe(connection, free),
       known: () => this.#common.facts,
       trusted: () => this.#common.trusted,
-      renewed: (connection, free) => this.#renew(connection, free),
+      renewed: (connection, free) => this.#facts.renew(connection, free),
       show,
       holders: async (locks, connection) => {
         const ask = database.engine.holders?.bind(database.engine);
         const known = this.#common.facts;
-        return ask && known ? this.#look((c) => ask(c, locks, known), connection) : [];
+        return ask && known ? holdersBy(this.#context, (c) => ask(c, locks, known), connection) : [];
       },
-      look: (ask, connection) => this.#look(ask, connection),
+      look: (ask, connection) => holdersBy(this.#context, ask, connection),
       sessionSupport: () => this.#sessions.support(),
       distrust: (gap) => {
         this.#common.distrust(gap);
@@ -237,8 +136,9 @@ export class Holdfast<Native> {
   /** Every transaction, however it was asked for. `alone`: the call, if it means that nobody else is at it while its body runs. */
   protected async open<T>(options: TransactionOptions, body: Body<Native, T>, alone?: string): Promise<T> {
     const { wrongConnection, watch: watched } = this.#context;
-    const plan = this.#plan(
+    const plan = planOf(
       options,
+      this.#defaults,
       wrongConnection.watches || watched?.wantsPlaces
         ? callSites.here(alone ? this.tryLock : this.transaction, siteFrames)
         : undefined,
@@ -269,7 +169,7 @@ export class Holdfast<Native> {
     checkCall("hf.tryLock", options, body);
     const outer = options.separate ? undefined : this.#current.getStore();
     if (outer) {
-      this.#plan(options);
+      planOf(options, this.#defaults);
       return outer.here().nest({ ...options }, async (tx) => {
         if (!(await tx.tryLock(requests))) return { acquired: false };
         return { acquired: true, value: await body(tx) };
@@ -416,7 +316,7 @@ export class Holdfast<Native> {
   async #capabilities(): Promise<Capabilities> {
     const sessionLocks = await this.#sessions.support();
     // After the experiment, which may have shown more.
-    const probed = await this.#probe();
+    const probed = await this.#facts.probe();
     return {
       ...probed,
       sessionLocks,
@@ -430,7 +330,7 @@ export class Holdfast<Native> {
   async inspect(): Promise<Inspection> {
     const { engine } = this.#database;
     const locks = await this.#call("hf.inspect", async () => {
-      const capabilities = await this.#probe();
+      const capabilities = await this.#facts.probe();
       require(capabilities.inspect, "hf.inspect");
       return withConnection(
         this.#context,
@@ -450,19 +350,7 @@ export class Holdfast<Native> {
    * one process at a time. Returns what was applied, and what was made.
    */
   async migrate(): Promise<Migrated[]> {
-    const { engine, connect } = this.#database;
-    const applied = await this.#call("hf.migrate", () =>
-      withConnection(
-        this.#context,
-        (connection) => engine.migrations.apply(connection, connect === undefined),
-        migrateMs,
-      ),
-    );
-    const migrated = applied.map((each): Migrated =>
-      "was" in each
-        ? { kind: "routine", name: each.name, was: each.was }
-        : { kind: "migration", id: each.id, name: each.name },
-    );
+    const migrated = await this.#call("hf.migrate", () => applyMigrations(this.#context));
     for (const each of migrated) emit("holdfast:migrated", () => each);
     // What could not be written down before can be now.
     this.#common.doubt();
@@ -474,24 +362,7 @@ export class Holdfast<Native> {
    * version of Holdfast. Changes nothing.
    */
   async migrations(): Promise<readonly MigrationState[]> {
-    const { all, applied, routines } = this.#database.engine.migrations;
-    const [there, made] = await this.#call("hf.migrations", () =>
-      withConnection(this.#context, async (connection) => [
-        await applied(connection),
-        (await routines?.states(connection)) ?? new Map<string, RoutineState>(),
-      ]),
-    );
-    const found = new Map(there.map(({ id, name }) => [id, name]));
-    const kind = "migration";
-    const known = all.map(({ id, name }): MigrationState => {
-      const state = found.delete(id) ? "applied" : "missing";
-      return { kind, id, name, state };
-    });
-    return [
-      ...known,
-      ...[...found].map(([id, name]): MigrationState => ({ kind, id, name, state: "unknown" })),
-      ...[...made].map(([name, state]): MigrationState => ({ kind: "routine", name, state })),
-    ];
+    return this.#call("hf.migrations", () => migrationStates(this.#context));
   }
 
   /**
@@ -499,22 +370,7 @@ export class Holdfast<Native> {
    * run again and again; tools that know such files (Flyway's `R__…`) may take them apart from the tables with `only`.
    */
   migrationSql(options: { readonly from?: number; readonly only?: "tables" | "routines" } = {}): string {
-    checkNames("hf.migrationSql", options, new Set(["from", "only"]));
-    const { from = 1, only } = options;
-    if (!Number.isSafeInteger(from)) throw new UsageError("hf.migrationSql: from must be a whole number");
-    if (only !== undefined && only !== "tables" && only !== "routines")
-      throw new UsageError('hf.migrationSql: only must be "tables" or "routines"');
-    const { migrations } = this.#database.engine;
-    const { all, routines } = migrations;
-    const part = (title: string, statements: readonly Statement[]) =>
-      `-- holdfast ${title}\n${statements.map(migrations.print).join("\n")}\n`;
-    const tables = all
-      .filter(({ id }) => id >= from && only !== "routines")
-      .map((each) => part(`${each.id}: ${each.name}`, [...each.statements, migrations.record(each)]));
-    const made = (only !== "tables" && routines?.all) || [];
-    return [...tables, ...made.map((each) => part(`routine: ${each.name}`, routines?.make(each) ?? []))].join(
-      "\n",
-    );
+    return migrationSql(this.#database.engine.migrations, options);
   }
 
   /**
@@ -537,81 +393,6 @@ export class Holdfast<Native> {
   #call<T>(call: string, work: () => Promise<T>): Promise<T> {
     return this.#context.started.during(call, () => presenting(this.#database, [call], work));
   }
-
-  #plan(options: TransactionOptions, site?: CallSite): Plan {
-    checkNames("hf.transaction", options, optionNames);
-    const { wait, deadlineMs, isolation, retry } = this.#defaults;
-    checkSignal(options.signal);
-    return {
-      locks: wanted(options),
-      wait: options.wait === undefined ? wait : checkWait(options.wait),
-      isolation: checkIsolation(options.isolation ?? isolation),
-      readOnly: options.readOnly ?? false,
-      deadlineMs: options.deadline === undefined ? deadlineMs : milliseconds(options.deadline, "deadline", 1),
-      signal: options.signal,
-      retry: retryPolicy(options.retry, retry),
-      site,
-    };
-  }
-
-  async #probe(connection?: Connection, free = false): Promise<Capabilities> {
-    return this.#common.facts ?? this.#ask(connection, free);
-  }
-
-  async #renew(connection?: Connection, free = false): Promise<Capabilities> {
-    const trusted = this.#common.trusted;
-    if (trusted) return trusted;
-    await this.#ask(connection, free);
-    return this.#common.agreed();
-  }
-
-  /** One asks; whoever comes meanwhile waits for the answer, or asks again if the first one was cut off. */
-  async #ask(connection: Connection | undefined, free: boolean): Promise<Capabilities> {
-    const asking = this.#asking;
-    if (asking) {
-      try {
-        return await asking;
-      } catch (error) {
-        if (error instanceof HoldfastError) throw error;
-      }
-    }
-    this.#asking = connection
-      ? this.#common.ask(connection, free)
-      : withConnection({ database: this.#database, wrongConnection: this.#context.wrongConnection }, (c) =>
-          this.#common.ask(c, true),
-        );
-    try {
-      return await this.#asking;
-    } finally {
-      this.#asking = undefined;
-    }
-  }
-
-  /** Who is in the way: told if it can be found out quickly, never at the cost of the error itself. */
-  async #look(
-    ask: (connection: Connection) => Promise<readonly Holder[]>,
-    connection?: Connection,
-  ): Promise<readonly Holder[]> {
-    // With one connection the holder is somebody in this process, and the question would wait for it.
-    if (this.#database.traits.single) return [];
-    let timer: NodeJS.Timeout | undefined;
-    const late = new Promise<readonly Holder[]>((resolve) => {
-      timer = setTimeout(() => resolve([]), 1000);
-    });
-    try {
-      const found = (connection ? ask(connection) : withConnection(this.#context, ask)).catch(() => []);
-      return await Promise.race([found, late]);
-    } finally {
-      clearTimeout(timer);
-    }
-  }
-}
-
-function checkIsolation(value: unknown): Isolation {
-  if (isolations.includes(value as Isolation)) return value as Isolation;
-  throw new UsageError(
-    `isolation must be one of ${isolations.map((i) => `"${i}"`).join(", ")}, not ${JSON.stringify(value)}`,
-  );
 }
 
 /** `holdfast(fromPg(pool))`, `holdfast(fromPrisma(prisma))`, … */

@@ -1,38 +1,20 @@
-import {
-  type Capabilities,
-  type Strategy,
-  type Support,
-  type Unsupported,
-  isSupported,
-  require,
-  unsupported,
-} from "../seam/capabilities.ts";
-import type { Connection, Pinned, SessionLocks, Wait } from "../seam/database.ts";
-import { LockLostError, NoConnectionError, UnsupportedError, message } from "../seam/errors.ts";
-import { explained } from "../seam/failure.ts";
+import { type Capabilities, type Strategy, type Support, require } from "../seam/capabilities.ts";
+import type { Connection, SessionLocks, Wait } from "../seam/database.ts";
+import { LockLostError, NoConnectionError } from "../seam/errors.ts";
 import { type Traces, emit, nextHold, traced } from "../events/events.ts";
-import { apart } from "../context/inside.ts";
-import { Silence, graceMs, interruptible, within } from "../waiting/interrupt.ts";
+import { Silence, interruptible, within } from "../waiting/interrupt.ts";
 import type { LockRequest } from "../seam/key.ts";
-import { notConnected } from "../transaction/one-shot.ts";
-import { present, presenting } from "../transaction/present.ts";
-import * as protection from "../seam/protections.ts";
-import { Turns, unlessAborted } from "../waiting/turns.ts";
+import { presenting } from "../transaction/present.ts";
+import { unlessAborted } from "../waiting/turns.ts";
 import { Refused, refusal } from "../waiting/refused.ts";
-import { type InstanceContext, checkSupport, stillKept } from "../transaction/scope.ts";
+import { checkSupport, stillKept } from "../transaction/lock-support.ts";
+import type { InstanceContext } from "../transaction/scope.ts";
+import { answered, connectSession, poolMs } from "./session/connect.ts";
+import { type Held, heldBy } from "./session/held.ts";
+import { Member } from "./session/member.ts";
+import { SessionSupport } from "./session/support.ts";
 
-/** A lock of a session: held until it is released, its connection dies, or the process ends. */
-export interface Held extends AsyncDisposable {
-  readonly keys: readonly string[];
-  /** Aborts when the lock can no longer be relied on. Pass it to whatever the lock protects. */
-  readonly signal: AbortSignal;
-  /** Gives the lock back. Throws `LockLostError` if the server says that it was no longer held. */
-  release(): Promise<void>;
-}
-
-const heartbeatMs = 5000;
-/** How long a pool may take to give a connection, whatever the wait for the lock is. */
-const poolMs = 10_000;
+export type { Held } from "./session/held.ts";
 
 interface Opening {
   readonly signal: AbortSignal | undefined;
@@ -41,32 +23,26 @@ interface Opening {
   readonly waits: () => void;
 }
 
-/** A connection that holds locks. */
-interface Member<Native, C extends Connection> {
-  readonly pinned: Pinned<Native, C>;
-  /** Statements on it, one at a time. */
-  readonly queue: Turns;
-  readonly keys: Set<string>;
-  /** Those to be told when it is lost. */
-  readonly losers: Set<(cause: unknown) => void>;
-  timer?: NodeJS.Timeout;
-  onLost?: () => void;
-}
-
 /**
  * Session locks share connections: a lock that is free is taken on one that already holds others. What must be
  * waited for gets a connection of its own, since a waiting connection cannot give anything back.
  */
 export class Sessions<Native, C extends Connection> {
   readonly #context: InstanceContext<Native, C>;
+  readonly #support: SessionSupport<Native, C>;
   readonly #members = new Set<Member<Native, C>>();
-  #verified: Promise<Support<Strategy>> | undefined;
   /** While a connection is being opened that others may share, until it is known whether they can. */
   #opening: Promise<void> | undefined;
   #closed = false;
 
   constructor(context: InstanceContext<Native, C>) {
     this.#context = context;
+    this.#support = new SessionSupport(context);
+  }
+
+  /** Whether they hold here. */
+  support(): Promise<Support<Strategy>> {
+    return this.#support.told();
   }
 
   hold(requests: readonly LockRequest[], wait: Wait, signal?: AbortSignal): Promise<Held> {
@@ -84,7 +60,7 @@ export class Sessions<Native, C extends Connection> {
     this.#context.guard?.(requests);
     const before = this.#context.trusted() ?? (await this.#renewed());
     checkSupport(requests, before, false);
-    require(await this.#support(), "Session locks");
+    require(await this.#support.verified(), "Session locks");
     const locks = this.#context.database.engine.session as SessionLocks<C>;
     const member = await traced(
       "holdfast:lock",
@@ -95,15 +71,12 @@ export class Sessions<Native, C extends Connection> {
         return found;
       },
     );
-    const { connection } = member.pinned;
     if (this.#context.trusted() !== before)
-      await member.queue
-        .run(() => stillKept(this.#context, connection, before))
+      await member
+        .run((connection) => stillKept(this.#context, connection, before))
         .catch(async (error: unknown) => {
-          await member.queue
-            .run(() => answered(connection, locks.clear(connection, requests)))
-            .catch((e: unknown) => this.#lose(member, e));
-          this.#forget(member, requests);
+          await member.clear(requests);
+          member.forget(requests);
           throw error;
         });
     const hold = nextHold();
@@ -112,98 +85,14 @@ export class Sessions<Native, C extends Connection> {
       locks: this.#context.names(requests),
       waitedMs: performance.now() - started,
     }));
-    return this.#held(member, locks, requests, hold);
+    return heldBy(member, this.#context, locks, requests, hold);
   }
 
   /** On a connection that is there: a pool may have no other one to ask on. */
   async #renewed(): Promise<Capabilities> {
-    for (const { queue, pinned } of this.#members)
-      if (!pinned.connection.lost.aborted)
-        return queue.run(() => this.#context.renewed(pinned.connection, true));
+    for (const member of this.#members)
+      if (!member.isLost) return member.run((connection) => this.#context.renewed(connection, true));
     return this.#context.renewed();
-  }
-
-  async support(): Promise<Support<Strategy>> {
-    try {
-      return await this.#support();
-    } catch (error) {
-      // A session lock keeps a connection: a pool that has not two to give would starve on it. It may have, later.
-      // Told by the clock, and not by the client.
-      if (error instanceof NoConnectionError && error.cause === undefined)
-        return unsupported("the pool did not give two connections for it");
-      throw error;
-    }
-  }
-
-  /** Found out once, by experiment: poolers that lend sessions out look like servers. */
-  async #support(): Promise<Support<Strategy>> {
-    const { sessionLocks } = await this.#context.capabilities();
-    if (!isSupported(sessionLocks)) return sessionLocks;
-    if ((this.#context.database.room?.()?.max ?? 2) < 2)
-      return unsupported("the pool has one connection, and a session lock would keep it from everybody else");
-    this.#verified ??= this.#experiment().then((gap) => gap ?? sessionLocks);
-    try {
-      return await this.#verified;
-    } catch (error) {
-      this.#verified = undefined;
-      throw error;
-    }
-  }
-
-  async #experiment(): Promise<Unsupported | undefined> {
-    const session = this.#context.database.engine.session as SessionLocks<C>;
-    const a = await this.#connect();
-    let broken = true;
-    try {
-      const b = await this.#connect();
-      try {
-        // Some clients wait for the pool only with their first statement.
-        if (protection.locksVerified) await within(poolMs, this.#verifyLocks(a.connection, b.connection));
-        await within(poolMs, session.verify(a.connection, b.connection));
-        broken = false;
-        return undefined;
-      } catch (error) {
-        if (error instanceof Silence) throw new NoConnectionError(poolMs);
-        const refused = explained(this.#context.database, error);
-        if (!(refused instanceof UnsupportedError)) throw error;
-        // What it has ended is not given back to others.
-        broken = refused !== error;
-        return unsupported(refused.message);
-      } finally {
-        await b.release(broken);
-      }
-    } finally {
-      await a.release(broken);
-    }
-  }
-
-  /** Those of transactions too, since there are two connections at hand: locks of sessions are no better than they. */
-  async #verifyLocks(a: C, b: C): Promise<void> {
-    try {
-      await this.#context.database.engine.verifyLocks?.(a, b);
-    } catch (error) {
-      if (error instanceof UnsupportedError) this.#context.distrust(unsupported(error.message));
-      throw error;
-    }
-  }
-
-  async #connect(signal?: AbortSignal): Promise<Pinned<Native, C>> {
-    const { database } = this.#context;
-    const patience = AbortSignal.timeout(poolMs);
-    const connect = database.connect as NonNullable<typeof database.connect>;
-    try {
-      return await this.#context.wrongConnection.taking(() =>
-        connect({
-          use: "session",
-          locks: [],
-          wait: "nowait",
-          signal: signal ? AbortSignal.any([patience, signal]) : patience,
-        }),
-      );
-    } catch (error) {
-      if (patience.aborted && !signal?.aborted) throw new NoConnectionError(poolMs);
-      throw signal?.aborted ? error : notConnected(database, error);
-    }
   }
 
   /**
@@ -249,27 +138,20 @@ export class Sessions<Native, C extends Connection> {
     const capabilities = await this.#context.capabilities();
     // Taken twice by one session a lock is granted twice: only a session that has none of them can exclude. No
     // `await` between the choice and the mark, or two calls would choose the same one.
-    const member = [...this.#members].find(
-      ({ pinned, keys }) => !pinned.connection.lost.aborted && requests.every(({ key }) => !keys.has(key.id)),
-    );
+    const member = [...this.#members].find((each) => !each.isLost && each.hasNone(requests));
     if (!member) return undefined;
-    for (const { key } of requests) member.keys.add(key.id);
-    const { connection } = member.pinned;
+    member.mark(requests);
     try {
       const call = { locks: requests, wait: "nowait", names: [], joined: false, capabilities } as const;
-      const grant = await member.queue.run(() => answered(connection, locks.take(connection, call)), signal);
+      const grant = await member.ask((connection) => locks.take(connection, call), signal);
       if (grant.granted) return member;
-      this.#forget(member, requests);
+      member.forget(requests);
       return undefined;
     } catch (error) {
-      if (!connection.lost.aborted) {
-        await member.queue
-          .run(() => answered(connection, locks.clear(connection, requests)))
-          .catch((e: unknown) => this.#lose(member, e));
-      }
-      this.#forget(member, requests);
+      if (!member.isLost) await member.clear(requests);
+      member.forget(requests);
       signal?.throwIfAborted();
-      if (!connection.lost.aborted) throw error;
+      if (!member.isLost) throw error;
       return undefined;
     }
   }
@@ -282,7 +164,7 @@ export class Sessions<Native, C extends Connection> {
   ): Promise<Member<Native, C>> {
     const capabilities = await this.#context.capabilities();
     const names = this.#context.shown(requests);
-    const pinned = await this.#connect(signal);
+    const pinned = await connectSession(this.#context, signal);
     const { connection } = pinned;
     const started = performance.now();
     let silent = false;
@@ -315,155 +197,27 @@ export class Sessions<Native, C extends Connection> {
         !connection.lost.aborted &&
         (await succeeds(answered(connection, locks.clear(connection, requests))));
       await pinned.release(!clean);
-      if (!(error instanceof Refused)) throw error;
-      const { reason, waitedMs } = error;
-      if (told) told.outcome = reason;
-      emit("holdfast:session:refused", () => ({ locks: this.#context.names(requests), waitedMs, reason }));
-      const blocked = { keys: this.#context.names(requests), holders: await this.#context.holders(requests) };
-      throw refusal(error, blocked);
+      if (error instanceof Refused) throw await this.#refused(error, requests, told);
+      throw error;
     }
-    return this.#join(pinned, locks, requests);
+    return new Member(pinned, locks, requests, this.#members);
   }
 
-  #join(
-    pinned: Pinned<Native, C>,
-    locks: SessionLocks<C>,
+  async #refused(
+    refused: Refused,
     requests: readonly LockRequest[],
-  ): Member<Native, C> {
-    const member: Member<Native, C> = {
-      pinned,
-      queue: new Turns(),
-      keys: new Set(requests.map(({ key }) => key.id)),
-      losers: new Set(),
-    };
-    // It goes on after whatever transaction the lock is asked for in.
-    member.timer = apart(() => setInterval(() => void this.#beat(member, locks), heartbeatMs)).unref();
-    member.onLost = () => void this.#lose(member, pinned.connection.lost.reason);
-    pinned.connection.lost.addEventListener("abort", member.onLost, { once: true });
-    this.#members.add(member);
-    return member;
-  }
-
-  /** A cable pulled out says nothing: only a statement that is not answered shows it. */
-  async #beat(member: Member<Native, C>, locks: SessionLocks<C>): Promise<void> {
-    try {
-      await within(
-        heartbeatMs,
-        member.queue.run(() =>
-          answered(member.pinned.connection, locks.ping(member.pinned.connection), heartbeatMs),
-        ),
-      );
-    } catch (error) {
-      await this.#lose(member, error);
-    }
-  }
-
-  async #lose(member: Member<Native, C>, cause: unknown): Promise<void> {
-    // Whoever is told goes on by itself, and not in what its connection was opened in.
-    apart(() => {
-      for (const lose of member.losers) lose(cause);
-    });
-    await this.#retire(member, true);
-  }
-
-  #forget(member: Member<Native, C>, requests: readonly LockRequest[]): void {
-    for (const { key } of requests) member.keys.delete(key.id);
-    if (member.keys.size === 0) void this.#retire(member, member.pinned.connection.lost.aborted);
-  }
-
-  async #retire(member: Member<Native, C>, broken: boolean): Promise<void> {
-    if (!this.#members.delete(member)) return;
-    clearInterval(member.timer);
-    const { pinned, onLost } = member;
-    if (onLost) pinned.connection.lost.removeEventListener("abort", onLost);
-    await pinned.release(broken);
-  }
-
-  #held(
-    member: Member<Native, C>,
-    locks: SessionLocks<C>,
-    requests: readonly LockRequest[],
-    hold: number,
-  ): Held {
-    const since = performance.now();
-    const tellLost = (error: unknown) =>
-      emit("holdfast:session:lost", () => ({
-        hold,
-        locks: keys,
-        heldMs: performance.now() - since,
-        error,
-      }));
-    const { connection } = member.pinned;
+    told: Traces["holdfast:lock"] | undefined,
+  ): Promise<Error> {
+    const { reason, waitedMs } = refused;
     const keys = this.#context.names(requests);
-    const controller = new AbortController();
-    let over = false;
-    const lose = (cause: unknown) => {
-      if (over || controller.signal.aborted) return;
-      controller.abort(new LockLostError(keys, `its connection is gone (${message(cause)})`, cause));
-      tellLost(cause);
-    };
-    member.losers.add(lose);
-    if (connection.lost.aborted) lose(connection.lost.reason);
-    const release = async () => {
-      if (over) return;
-      over = true;
-      member.losers.delete(lose);
-      controller.signal.throwIfAborted();
-      const given = await member.queue
-        .run(() => answered(connection, locks.give(connection, requests)))
-        .catch(async (error: unknown) => {
-          tellLost(error);
-          await this.#lose(member, error);
-          throw present(this.#context.database, error, { names: keys });
-        });
-      // A session that has lost one lock behind our back may have lost all: those who share it must know.
-      if (given) this.#forget(member, requests);
-      else await this.#lose(member, new Error("its session had lost another lock"));
-      if (!given) {
-        const lost = new LockLostError(keys, "the server says that this session did not hold it any more");
-        tellLost(lost);
-        throw lost;
-      }
-      emit("holdfast:session:released", () => ({ hold, locks: keys, heldMs: performance.now() - since }));
-    };
-    return {
-      keys,
-      signal: controller.signal,
-      release,
-      async [Symbol.asyncDispose]() {
-        // Whoever listens to `signal` knows already; a second error here would hide the block's own.
-        await release().catch((error: unknown) => {
-          if (!(error instanceof LockLostError)) throw error;
-        });
-      },
-    };
+    if (told) told.outcome = reason;
+    emit("holdfast:session:refused", () => ({ locks: keys, waitedMs, reason }));
+    return refusal(refused, { keys, holders: await this.#context.holders(requests) });
   }
 
   async close(): Promise<void> {
     this.#closed = true;
-    await Promise.all(
-      [...this.#members].map((member) => this.#lose(member, new Error("the instance was closed"))),
-    );
-  }
-}
-
-/**
- * What the server says, if it says so in time and the connection lives for so long: a client may forget whom it owes an
- * answer when its connection ends, and whoever comes next on the same connection would wait, too.
- */
-async function answered<T>(connection: Connection, running: Promise<T>, ms = graceMs): Promise<T> {
-  const { lost } = connection;
-  let onLost: (() => void) | undefined;
-  const gone = new Promise<never>((_, reject) => {
-    onLost = () => reject(lost.reason as Error);
-    if (lost.aborted) onLost();
-    else lost.addEventListener("abort", onLost, { once: true });
-  });
-  running.catch(() => {});
-  try {
-    return await within(ms, Promise.race([running, gone]));
-  } finally {
-    if (onLost) lost.removeEventListener("abort", onLost);
+    await Promise.all([...this.#members].map((member) => member.lose(new Error("the instance was closed"))));
   }
 }
 

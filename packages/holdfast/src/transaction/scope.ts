@@ -1,39 +1,11 @@
-import {
-  type Capabilities,
-  type Strategy,
-  type Support,
-  type Unsupported,
-  require,
-  requireHeld,
-} from "../seam/capabilities.ts";
-import type {
-  Connection,
-  Database,
-  Failure,
-  Isolation,
-  Reason,
-  Result,
-  Row,
-  Wait,
-} from "../seam/database.ts";
-import { emit, traced } from "../events/events.ts";
-import {
-  NotInTransactionError,
-  ShardError,
-  StrategyError,
-  UnsupportedError,
-  UsageError,
-} from "../seam/errors.ts";
-import type { Holder } from "../seam/errors.ts";
-import { classify } from "../seam/failure.ts";
+import type { Connection, Isolation, Result, Row, Wait } from "../seam/database.ts";
+import { ShardError, UnsupportedError, UsageError } from "../seam/errors.ts";
 import { type Inside, apart } from "../context/inside.ts";
 import { interruptible } from "../waiting/interrupt.ts";
 import { type LockRequest, type Lockable, canonical, keyNames, wanted } from "../seam/key.ts";
 import { checkCall, checkNames, checkSignal } from "../input/options.ts";
-import { present } from "./present.ts";
 import { Turns } from "../waiting/turns.ts";
 import { refusal } from "../waiting/refused.ts";
-import { wasRolledBack } from "./retry.ts";
 import type {
   AllOptions,
   AllResults,
@@ -47,129 +19,31 @@ import type {
   TableName,
   TableOptions,
 } from "../seam/row-options.ts";
-import type { WrongConnectionGuard } from "./wrong-connection.ts";
-import { type Locked, type Section, type Watch, sections } from "../context/section.ts";
+import { type Section, sections } from "../context/section.ts";
 import { type CallSite, callSites } from "../context/call-site.ts";
-import type { Started } from "./lifecycle.ts";
+import type { Instance } from "./instance.ts";
+import { HeldLocks } from "./scope/held-locks.ts";
+import { explain } from "./scope/meanings.ts";
+import { checkNested, rollBackTo } from "./scope/savepoint.ts";
+import { type NotFree, type Wanted, takeLocks } from "./scope/take-locks.ts";
+import type { Work } from "./scope/work.ts";
 import { Identifier, type Statement } from "../seam/sql.ts";
 import type { TableMode, Where } from "../seam/tables.ts";
 import { checkWait } from "../waiting/wait.ts";
+import type { Body, LockOptions, NestedOptions, Transaction } from "./types.ts";
 
-/** What a body works with: a transaction, or a savepoint inside one. */
-export interface Transaction<Native> {
-  /** The client's own transaction: write with it as you always do. */
-  readonly client: Native;
-  /** Aborts when the transaction is lost, past its deadline, or no longer wanted. Pass it on to slow calls. */
-  readonly signal: AbortSignal;
-  /** 1 on the first run, 2 on the first retry, … */
-  readonly attempt: number;
-  /**
-   * Takes locks until the end of the transaction (or until a rollback of this savepoint). With `wait: "skip"` it
-   * resolves to false if any of them is taken.
-   */
-  lock(locks: Lockable | readonly Lockable[], options?: LockOptions & { wait?: Wait }): Promise<void>;
-  lock(locks: Lockable | readonly Lockable[], options: LockOptions & { wait: "skip" }): Promise<boolean>;
-  /** The same without waiting: false if any of them is taken, and then none is held. */
-  tryLock(locks: Lockable | readonly Lockable[]): Promise<boolean>;
-  /**
-   * Locks rows until the end of the transaction and returns them as they are under the lock: those named by a list of
-   * keys, or those that a condition holds for. They are locked in the order of their primary key, whatever order
-   * they are asked for in, so that two callers cannot deadlock on them.
-   */
-  rows<R extends object = Row, C extends keyof R & string = keyof R & string>(
-    table: TableName,
-    which: RowKeys<NoInfer<R>> | Where,
-    options?: RowOptions<C>,
-  ): Promise<LockedRows<Pick<R, C>>>;
-  /**
-   * The same for a query made with the builder of your ORM: it gets the lock's clause and wait, runs in this
-   * transaction, and brings what it would bring by itself. Rows are locked in the order of its ORDER BY, if it has one.
-   */
-  rows<Q extends object>(query: Q, options?: QueryOptions): Promise<QueryRows<Q>>;
-  /** One row by its key. Throws `RowsMissingError` if there is none; with `wait: "skip"`, undefined if it is locked. */
-  row<R extends object = Row, C extends keyof R & string = keyof R & string>(
-    table: TableName,
-    key: RowKeys<NoInfer<R>>[number],
-    options?: RowOptions<C> & { wait?: Wait },
-  ): Promise<Pick<R, C>>;
-  row<R extends object = Row, C extends keyof R & string = keyof R & string>(
-    table: TableName,
-    key: RowKeys<NoInfer<R>>[number],
-    options: RowOptions<C> & { wait: "skip" },
-  ): Promise<Pick<R, C> | undefined>;
-  /**
-   * Locks keys and rows of several tables in one order that is the same for everybody:
-   * `tx.lockAll([key("report", id), rows("account", [a, b]), rows("stock", skus)])`. Resolves to the rows of each.
-   */
-  lockAll<const I extends Items>(items: I, options?: AllOptions): Promise<AllResults<I>>;
-  /** Locks a whole table, for maintenance. With `wait: "skip"` it resolves to false if it is not free. */
-  table(name: TableName, mode: TableMode, options?: TableOptions & { wait?: Wait }): Promise<void>;
-  table(name: TableName, mode: TableMode, options: TableOptions & { wait: "skip" }): Promise<boolean>;
-  /** Whether this transaction took the lock through Holdfast and still has it. */
-  holds(lock: Lockable): boolean;
-  /** Runs a statement built with `sql`; the same on every engine that speaks SQL. */
-  query<R extends Row = Row>(statement: Statement): Promise<R[]>;
-  /** A savepoint: if the body throws, only its work is undone, locks included. */
-  transaction<T>(body: (tx: Transaction<Native>) => Promise<T>): Promise<T>;
-  transaction<T>(options: NestedOptions, body: (tx: Transaction<Native>) => Promise<T>): Promise<T>;
-}
-
-export interface LockOptions {
-  /** Milliseconds, or "nowait" to throw at once. Default: the instance's `wait` (5 s). */
-  readonly wait?: Wait | "skip";
-  readonly signal?: AbortSignal | undefined;
-}
+export type { LockOptions, NestedOptions, Transaction } from "./types.ts";
+export type { Work } from "./scope/work.ts";
 
 const lockNames = new Set(["wait", "signal"]);
 /** Our own, an extension's, and the caller. */
 const lockFrames = 8;
 const nestedNames = new Set(["lock", "wait", "signal", "isolation", "readOnly"]);
 
-export interface NestedOptions {
-  readonly wait?: Wait;
-  readonly signal?: AbortSignal | undefined;
-  readonly lock?: Lockable | readonly Lockable[];
-  readonly isolation?: Isolation;
-  readonly readOnly?: boolean;
-}
-
 /** What a scope needs of the instance it belongs to. */
-export interface InstanceContext<Native, C extends Connection> {
-  readonly database: Database<Native, C>;
+export interface InstanceContext<Native, C extends Connection> extends Instance<Native, C> {
   readonly current: Inside<Scope<Native, C>>;
-  readonly wait: Wait;
-  /** Watches for what is sent beside its transactions. */
-  readonly wrongConnection: WrongConnectionGuard;
-  /** Watches what is done while locks are held; absent: nobody does. */
-  readonly watch?: Watch | undefined;
   readonly rows: RowLocker<Scope<Native, C>, C>;
-  /** As errors and events show them. */
-  names(locks: readonly LockRequest[]): string[];
-  /** As the server may show them: none if they are not to be seen there. */
-  shown(locks: readonly LockRequest[]): string[];
-  /** `free`: the connection is in no transaction. */
-  capabilities(connection?: C, free?: boolean): Promise<Capabilities>;
-  /** The same, if it has been asked before. */
-  known(): Capabilities | undefined;
-  /** The same, unless it is so long ago that locks may be kept in another way by now. */
-  trusted(): Capabilities | undefined;
-  /** Asks again, if it is. Throws if this instance keeps locks, or takes its database, otherwise than the others. */
-  renewed(connection?: C, free?: boolean): Promise<Capabilities>;
-  /** As errors and events show the name of a row. */
-  show(name: string): string;
-  holders(locks: readonly LockRequest[], connection?: C): Promise<readonly Holder[]>;
-  /** Asks who is in the way, if it can be found out quickly. */
-  look(ask: (connection: C) => Promise<readonly Holder[]>, connection?: C): Promise<readonly Holder[]>;
-  /** An experiment has shown that locks of transactions are none: from now on they are refused. */
-  distrust(gap: Unsupported): void;
-  /** Whether locks of a session hold: not only what the server says, but what an experiment has shown. */
-  sessionSupport(): Promise<Support<Strategy>>;
-  /** What goes on in the background until it is stopped, or the instance is closed. */
-  readonly started: Started;
-  /** Throws if these locks do not belong on this database, where there are several. */
-  guard?(locks: readonly LockRequest[]): void;
-  /** Whether the calling code is in a transaction of another of these. */
-  elsewhere?(): boolean;
 }
 
 export interface Place<Native, C extends Connection> {
@@ -190,15 +64,6 @@ export interface Place<Native, C extends Connection> {
   readonly section?: Section | undefined;
 }
 
-/** What statements of ours inside a transaction get to know. */
-export interface Work<C extends Connection> {
-  readonly connection: C;
-  readonly capabilities: Capabilities;
-  readonly joined: boolean;
-  readonly signal: AbortSignal;
-  readonly section: Section | undefined;
-}
-
 interface Proof<C extends Connection> {
   ask(connection: C): Promise<boolean>;
 }
@@ -207,11 +72,9 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   readonly #context: InstanceContext<Native, C>;
   readonly #place: Place<Native, C>;
   readonly #parent: Scope<Native, C> | undefined;
-  /** Taken when the scope was made. */
-  readonly #first: readonly LockRequest[];
-  // Made when they are first needed: a body that only uses its client needs neither.
+  readonly #held: HeldLocks;
+  /** Made when it is first needed: a body that only uses its client does not need it. */
   #lazyQueue: Turns | undefined;
-  #lazyHeld: Map<string, LockRequest> | undefined;
   #savepoints = 0;
   #closed: string | undefined;
   #proof: Proof<C> | undefined;
@@ -225,20 +88,12 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     this.#context = context;
     this.#place = place;
     this.#parent = parent;
-    this.#first = held;
+    this.#held = new HeldLocks(held, parent && parent.#held);
   }
 
   /** Statements that must not interleave: a sibling's savepoint inside ours would be rolled back with it. */
   get #queue(): Turns {
     return (this.#lazyQueue ??= new Turns());
-  }
-
-  /** Taken in this scope; what an outer scope took is asked for there. */
-  get #held(): Map<string, LockRequest> {
-    if (this.#lazyHeld) return this.#lazyHeld;
-    this.#lazyHeld = new Map();
-    this.#hold(this.#first);
-    return this.#lazyHeld;
   }
 
   get client(): Native {
@@ -253,24 +108,13 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     return this.#place.attempt;
   }
 
-  #hold(locks: readonly LockRequest[]): void {
-    for (const request of locks)
-      if (this.#held.get(request.key.id)?.mode !== "exclusive") this.#held.set(request.key.id, request);
-  }
-
-  has({ key, mode }: LockRequest): boolean {
-    const held = this.#held.get(key.id)?.mode;
-    if (held === "exclusive" || (held !== undefined && held === mode)) return true;
-    return this.#parent?.has({ key, mode }) ?? false;
-  }
-
   holds(lock: Lockable): boolean {
-    return canonical(lock).every((request) => this.has(request));
+    return canonical(lock).every((request) => this.#held.has(request));
   }
 
   /** Those that were taken here, or in savepoints that were released. */
   get taken(): readonly LockRequest[] {
-    return this.#lazyHeld ? [...this.#lazyHeld.values()] : this.#first;
+    return this.#held.taken;
   }
 
   /** From now on the scope answers with an error: its transaction is over, or undone. */
@@ -348,12 +192,13 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     checkNames("tx.lock", options, lockNames);
     checkSignal(options.signal);
     const { wait: patience } = options;
-    if (patience === "skip")
-      return (
-        (await this.here().#lock(requests, "nowait", site, options.signal, 'wait: "skip"')) === undefined
-      );
+    const scope = this.here();
+    if (patience === "skip") {
+      const nowait = { requests, wait: "nowait", site, asked: 'wait: "skip"' } as const;
+      return (await scope.#lock(nowait, options.signal)) === undefined;
+    }
     const wait = patience === undefined ? this.#context.wait : checkWait(patience);
-    return this.here().#lockOrThrow(requests, wait, site, options.signal);
+    return scope.#lockOrThrow({ requests, wait, site }, options.signal);
   }
 
   rows<R extends object = Row, K extends keyof R & string = keyof R & string>(
@@ -420,93 +265,30 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   async tryLock(locks: Lockable | readonly Lockable[]): Promise<boolean> {
     const site = this.locking();
     const requests = canonical(locks);
-    return (await this.here().#lock(requests, "nowait", site, undefined, "tx.tryLock")) === undefined;
+    const nowait = { requests, wait: "nowait", site, asked: "tx.tryLock" } as const;
+    return (await this.here().#lock(nowait)) === undefined;
   }
 
-  async #lockOrThrow(
-    requests: readonly LockRequest[],
-    wait: Wait,
-    site: CallSite | undefined,
-    signal?: AbortSignal,
-  ): Promise<void> {
-    const refused = await this.#lock(requests, wait, site, signal);
+  async #lockOrThrow(wanted: Wanted, signal?: AbortSignal): Promise<void> {
+    const refused = await this.#lock(wanted, signal);
     if (!refused) return;
+    const { requests } = wanted;
     const { connection } = this.#place;
     const holders = await this.#context.holders(requests, refused.usable ? connection : undefined);
     throw refusal(refused, { keys: this.#context.names(requests), holders });
   }
 
-  /** `asked`: the call, if its answer is whether somebody else has the lock. */
-  async #lock(
-    requests: readonly LockRequest[],
-    wait: Wait,
-    site: CallSite | undefined,
-    signal?: AbortSignal,
-    asked?: string,
-  ): Promise<{ reason: Reason; usable: boolean; waitedMs: number; cause?: unknown } | undefined> {
-    const run = async ({ connection, joined, signal: abort, section }: Work<C>) => {
-      // In a joined transaction the caller may roll back to savepoints of its own: what we took may be gone, so ask again.
-      const missing = joined ? requests : requests.filter((request) => !this.has(request));
-      if (missing.length === 0) return undefined;
-      this.#context.guard?.(missing);
-      const capabilities = this.#context.trusted() ?? (await this.#context.renewed(connection));
-      checkSupport(missing, capabilities, joined);
-      if (asked !== undefined) requireHeld(capabilities, asked);
-      const locked: Locked | undefined = section && { kind: "key", keys: missing };
-      // Before the wait, which may be that of a deadlock. Who does not wait is in none.
-      if (locked && wait !== "nowait") section?.asks(locked, site);
-      const started = performance.now();
-      const names = () => this.#context.names(missing);
-      const grant = await traced(
-        "holdfast:lock",
-        () => ({ kind: "transaction", locks: names() }),
-        async (told) => {
-          const grant = await this.#context.database.engine.lock(connection, {
-            locks: missing,
-            wait,
-            names: this.#context.shown(missing),
-            joined,
-            capabilities,
-            signal: abort,
-          });
-          if (told) told.outcome = grant.granted ? "granted" : grant.reason;
-          return grant;
-        },
-      );
-      const waitedMs = performance.now() - started;
-      if (!grant.granted) {
-        emit("holdfast:lock:refused", () => ({ locks: names(), waitedMs, reason: grant.reason }));
-        return { ...grant, waitedMs: Math.round(waitedMs) };
-      }
-      if (this.#context.trusted() !== capabilities) await stillKept(this.#context, connection, capabilities);
-      this.#hold(missing);
-      if (locked) section?.took(locked, site);
-      emit("holdfast:lock:granted", () => ({ locks: names(), waitedMs }));
-      return undefined;
-    };
-    return this.work(run, signal, keyNames(requests));
+  #lock(wanted: Wanted, signal?: AbortSignal): Promise<NotFree | undefined> {
+    return this.work(
+      (work) => takeLocks(this.#context, this.#held, wanted, work),
+      signal,
+      keyNames(wanted.requests),
+    );
   }
 
-  /** What is told of a statement of ours that failed. What it means for the transaction stays known to it. */
   #explain(error: unknown, names?: readonly string[], waitedMs = 0): unknown {
-    const { database, show } = this.#context;
-    const failure = classify(database, error);
-    if (failure === "not-in-transaction") {
-      return new NotInTransactionError(
-        "this client is in no transaction, so a lock would be gone at once. BEGIN first, or use hf.transaction(…).",
-        error,
-      );
-    }
-    const shown = present(database, error, {
-      names: (names ?? []).map((name) => show(name)),
-      theirs: names === undefined,
-      waitedMs,
-      inside: true,
-      attempts: this.attempt,
-      atCommit: this.#context.known()?.exclusion === "at commit",
-    });
-    if (shown !== error && failure !== undefined) meanings.set(shown as object, { failure, root: this.root });
-    return shown;
+    const { attempt, root } = this;
+    return explain(this.#context, error, { names, waitedMs, attempt, root });
   }
 
   async query<R extends Row = Row>(statement: Statement): Promise<R[]> {
@@ -522,26 +304,19 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     return result.rows as R[];
   }
 
-  transaction<T>(body: (tx: Transaction<Native>) => Promise<T>): Promise<T>;
-  transaction<T>(options: NestedOptions, body: (tx: Transaction<Native>) => Promise<T>): Promise<T>;
-  async transaction<T>(
-    first: NestedOptions | ((tx: Transaction<Native>) => Promise<T>),
-    second?: (tx: Transaction<Native>) => Promise<T>,
-  ): Promise<T> {
-    const [options, body] = checkCall<NestedOptions, (tx: Transaction<Native>) => Promise<T>>(
-      "tx.transaction",
-      first,
-      second,
-    );
+  transaction<T>(body: Body<Native, T>): Promise<T>;
+  transaction<T>(options: NestedOptions, body: Body<Native, T>): Promise<T>;
+  async transaction<T>(first: NestedOptions | Body<Native, T>, second?: Body<Native, T>): Promise<T> {
+    const [options, body] = checkCall<NestedOptions, Body<Native, T>>("tx.transaction", first, second);
     checkNames("tx.transaction", options, nestedNames);
     return this.here().nest(options, body);
   }
 
   /** Runs a body in a savepoint. Never retries: after most failures only the outermost transaction can. */
-  async nest<T>(options: NestedOptions, body: (tx: Transaction<Native>) => Promise<T>): Promise<T> {
+  async nest<T>(options: NestedOptions, body: Body<Native, T>): Promise<T> {
     const requests = wanted(options);
     const wait = options.wait === undefined ? this.#context.wait : checkWait(options.wait);
-    this.#assertCompatible(options);
+    checkNested(options, this.#place);
     this.#assertOpen();
     return this.#queue.run(async () => {
       this.#assertOpen();
@@ -562,90 +337,19 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
         signal.throwIfAborted();
         await engine.savepoint(connection, name, "release");
         inner.close("its savepoint was released");
-        this.#hold(inner.taken);
+        this.#held.add(inner.taken);
         return value;
       } catch (error) {
         inner.close("its savepoint was rolled back");
-        // If this fails too the whole transaction is beyond saving, and its end will say so.
-        if (connection.lost.aborted) throw error;
-        if (inner.taken.length > 0 && this.#context.known()?.exclusion === "at commit")
-          await this.#keep(inner.taken, name, error);
-        else await engine.savepoint(connection, name, "rollback").catch(() => {});
+        this.#held.add(await rollBackTo(this.#context, connection, name, inner.taken, error));
         throw error;
       }
     }, options.signal);
   }
 
-  /** What the savepoint's body threw may rest on what it read: that is true only if its locks are committed with the rest. */
-  async #keep(locks: readonly LockRequest[], savepoint: string, thrown: unknown): Promise<void> {
-    const { database, shown } = this.#context;
-    const { engine } = database;
-    // The transaction is over, and only the whole of it can be run again.
-    const failure = classify(database, thrown);
-    if (failure !== undefined && wasRolledBack.includes(failure)) return;
-    await engine.keepLocks?.(this.#place.connection, locks, shown(locks), savepoint);
-    this.#hold(locks);
-  }
-
   #depth(): number {
     return this.#parent ? this.#parent.#depth() + 1 : 0;
   }
-
-  #assertCompatible({ isolation, readOnly }: NestedOptions): void {
-    const { isolation: outer, readOnly: outerReadOnly } = this.#place;
-    if (isolation !== undefined && outer !== undefined && isolation !== outer) {
-      throw new UsageError(
-        `A nested transaction runs in the outer one, whose isolation is ${outer}: it cannot be ${isolation}. ` +
-          `Leave \`isolation\` out, or open another transaction with \`separate: true\`.`,
-      );
-    }
-    if (readOnly === false && outerReadOnly)
-      throw new UsageError("A nested transaction cannot write: the outer one is read only.");
-  }
-}
-
-/** Of errors that were told by a transaction's own calls. */
-const meanings = new WeakMap<object, { readonly failure: Failure; readonly root: object }>();
-
-/** What an error of ours means for the transaction, if it is one of its own statements that failed. */
-export function failureWithin(root: object | undefined, error: object): Failure | undefined {
-  const meaning = meanings.get(error);
-  return meaning && meaning.root === root ? meaning.failure : undefined;
-}
-
-export function checkSupport(
-  requests: readonly LockRequest[],
-  capabilities: Capabilities,
-  joined: boolean,
-): void {
-  if (requests.length === 0) return;
-  require(joined ? capabilities.joinedLocks : capabilities.transactionLocks, joined
-    ? "Locks in a joined transaction"
-    : "Locks in a transaction");
-  if (requests.some(({ mode }) => mode === "shared"))
-    require(capabilities.sharedLocks, `Shared ${keyNames(requests).join(", ")}`);
-  for (const { key } of requests) {
-    if (key.form.kind === "hashtext" || key.form.kind === "hashtextextended")
-      require(capabilities.foreignKeys, `The lock ${key.name}`);
-  }
-}
-
-/**
- * After a lock was granted, perhaps after a long wait, or to a process that slept: throws if locks are kept in another way
- * by now, for then it excludes nobody. Whoever changes that looks for locks of the old kind after everybody's trust is over:
- * what was granted before is found by that, and what is granted after is found here.
- */
-export async function stillKept<Native, C extends Connection>(
-  context: InstanceContext<Native, C>,
-  connection: C,
-  before: Capabilities,
-): Promise<void> {
-  const now = context.trusted() ?? (await context.renewed(connection));
-  if (now.transactionLocks !== before.transactionLocks)
-    throw new StrategyError(
-      `Locks of this database were changed from "${String(before.transactionLocks)}" to "${String(now.transactionLocks)}" while this one was waited for. Try again.`,
-      true,
-    );
 }
 
 const homes = new WeakMap<object, InstanceContext<unknown, Connection>>();

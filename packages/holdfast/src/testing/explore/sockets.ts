@@ -2,32 +2,18 @@
  * Actors of this process, held back at the socket, so that it does not matter which driver or ORM they use; an
  * AsyncLocalStorage tells whose statement it is.
  */
-import { setImmediate as turn, setTimeout as sleep } from "node:timers/promises";
-import { type AsyncHook, createHook } from "node:async_hooks";
+import { setTimeout as sleep } from "node:timers/promises";
 import type { Socket } from "node:net";
 import type { Isolation } from "../../seam/database.ts";
 import { callSites } from "../../context/call-site.ts";
-import type {
-  ProtocolAnswer,
-  OurSessions,
-  Self,
-  Protocol,
-  ProtocolReader,
-  WrittenTables,
-} from "../../seam/protocol-reader.ts";
+import type { OurSessions, Protocol, WrittenTables } from "../../seam/protocol-reader.ts";
 import { Actor, type ActorStage, type ActorStep, type ActorWait, step } from "./actor.ts";
-import {
-  type Listener,
-  type Pass,
-  type Write,
-  bytes,
-  current,
-  listen,
-  readerOf,
-  send,
-  stopListening,
-} from "./listen.ts";
+import { type After, Around } from "./around.ts";
+import { type Listener, type Pass, type Write, bytes, current, listen, stopListening } from "./listen.ts";
+import { awaits, present } from "./awaits.ts";
 import { Requests } from "./requests.ts";
+import { resetOf, settingsOf } from "./session-settings.ts";
+import { type HeldBytes, SocketLine, clearMs } from "./socket-line.ts";
 import { type Alone, alone, hasOthersWithin, nothing, together, writtenBy } from "./written.ts";
 
 /** A server, and a connection to it for questions. */
@@ -45,63 +31,8 @@ export interface Server {
   expire?(): Promise<void>;
 }
 
-interface HeldBytes {
-  readonly step: ActorStep;
-  readonly actor: Actor;
-  readonly writes: Parameters<Write>[];
-  /** Requests that these are. */
-  requests: number;
-}
-
-/** One connection to the server. */
-interface SocketLine {
-  /** To tell it from the others. */
-  readonly id: number;
-  readonly socket: Socket;
-  readonly reader: ProtocolReader;
-  /** What was kept back, as it is to be written. */
-  held: HeldBytes | undefined;
-  /** Sent, and not answered. */
-  sent: { readonly step: ActorStep; readonly actor: Actor } | undefined;
-  /** Who used it last in this run. */
-  user: Actor | undefined;
-  /** For whom its session was told what it was told. */
-  told: Actor | undefined;
-  /** What the session was told of ours. */
-  settings: string;
-  /** An actor or the invariant has used it at all. */
-  theirs: boolean;
-  /** Waits for the answer to a statement of ours, which the client does not see. */
-  ours: { readonly reader: ProtocolReader; readonly told: Told; done(): void } | undefined;
-  self: Self | undefined;
-  /** Of the server, as it was known last. */
-  session: string | undefined;
-  /** A transaction of ours is around the client's statement: what it was answered is kept until that has ended. */
-  around: { readonly heard: Buffer[]; readonly begins: boolean; pass: Pass | undefined } | undefined;
-}
-
-/** What the server said to a statement of ours. */
-interface Told {
-  readonly rows: ProtocolAnswer["rows"][number][];
-  readonly heard: Buffer[];
-  error: string | undefined;
-}
-
-/** Frames between an await and the code that it stands in. */
-const nearby = 8;
-/** Promises that a client makes for one statement; Prisma makes 200. */
-const longest = 1000;
-
-/**
- * A session that looks for deadlocks first is the one that is ended. It looks once: if it was too early, another is ended,
- * and the run is tried again.
- */
-const patience = { usual: 40, victim: 150, other: 2000 };
-
-/** For what is left after a run that was given up. */
 /** For what a process that has ended still tries: it is in nobody's way then. */
 const deadMs = 300;
-const clearMs = 1000;
 
 export class Sockets implements ActorStage, Listener {
   readonly #server: Server;
@@ -118,11 +49,7 @@ export class Sockets implements ActorStage, Listener {
   /** Its answer is to be lost. */
   #lost: ActorStep | undefined;
   #waits: { readonly step: ActorStep; readonly work: () => void } | undefined;
-  /**
-   * Where an actor's own code last awaited something: clients that send a statement only when they are awaited have
-   * none of it on their stack.
-   */
-  readonly #awaits: AsyncHook;
+  readonly #awaits = awaits();
   /** For what is no actor's. */
   readonly #aside = new Actor(-1, "");
   /** For the invariant. */
@@ -137,9 +64,9 @@ export class Sockets implements ActorStage, Listener {
   /** Whose the sessions are in this run. */
   readonly #users = new Map<string, Actor>();
   readonly #requests: Requests<Actor>;
+  readonly #around: Around;
   readonly unseen = new Set<string>();
   certified = false;
-  #marks = 0;
   /** Of the actors' transactions; undefined: as they come. */
   level: Isolation | undefined;
   changed: () => void = () => {};
@@ -149,12 +76,13 @@ export class Sockets implements ActorStage, Listener {
     this.#protocol = server.protocol;
     this.#work = work;
     this.#aside.over = this.#judge.over = true;
-    const init = (_: number, type: string) => {
-      const actor = type === "PROMISE" ? present(current.getStore()) : undefined;
-      if (actor && actor.trail.push(callSites.here(init, nearby)) > longest)
-        actor.trail.splice(0, longest / 2);
-    };
-    this.#awaits = createHook({ init });
+    this.#around = new Around({
+      protocol: server.protocol,
+      unseen: this.unseen,
+      marked: (name) => this.aside(() => server.marked(name)),
+      deliver: (line, after) => this.#deliver(line, after),
+      changed: () => this.changed(),
+    });
     // From here on, so that what is prepared before the first run is known by its text.
     listen(this);
     this.#requests = new Requests(current, (port) => {
@@ -179,8 +107,8 @@ export class Sockets implements ActorStage, Listener {
     this.#open = false;
     this.#awaits.disable();
     for (const line of this.#lines.values()) {
-      this.#letGo(line);
-      if (line.around && !line.sent) void this.#end(line, this.#protocol.autocommit.commit);
+      line.letGo();
+      if (line.around && !line.sent) void this.#around.commit(line);
     }
   }
 
@@ -188,8 +116,7 @@ export class Sockets implements ActorStage, Listener {
   async clear(actors: readonly Actor[]): Promise<void> {
     const until = performance.now() + clearMs;
     const used = [...this.#lines.values()].filter(({ told, user }) => told ?? user);
-    const busy = () =>
-      used.filter((line) => !line.socket.destroyed && (line.ours ?? line.around ?? !quiet(line)));
+    const busy = () => used.filter((line) => line.busy);
     // Who is let go may come to wait for the same.
     while (performance.now() < until && (busy().length > 0 || actors.some(({ result }) => !result))) {
       const sessions = busy().flatMap(({ session }) => session ?? []);
@@ -203,7 +130,7 @@ export class Sockets implements ActorStage, Listener {
     }
     for (const line of used)
       if (!busy().includes(line) && line.reader.inside && !line.socket.destroyed)
-        await this.#tell(line, this.#protocol.autocommit.rollback);
+        await line.tell(this.#protocol.autocommit.rollback);
   }
 
   describe(sessions: readonly string[]): Promise<readonly string[]> {
@@ -214,8 +141,8 @@ export class Sockets implements ActorStage, Listener {
   async end(): Promise<void> {
     await Promise.all(
       [...this.#lines.values()].map(async (line) => {
-        if (line.settings !== "" && quiet(line))
-          for (const text of this.#reset()) await this.#tell(line, text);
+        if (line.settings !== "" && line.quiet)
+          for (const text of resetOf(this.#protocol, this.level)) await line.tell(text);
       }),
     );
     this.#lines.clear();
@@ -287,17 +214,7 @@ export class Sockets implements ActorStage, Listener {
   writes(socket: Socket, args: Parameters<Write>): boolean {
     if (socket.remotePort !== undefined) this.#sockets.add(socket);
     const known = this.#lines.get(socket);
-    if (known?.held) {
-      const { unanswered } = known.reader;
-      const more = known.reader.sent(bytes(args));
-      known.held.requests += known.reader.unanswered - unanswered;
-      const { step: waiting, writes } = known.held;
-      writes.push(args);
-      const all = known.reader.text?.();
-      if (all) waiting.text = all;
-      else if (more) waiting.text += waiting.text ? `; ${more}` : more;
-      return true;
-    }
+    if (known?.keeps(args)) return true;
     const here = current.getStore();
     // Terminals and pipes are sockets too.
     const line = known ?? (here && socket.remotePort !== undefined ? this.#line(socket) : undefined);
@@ -377,9 +294,9 @@ export class Sockets implements ActorStage, Listener {
           held.step.inside = line.reader.inside === true;
           if (hasOthersWithin(held.step.text, this.#server)) this.unseen.add(held.step.text);
           await this.#prepare(line, actor);
-          if (line.reader.inside === false) await this.#begin(line, held, kindOf());
+          if (line.reader.inside === false) await this.#around.begin(line, held, kindOf(), this.level);
           if (line.session !== undefined) this.#users.set(line.session, actor);
-          this.#letGo(line);
+          line.letGo();
         },
       });
       this.changed();
@@ -389,58 +306,8 @@ export class Sockets implements ActorStage, Listener {
     else void this.#learn(line, held.step, unknown).then(ready);
   }
 
-  /** Outside of a transaction: one is begun where others are to come before its COMMIT, or where it makes the session known. */
-  async #begin(
-    line: SocketLine,
-    { step: { opens, text }, requests }: HeldBytes,
-    { begins, fits, unseen }: Alone,
-  ): Promise<void> {
-    const { autocommit } = this.#protocol;
-    if (unseen || requests > 1) this.unseen.add(text);
-    const behind = line.self?.direct === false && autocommit.mark;
-    if (requests > 1 || !(opens || (behind && (begins || fits)))) return;
-    const name = `holdfast explore ${process.pid} ${++this.#marks}`;
-    const texts = behind ? [autocommit.begin, ...behind(name, this.level)] : [autocommit.begin];
-    const { error } = await this.#tell(line, texts.join("; "));
-    if (error !== undefined) return void (await this.#tell(line, autocommit.rollback));
-    if (behind) line.session = (await this.aside(() => this.#server.marked(name))) ?? line.session;
-    line.around = { heard: [], begins, pass: undefined };
-  }
-
-  /** The answer to what was sent inside of a transaction of ours is complete. */
-  #heard(line: SocketLine, { step: sent, actor }: NonNullable<SocketLine["sent"]>): void {
-    const { autocommit } = this.#protocol;
-    const { begins } = line.around ?? {};
-    if (begins) this.#deliver(line, { inside: line.reader.inside !== false });
-    else if (!sent.opens || sent.error !== undefined)
-      void this.#end(line, sent.error === undefined ? autocommit.commit : autocommit.rollback);
-    else {
-      line.sent = undefined;
-      sent.blocked = false;
-      actor.sent.delete(sent);
-      if (actor.over) return void this.#end(line, autocommit.commit);
-      const ending = step(actor.index, autocommit.commit, undefined, { connection: line.id, implicit: true });
-      actor.held.push({
-        step: ending,
-        ready: () => true,
-        // It may have to wait as well: for what a deferred constraint says.
-        send: () => {
-          line.sent = { step: ending, actor };
-          void this.#end(line, autocommit.commit);
-        },
-      });
-      this.changed();
-    }
-  }
-
-  async #end(line: SocketLine, text: string): Promise<void> {
-    const { error, heard } = await this.#tell(line, text);
-    if (error !== undefined && line.sent) line.sent.step.error ??= error;
-    this.#deliver(line, { inside: false, ...(error === undefined ? {} : { refused: Buffer.concat(heard) }) });
-  }
-
   /** What the client was to hear, as it would have heard it. */
-  #deliver(line: SocketLine, after: { readonly inside: boolean; readonly refused?: Uint8Array }): void {
+  #deliver(line: SocketLine, after: After): void {
     const { around } = line;
     const asked = line.sent?.step;
     if (asked && asked === this.#lost) return void this.#lose(line);
@@ -457,19 +324,6 @@ export class Sockets implements ActorStage, Listener {
     if (asked) this.#heardOf(asked);
   }
 
-  async #learn(line: SocketLine, held: ActorStep, unknown: string | undefined): Promise<void> {
-    await this.#identify(line);
-    if (unknown === undefined) return;
-    line.reader.learn?.((await this.#tell(line, unknown)).rows);
-    held.text = line.reader.text?.() ?? held.text;
-  }
-
-  #letGo(line: SocketLine): void {
-    const writes = line.held?.writes ?? [];
-    line.held = undefined;
-    for (const args of writes) send(line.socket, ...args);
-  }
-
   /** A connection goes from one actor to the next, outside of any transaction: here it may be told something. */
   async #prepare(line: SocketLine, actor: Actor): Promise<void> {
     line.user = actor;
@@ -478,73 +332,26 @@ export class Sockets implements ActorStage, Listener {
     line.told = actor;
     // Behind a pooler another one would have it in the end.
     if (line.self?.direct === false) return;
-    const texts = this.#settings(actor);
+    const texts = settingsOf(this.#protocol, this.level, this.#victim, actor.index);
     const settings = texts.join("; ");
     if (settings === line.settings) return;
     line.settings = settings;
-    for (const text of texts) await this.#tell(line, text);
+    for (const text of texts) await line.tell(text);
   }
 
-  /** Who it is on the server. A session that cannot say it now is asked again. */
   async #identify(line: SocketLine): Promise<void> {
     if (line.self) return;
-    const { rows } = await this.#tell(line, this.#protocol.who);
-    line.self = this.#protocol.self(rows, line.socket.localPort);
-    line.session = line.self?.session;
-    if (line.self?.serializable) this.certified = true;
+    const self = await line.identify();
+    if (self?.serializable) this.certified = true;
   }
 
-  #settings(actor: Actor): string[] {
-    const kind = this.#victim === undefined ? "usual" : this.#victim === actor.index ? "victim" : "other";
-    const texts = this.level === undefined ? [] : [this.#protocol.isolation(this.level)];
-    if (this.#protocol.patience) texts.push(this.#protocol.patience(patience[kind]));
-    return texts;
-  }
-
-  #reset(): string[] {
-    const texts = this.level === undefined ? [] : [this.#protocol.isolation(undefined)];
-    if (this.#protocol.patience) texts.push(this.#protocol.patience(undefined));
-    return texts;
-  }
-
-  /** Errors of settings do not matter: a session without the right to be told that behaves as it did. */
-  async #tell(line: SocketLine, text: string): Promise<Told> {
-    const told: Told = { rows: [], heard: [], error: undefined };
-    // What passed before it has its own answer.
-    const until = performance.now() + clearMs;
-    while (!quiet(line) && !line.socket.destroyed && performance.now() < until) await turn();
-    // The pool may be about to close it.
-    if (!line.socket.writable || !quiet(line)) return { ...told, error: "the connection was closed" };
-    const { promise, resolve } = Promise.withResolvers<void>();
-    // Its own, since the other one may be in the middle of a statement that is held back.
-    const reader = this.#protocol.reader();
-    const message = line.reader.statement?.(text) ?? this.#protocol.statement(text);
-    reader.sent(message);
-    line.socket.once("close", resolve);
-    line.ours = { reader, told, done: resolve };
-    send(line.socket, message);
-    await promise;
-    line.socket.off("close", resolve);
-    line.reader.inside = reader.inside ?? line.reader.inside;
-    return told;
+  async #learn(line: SocketLine, held: ActorStep, unknown: string | undefined): Promise<void> {
+    await this.#identify(line);
+    if (unknown !== undefined) await line.learn(held, unknown);
   }
 
   #line(socket: Socket): SocketLine {
-    const line: SocketLine = {
-      id: this.#made++,
-      socket,
-      reader: readerOf(socket, () => this.#protocol.reader()),
-      held: undefined,
-      sent: undefined,
-      user: undefined,
-      told: undefined,
-      settings: "",
-      theirs: false,
-      ours: undefined,
-      self: undefined,
-      session: undefined,
-      around: undefined,
-    };
+    const line = new SocketLine(this.#made++, socket, this.#protocol);
     this.#lines.set(socket, line);
     return line;
   }
@@ -592,7 +399,7 @@ export class Sockets implements ActorStage, Listener {
 
   async unlock(): Promise<void> {
     for (const line of this.#lines.values())
-      if (line.theirs && quiet(line)) await this.#tell(line, this.#protocol.unlock);
+      if (line.theirs && line.quiet) await line.tell(this.#protocol.unlock);
   }
 
   answered(to: ActorStep, work: () => void): void {
@@ -608,18 +415,8 @@ export class Sockets implements ActorStage, Listener {
 
   /** Whether the client is not to hear it now. */
   #hears(line: SocketLine, chunk: Buffer, pass: Pass): boolean {
-    const { ours, sent, around } = line;
-    if (ours) {
-      const { rows, error, ready } = ours.reader.received(chunk);
-      ours.told.rows.push(...rows);
-      ours.told.heard.push(chunk);
-      ours.told.error ??= error;
-      if (ready) {
-        line.ours = undefined;
-        ours.done();
-      }
-      return true;
-    }
+    if (line.tells(chunk)) return true;
+    const { sent, around } = line;
     const answer = line.reader.received(chunk);
     if (!sent) {
       // Somebody is about to have a connection.
@@ -635,7 +432,7 @@ export class Sockets implements ActorStage, Listener {
     if (around && !line.reader.open) {
       around.heard.push(chunk);
       around.pass = pass;
-      if (answer.ready) this.#heard(line, sent);
+      if (answer.ready) this.#around.heard(line, sent);
       return true;
     }
     if (answer.ready) this.#answered(line);
@@ -673,13 +470,4 @@ export class Sockets implements ActorStage, Listener {
     this.#lines.delete(line.socket);
     this.changed();
   }
-}
-
-/** The server has answered everything that it was sent. */
-function quiet({ reader, held }: SocketLine): boolean {
-  return reader.unanswered <= (held?.requests ?? 0);
-}
-
-function present(actor: Actor | undefined): Actor | undefined {
-  return actor?.over === false ? actor : undefined;
 }

@@ -2,7 +2,7 @@
  * Rows at which callers of this process have met. They take turns there instead of spoiling each other's attempts: of 64 that
  * want one row at the same time, 63 would read, decide and write in vain.
  */
-import { Inside } from "../context/inside.ts";
+import { Inside } from "../../context/inside.ts";
 
 interface VersionLine {
   readonly waiting: (() => void)[];
