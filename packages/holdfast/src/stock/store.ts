@@ -1,4 +1,4 @@
-/** What an engine keeps of stock: the contract behind `stock`. What is decided is said in `decide.ts`. */
+/** What an engine keeps of stock: the contract behind `stock`. What is decided is said in `decide/`. */
 import type { Connection } from "../seam/database.ts";
 import type { How, Soon } from "../seam/store.ts";
 import type { Trust } from "../input/trust.ts";
