@@ -66,7 +66,7 @@ describe("a holder that is killed", () => {
 describe("a holder that is frozen past its deadline", () => {
   test.for(evicting)("is evicted by the server; thawed, its writes are refused: $name", (backend, { skip }) =>
     scene(skip, backend, async ({ place, hf, effects }) => {
-      const arg: HolderArg = { backend: backend.name, url: place.url, deadline: 1500 };
+      const arg: HolderArg = { backend: backend.name, url: place.url, deadline: 3000 };
       const holder = startWorker<string>(worker, arg);
       await holder.message("holding");
       holder.sigstop();
