@@ -99,6 +99,12 @@ async function openPg(
   };
 }
 
+/** What there would be on Citus, but for its nodes: a schema of one of them, and stores of plain statements. */
+async function openForCitus(url: string): Promise<ConformanceSite<PoolClient>> {
+  const [site, { fromCitus }] = await Promise.all([openPg(url), import("holdfast/citus")]);
+  return { ...site, database: fromCitus(site.database as never) };
+}
+
 async function openPostgresJs(url: string, options: object = {}): Promise<ConformanceSite<TransactionSql>> {
   const [{ default: postgres }, { fromPostgres }] = await Promise.all([
     import("postgres"),
@@ -223,6 +229,7 @@ export const backends: readonly Backend[] = [
   backend("pg through PgBouncer", "pgbouncer", (url) => openPg(url)),
   backend("pg on an older PostgreSQL", "postgresOld", (url) => openPg(url)),
   backend("pg without advisory locks", "postgres", openWithoutAdvisoryLocks),
+  backend("pg for Citus", "postgres", openForCitus),
 
   backend("pg, one Client", "postgres", async (connectionString): Promise<ConformanceSite<Client>> => {
     const [pg, { fromPg }] = await Promise.all([import("pg"), import("holdfast/pg")]);

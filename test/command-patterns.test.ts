@@ -77,6 +77,18 @@ async function tables(of: Pool): Promise<unknown> {
 
 // The first of all: the others need its tables.
 describe("migrate", () => {
+  test("gives schemas to nodes of Citus only where there are some", async () => {
+    const [none, alone, odd] = await Promise.all([
+      run("migrate", "--citus", "--places", "2", "--yes"),
+      run("migrate", "--places", "2", "--yes"),
+      run("migrate", "--citus", "--places", "0", "--yes"),
+    ]);
+    expect(complaint(none)).toContain("is no Citus");
+    expect(complaint(alone)).toContain("--places is for --citus");
+    expect(odd.code).not.toBe(0);
+    expect((await hf.migrations()).every(({ state }) => state === "missing")).toBe(true);
+  });
+
   test("asks before, does nothing without an answer, applies what is missing, and says so", async () => {
     const [missing, early, refused] = await Promise.all([
       run("migrate", "status", "--json"),

@@ -39,6 +39,8 @@ export interface ConnectOptions {
   readonly url?: string | undefined;
   /** Default: as HOLDFAST_SCHEMA says. */
   readonly schema?: string | undefined;
+  /** The schema is to be given to one of the nodes of Citus. Found out, where it has been. */
+  readonly spread?: boolean | undefined;
   /** A PostgreSQL of its own if none is named. */
   readonly embedded?: boolean;
   /** Kinds that the verb knows; default: all. */
@@ -156,26 +158,41 @@ function rowsOf(result: { readonly rows: Row[] } | readonly { readonly rows: Row
   return (Array.isArray(result) ? result.at(-1) : (result as { readonly rows: Row[] }))?.rows ?? [];
 }
 
+/** Citus keeps the schema on one of its nodes. */
+async function isSpread(ask: Server["query"], schema: string): Promise<boolean> {
+  const [found] = await ask("SELECT to_regclass('pg_catalog.pg_dist_schema') IS NOT NULL AS citus");
+  if (found?.["citus"] !== true) return false;
+  const there = await ask(
+    "SELECT FROM pg_catalog.pg_dist_schema s JOIN pg_catalog.pg_namespace n ON n.oid = s.schemaid WHERE n.nspname = $1",
+    [schema],
+  );
+  return there.length > 0;
+}
+
 async function openPostgres(
   url: string,
-  { application = "holdfast", holdfast: settings, schema, most = 4 }: Chosen,
+  { application = "holdfast", holdfast: settings, schema, spread, most = 4 }: Chosen,
 ): Promise<Server> {
-  const [{ Client, Pool }, { holdfast }, { fromPg }] = await Promise.all([
+  const [{ Client, Pool }, { holdfast }, { fromPg }, { fromCitus }] = await Promise.all([
     import("pg"),
     import("holdfast"),
     import("holdfast/pg"),
+    import("holdfast/citus"),
   ]);
   const config = { connectionString: url, application_name: application, connectionTimeoutMillis: connectMs };
   const pool = new Pool({ ...config, max: most });
   // A lost connection is reported by the next query.
   pool.on("error", () => {});
+  const ask = async (text: string, values: readonly unknown[] = []) =>
+    rowsOf(await pool.query<Row>(text, [...values]));
+  let database = fromPg(pool);
   try {
-    await pool.query("SELECT 1");
+    if (spread || (await isSpread(ask, schema))) database = fromCitus(database);
   } catch (error) {
     await pool.end();
     throw error;
   }
-  const hf = holdfast(fromPg(pool), settings);
+  const hf = holdfast(database, settings);
   return {
     kind: "postgres",
     shown: withoutSecrets(url),
@@ -183,7 +200,7 @@ async function openPostgres(
     hf,
     schema,
     own: ownIn("postgres", schema),
-    query: async (text, values = []) => rowsOf(await pool.query<Row>(text, [...values])),
+    query: ask,
     async session() {
       const client = new Client(config);
       client.on("error", () => {});

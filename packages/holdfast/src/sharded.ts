@@ -4,6 +4,7 @@ import { Inside } from "./context/inside.ts";
 import { type Key, type LockRequest, type Lockable, canonical, keyNames } from "./seam/key.ts";
 import { asWritten } from "./seam/replay.ts";
 import type { Transaction } from "./transaction/scope.ts";
+import { byOwner } from "./shards/route.ts";
 import { ShardMap } from "./shards/shard-map.ts";
 import { rememberShards } from "./shards/shards.ts";
 import type { TransactionOptions } from "./transaction/transaction.ts";
@@ -211,13 +212,13 @@ export class Sharded<Native> {
 }
 
 /**
- * Keys spread over several databases: `sharded(databases, (key) => hash(key.parts[1]) % databases.length)`. A call that would
- * need two of them throws `ShardError`. Each database keeps which one it is, of how many: another list, or another way from
- * keys to it, is refused (`ShardMapError`).
+ * Keys spread over several databases. `route`: which of them a key is on, `(key) => number`; left out, that is found by the key's
+ * second part, whatever the first one is. A call that would need two of them throws `ShardError`. Each database keeps which one
+ * it is, of how many: another list, or another way from keys to it, is refused (`ShardMapError`).
  */
 export function sharded<Native, C extends Connection>(
   databases: readonly Database<Native, C>[],
-  route: (key: Key) => number,
+  route?: (key: Key) => number,
   options?: HoldfastOptions,
 ): Sharded<Native>;
 /** The same for locks alone, where the databases are not known beforehand: nothing is written down about them. */
@@ -235,8 +236,9 @@ export function sharded<Native>(
     throw new UsageError(
       "sharded(databases, route): a list of databases, and a function, key => number; or sharded(route): key => database",
     );
-  if (typeof second !== "function")
+  if (second !== undefined && typeof second !== "function")
     throw new UsageError("sharded(databases, route): route must be a function, key => number");
+  const numberOf = second ?? byOwner(first.length);
   if (
     !first.every((each: unknown) => typeof (each as Partial<Database> | null)?.engine?.begin === "function")
   )
@@ -247,7 +249,7 @@ export function sharded<Native>(
     throw new UsageError("sharded(databases, route): a database is there twice");
   const databases = [...(first as readonly Database<Native>[])];
   const route = (lock: Key): Database<Native> => {
-    const number: unknown = second(lock);
+    const number: unknown = numberOf(lock);
     const found = Number.isSafeInteger(number) ? databases[number as number] : undefined;
     if (found) return found;
     throw new UsageError(

@@ -11,6 +11,7 @@ Examples:
   holdfast migrate --yes
   holdfast migrate status
   holdfast migrate print --engine postgres | psql shop
+  holdfast migrate --citus --places 6
 
 Several processes may migrate at once: one does it, the others wait.`;
 
@@ -36,6 +37,8 @@ Examples:
 export function migrate(program: Command): void {
   const command = changeOptions(urlOption(program.command("migrate")))
     .description("Make or update Holdfast's own tables and routines; say what is missing; print the SQL.")
+    .option("--citus", "into schemas that Citus keeps on its nodes, for places(…) of holdfast/citus")
+    .option("--places <count>", "with --citus: how many schemas (default: 8)", whole(1))
     .option("--json", "print one JSON document")
     .addHelpText("after", examples)
     .showHelpAfterError("`holdfast migrate --help` lists the options.")

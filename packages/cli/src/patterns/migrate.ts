@@ -13,6 +13,9 @@ import { printTable } from "./show.ts";
 export interface MigrateOptions {
   readonly url?: string;
   readonly schema?: string;
+  /** Given to nodes of Citus: so many schemas. */
+  readonly citus?: true;
+  readonly places?: number;
   readonly yes?: true;
   readonly note?: string;
   readonly json?: true;
@@ -54,6 +57,9 @@ const counted = (all: readonly (MigrationState | Migrated)[]) =>
 const isDue = ({ state }: MigrationState) => state === "missing" || state === "outdated";
 
 export async function migrate(options: MigrateOptions): Promise<void> {
+  if (options.citus) return migratePlaces(options);
+  if (options.places !== undefined)
+    throw new Failure("--places is for --citus: so many schemas, each on one of its nodes.");
   await onServer("migrate", options, async (server) => {
     const states = await server.hf.migrations();
     const due = states.filter(isDue);
@@ -70,6 +76,52 @@ export async function migrate(options: MigrateOptions): Promise<void> {
     else if (applied.length === 0) print("Nothing to do: somebody else has applied them meanwhile.");
     else print(`Applied ${told(applied)}.`);
   });
+}
+
+/** Where a schema is, as host and port. */
+const whereIs = `SELECT DISTINCT s.nodename || ':' || s.nodeport AS node FROM citus_shards s
+  JOIN pg_class c ON c.oid = s.table_name::oid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1`;
+
+async function migratePlaces(options: MigrateOptions): Promise<void> {
+  const { placeNames } = await import("holdfast/citus");
+  const schemas = placeNames(options.places ?? 8, givenSchema(options.schema));
+  const [first] = schemas as [string, ...string[]];
+  const at = (schema: string) => ({ ...options, schema, spread: true }) as const;
+  const wanted = await onServer("migrate", at(first), async (server) => {
+    const [found] = await server.query(
+      "SELECT to_regclass('pg_catalog.pg_dist_schema') IS NOT NULL AS citus",
+    );
+    if (found?.["citus"] !== true)
+      throw new Failure(
+        `${server.shown} is no Citus, or one before version 12. Without --citus the tables come into one schema.`,
+      );
+    const names = schemas.length === 1 ? first : `${first} to ${schemas.at(-1)}`;
+    note(
+      `To be made or updated in ${server.shown}: ${plural(schemas.length, "schema")} (${names}), each with all tables, on one node of Citus.`,
+    );
+    return agreed(`Make or update ${plural(schemas.length, "schema")}?`, options);
+  });
+  if (!wanted) return;
+  const places: { schema: string; node: string; applied: readonly Migrated[] }[] = [];
+  for (const schema of schemas)
+    await onServer("migrate", at(schema), async (server) => {
+      const applied = await apply(server, await server.hf.migrations(), options);
+      const [row] = await server.query(whereIs, [schema]);
+      places.push({ schema, node: String(row?.["node"]), applied });
+      note(`${places.length} of ${schemas.length}: ${schema}`);
+    });
+  if (options.json) {
+    printJson({ places });
+    return;
+  }
+  printTable(
+    ["schema", "node", "applied"],
+    places.map(({ schema, node, applied }) => [
+      schema,
+      node,
+      applied.length === 0 ? "nothing to do" : counted(applied),
+    ]),
+  );
 }
 
 /** The audit is one of the tables that may be missing: then the line comes after. */

@@ -9,15 +9,16 @@ import { isDenied, userOf } from "../user.ts";
 export interface PlaceOptions {
   readonly url?: string;
   readonly schema?: string;
+  readonly spread?: true;
   readonly json?: true;
 }
 
 export async function onServer<T>(
   verb: string,
-  { url, schema }: PlaceOptions,
+  { url, schema, spread }: PlaceOptions,
   work: (server: Server) => Promise<T>,
 ): Promise<T> {
-  await using server = await connect({ url, schema, application: `holdfast ${verb} ${process.pid}` });
+  await using server = await connect({ url, schema, spread, application: `holdfast ${verb} ${process.pid}` });
   try {
     return await work(server);
   } catch (error) {

@@ -1,7 +1,7 @@
 /** Changes that people make by hand leave a trace: `audited(hf, { action, target, actor }, work)`. */
 import { placeOf, send } from "../batch/calls.ts";
-import { require } from "../seam/capabilities.ts";
 import type { Connection } from "../seam/database.ts";
+import { storeOf } from "../transaction/instance.ts";
 import { UsageError, message } from "../seam/errors.ts";
 import { checkJson, checkRows, checkText, checkWhole, optionalText } from "../input/values.ts";
 import { checkNames } from "../input/options.ts";
@@ -45,8 +45,8 @@ const longest = { actor: 1000, action: 200, target: 2000 };
 const longestResult = 100_000;
 const longestError = 4000;
 
-function storeOf(context: InstanceContext<unknown, Connection>): Audits<Connection> {
-  return require(context.database.engine.audit, "audit");
+function auditsOf(context: InstanceContext<unknown, Connection>): Audits<Connection> {
+  return storeOf(context, "audit", "audit");
 }
 
 /**
@@ -67,18 +67,20 @@ export async function audited<T>(hf: object, what: Audit, work: (line: number) =
     throw new UsageError(
       "audited: this client has one connection, and it is in a transaction: a line apart from it would wait for its end. Call it outside",
     );
-  const store = storeOf(context);
+
   const { actor, action, target, details } = what;
   const kept = details === undefined ? undefined : checkJson("audited", "details", details);
   const line = { actor, action, target, details: kept };
   const about = { names: ["audit"] };
   // Not again after an answer was lost: it may have been written, and a line that nobody ends would stay.
   const id = await send(context, place, { ...about, once: true }, async (connection, how) =>
-    store.begin(connection, line, how),
+    auditsOf(context).begin(connection, line, how),
   );
   const end = async (came: LineEnd) => {
     try {
-      await send(context, place, about, async (connection, how) => store.end(connection, id, came, how));
+      await send(context, place, about, async (connection, how) =>
+        auditsOf(context).end(connection, id, came, how),
+      );
     } catch (error) {
       // In a transaction that has failed: the line goes with it.
       if (place.scope) return;
@@ -112,9 +114,9 @@ export async function trail(
   checkRows("trail", "limit", limit, 10_000);
   if (before !== undefined) checkWhole("trail", "before", before);
   optionalText("trail", "target", target);
-  const store = storeOf(context);
+
   const lines = await send(context, placeOf(context, {}, "trail"), { names: ["audit"] }, async (connection) =>
-    store.list(connection, { before, target, most: limit }),
+    auditsOf(context).list(connection, { before, target, most: limit }),
   );
   return lines.map(shown);
 }

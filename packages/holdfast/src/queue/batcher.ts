@@ -2,8 +2,8 @@
 import { Batcher } from "../batch/batcher.ts";
 import { Notifier } from "../batch/notifier.ts";
 import { type CallAbout, type CallOptions, type CallPlace, placeOf, send } from "../batch/calls.ts";
-import { require } from "../seam/capabilities.ts";
 import type { Connection } from "../seam/database.ts";
+import { storeOf } from "../transaction/instance.ts";
 import { NoConnectionError } from "../seam/errors.ts";
 import { Silence, within } from "../waiting/interrupt.ts";
 import { rolledBack } from "../transaction/retry.ts";
@@ -61,7 +61,7 @@ export class QueueBatcher {
   }
 
   get store(): QueueStore<Connection> {
-    return require(this.context.database.engine.queues, "queue");
+    return storeOf(this.context, "queues", "queue");
   }
 
   /** Of workers: by itself, and not again if it may have been done. `anyway`: it finds what it did before. */

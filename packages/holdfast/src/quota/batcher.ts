@@ -2,8 +2,8 @@
 import { Batcher } from "../batch/batcher.ts";
 import { Remembered } from "../batch/remembered.ts";
 import { type CallAbout, type CallOptions, type Sent, placeOf, send } from "../batch/calls.ts";
-import { require } from "../seam/capabilities.ts";
 import type { Connection } from "../seam/database.ts";
+import { storeOf } from "../transaction/instance.ts";
 import { type InstanceContext, contextOf } from "../transaction/scope.ts";
 import type { How } from "../seam/store.ts";
 import type { Bucket, Definition, Late, Quotas, Use, UseVerdict } from "./store.ts";
@@ -58,7 +58,7 @@ export class QuotaBatcher {
   }
 
   get store(): Quotas<Connection> {
-    return require(this.context.database.engine.quotas, "quota");
+    return storeOf(this.context, "quotas", "quota");
   }
 
   /** All of these or none, of one call. */

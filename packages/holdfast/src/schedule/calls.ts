@@ -1,8 +1,8 @@
 /** What a schedule asks of its database, and what that said last. */
 import { randomUUID } from "node:crypto";
 import { placeOf, send } from "../batch/calls.ts";
-import { require } from "../seam/capabilities.ts";
 import type { Connection } from "../seam/database.ts";
+import { storeOf } from "../transaction/instance.ts";
 import type { How, Soon } from "../seam/store.ts";
 import { oneShotMs } from "../transaction/one-shot.ts";
 import { retryPolicy } from "../transaction/retry.ts";
@@ -40,7 +40,7 @@ export class ScheduleCalls implements RunKeeper {
   }
 
   get store(): Schedules<Connection> {
-    return require(this.context.database.engine.schedules, "schedule");
+    return storeOf(this.context, "schedules", "schedule");
   }
 
   /** Nobody is waited for longer: what is asked for can be asked for again. */

@@ -1,6 +1,6 @@
 import { placeOf, send } from "../batch/calls.ts";
 import type { Connection } from "../seam/database.ts";
-import { require } from "../seam/capabilities.ts";
+import { storeOf } from "../transaction/instance.ts";
 import { checkRows, checkText, checkTexts } from "../input/values.ts";
 import { checkNames } from "../input/options.ts";
 import { contextOf } from "../transaction/scope.ts";
@@ -28,9 +28,8 @@ async function ask<T>(
   work: (store: Schedules<Connection>["administration"], connection: Connection, how: How) => Soon<T>,
 ): Promise<T> {
   const context = contextOf(hf, call);
-  const store = require(context.database.engine.schedules, call);
   return send(context, placeOf(context, {}, call), { names: [call] }, async (connection, how) =>
-    work(store.administration, connection, how),
+    work(storeOf(context, "schedules", call).administration, connection, how),
   );
 }
 

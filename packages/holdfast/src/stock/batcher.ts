@@ -3,8 +3,8 @@ import { Batcher } from "../batch/batcher.ts";
 import { Remembered } from "../batch/remembered.ts";
 import type { Repeats } from "../batch/repeats.ts";
 import { type CallAbout, type CallOptions, type Sent, placeOf, send } from "../batch/calls.ts";
-import { require } from "../seam/capabilities.ts";
 import type { Connection } from "../seam/database.ts";
+import { storeOf } from "../transaction/instance.ts";
 import { type InstanceContext, contextOf } from "../transaction/scope.ts";
 import type { How, Soon } from "../seam/store.ts";
 import { sameLines, spotName } from "./domain.ts";
@@ -58,7 +58,7 @@ export class StockBatcher {
   }
 
   get store(): StockStore<Connection> {
-    return require(this.context.database.engine.stock, "stock");
+    return storeOf(this.context, "stock", "stock");
   }
 
   order(call: StockCall, options: CallOptions): Promise<OrderVerdict> {

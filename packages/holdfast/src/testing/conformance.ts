@@ -40,7 +40,7 @@ export async function prepare(
   return async (name) => ({
     hf,
     other,
-    another: () => holdfast(one.database, options),
+    another: (database = one.database) => holdfast(database, options),
     site: one,
     capabilities,
     fresh: `${name}-${++count}-${process.pid}`,

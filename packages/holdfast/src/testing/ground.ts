@@ -23,8 +23,8 @@ export interface Ground {
   readonly hf: Holdfast<unknown>;
   /** Another instance on the same database. */
   readonly other: Holdfast<unknown>;
-  /** Makes one more, on the same client as `hf`. */
-  another(): Holdfast<unknown>;
+  /** Makes one more, on the same client as `hf`, or on this. */
+  another(database?: Database<unknown, Connection>): Holdfast<unknown>;
   readonly site: ConformanceSite;
   readonly capabilities: Capabilities;
   /** A name that no other case uses. */

@@ -1,6 +1,12 @@
 /** What an instance and all others have in common: found at its first use, and looked at again from time to time. */
 import { type Agreed, type AgreedRead, type Agreements, trustMs } from "../seam/agreements.ts";
-import { type Capabilities, type Strategy, type Unsupported, withPatterns } from "../seam/capabilities.ts";
+import {
+  type Capabilities,
+  type Strategy,
+  type Unsupported,
+  isSupported,
+  withPatterns,
+} from "../seam/capabilities.ts";
 import type { Connection, Database } from "../seam/database.ts";
 import { NoConnectionError, ShardMapError, StrategyError } from "../seam/errors.ts";
 import { withConnection } from "./one-shot.ts";
@@ -89,8 +95,10 @@ export class Common {
         const read = await agreements.read(connection);
         facts = await this.#check(connection, read, facts);
         const { there, writable } = read;
+        const { transactionLocks } = facts;
         const missing = {
-          strategy: there?.has("strategy") ? undefined : String(facts.transactionLocks),
+          // Who cannot lock here has nothing to say about how others do.
+          strategy: there?.has("strategy") || !isSupported(transactionLocks) ? undefined : transactionLocks,
           placement: there?.has("shard") ? undefined : this.#placement,
         };
         if (there && writable && (missing.strategy !== undefined || missing.placement)) {
@@ -119,7 +127,7 @@ export class Common {
     const strategy = there?.get("strategy");
     if (!strategy || !protection.strategyAgreed) return facts;
     this.#refuse(strategy);
-    if (strategy.value === facts.transactionLocks) return facts;
+    if (strategy.value === facts.transactionLocks || !isSupported(facts.transactionLocks)) return facts;
     // As everybody does, unless it was told otherwise.
     const { engine, traits } = this.#database;
     return withPatterns(await engine.probe(connection, traits, strategy.value as Strategy), engine);

@@ -1,5 +1,12 @@
-import type { Capabilities, Strategy, Support, Unsupported } from "../seam/capabilities.ts";
-import type { Connection, Database, Wait } from "../seam/database.ts";
+import {
+  type Capabilities,
+  type Pattern,
+  type Strategy,
+  type Support,
+  type Unsupported,
+  require,
+} from "../seam/capabilities.ts";
+import type { Connection, Database, Engine, Wait } from "../seam/database.ts";
 import type { Holder } from "../seam/errors.ts";
 import type { LockRequest } from "../seam/key.ts";
 import type { Watch } from "../context/section.ts";
@@ -41,4 +48,20 @@ export interface Instance<Native, C extends Connection> {
   guard?(locks: readonly LockRequest[]): void;
   /** Whether the calling code is in a transaction of another of these. */
   elsewhere?(): boolean;
+}
+
+type StoreOf<C extends Connection, P extends Pattern> = Exclude<Engine<C>[P], Unsupported>;
+
+/**
+ * What an engine keeps of a pattern. Throws the reason where it has none, or where this server does not allow it, once that is
+ * known: so it is asked for when there is a connection.
+ */
+export function storeOf<C extends Connection, P extends Pattern>(
+  { database, known }: Pick<Instance<unknown, C>, "database" | "known">,
+  pattern: P,
+  call: string,
+): StoreOf<C, P> {
+  const facts = known();
+  if (facts) require<unknown>(facts[pattern], call);
+  return require<unknown>(database.engine[pattern], call) as StoreOf<C, P>;
 }

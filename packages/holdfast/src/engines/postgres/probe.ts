@@ -2,7 +2,7 @@ import { type Probed, type Strategy, type Unsupported, unsupported } from "../..
 import type { ClientTraits, Isolation, Result, SqlConnection } from "../../seam/database.ts";
 import { ReplicaError, ServerTooOldError, UnsupportedError } from "../../seam/errors.ts";
 import { Silence, within } from "../../waiting/interrupt.ts";
-import { sql } from "../../seam/sql.ts";
+import { own, sql } from "../../seam/sql.ts";
 import { rowStrengths, tableModes } from "../../seam/tables.ts";
 import { lookBetween, seen } from "./pooler.ts";
 
@@ -31,6 +31,18 @@ export async function probe(
   traits: ClientTraits,
   wish?: Strategy,
 ): Promise<Probed> {
+  const probed = await probeServer(connection, traits, wish);
+  if (!probed.details?.["citus"]) return probed;
+  await refuseNode(connection);
+  return { ...probed, commitOutcome: nodesDecide };
+}
+
+/** Whatever node of Citus it is. */
+export async function probeServer(
+  connection: SqlConnection,
+  traits: ClientTraits,
+  wish?: Strategy,
+): Promise<Probed> {
   if (wish !== undefined && wish !== "transaction advisory" && wish !== "lock row")
     throw new UnsupportedError(`strategy "${wish}": here locks are "transaction advisory" or "lock row"`);
   const [row] = (await connection.query(question)).rows;
@@ -50,7 +62,6 @@ export async function probe(
     );
   }
   if (isTrue(row?.standby)) throw new ReplicaError();
-  if (isTrue(row?.citus)) await refuseWorker(connection);
   const pooler = traits.embedded
     ? ""
     : await lookBetween(connection, { peer: row?.peer, inside: !isTrue(row?.alone) });
@@ -125,6 +136,7 @@ export async function probe(
       witness: number >= witnessMinimum,
       system: isTrue(row?.cluster) ? await systemOf(connection) : "",
       timeouts: !/^0*$/.test(String(row?.timeouts)),
+      ...(isTrue(row?.citus) && { citus: true }),
       // Its name, where it tells.
       ...(pooler !== "" && { pooler }),
       // A pooler hands out ids of its own; pgpool-II that of a session that it lends again.
@@ -159,18 +171,44 @@ function refuseLookAlikes(version: string): void {
     );
 }
 
-/**
- * Citus: each node has its own advisory locks, and a lock row may be on another node than the data, whose COMMIT comes later.
- * (Seen from a worker: a counter at 474 after 800 commits.) Group 0 is the coordinator.
- */
-async function refuseWorker(connection: SqlConnection): Promise<void> {
+/** Of Citus. The node that was asked may have nothing to commit itself, or may fail after another one has. */
+export const nodesDecide = unsupported(
+  "this is Citus: what another node has committed is not to be seen in the transaction of the node that was asked",
+);
+
+/** The number of the node's group in Citus. 0: the coordinator. */
+export async function groupOf(connection: SqlConnection): Promise<number> {
   const { rows } = await connection.query(
     sql.raw("SELECT groupid AS number FROM pg_catalog.pg_dist_local_group"),
   );
-  const group = Number(rows[0]?.number ?? 0);
+  return Number(rows[0]?.number ?? 0);
+}
+
+/** Whether Citus keeps our schema on one of its nodes. Before 12 it keeps none. */
+export async function isSpread(connection: SqlConnection): Promise<boolean> {
+  const [known] = (
+    await connection.query(sql.raw("SELECT to_regclass('pg_catalog.pg_dist_schema') IS NOT NULL AS known"))
+  ).rows;
+  if (!isTrue(known?.known)) return false;
+  const { rows } = await connection.query(
+    sql`SELECT 1 AS one FROM pg_catalog.pg_dist_schema s JOIN pg_catalog.pg_namespace n ON n.oid = s.schemaid WHERE n.nspname = ${own.schema}`,
+  );
+  return rows.length > 0;
+}
+
+/**
+ * Citus: each node has its own advisory locks, and a lock row may be on another node than the data, whose COMMIT comes later.
+ * (Seen from a worker: a counter at 474 after 800 commits.) And our functions are not for tables on another node.
+ */
+async function refuseNode(connection: SqlConnection): Promise<void> {
+  const group = await groupOf(connection);
   if (group !== 0)
     throw new UnsupportedError(
       `This is a worker node of Citus (group ${group}): a lock that is taken here excludes nobody who is connected to the coordinator or to another node. Connect to the coordinator`,
+    );
+  if (await isSpread(connection))
+    throw new UnsupportedError(
+      "Citus keeps this schema of Holdfast's on one of its nodes: open it with fromCitus of holdfast/citus, e.g. holdfast(fromCitus(fromPg(pool)), { schema })",
     );
 }
 

@@ -64,7 +64,7 @@ export function routinesOf(statements: readonly Statement[], names: Names): Rout
     make: ({ name, checksum: sum, statement }) => [
       statement,
       sql`INSERT INTO ${own("routine")} (name, checksum, revision) VALUES (${sql.raw(`'${name}', '${sum}', ${revision}`)})
-ON CONFLICT (name) DO UPDATE SET checksum = excluded.checksum, revision = excluded.revision, applied_at = now()`,
+ON CONFLICT (name) DO UPDATE SET checksum = excluded.checksum, revision = excluded.revision, applied_at = excluded.applied_at`,
     ],
     states: (connection) => states(connection, all),
   };

@@ -78,7 +78,11 @@ const routines: readonly Statement[] = [
 
 const one = key("holdfast", "migrate");
 
-export function migrationsIn(names: Names): Migrations<SqlConnection> {
+/** `first`: what comes before the tables, in the same transaction. */
+export function migrationsIn(
+  names: Names,
+  first?: (connection: SqlConnection) => Promise<void>,
+): Migrations<SqlConnection> {
   const made = routinesOf(routines, names);
   return {
     all,
@@ -89,7 +93,7 @@ export function migrationsIn(names: Names): Migrations<SqlConnection> {
     async apply(connection, begun) {
       for (let attempt = 1; ; attempt++) {
         try {
-          return await applyOnce(connection, made, begun);
+          return await applyOnce(connection, made, begun, first);
         } catch (error) {
           const { code } = (connection.unwrap?.(error) ?? error) as { code?: unknown };
           // Where advisory locks lock nothing, two may create the same thing: whoever comes second finds it done.
@@ -112,12 +116,14 @@ async function applyOnce(
   connection: SqlConnection,
   made: Routines<SqlConnection>,
   begun: boolean,
+  first?: (connection: SqlConnection) => Promise<void>,
 ): Promise<readonly (Migration | Remade)[]> {
   if (!begun) await connection.query(sql.raw("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"));
   try {
     await connection.query(sql.raw("SELECT set_config('lock_timeout', '60000', true)"));
     if (await mayLock(connection))
       await connection.query(sql.raw(`SELECT ${waiting([lockOf(connection)], "xact").join()}`));
+    await first?.(connection);
     let applied = idsOf(await done(connection));
     if (applied.size > 0) {
       await connection.query(sql`LOCK TABLE ${own("migration")} IN SHARE ROW EXCLUSIVE MODE`);

@@ -3,6 +3,7 @@ import type { SqlConnection } from "../../seam/database.ts";
 import { type Statement, own, sql } from "../../seam/sql.ts";
 import type { Locking, NumberSequence, StoreDialect } from "../sql/dialect.ts";
 import { type ColumnKind, never } from "../sql/table.ts";
+import { arrayText, text } from "./values.ts";
 import { newest, nextFence } from "./leases/fences.ts";
 import { failureOf } from "./locks/index.ts";
 
@@ -29,12 +30,43 @@ function bound(kind: ColumnKind, value: unknown): Statement {
   }
 }
 
+/** A list of texts, each of which is read as its kind where it is used. */
+function listed(kind: ColumnKind, values: readonly unknown[]): string {
+  return arrayText(
+    values.map((value) => {
+      if (value === undefined || value === null) return null;
+      if (kind === "moment" && value === never) return "infinity";
+      if (kind === "moment" && value === -never) return "-infinity";
+      if (kind === "json") return JSON.stringify(value);
+      return kind === "integers" && Array.isArray(value) ? `{${value.join()}}` : text(value);
+    }),
+  );
+}
+
+function readAs(kind: ColumnKind, column: Statement): Statement {
+  switch (kind) {
+    case "text":
+      return column;
+    case "boolean":
+      return sql`${column}::boolean`;
+    case "moment":
+      return sql`CASE WHEN ${column} LIKE '%infinity' THEN ${column}::timestamptz
+  ELSE ${epoch} + ${column}::bigint * interval '1 microsecond' END`;
+    case "json":
+      return sql`${column}::jsonb`;
+    case "integers":
+      return sql`${column}::bigint[]`;
+    default:
+      return sql`${column}::bigint`;
+  }
+}
+
 async function patience(connection: SqlConnection, ms: string): Promise<void> {
   await connection.query(sql`SELECT set_config('lock_timeout', ${ms}::text, true)`);
 }
 
 /** 0 would mean for ever. */
-const timeout = (waitMs: number) =>
+export const timeout = (waitMs: number) =>
   Number.isFinite(waitMs) ? String(Math.min(Math.max(1, Math.ceil(waitMs)), 2_147_483_647)) : "0";
 
 const lockings: Readonly<Record<Locking, Statement>> = {
@@ -77,6 +109,15 @@ export const storeDialect: StoreDialect<SqlConnection> = {
 
   insertMissing: (table, columns, values) =>
     sql`INSERT INTO ${own(table.name)} (${columns}) OVERRIDING SYSTEM VALUE VALUES ${values} ON CONFLICT DO NOTHING`,
+
+  given(columns) {
+    const lists = columns.map(({ kind, values }) => sql`${listed(kind, values)}::text::text[]`);
+    const read = columns.map(
+      ({ name, kind }) => sql`${readAs(kind, sql`u.${sql.id(name)}`)} AS ${sql.id(name)}`,
+    );
+    const names = columns.map(({ name }) => sql`${sql.id(name)}`);
+    return sql`(SELECT ${sql.join(read)} FROM unnest(${sql.join(lists)}) u (${sql.join(names)})) given`;
+  },
 
   async transaction(connection, waitMs, work) {
     await connection.query(sql`BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`);

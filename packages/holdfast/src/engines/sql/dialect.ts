@@ -17,6 +17,13 @@ export type Locking = "update" | "skip" | "share" | "current";
 /** Whose numbers they are. */
 export type NumberSequence = "fence" | "audit" | "queue" | "queue_job" | "queue_lease" | "queue_worker";
 
+/** A value for each row. */
+export interface GivenColumn {
+  readonly name: string;
+  readonly kind: ColumnKind;
+  readonly values: readonly unknown[];
+}
+
 export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   /** One of our tables, by its bare name: "quota_bucket". */
   table(name: string): Statement;
@@ -30,6 +37,11 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   locking(how: Locking): Statement;
   /** INSERT that leaves alone what is there, by the table's key, and does not fail for it. */
   insertMissing(table: Table, columns: Statement, values: Statement): Statement;
+  /**
+   * Rows of values, to be joined with: `(SELECT …) given`, with one list bound for each column. Absent where a server reads no
+   * lists: the values are written out one by one.
+   */
+  given?(columns: readonly GivenColumn[]): Statement;
   /**
    * Runs work in a transaction of its own, READ COMMITTED or better, that can write; commits when it resolves, rolls back when
    * it throws. Nobody's row is waited for longer than this, which is classified "lock-timeout". The connection is in none.

@@ -163,26 +163,50 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
     return affected;
   }
 
-  /** Each with values of its own, found by one column. All of them have the same columns. */
+  /** Each with values of its own, found by one column. All of them have the same columns. `also`: a condition for all of them. */
   async updateAll<T extends Table>(
     connection: C,
     of: T,
     key: string & keyof T["columns"],
     rows: readonly Partial<RowOf<T>>[],
+    also?: Statement,
   ): Promise<number> {
     const [first] = rows;
     if (!first) return 0;
+    const plain = (row: Partial<RowOf<T>>, column: string): unknown => row[column as keyof RowOf<T>];
+    const { given, table } = this.dialect;
+    if (given && rows.length > 1) {
+      const columns = Object.keys(first);
+      const lists = columns.map((column) => ({
+        name: column,
+        kind: kindOf(of, column),
+        values: rows.map((row) => plain(row, column)),
+      }));
+      const set = columns
+        .filter((column) => column !== key)
+        .map((column) => sql`${name(column)} = ${sql.id("given", column)}`);
+      const { affected } = await connection.query(
+        sql`UPDATE ${table(of.name)} SET ${sql.join(set)} FROM ${given(lists)} WHERE ${
+          also ? sql`${also} AND ` : sql``
+        }${sql.id(of.name, key)} = ${sql.id("given", key)}`,
+      );
+      return affected;
+    }
     const value = (row: Partial<RowOf<T>>, column: string) =>
-      this.dialect.write(kindOf(of, column), row[column as keyof RowOf<T>]);
+      this.dialect.write(kindOf(of, column), plain(row, column));
     const assignments = Object.keys(first)
       .filter((column) => column !== key)
       .map((column) => {
+        const common = rows.every((row) => plain(row, column) === plain(first, column));
+        if (common) return sql`${name(column)} = ${value(first, column)}`;
         const cases = rows.map((row) => sql`WHEN ${value(row, key)} THEN ${value(row, column)}`);
         return sql`${name(column)} = CASE ${name(key)} ${sql.join(cases, " ")} END`;
       });
-    const keys = rows.map((row) => row[key as keyof RowOf<T>]);
+    const keys = rows.map((row) => plain(row, key));
     const { affected } = await connection.query(
-      sql`UPDATE ${this.dialect.table(of.name)} SET ${sql.join(assignments)} WHERE ${this.among(of, key, keys)}`,
+      sql`UPDATE ${this.dialect.table(of.name)} SET ${sql.join(assignments)} WHERE ${
+        also ? sql`${also} AND ` : sql``
+      }${this.among(of, key, keys)}`,
     );
     return affected;
   }

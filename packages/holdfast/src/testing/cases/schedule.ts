@@ -2,7 +2,6 @@
 import type { Connection, Database } from "../../seam/database.ts";
 import { UnsupportedError } from "../../seam/errors.ts";
 import { isSupported } from "../../seam/capabilities.ts";
-import { holdfast } from "../../holdfast.ts";
 import {
   type Handler,
   type Run,
@@ -291,14 +290,14 @@ export const scheduleCases = suite("schedule", {
   }),
 
   "takes over the run of a process that died, once its claim is over": kept(async (stage) => {
-    const { hf, site, make, over, fresh } = stage;
+    const { hf, site, another, make, over, fresh } = stage;
     const name = await table(stage);
     const dying = fragile(site.database);
     const late: unknown[] = [];
     const taken = new TestGate();
     const options = { every: 200, ttl: 500, backoff: 1, overlap: "queue" } as const;
     const victims: Run[] = [];
-    const instance = holdfast(dying.database);
+    const instance = another(dying.database);
     const victim = make(instance, options, async (run) => {
       victims.push(run);
       await new Promise((resolve) => run.signal.addEventListener("abort", resolve, { once: true }));
@@ -335,11 +334,11 @@ export const scheduleCases = suite("schedule", {
   }),
 
   "gives up the run of a process that died if no attempt is left": kept(
-    async ({ hf, site, make, over, fresh }) => {
+    async ({ hf, site, another, make, over, fresh }) => {
       const dying = fragile(site.database);
       const options = { every: 200, ttl: 500, retries: 0, overlap: "queue" } as const;
       let begun = 0;
-      const instance = holdfast(dying.database);
+      const instance = another(dying.database);
       await make(instance, options, async () => {
         begun++;
         await over.opened;

@@ -55,6 +55,8 @@ export async function identityOf(
 ): Promise<string | undefined> {
   if (typeof found !== "string") return undefined;
   const { details } = capabilities;
+  // A node of Citus may have committed what the coordinator has not.
+  if (details?.["citus"]) return undefined;
   const [id, line, inStatement] = found.split("/");
   const seen = details?.["witness"] ? inStatement : await witnessOf(connection, capabilities);
   return seen === undefined ? undefined : [id, line, seen, details?.["system"] ?? ""].join("/");

@@ -184,7 +184,7 @@ class QuotaExchange<C extends SqlConnection, Answer> implements StoreExchange<
   async write(writes: QuotaWrites, guarded: boolean): Promise<boolean> {
     const { update } = writes.buckets;
     const changed = update.toSorted(compareNamed);
-    if (!guarded) for (const row of changed) await this.#rows.writeBucket(this.#connection, row);
+    if (!guarded) await this.#rows.writeBuckets(this.#connection, changed);
     else {
       const kept = this.#views.filter(({ row }) => !update.some(({ id }) => id === row.id));
       for (const { row } of kept)

@@ -82,7 +82,7 @@ export function quotaUpkeep<C extends SqlConnection>(rows: QuotaRows<C>): QuotaU
       throw new UnsupportedError(
         `quota ${bucket.quota} of ${bucket.subject} has a window that slides, which is what its entries say: trust the ledger`,
       );
-    for (const each of writes.buckets.update) await rows.writeBucket(connection, each);
+    await rows.writeBuckets(connection, writes.buckets.update);
     await rows.write(connection, writes);
     return { findings, entries, repaired: true };
   }

@@ -1,0 +1,134 @@
+/**
+ * PostgreSQL whose schemas are spread over the nodes of Citus, each of them whole on one node (`citus_schema_distribute`). What is
+ * decided together is in one schema, so no key of ours needs another column, and no statement of ours touches two nodes.
+ *
+ * The functions are not used: Citus plans each of their statements anew, and refuses some (lists that are joined with a subquery, a
+ * plan that is kept, `clock_timestamp()` in a WHERE that writes). The generic stores send plain statements about rows, which it takes
+ * all of. docs/decisions/0035-citus.md
+ */
+import { type Probed, type Unsupported, unsupported } from "../../seam/capabilities.ts";
+import type { Engine, SqlConnection } from "../../seam/database.ts";
+import { UnsupportedError } from "../../seam/errors.ts";
+import { type Names, Own, own, sql } from "../../seam/sql.ts";
+import { auditStore } from "../sql/audit.ts";
+import type { StoreDialect } from "../sql/dialect.ts";
+import { queueStore } from "../sql/queue/index.ts";
+import { quotaStore } from "../sql/quota/index.ts";
+import { scheduleStore } from "../sql/schedule.ts";
+import { stockStore } from "../sql/stock/index.ts";
+import { namesIn, dialect as plain, schemaOf } from "./dialect.ts";
+import { postgres } from "./index.ts";
+import { migrationsIn } from "./schema.ts";
+import { groupOf, isSpread, isTrue, nodesDecide, probeServer } from "./probe.ts";
+import { storeDialect, timeout } from "./store-dialect.ts";
+
+/** SET LOCAL, and no function, is what Citus tells its nodes: they are where rows are waited for. Elsewhere it is a word without meaning. */
+const begin = (ms: string) => ["BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", ...patience(ms)];
+const patience = (ms: string) => [
+  "SET LOCAL citus.propagate_set_commands TO 'local'",
+  `SET LOCAL lock_timeout TO '${ms}'`,
+];
+
+async function send(connection: SqlConnection, statements: readonly string[]): Promise<void> {
+  if (connection.script) await connection.script(statements.join(";"));
+  else for (const each of statements) await connection.query(sql.raw(each));
+}
+
+/** A number, and what the server itself says a number of milliseconds is: "5s". */
+const spelled = (setting: unknown) => /^\d+\w*$/.exec(String(setting))?.[0] ?? "0";
+
+const { exclude: _, ...byRows } = storeDialect;
+
+const dialect: StoreDialect<SqlConnection> = {
+  // Advisory locks are those of one node.
+  ...byRows,
+  // Whoever writes without a lock says until when that holds, by the clock: Citus refuses it.
+  optimistic: false,
+  async transaction(connection, waitMs, work) {
+    await send(connection, begin(timeout(waitMs)));
+    try {
+      const value = await work();
+      await connection.query(sql`COMMIT`);
+      return value;
+    } catch (error) {
+      await connection.query(sql`ROLLBACK`).catch(() => {});
+      throw error;
+    }
+  },
+  async inside(connection, waitMs, work) {
+    const { rows } = await connection.query(sql`SELECT current_setting('lock_timeout') AS before`);
+    await send(connection, patience(timeout(waitMs)));
+    const value = await work();
+    await send(connection, patience(spelled(rows[0]?.["before"])));
+    return value;
+  },
+};
+
+const stores = {
+  quotas: quotaStore(dialect),
+  stock: stockStore(dialect),
+  queues: queueStore(dialect),
+  schedules: scheduleStore(dialect),
+  audit: auditStore(dialect),
+};
+
+const noLease = unsupported(
+  "leases are decided by functions, which are not for schemas that Citus spreads; use an instance that is not fromCitus, in a schema of its own",
+);
+const noLocks = unsupported(
+  "this is a worker node of Citus: a lock that is taken here excludes nobody who is connected to another node. Connect to the coordinator",
+);
+const noNumbers = unsupported(
+  "this is a worker node of Citus, which has numbers of its own: what comes later here may have a smaller one than what came before elsewhere. Connect to the coordinator",
+);
+
+/** From a worker node only what is kept exact by rows alone. */
+const onWorker = {
+  transactionLocks: noLocks,
+  joinedLocks: noLocks,
+  sessionLocks: noLocks,
+  sharedLocks: noLocks,
+  foreignKeys: noLocks,
+  once: noLocks,
+  queues: noNumbers,
+  schedules: noNumbers,
+  audit: noNumbers,
+} satisfies { readonly [name in keyof Probed]?: Unsupported };
+
+/** Of a place, from whatever node. */
+const everywhere = { leases: noLease, commitOutcome: nodesDecide };
+
+/** The schema is given to a node before its tables come, so that nothing is left behind on the coordinator. */
+async function spread(connection: SqlConnection): Promise<void> {
+  const [found] = (
+    await connection.query(sql.raw("SELECT to_regclass('pg_catalog.pg_dist_schema') IS NOT NULL AS citus"))
+  ).rows;
+  if (!isTrue(found?.["citus"]) || (await isSpread(connection))) return;
+  if ((await groupOf(connection)) !== 0)
+    throw new UnsupportedError("migrate: this is a worker node of Citus. Connect to the coordinator");
+  await connection.query(sql`CREATE SCHEMA IF NOT EXISTS ${new Own(schemaOf)}`);
+  await connection.query(
+    sql`SELECT citus_schema_distribute(oid::regnamespace)::text FROM pg_catalog.pg_namespace WHERE nspname = ${own.schema}`,
+  );
+}
+
+function spreading(base: Engine<SqlConnection>, names: Names): Engine<SqlConnection> {
+  const { outcome: _outcome, ...rest } = base;
+  return {
+    ...rest,
+    ...stores,
+    migrations: migrationsIn(names, spread),
+    async probe(connection, traits, wish) {
+      const probed = await probeServer(connection, traits, wish);
+      const worker = probed.details?.["citus"] === true && (await groupOf(connection)) !== 0;
+      return { ...probed, ...everywhere, ...(worker && onWorker) };
+    },
+    named(schema) {
+      const chosen = base.named?.(schema);
+      if (!chosen) return undefined;
+      return { ...chosen, engine: spreading(chosen.engine, namesIn(schema)) };
+    },
+  };
+}
+
+export const citus: Engine<SqlConnection> = spreading(postgres, plain.names);
