@@ -27,8 +27,12 @@ async function run(backend: Backend, some: readonly Kind[]): Promise<Record<stri
     const hf = holdfast(site.database);
     try {
       await hf.migrate();
-      const { tableLocks } = await hf.capabilities();
-      const wanted = some.filter((kind) => kind !== "table lock" || Array.isArray(tableLocks));
+      const { tableLocks, leases } = await hf.capabilities();
+      const wanted = some.filter(
+        (kind) =>
+          (kind !== "table lock" || Array.isArray(tableLocks)) &&
+          (kind !== "lease and fence" || leases === true),
+      );
       await execute(
         site,
         sql`CREATE TABLE counter (id integer NOT NULL PRIMARY KEY, n integer NOT NULL, version integer NOT NULL DEFAULT 0)`,

@@ -169,7 +169,7 @@ describe("on two databases", () => {
       expect(() => sharded([first, first], home)).toThrow(/twice/);
       expect(() => sharded([], home)).toThrow(UsageError);
       expect(() => sharded([pools[0] as never], home)).toThrow(UsageError);
-      expect(() => sharded(databases, undefined as never)).toThrow(/key => number/);
+      expect(() => sharded(databases, "user" as never)).toThrow(/key => number/);
       for (const odd of [2, -1, 0.5, Number.NaN, undefined, Promise.resolve(0)])
         await expect(sharded(databases, () => odd as never).lock(key("a", 0), never)).rejects.toThrow(
           /whole number from 0 to 1/,
