@@ -19,6 +19,8 @@ interface Outcome {
   errors: string[];
 }
 
+const byLease: readonly Kind[] = ["lease and fence", "semaphore", "reader-writer lease"];
+
 /** Of the kinds, those that the backend says it has. */
 async function run(backend: Backend, some: readonly Kind[]): Promise<Record<string, Outcome>> {
   const place = await placeFor(backend);
@@ -28,11 +30,10 @@ async function run(backend: Backend, some: readonly Kind[]): Promise<Record<stri
     try {
       await hf.migrate();
       const { tableLocks, leases } = await hf.capabilities();
-      const wanted = some.filter(
-        (kind) =>
-          (kind !== "table lock" || Array.isArray(tableLocks)) &&
-          (kind !== "lease and fence" || leases === true),
-      );
+      const wanted = some.filter((kind) => {
+        if (kind === "table lock") return Array.isArray(tableLocks);
+        return leases === true || !byLease.includes(kind);
+      });
       await execute(
         site,
         sql`CREATE TABLE counter (id integer NOT NULL PRIMARY KEY, n integer NOT NULL, version integer NOT NULL DEFAULT 0)`,
