@@ -278,44 +278,47 @@ const tables = "holdfast.quota_bucket, holdfast.quota_line, holdfast.quota_hold,
 describe("the functions and the decision come to the same", () => {
   const happened = new Set<string>();
 
+  const play = async (seed: number): Promise<void> => {
+    // A few of them, so that much happens to each: three seeds in a row have all.
+    const calls = new Calls(
+      seed,
+      quotas.filter((_, place) => place % 3 === seed % 3),
+    );
+    await pool.query(`TRUNCATE ${tables}`);
+    for (let step = 0; step < steps; step++) {
+      const hint = `HOLDFAST_SEED=${seed} step ${step}`;
+      const of = calls.pick(calls.quotas);
+      const subject = calls.pick(subjects);
+      if (calls.chance(0.25)) await age(of.name, subject, of.unit * calls.pick([1, 1, 2, 5]));
+      const what = calls.next();
+      if (what < 0.5) {
+        const batch = calls.batch(Date.now());
+        for (const kind of await consume(batch, `${hint}: ${JSON.stringify(batch)}`)) happened.add(kind);
+      } else if (what < 0.86) {
+        const { lines, holds, grants } = own(await readState(pool), of.name, subject);
+        const ids = (rows: readonly { id: string }[]) => rows.map(({ id }) => id);
+        const drained = ids(lines.filter(({ drains }) => drains));
+        const known = { lines: ids(lines), drained, holds: ids(holds), grants: ids(grants) };
+        const amendment = calls.amendment(Date.now(), known, of, subject);
+        happened.add(await amend(amendment, `${hint}: ${JSON.stringify(amendment)}`));
+      } else if (what < 0.9) await peek(calls, of, subject, hint);
+      else if (what < 0.94)
+        happened.add(await reconcile(calls, of, subject, `${hint}: reconcile ${of.name}`));
+      else if (what < 0.97) happened.add(await rollUp(calls, of, `${hint}: roll up ${of.name}`));
+      else await lists(of, subject, hint);
+    }
+  };
+
   test.for(Array.from({ length: seeds }, (_, i) => i))(
     "seed + %i",
     { timeout: 240_000 },
     async (i, { skip }) => {
       skip(why !== undefined, why);
-      const seed = inject("seed") + i;
-      // A few of them, so that much happens to each: three seeds in a row have all.
-      const calls = new Calls(
-        seed,
-        quotas.filter((_, place) => place % 3 === seed % 3),
-      );
-      await pool.query(`TRUNCATE ${tables}`);
-      for (let step = 0; step < steps; step++) {
-        const hint = `HOLDFAST_SEED=${seed} step ${step}`;
-        const of = calls.pick(calls.quotas);
-        const subject = calls.pick(subjects);
-        if (calls.chance(0.25)) await age(of.name, subject, of.unit * calls.pick([1, 1, 2, 5]));
-        const what = calls.next();
-        if (what < 0.5) {
-          const batch = calls.batch(Date.now());
-          for (const kind of await consume(batch, `${hint}: ${JSON.stringify(batch)}`)) happened.add(kind);
-        } else if (what < 0.86) {
-          const { lines, holds, grants } = own(await readState(pool), of.name, subject);
-          const ids = (rows: readonly { id: string }[]) => rows.map(({ id }) => id);
-          const drained = ids(lines.filter(({ drains }) => drains));
-          const known = { lines: ids(lines), drained, holds: ids(holds), grants: ids(grants) };
-          const amendment = calls.amendment(Date.now(), known, of, subject);
-          happened.add(await amend(amendment, `${hint}: ${JSON.stringify(amendment)}`));
-        } else if (what < 0.9) await peek(calls, of, subject, hint);
-        else if (what < 0.94)
-          happened.add(await reconcile(calls, of, subject, `${hint}: reconcile ${of.name}`));
-        else if (what < 0.97) happened.add(await rollUp(calls, of, `${hint}: roll up ${of.name}`));
-        else await lists(of, subject, hint);
-      }
+      await play(inject("seed") + i);
     },
   );
 
-  test("all of it happened, or it was not shown", ({ skip }) => {
+  test("all of it happened, or it was not shown", { timeout: 240_000 }, async ({ skip }) => {
     skip(why !== undefined, why);
     const wanted = [
       "granted,refused,before,conflict",
@@ -324,6 +327,10 @@ describe("the functions and the decision come to the same", () => {
       "grant done,revoke done,limit done,plan done,reset done",
       "repaired,rolled up",
     ].flatMap((each) => each.split(","));
-    expect(wanted.filter((kind) => !happened.has(kind))).toEqual([]);
+    const missing = () => wanted.filter((kind) => !happened.has(kind));
+    // Chance may have left something out: a few seeds more, then it cannot be chance.
+    for (let more = seeds; more < seeds + 12 && missing().length > 0; more++)
+      await play(inject("seed") + more);
+    expect(missing()).toEqual([]);
   });
 });

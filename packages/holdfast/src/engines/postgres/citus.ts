@@ -19,23 +19,20 @@ import { stockStore } from "../sql/stock/index.ts";
 import { namesIn, dialect as plain, schemaOf } from "./dialect.ts";
 import { postgres } from "./index.ts";
 import { migrationsIn } from "./schema.ts";
-import { groupOf, isSpread, isTrue, nodesDecide, probeServer } from "./probe.ts";
-import { storeDialect, timeout } from "./store-dialect.ts";
+import { groupOf, isSpread, nodesDecide, probeServer } from "./probe.ts";
+import { storeDialect, transactionsBy } from "./store-dialect.ts";
 
 /** SET LOCAL, and no function, is what Citus tells its nodes: they are where rows are waited for. Elsewhere it is a word without meaning. */
-const begin = (ms: string) => ["BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", ...patience(ms)];
 const patience = (ms: string) => [
   "SET LOCAL citus.propagate_set_commands TO 'local'",
-  `SET LOCAL lock_timeout TO '${ms}'`,
+  // Digits and a unit: ours, or what the server itself has said.
+  `SET LOCAL lock_timeout TO '${/^\d+\w*$/.exec(ms)?.[0] ?? "0"}'`,
 ];
 
 async function send(connection: SqlConnection, statements: readonly string[]): Promise<void> {
   if (connection.script) await connection.script(statements.join(";"));
   else for (const each of statements) await connection.query(sql.raw(each));
 }
-
-/** A number, and what the server itself says a number of milliseconds is: "5s". */
-const spelled = (setting: unknown) => /^\d+\w*$/.exec(String(setting))?.[0] ?? "0";
 
 const { exclude: _, ...byRows } = storeDialect;
 
@@ -44,24 +41,11 @@ const dialect: StoreDialect<SqlConnection> = {
   ...byRows,
   // Whoever writes without a lock says until when that holds, by the clock: Citus refuses it.
   optimistic: false,
-  async transaction(connection, waitMs, work) {
-    await send(connection, begin(timeout(waitMs)));
-    try {
-      const value = await work();
-      await connection.query(sql`COMMIT`);
-      return value;
-    } catch (error) {
-      await connection.query(sql`ROLLBACK`).catch(() => {});
-      throw error;
-    }
-  },
-  async inside(connection, waitMs, work) {
-    const { rows } = await connection.query(sql`SELECT current_setting('lock_timeout') AS before`);
-    await send(connection, patience(timeout(waitMs)));
-    const value = await work();
-    await send(connection, patience(spelled(rows[0]?.["before"])));
-    return value;
-  },
+  ...transactionsBy({
+    begin: (connection, ms) =>
+      send(connection, ["BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", ...patience(ms)]),
+    set: (connection, ms) => send(connection, patience(ms)),
+  }),
 };
 
 const stores = {
@@ -100,10 +84,7 @@ const everywhere = { leases: noLease, commitOutcome: nodesDecide };
 
 /** The schema is given to a node before its tables come, so that nothing is left behind on the coordinator. */
 async function spread(connection: SqlConnection): Promise<void> {
-  const [found] = (
-    await connection.query(sql.raw("SELECT to_regclass('pg_catalog.pg_dist_schema') IS NOT NULL AS citus"))
-  ).rows;
-  if (!isTrue(found?.["citus"]) || (await isSpread(connection))) return;
+  if ((await isSpread(connection)) !== false) return;
   if ((await groupOf(connection)) !== 0)
     throw new UnsupportedError("migrate: this is a worker node of Citus. Connect to the coordinator");
   await connection.query(sql`CREATE SCHEMA IF NOT EXISTS ${new Own(schemaOf)}`);

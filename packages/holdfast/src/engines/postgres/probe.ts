@@ -184,12 +184,12 @@ export async function groupOf(connection: SqlConnection): Promise<number> {
   return Number(rows[0]?.number ?? 0);
 }
 
-/** Whether Citus keeps our schema on one of its nodes. Before 12 it keeps none. */
-export async function isSpread(connection: SqlConnection): Promise<boolean> {
+/** Whether Citus keeps our schema on one of its nodes. Undefined: there is none, or one before 12, which keeps no schemas. */
+export async function isSpread(connection: SqlConnection): Promise<boolean | undefined> {
   const [known] = (
     await connection.query(sql.raw("SELECT to_regclass('pg_catalog.pg_dist_schema') IS NOT NULL AS known"))
   ).rows;
-  if (!isTrue(known?.known)) return false;
+  if (!isTrue(known?.known)) return undefined;
   const { rows } = await connection.query(
     sql`SELECT 1 AS one FROM pg_catalog.pg_dist_schema s JOIN pg_catalog.pg_namespace n ON n.oid = s.schemaid WHERE n.nspname = ${own.schema}`,
   );

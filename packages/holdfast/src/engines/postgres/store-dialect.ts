@@ -61,12 +61,49 @@ function readAs(kind: ColumnKind, column: Statement): Statement {
   }
 }
 
-async function patience(connection: SqlConnection, ms: string): Promise<void> {
-  await connection.query(sql`SELECT set_config('lock_timeout', ${ms}::text, true)`);
+/** How a transaction is opened that waits so long for rows, in milliseconds, and how that is changed inside of one. */
+export interface StorePatience {
+  begin(connection: SqlConnection, ms: string): Promise<unknown>;
+  /** Also "5s", as the server itself writes it. */
+  set(connection: SqlConnection, ms: string): Promise<unknown>;
+}
+
+const settingPatience: StorePatience = {
+  async begin(connection, ms) {
+    await connection.query(sql`BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`);
+    await this.set(connection, ms);
+  },
+  set: (connection, ms) => connection.query(sql`SELECT set_config('lock_timeout', ${ms}::text, true)`),
+};
+
+export function transactionsBy(
+  patience: StorePatience,
+): Pick<StoreDialect<SqlConnection>, "transaction" | "inside"> {
+  return {
+    async transaction(connection, waitMs, work) {
+      try {
+        await patience.begin(connection, timeout(waitMs));
+        const value = await work();
+        await connection.query(sql`COMMIT`);
+        return value;
+      } catch (error) {
+        // A connection that is gone has rolled back by itself; the first error is the one that counts.
+        await connection.query(sql`ROLLBACK`).catch(() => {});
+        throw error;
+      }
+    },
+    async inside(connection, waitMs, work) {
+      const { rows } = await connection.query(sql`SELECT current_setting('lock_timeout') AS before`);
+      await patience.set(connection, timeout(waitMs));
+      const value = await work();
+      await patience.set(connection, String(rows[0]?.["before"]));
+      return value;
+    },
+  };
 }
 
 /** 0 would mean for ever. */
-export const timeout = (waitMs: number) =>
+const timeout = (waitMs: number) =>
   Number.isFinite(waitMs) ? String(Math.min(Math.max(1, Math.ceil(waitMs)), 2_147_483_647)) : "0";
 
 const lockings: Readonly<Record<Locking, Statement>> = {
@@ -119,27 +156,7 @@ export const storeDialect: StoreDialect<SqlConnection> = {
     return sql`(SELECT ${sql.join(read)} FROM unnest(${sql.join(lists)}) u (${sql.join(names)})) given`;
   },
 
-  async transaction(connection, waitMs, work) {
-    await connection.query(sql`BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`);
-    try {
-      await patience(connection, timeout(waitMs));
-      const value = await work();
-      await connection.query(sql`COMMIT`);
-      return value;
-    } catch (error) {
-      // A connection that is gone has rolled back by itself; the first error is the one that counts.
-      await connection.query(sql`ROLLBACK`).catch(() => {});
-      throw error;
-    }
-  },
-
-  async inside(connection, waitMs, work) {
-    const { rows } = await connection.query(sql`SELECT current_setting('lock_timeout') AS before`);
-    await patience(connection, timeout(waitMs));
-    const value = await work();
-    await patience(connection, String(rows[0]?.["before"]));
-    return value;
-  },
+  ...transactionsBy(settingPatience),
 
   async insist(connection) {
     // Outside of a transaction a savepoint is refused.
