@@ -2,7 +2,7 @@ import { execFile } from "node:child_process";
 import { randomBytes } from "node:crypto";
 import { existsSync } from "node:fs";
 import { chmod, lstat, mkdtemp, readdir, rename, rm } from "node:fs/promises";
-import { join } from "node:path";
+import { basename, join } from "node:path";
 import { promisify } from "node:util";
 import mysql from "mysql2/promise";
 import { type Command, serverTempDir, startServer } from "../../packages/cli/src/server-process.ts";
@@ -113,18 +113,29 @@ async function localProgram(): Promise<Program | undefined> {
   return undefined;
 }
 
-/** Run by the loader and with the libraries that it was built with: this machine's may be older, or missing. */
+/**
+ * What was fetched is run by the loader and with the libraries that it was built with: this machine's may be older, or missing.
+ * The loader is beside the libraries on every architecture; `/lib` has a link to it on arm64, `/lib64` on x64.
+ */
+export async function fetchedCommand(usr: string, program: string, ...folders: string[]): Promise<Command> {
+  const lib = join(usr, "lib");
+  const libraries = (await readdir(lib)).filter((name) => name.endsWith("-linux-gnu"));
+  const beside = await Promise.all(
+    libraries.map(async (name) => (await readdir(join(lib, name))).map((file) => join(lib, name, file))),
+  );
+  const loader = beside.flat().find((file) => basename(file).startsWith("ld-linux"));
+  if (loader === undefined)
+    throw new Error(`there is no loader (ld-linux…) in ${lib} to run ${program} with`);
+  const path = [...libraries, ...folders].map((name) => join(lib, name)).join(":");
+  return { file: loader, args: ["--library-path", path, join(usr, program)] };
+}
+
 async function fetchedProgram(): Promise<Program> {
   const usr = join(await fetched(), "usr");
-  const lib = join(usr, "lib");
-  const names = await readdir(lib);
-  const loader = names.find((name) => name.startsWith("ld-linux")) ?? "";
-  const libraries = names.filter((name) => name.endsWith("-linux-gnu")).map((name) => join(lib, name));
-  const plugins = join(lib, "mysql/plugin");
+  const plugins = join(usr, "lib/mysql/plugin");
   return {
+    ...(await fetchedCommand(usr, "sbin/mysqld", "mysql/private")),
     plugins,
-    file: join(lib, loader),
-    args: ["--library-path", [...libraries, join(lib, "mysql/private")].join(":"), join(usr, "sbin/mysqld")],
     settings: [
       `--basedir=${usr}`,
       `--lc-messages-dir=${join(usr, "share/mysql")}`,

@@ -1,9 +1,8 @@
 /** Odyssey, which lends sessions out per transaction, the one that came back first before the others. Debian has it in unstable only. */
 import { existsSync } from "node:fs";
-import { readdir } from "node:fs/promises";
 import { join } from "node:path";
 import { type Command, startServer } from "../../packages/cli/src/server-process.ts";
-import { fetched } from "./mysql.ts";
+import { fetched, fetchedCommand } from "./mysql.ts";
 import { type StartedServer, answersPg } from "./started-server.ts";
 
 export interface OdysseyOptions {
@@ -13,16 +12,11 @@ export interface OdysseyOptions {
   readonly size?: number;
 }
 
-/** Run by the loader and with the libraries that it was built with. */
 async function program(): Promise<Command> {
   const usr = join(await fetched(), "usr");
   const file = join(usr, "bin/odyssey");
   if (!existsSync(file)) throw new Error(`there is no ${file}`);
-  const lib = join(usr, "lib");
-  const names = await readdir(lib);
-  const libraries = names.filter((name) => name.endsWith("-linux-gnu")).map((name) => join(lib, name));
-  const loader = names.find((name) => name.startsWith("ld-linux")) ?? "";
-  return { file: join(lib, loader), args: ["--library-path", libraries.join(":"), file] };
+  return fetchedCommand(usr, "bin/odyssey");
 }
 
 /** In front of every database of a server. */
