@@ -9,19 +9,19 @@ export interface DebianPackage {
 
 /**
  * Installs what is missing, if we may. Says nothing about success: the servers look for their programs
- * themselves, so that each can name the reason why it is not there.
+ * themselves, so that each can name the reason why it is not there. What is told here is no part of what a bench prints (--json).
  */
 export async function installMissing(packages: DebianPackage[]): Promise<void> {
   const names = packages.filter((each) => !each.installed()).map((each) => each.name);
   if (names.length === 0 || process.getuid?.() !== 0 || !existsSync("/usr/bin/apt-get")) return;
-  console.log(`Installing ${names.join(", ")} for the tests`);
+  console.error(`Installing ${names.join(", ")} for the tests`);
   const lift = forbidServices();
   try {
     const wait = ["-o", "DPkg::Lock::Timeout=300"];
     await run("apt-get", [...wait, "update"]);
     await run("apt-get", [...wait, "install", "-y", "--no-install-recommends", ...names]);
   } catch (error) {
-    console.log(String(error));
+    console.error(String(error));
   } finally {
     lift();
   }

@@ -157,7 +157,7 @@ export async function fetched(): Promise<string> {
     throw new Error(
       `there is no ${FETCHER} to fetch MySQL 8.4 (unless this machine has it, or HOLDFAST_MYSQL_URL names it) and Odyssey with`,
     );
-  console.log(
+  console.error(
     `Fetching MySQL and Odyssey for the tests (about a minute and 400 MB), to be kept in ${target}`,
   );
   const draft = await mkdtemp(`${target}-`);

@@ -12,6 +12,8 @@ import { Holdfast, type HoldfastOptions, type ShardOf, type TryLockResult } from
 import type { Held } from "./locks/hold.ts";
 import type { Lease, LeaseOptions } from "./locks/lease.ts";
 import type { Semaphore, SemaphoreOptions } from "./locks/semaphore.ts";
+import { type MoveOptions, type Moved, homeOf, moveSubject } from "./quota/move.ts";
+import type { Subject } from "./quota/types.ts";
 
 type Body<Native, T> = (tx: Transaction<Native>) => Promise<T>;
 type Locks = Lockable | readonly Lockable[];
@@ -93,6 +95,19 @@ export class Sharded<Native> {
   async renumber(): Promise<void> {
     this.all();
     await this.#map?.renumber();
+  }
+
+  /**
+   * Moves what a subject has of its quotas to another shard, while it is used: at every moment it counts on one of the two, and
+   * callers find it wherever it is. Resolves to what was moved. Locks and other patterns stay where their keys are routed to.
+   */
+  async move(subject: Subject, options: MoveOptions): Promise<readonly Moved[]> {
+    return moveSubject(this, subject, options);
+  }
+
+  /** The shard that a subject's quota counts on: where its key is routed to, or where it was moved to. */
+  async home(quota: string, subject: Subject): Promise<Holdfast<Native>> {
+    return (await homeOf(this, quota, subject)) as Holdfast<Native>;
   }
 
   /**

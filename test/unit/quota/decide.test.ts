@@ -64,9 +64,10 @@ function made(before: State, after: State): State {
   const known = new Set(before.buckets.map(({ id }) => id));
   const empty = { used: 0, held: 0, credit: 0, version: 0, reset: 0, since: undefined, parts: undefined };
   const rest = { own_limit: undefined, plan: undefined, rolled: undefined };
+  const home = { moves: undefined, moved_to: undefined, moved_from: undefined };
   const fresh = after.buckets
     .filter(({ id }) => !known.has(id))
-    .map(({ id, quota, subject }): BucketRow => ({ id, quota, subject, ...empty, ...rest }));
+    .map(({ id, quota, subject }): BucketRow => ({ id, quota, subject, ...empty, ...rest, ...home }));
   return sorted({ ...before, buckets: [...before.buckets, ...fresh] });
 }
 
@@ -109,6 +110,7 @@ async function consume(batch: UseBatch, hint: string): Promise<string[]> {
 async function amend(amendment: Amendment, hint: string): Promise<string> {
   const before = await readState(pool);
   const answer = await functions.amend(pinned.connection, amendment, how);
+  if ("elsewhere" in answer) return expect.unreachable("nothing was moved");
   const after = await readState(pool);
   const start = made(before, after);
   // The answer of then has the moment of then.
@@ -143,6 +145,7 @@ async function peek(calls: Calls, of: Kept, subject: string, hint: string): Prom
   const bucket = { quota: of.name, subject, limit: of.limit };
   const definition = calls.definition(of, Date.now());
   const answer = await functions.peek(pinned.connection, definition, bucket, how);
+  if ("elsewhere" in answer) return expect.unreachable("nothing was moved");
   const now = microseconds("late" in answer ? answer.late : answer.at);
   const { row, lines, holds, grants } = own(state, of.name, subject);
   const open = <T extends { until: number }>(rows: readonly T[], amount: (row: T) => number) =>

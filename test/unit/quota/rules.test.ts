@@ -33,6 +33,9 @@ const bucket = (id: number, quota: string, subject: string): BucketRow => ({
   own_limit: undefined,
   plan: undefined,
   rolled: undefined,
+  moves: undefined,
+  moved_to: undefined,
+  moved_from: undefined,
 });
 
 /** A decision changes nothing of what it was given. */

@@ -26,7 +26,7 @@ const moment = (column: string) =>
   `CASE WHEN ${column} = 'infinity' THEN ${never} ELSE (extract(epoch FROM ${column}) * 1000000)::bigint END AS ${column}`;
 
 const numbers = new Set(
-  "id used held credit version reset since own_limit rolled bucket amount delta forgotten refunded max at first until spent priority".split(
+  "id used held credit version reset since own_limit rolled moves moved_to moved_from bucket amount delta forgotten refunded max at first until spent priority".split(
     " ",
   ),
 );
@@ -46,7 +46,7 @@ export async function readState(pool: Pick<Pool, "query">): Promise<State> {
   };
   return {
     buckets: (await read(
-      `SELECT id, quota, subject, used, held, credit, version, reset, ${moment("since")}, to_json(parts) AS parts, own_limit, plan, rolled
+      `SELECT id, quota, subject, used, held, credit, version, reset, ${moment("since")}, to_json(parts) AS parts, own_limit, plan, rolled, moves, moved_to, moved_from
   FROM holdfast.quota_bucket ORDER BY id`,
       [],
     )) as unknown as BucketRow[],

@@ -5,8 +5,9 @@ import { type CallAbout, type CallOptions, type Sent, placeOf, send } from "../b
 import type { Connection } from "../seam/database.ts";
 import { storeOf } from "../transaction/instance.ts";
 import { type InstanceContext, contextOf } from "../transaction/scope.ts";
-import type { How } from "../seam/store.ts";
-import type { Bucket, Definition, Late, Quotas, Use, UseVerdict } from "./store.ts";
+import type { How, Soon } from "../seam/store.ts";
+import { isAway } from "./homes.ts";
+import type { Bucket, Definition, Elsewhere, Late, Quotas, Use, UseVerdict } from "./store.ts";
 
 /** One limit of one call. */
 export interface UsePart {
@@ -40,7 +41,7 @@ export function quotaBatcherOf(hf: unknown): QuotaBatcher {
 
 export class QuotaBatcher {
   readonly context: InstanceContext<unknown, Connection>;
-  readonly #batcher: Batcher<readonly UsePart[], readonly UseVerdict[]>;
+  readonly #batcher: Batcher<readonly UsePart[], Decided>;
   readonly #known = new Remembered();
   /** The database's clock, ahead of ours. */
   #skew = 0;
@@ -62,14 +63,14 @@ export class QuotaBatcher {
   }
 
   /** All of these or none, of one call. */
-  consume(parts: readonly UsePart[], options: CallOptions): Promise<readonly UseVerdict[]> {
+  consume(parts: readonly UsePart[], options: CallOptions): Promise<Decided> {
     return this.#batcher.add(parts, options);
   }
 
   /** A statement of its own, in the caller's transaction or outside of any; again, if what was named is out of date. */
   async alone<T extends object>(
     options: CallOptions | undefined,
-    work: (connection: Connection, now: number, how: How) => T | Late | Promise<T | Late>,
+    work: (connection: Connection, now: number, how: How) => Soon<T | Late>,
     about: CallAbout & { readonly ms?: number },
   ): Promise<T> {
     const place = placeOf(this.context, options ?? {}, "quota");
@@ -85,8 +86,9 @@ export class QuotaBatcher {
   async #decide(
     connection: Connection,
     calls: readonly (readonly UsePart[])[],
-    { again, waitMs, free }: Sent,
-  ): Promise<(readonly UseVerdict[])[]> {
+    sent: Sent,
+  ): Promise<readonly Decided[]> {
+    const { again, waitMs, free } = sent;
     for (let make = false; ; make = true) {
       const definitions: Definition[] = [];
       const places = new Map<UsePart["quota"], number>();
@@ -120,13 +122,35 @@ export class QuotaBatcher {
       const batch = { definitions, buckets, uses, make, look };
       const answer = await this.store.consume(connection, batch, { waitMs, free });
       this.#skew = answer.at - Date.now();
+      if (answer.missing && answer.elsewhere) return this.#apart(connection, calls, buckets, sent);
       if (answer.missing) continue;
       this.#known.add(bucketPlaces.keys());
       let next = 0;
       return calls.map((parts) => answer.verdicts.slice(next, (next += parts.length)));
     }
   }
+
+  /** Some of these count on another of several databases: those calls go there, and the others are decided here. */
+  async #apart(
+    connection: Connection,
+    calls: readonly (readonly UsePart[])[],
+    buckets: readonly Bucket[],
+    sent: Sent,
+  ): Promise<readonly Decided[]> {
+    const found = await this.store.moves.find(connection, buckets, sent);
+    const gone = new Set(
+      buckets.filter((_, i) => isAway(found[i])).map(({ quota, subject }) => `${quota}\0${subject}`),
+    );
+    const goes = (parts: readonly UsePart[]) => parts.some((part) => gone.has(nameOf(part)));
+    const rest = calls.filter((parts) => !goes(parts));
+    const decided = rest.length === 0 ? [] : await this.#decide(connection, rest, sent);
+    let next = 0;
+    return calls.map((parts) => (goes(parts) ? { elsewhere: true } : (decided[next++] as Decided)));
+  }
 }
+
+/** What one call comes to, for each of its limits. */
+type Decided = readonly UseVerdict[] | Elsewhere;
 
 /** As errors show it. */
 export function bucketName(quota: string, subject: string): string {

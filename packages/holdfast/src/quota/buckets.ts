@@ -1,9 +1,11 @@
 /** The buckets of one quota: where the one of a subject is, and what is changed of it other than by using it. */
 import type { Instances } from "../shards/shards.ts";
-import { type QuotaBatcher, bucketName, quotaBatcherOf } from "./batcher.ts";
+import type { CallOptions } from "../batch/calls.ts";
+import { type QuotaBatcher, type UsePart, bucketName, quotaBatcherOf } from "./batcher.ts";
 import { detailsOf, textOf } from "./checks.ts";
 import { QuotaError, conflict } from "./errors.ts";
-import type { Amended, Amendment, BucketStanding } from "./store.ts";
+import { homesOf } from "./homes.ts";
+import type { Amended, Amendment, BucketStanding, Elsewhere, UseVerdict } from "./store.ts";
 import type { Terms } from "./terms.ts";
 import type { EntryOptions, ReadOptions, Subject } from "./types.ts";
 
@@ -21,9 +23,23 @@ export class Buckets {
     this.terms = terms;
   }
 
-  /** Where a subject is. */
-  at(subject: string): QuotaBatcher {
-    return quotaBatcherOf(this.instances.at(this.terms.name, subject));
+  /** A call about one subject, where it counts. */
+  run<T extends object>(
+    call: string,
+    subject: string,
+    options: CallOptions,
+    work: (batcher: QuotaBatcher) => Promise<T | Elsewhere>,
+  ): Promise<T> {
+    const bucket = { quota: this.terms.name, subject };
+    return homesOf(this.instances).run(call, [bucket], options, (instance) => work(quotaBatcherOf(instance)));
+  }
+
+  /** What uses something, of one subject. */
+  async use(part: UsePart, options: CallOptions): Promise<UseVerdict> {
+    const [verdict] = await this.run("consume", part.subject, options, (batcher) =>
+      batcher.consume([part], options),
+    );
+    return verdict as UseVerdict;
   }
 
   /** As errors show it. */
@@ -34,11 +50,12 @@ export class Buckets {
   async peek(subject: Subject, options: ReadOptions): Promise<BucketStanding> {
     const { terms } = this;
     const bucket = { quota: terms.name, subject: textOf(subject), limit: await terms.limitOf(subject) };
-    const batcher = this.at(bucket.subject);
-    return batcher.alone(
-      options,
-      (connection, now, how) => batcher.store.peek(connection, terms.definition(now), bucket, how),
-      { names: [this.nameOf(bucket.subject)] },
+    return this.run("peek", bucket.subject, options, (batcher) =>
+      batcher.alone(
+        options,
+        (connection, now, how) => batcher.store.peek(connection, terms.definition(now), bucket, how),
+        { names: [this.nameOf(bucket.subject)] },
+      ),
     );
   }
 
@@ -49,17 +66,23 @@ export class Buckets {
     const text = textOf(subject);
     const bucket = { quota: terms.name, subject: text, limit: await terms.limitOf(subject) };
     const details = detailsOf(options);
-    const batcher = this.at(text);
-    const done = await batcher.alone(
-      options,
-      (connection, now, how) =>
-        batcher.store.amend(connection, { ...what, definition: terms.definition(now), bucket, details }, how),
-      {
-        names: [this.nameOf(text)],
-        id: what.id,
-        named: options.id !== undefined || followsFrom(what),
-        locks: true,
-      },
+    const about = {
+      names: [this.nameOf(text)],
+      id: what.id,
+      named: options.id !== undefined || followsFrom(what),
+      locks: true,
+    };
+    const done = await this.run(what.kind, text, options, (batcher) =>
+      batcher.alone(
+        options,
+        (connection, now, how) =>
+          batcher.store.amend(
+            connection,
+            { ...what, definition: terms.definition(now), bucket, details },
+            how,
+          ),
+        about,
+      ),
     );
     refuse({ quota: terms.name, subject: text, id: what.id }, what, done);
     return done;

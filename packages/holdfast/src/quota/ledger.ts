@@ -4,11 +4,14 @@ import { type Older, olderThan } from "../input/older.ts";
 import { checkNames } from "../input/options.ts";
 import { type Trust, checkTrust } from "../input/trust.ts";
 import { checkRows, checkWhole } from "../input/values.ts";
+import type { Connection } from "../seam/database.ts";
 import { UsageError } from "../seam/errors.ts";
+import type { How, Soon } from "../seam/store.ts";
 import { quotaBatcherOf } from "./batcher.ts";
 import type { Buckets } from "./buckets.ts";
 import { readNames, readOptions, textOf } from "./checks.ts";
-import type { QuotaEntry } from "./store.ts";
+import { isAway } from "./homes.ts";
+import type { BucketName, Elsewhere, QuotaEntry, QuotaLists } from "./store.ts";
 import type { Grant, HistoryEntry, Pruned, ReadOptions, Reconciliation, Subject } from "./types.ts";
 
 /** Of `reconcile`, which reads a whole ledger: a million entries in a second or two. */
@@ -28,11 +31,8 @@ export class Ledger {
   async grants(subject: Subject, options: ReadOptions): Promise<readonly Grant[]> {
     checkNames("grants", options, readOptions);
     const bucket = { quota: this.#buckets.terms.name, subject: textOf(subject) };
-    const batcher = this.#buckets.at(bucket.subject);
-    const { grants } = await batcher.alone(
-      options,
-      async (connection, _, how) => ({ grants: await batcher.store.lists.grants(connection, bucket, how) }),
-      { names: [this.#buckets.nameOf(bucket.subject)] },
+    const grants = await this.#listed("grants", bucket, options, (lists, connection, how) =>
+      lists.grants(connection, bucket, how),
     );
     return grants.map(({ id, amount, spent, priority, until, over, at }) => ({
       id,
@@ -73,12 +73,18 @@ export class Ledger {
       );
     const bucket = { quota: terms.name, subject: textOf(subject), limit: await terms.limitOf(subject) };
     const repair = options.repair ? { id: randomUUID(), trust } : undefined;
-    const batcher = this.#buckets.at(bucket.subject);
-    const { findings, entries, repaired } = await batcher.alone(
-      undefined,
-      (connection, now, how) =>
-        batcher.store.upkeep.reconcile(connection, terms.definition(now), bucket, repair, how),
-      { names: [this.#buckets.nameOf(bucket.subject)], id: repair?.id, ms: patienceMs },
+    const about = { names: [this.#buckets.nameOf(bucket.subject)], id: repair?.id, ms: patienceMs };
+    const { findings, entries, repaired } = await this.#buckets.run(
+      "reconcile",
+      bucket.subject,
+      {},
+      (batcher) =>
+        batcher.alone(
+          undefined,
+          (connection, now, how) =>
+            batcher.store.upkeep.reconcile(connection, terms.definition(now), bucket, repair, how),
+          about,
+        ),
     );
     return { ok: findings.length === 0, entries, findings, repaired };
   }
@@ -118,15 +124,31 @@ export class Ledger {
     options: ReadOptions,
   ): Promise<readonly QuotaEntry[]> {
     const bucket = { quota: this.#buckets.terms.name, subject: textOf(subject) };
-    const batcher = this.#buckets.at(bucket.subject);
-    const { entries } = await batcher.alone(
-      options,
-      async (connection, _, how) => ({
-        entries: await batcher.store.lists.entries(connection, bucket, { below: before, most }, how),
-      }),
-      { names: [this.#buckets.nameOf(bucket.subject)] },
+    return this.#listed("history", bucket, options, (lists, connection, how) =>
+      lists.entries(connection, bucket, { below: before, most }, how),
     );
-    return entries;
+  }
+
+  /** Where nothing is found, it is asked whether it is elsewhere. */
+  async #listed<T>(
+    call: string,
+    bucket: BucketName,
+    options: ReadOptions,
+    ask: (lists: QuotaLists<Connection>, connection: Connection, how: How) => Soon<readonly T[]>,
+  ): Promise<readonly T[]> {
+    const { found } = await this.#buckets.run(call, bucket.subject, options, (batcher) =>
+      batcher.alone<{ readonly found: readonly T[] } | Elsewhere>(
+        options,
+        async (connection, _, how) => {
+          const { lists, moves } = batcher.store;
+          const found = await ask(lists, connection, how);
+          const [where] = found.length > 0 ? [] : await moves.find(connection, [bucket], how);
+          return isAway(where) ? { elsewhere: true } : { found };
+        },
+        { names: [this.#buckets.nameOf(bucket.subject)] },
+      ),
+    );
+    return found;
   }
 }
 

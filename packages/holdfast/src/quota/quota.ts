@@ -22,7 +22,7 @@ import {
 } from "./checks.ts";
 import { QuotaExceededError } from "./errors.ts";
 import { Ledger } from "./ledger.ts";
-import type { BucketStanding, UseVerdict } from "./store.ts";
+import type { BucketStanding } from "./store.ts";
 import { Terms } from "./terms.ts";
 import type {
   Denied,
@@ -65,8 +65,7 @@ export class Quota {
   async tryConsume(subject: Subject, amount = 1, options: EntryOptions = {}): Promise<Granted | Denied> {
     checkNames("consume", options, entryOptions);
     const part = await usePart(this.#terms, subject, amount, options, undefined);
-    const [verdict] = await this.#buckets.at(part.subject).consume([part], options);
-    return useAnswer(this.#terms, part, verdict as UseVerdict);
+    return useAnswer(this.#terms, part, await this.#buckets.use(part, options));
   }
 
   /** Keeps some apart, for what is not known yet: settle it at what it came to, or release it. */
@@ -75,8 +74,7 @@ export class Quota {
     const { holdFor = 900_000 } = options;
     checkSpan("hold", "holdFor", holdFor);
     const part = await usePart(this.#terms, subject, amount, options, holdFor);
-    const [verdict] = await this.#buckets.at(part.subject).consume([part], options);
-    const answer = granted(useAnswer(this.#terms, part, verdict as UseVerdict));
+    const answer = granted(useAnswer(this.#terms, part, await this.#buckets.use(part, options)));
     return {
       ...answer,
       settle: (actual, more) => this.settle(subject, answer.id, actual, more),

@@ -5,6 +5,7 @@ import { UsageError } from "../seam/errors.ts";
 import { type UsePart, quotaBatcherOf } from "./batcher.ts";
 import { entryOptions } from "./checks.ts";
 import { QuotaExceededError } from "./errors.ts";
+import { homesOf } from "./homes.ts";
 import { Quota } from "./quota.ts";
 import type { UseVerdict } from "./store.ts";
 import type { Denied, EntryOptions, Granted, Subject } from "./types.ts";
@@ -69,11 +70,10 @@ export class QuotaSet {
       throw new UsageError("quota.all: two of these are the same quota of the same subject");
     const named = parts.map((part) => ({ ...part, named: options.id !== undefined }));
     const [{ instances }] = this.#quotas as [Quota];
-    const place = instances.together(
-      "quota.all",
-      named.map(({ quota: { name }, subject }) => [name, subject]),
+    const buckets = named.map(({ quota: { name }, subject }) => ({ quota: name, subject }));
+    const verdicts = await homesOf(instances).run("quota.all", buckets, options, (instance) =>
+      quotaBatcherOf(instance).consume(named, options),
     );
-    const verdicts = await quotaBatcherOf(place).consume(named, options);
     const answers = this.#quotas.map((one, i) =>
       useAnswer(one.terms, named[i] as UsePart, verdicts[i] as UseVerdict),
     );

@@ -5,6 +5,7 @@
 import type { Connection } from "../seam/database.ts";
 import type { How, Soon } from "../seam/store.ts";
 import type { Trust } from "../input/trust.ts";
+import type { BucketRow, GrantRow, HoldRow, LineRow } from "./stored.ts";
 
 /** What is counted. Moments are in milliseconds, `per` in microseconds. */
 export type Rule =
@@ -70,10 +71,13 @@ export interface UseVerdict extends BucketStanding {
   readonly retry: number | "window" | "never" | undefined;
 }
 
-/** `missing`: buckets are not there, or the clocks differ so much that the window is not among those that were named. */
+/**
+ * `missing`: buckets are not there, or the clocks differ so much that the window is not among those that were named.
+ * `elsewhere`: some of them count on another of several databases, so nothing was decided.
+ */
 export type Verdicts =
   | { readonly missing: false; readonly at: number; readonly verdicts: readonly UseVerdict[] }
-  | { readonly missing: true; readonly at: number };
+  | { readonly missing: true; readonly at: number; readonly elsewhere?: boolean };
 
 export type Amendment = {
   readonly definition: Definition;
@@ -105,6 +109,11 @@ export interface Amended extends BucketStanding {
 /** Nothing was done: by the database's clock, it is none of the windows that were named. */
 export interface Late {
   readonly late: number;
+}
+
+/** Nothing was done: the bucket counts on another of several databases. */
+export interface Elsewhere {
+  readonly elsewhere: true;
 }
 
 export interface QuotaEntry {
@@ -179,18 +188,19 @@ export interface RollUp {
 
 export interface Quotas<C extends Connection> {
   consume(connection: C, batch: UseBatch, how: How): Soon<Verdicts>;
-  amend(connection: C, amendment: Amendment, how: How): Soon<Amended | Late>;
+  amend(connection: C, amendment: Amendment, how: How): Soon<Amended | Late | Elsewhere>;
   peek(
     connection: C,
     definition: Definition,
     bucket: Omit<Bucket, "definition">,
     how: How,
-  ): Soon<(BucketStanding & { readonly plan: string | undefined }) | Late>;
+  ): Soon<(BucketStanding & { readonly plan: string | undefined }) | Late | Elsewhere>;
   readonly lists: QuotaLists<C>;
   readonly upkeep: QuotaUpkeep<C>;
+  readonly moves: QuotaMoves<C>;
 }
 
-/** What is there, for people. */
+/** Of what counts here. For people. */
 export interface QuotaLists<C extends Connection> {
   /** Of those that have a bucket. */
   names(connection: C, how: How): Soon<readonly QuotaInfo[]>;
@@ -228,7 +238,7 @@ export interface QuotaUpkeep<C extends Connection> {
     bucket: Omit<Bucket, "definition">,
     repair: { readonly id: string; readonly trust: Trust } | undefined,
     how: How,
-  ): Soon<Reconciled | Late>;
+  ): Soon<Reconciled | Late | Elsewhere>;
   /**
    * Lines before a moment, of buckets from this subject on, become one line for each bucket. Some at a time: `next`
    * says where to go on, and `before` which moment it was. `broken`: subjects whose lines do not add up, and were left as
@@ -242,4 +252,59 @@ export interface RolledUp {
   readonly gone: number;
   readonly next: string | undefined;
   readonly broken: readonly string[];
+}
+
+export type BucketName = Pick<Bucket, "quota" | "subject">;
+
+/** Where a bucket counts. */
+export interface Whereabouts {
+  /** Of its last move; 0: there was none. */
+  readonly move: number;
+  /** On that one of several databases, and no longer here. */
+  readonly to: number | undefined;
+  /** Not here yet: as soon as that one says so. */
+  readonly from: number | undefined;
+}
+
+/** A bucket as it goes from one database to another, with what belongs to it; its lines follow. */
+export interface MovingBucket {
+  readonly bucket: BucketRow;
+  readonly holds: readonly HoldRow[];
+  readonly grants: readonly GrantRow[];
+}
+
+/** One move of one bucket. */
+export type BucketMove = BucketName & { readonly move: number };
+
+/**
+ * Buckets that go from one of several databases to another, so that each counts in one place at every moment:
+ *
+ * 1. The database that it leaves gives the move a number (`number`), larger than all before.
+ * 2. There it is locked and read (`read`, `lines`), in a transaction that goes on.
+ * 3. The other one writes it down as a copy that does not count (`arrive`, `follow`), and commits that.
+ * 4. The first one writes down where it is (`leave`), and commits: from this moment on it counts there.
+ * 5. The other one is told so (`settle`), by who moves it, or by the first who comes to know.
+ */
+export interface QuotaMoves<C extends Connection> {
+  /** All that there are here, by name, also those that have moved. */
+  quotas(connection: C, how: How): Soon<readonly string[]>;
+  /** Of each of these; undefined: there is none. */
+  find(connection: C, buckets: readonly BucketName[], how: How): Soon<readonly (Whereabouts | undefined)[]>;
+  /** The number of the next move of each, which are made if they are not there. Undefined: one of them does not count here. */
+  number(connection: C, buckets: readonly BucketName[], how: How): Soon<readonly number[] | undefined>;
+  /** In a transaction: locked until its end. Undefined: not all of them count here, and are at these moves. */
+  read(connection: C, moves: readonly BucketMove[], how: How): Soon<readonly MovingBucket[] | undefined>;
+  /** Some lines of one that was read, from a version on. */
+  lines(connection: C, bucket: BucketName, from: number, how: How): Soon<readonly LineRow[]>;
+  /**
+   * In a transaction. What came by an earlier move, and never was settled, is replaced. False: it counts here, or comes by a later
+   * move.
+   */
+  arrive(connection: C, moving: MovingBucket, from: number, how: How): Soon<boolean>;
+  /** Lines of one that has arrived, in the same transaction. */
+  follow(connection: C, bucket: BucketName, lines: readonly LineRow[], how: How): Soon<void>;
+  /** In the transaction that has read it. */
+  leave(connection: C, moving: MovingBucket, to: number, how: How): Soon<void>;
+  /** Those that came by these moves count from now on. What has been told so before stays as it is. */
+  settle(connection: C, moves: readonly BucketMove[], how: How): Soon<void>;
 }

@@ -63,10 +63,14 @@ export class Instances {
     return this.#only as object;
   }
 
-  /** Of what is decided together: the one instance that all of them belong on. */
-  together(call: string, addresses: readonly Address[]): object {
+  /** Of what is decided together: the one instance that all of them belong on. `at`: where each is, if not where it is routed to. */
+  together(
+    call: string,
+    addresses: readonly Address[],
+    at: (address: Address) => object = (address) => this.at(...address),
+  ): object {
     if (!this.#shards && !this.#guard) return this.#only as object;
-    const found = addresses.map((address) => ({ address, instance: this.at(...address) }));
+    const found = addresses.map((address) => ({ address, instance: at(address) }));
     const [first] = found;
     const other = found.find(({ instance }) => instance !== first?.instance);
     if (first && other)
@@ -74,6 +78,11 @@ export class Instances {
         `${call}: ${[first, other].map((each) => this.#words(each)).join(", and ")}: what is decided together must be in one place.`,
       );
     return (first as { instance: object }).instance;
+  }
+
+  /** As errors show a name. */
+  show(name: string): string {
+    return this.#shards?.show(name) ?? name;
   }
 
   /** Of calls that do not say what they are about, where there is a choice. */

@@ -13,7 +13,7 @@ import { isTrue } from "./probe.ts";
 import { queueRoutines } from "./queue/functions.ts";
 import { queueIndexes, queueTables } from "./queue/schema.ts";
 import { quotaRoutines } from "./quota/functions.ts";
-import { quotaHistory, quotaTables } from "./quota/schema.ts";
+import { quotaHistory, quotaMoved, quotaTables } from "./quota/schema.ts";
 import { replayTable } from "./replay.ts";
 import { routineTable, routinesOf } from "./routines.ts";
 import { scheduleRoutines, scheduleTables } from "./schedule/schema.ts";
@@ -65,6 +65,7 @@ const all: readonly Migration[] = [
   { id: 11, name: "routines", statements: routineTable },
   { id: 12, name: "queue indexes", statements: queueIndexes },
   { id: 13, name: "agreed", statements: agreedTable },
+  { id: 14, name: "quota moves", statements: quotaMoved },
 ];
 
 const routines: readonly Statement[] = [

@@ -16,7 +16,7 @@
  * - **limit**, **plan**: from now on, in mid-window too. The line says the limit that follows from it.
  * - **reset**: nothing is used any more. Holds and credits stay. A window that is not fixed begins anew.
  */
-import type { Amended, Amendment, Bucket, Definition, Late, BucketStanding } from "../store.ts";
+import type { Amended, Amendment, Bucket, Definition, Elsewhere, Late, BucketStanding } from "../store.ts";
 import { parsed } from "./consume.ts";
 import { BucketDraft } from "./draft.ts";
 import {
@@ -27,6 +27,7 @@ import {
   type QuotaNeed,
   type QuotaWrites,
   deltaOf,
+  isElsewhere,
   limitOf,
   milliseconds,
   mostUsed,
@@ -43,7 +44,7 @@ export interface AmendView {
 }
 
 export interface AmendDecided {
-  readonly verdicts: Amended | Late;
+  readonly verdicts: Amended | Late | Elsewhere;
   readonly writes: QuotaWrites;
 }
 
@@ -60,6 +61,7 @@ export function decideAmendment(
     const { definition, id, kind, details } = amendment;
     if (isLate(definition.rule, now))
       return { verdicts: { late: milliseconds(now) }, writes: BucketDraft.writes([]) };
+    if (isElsewhere(bucket.row)) return { verdicts: { elsewhere: true }, writes: BucketDraft.writes([]) };
     const draft = new BucketDraft(bucket, 0, definition, amendment.bucket.limit, now);
     const before = draft.line(id);
     if (before) return { verdicts: repeated(amendment, before), writes: BucketDraft.writes([]) };
@@ -209,9 +211,10 @@ export function standingNow(
   { now, row, held, credit, counted }: PeekView,
   definition: Definition,
   bucket: Omit<Bucket, "definition">,
-): (BucketStanding & { readonly plan: string | undefined }) | Late {
+): (BucketStanding & { readonly plan: string | undefined }) | Late | Elsewhere {
   const at = milliseconds(now);
   if (isLate(definition.rule, now)) return { late: at };
+  if (row && isElsewhere(row)) return { elsewhere: true };
   const { own_limit, plan, used = 0, since, parts, version = 0 }: Partial<BucketRow> = row ?? {};
   const limit = limitOf({ own_limit, plan }, definition, bucket.limit);
   const rolled = roll({ used, since, parts }, definition.rule, limit, now, () => counted);

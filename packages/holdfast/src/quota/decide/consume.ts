@@ -23,6 +23,7 @@ import {
   Lacking,
   type QuotaNeed,
   type QuotaWrites,
+  isElsewhere,
   milliseconds,
   standingOf,
   unlessLacking,
@@ -55,6 +56,8 @@ export function decideUses(
   const found = unlessLacking((): UsesDecided => {
     const { definitions, buckets, uses, look } = batch;
     const at = milliseconds(view.now);
+    if (view.buckets.some(({ row }) => isElsewhere(row)))
+      return { verdicts: { missing: true, at, elsewhere: true }, writes: BucketDraft.writes([]) };
     if (definitions.some(({ rule }) => isLate(rule, view.now)))
       return { verdicts: { missing: true, at }, writes: BucketDraft.writes([]) };
     if (look && view.buckets.some(({ lines }) => !lines)) throw new Lacking("lines", ...buckets.keys());

@@ -1,8 +1,8 @@
-/**
- * What is stored of quotas, as plain rows with the columns' names. Moments are whole microseconds since 1970, by the
- * database's clock: exact up to the year 2255.
- */
+/** What decisions about quotas read and write, and what follows from a row alone. */
 import type { Definition, BucketStanding } from "../store.ts";
+import type { BucketRow, GrantRow, HoldRow, LineRow, OfBucket } from "../stored.ts";
+
+export type { BucketRow, Drain, GrantRow, HoldRow, LineRow } from "../stored.ts";
 
 /** The most that can be counted: whole numbers are exact up to here. */
 export const mostUsed = Number.MAX_SAFE_INTEGER;
@@ -13,80 +13,9 @@ export const unlimited = 2 ** 53;
 /** A moment that does not come. */
 export const never = Number.MAX_SAFE_INTEGER;
 
-export interface BucketRow {
-  readonly id: number;
-  readonly quota: string;
-  readonly subject: string;
-  readonly used: number;
-  readonly held: number;
-  readonly credit: number;
-  /** Of its newest line. Every change of a line, a hold or a grant raises it. */
-  readonly version: number;
-  /** The version that began anew: what was used before it is not to be given back. */
-  readonly reset: number;
-  /** When what `used` counts began: the window, the last refill, the newest of the parts, the last line. */
-  readonly since: number | undefined;
-  /** Of a window that slides in parts: what was used in each, the newest first. */
-  readonly parts: readonly number[] | undefined;
-  readonly own_limit: number | undefined;
-  readonly plan: string | undefined;
-  /** The version of its roll-up, below which there are no lines. */
-  readonly rolled: number | undefined;
-}
-
-/** A line of the ledger: used = used of the version before - forgotten + delta; held and credit after it. */
-export interface LineRow {
-  readonly bucket: number;
-  readonly version: number;
-  readonly kind: string;
-  readonly id: string;
-  /** The line, hold or grant that it is about. */
-  readonly entry: string | undefined;
-  readonly amount: number;
-  /** What it added to `used`; undefined: its amount. */
-  readonly delta: number | undefined;
-  /** What time had given back since the line before; undefined: nothing. */
-  readonly forgotten: number | undefined;
-  /** What was given back of it since; undefined: nothing. */
-  readonly refunded: number | undefined;
-  readonly used: number;
-  /** Null: nothing, as of `credit`. */
-  readonly held: number | undefined;
-  readonly credit: number | undefined;
-  /** The limit that was in force; undefined: none. */
-  readonly max: number | undefined;
-  readonly since: number | undefined;
-  readonly at: number;
-  /** Of a roll-up: the first version that it stands for; undefined: its own. */
-  readonly first: number | undefined;
-  /** The grants that it was taken from, in that order; undefined: none. */
-  readonly drains: readonly Drain[] | undefined;
-  readonly details: unknown;
-}
-
-export interface Drain {
-  readonly id: string;
-  readonly amount: number;
-}
-
-interface Of {
-  readonly quota: string;
-  readonly subject: string;
-  readonly id: string;
-}
-
-export interface HoldRow extends Of {
-  readonly amount: number;
-  readonly until: number;
-}
-
-export interface GrantRow extends Of {
-  readonly amount: number;
-  readonly spent: number;
-  readonly priority: number;
-  /** `never`: it does not run out. */
-  readonly until: number;
-}
+/** Nothing is decided here about a bucket that counts on another of several databases. */
+export const isElsewhere = ({ moved_to, moved_from }: Pick<BucketRow, "moved_to" | "moved_from">): boolean =>
+  moved_to !== undefined || moved_from !== undefined;
 
 /** What was read of a bucket. What is undefined was not read, and is asked for where it matters. */
 export interface BucketView {
@@ -123,11 +52,11 @@ export interface QuotaWrites {
     readonly insert: readonly LineRow[];
     readonly update: readonly Pick<LineRow, "bucket" | "version" | "refunded">[];
   };
-  readonly holds: { readonly insert: readonly HoldRow[]; readonly delete: readonly Of[] };
+  readonly holds: { readonly insert: readonly HoldRow[]; readonly delete: readonly OfBucket[] };
   readonly grants: {
     readonly insert: readonly GrantRow[];
-    readonly update: readonly (Of & Pick<GrantRow, "spent">)[];
-    readonly delete: readonly Of[];
+    readonly update: readonly (OfBucket & Pick<GrantRow, "spent">)[];
+    readonly delete: readonly OfBucket[];
   };
 }
 

@@ -8,6 +8,7 @@ import type {
   UseBatch,
   Bucket,
   Definition,
+  Elsewhere,
   QuotaEntry,
   Late,
   QuotaLists,
@@ -19,7 +20,10 @@ import type {
   Verdicts,
 } from "../../../quota/store.ts";
 import { failureOf } from "../locks/index.ts";
+import { quotaMoves } from "../../sql/quota/moves.ts";
+import { QuotaRows } from "../../sql/quota/rows.ts";
 import { impatient, patiently } from "../patience.ts";
+import { storeDialect } from "../store-dialect.ts";
 import { isTrue } from "../probe.ts";
 import { unlimited } from "./limits.ts";
 import { list, numbers, texts } from "../values.ts";
@@ -62,6 +66,9 @@ function standing(row: Record<string, unknown> | undefined): BucketStanding {
   };
 }
 
+/** A bucket that does not count on another of several databases. */
+const here = sql.raw("b.moved_to IS NULL AND b.moved_from IS NULL");
+
 const lists: QuotaLists<SqlConnection> = {
   async names(connection) {
     // From one name to the next, by the index: buckets are many, quotas are few.
@@ -71,10 +78,12 @@ const lists: QuotaLists<SqlConnection> = {
     (SELECT b.quota FROM ${own("quota_bucket")} b ORDER BY b.quota LIMIT 1)
     UNION ALL SELECT (SELECT b.quota FROM ${own("quota_bucket")} b WHERE b.quota > n.name ORDER BY b.quota LIMIT 1)
     FROM names n WHERE n.name IS NOT NULL)
-  SELECT n.name, (SELECT count(*) FROM (SELECT FROM ${own("quota_bucket")} b WHERE b.quota = n.name LIMIT 100000) x)::text AS subjects
+  SELECT n.name, (SELECT count(*) FROM (SELECT FROM ${own("quota_bucket")} b WHERE b.quota = n.name AND ${here} LIMIT 100000) x)::text AS subjects
   FROM names n WHERE n.name IS NOT NULL`,
     );
-    return rows.map((row) => ({ name: String(row["name"]), subjects: Number(row["subjects"]) }));
+    return rows
+      .map((row) => ({ name: String(row["name"]), subjects: Number(row["subjects"]) }))
+      .filter(({ subjects }) => subjects > 0);
   },
 
   async subjects(connection, quota, { after, most, of }) {
@@ -85,7 +94,7 @@ const lists: QuotaLists<SqlConnection> = {
       connection,
       sql`SELECT b.subject, b.used, b.held, b.credit, b.own_limit AS max, b.plan, b.version,
   (extract(epoch FROM b.since) * 1000)::float8 AS since, cardinality(b.parts) - 1 AS parts FROM ${own("quota_bucket")} b
-  WHERE b.quota = ${quota}::text AND ${which} ORDER BY b.subject LIMIT ${String(most)}::text::int`,
+  WHERE b.quota = ${quota}::text AND ${which} AND ${here} ORDER BY b.subject LIMIT ${String(most)}::text::int`,
     );
     return rows.map((row) => {
       const { at: _, ...stands } = standing(row);
@@ -105,7 +114,7 @@ const lists: QuotaLists<SqlConnection> = {
       sql`SELECT g.id, g.amount, g.spent, g.priority, CASE WHEN g.until < 'infinity' THEN (extract(epoch FROM g.until) * 1000)::float8 END AS until,
   g.until <= clock_timestamp() AS gone, (extract(epoch FROM l.at) * 1000)::float8 AS at FROM ${own("quota_grant")} g
   LEFT JOIN ${own("quota_line")} l ON l.bucket = ${numberOf({ quota, subject })} AND l.id = g.id
-  WHERE g.quota = ${quota}::text AND g.subject = ${subject}::text ORDER BY g.priority, g.until, g.id`,
+  WHERE g.quota = ${quota}::text AND g.subject = ${subject}::text AND EXISTS ${numberOf({ quota, subject })} ORDER BY g.priority, g.until, g.id`,
     );
     return rows.map((row) => ({
       id: String(row["id"]),
@@ -155,6 +164,7 @@ const upkeep: QuotaUpkeep<SqlConnection> = {
   ${finite(bucket.limit)}::text::bigint, ${repair?.id ?? null}::text, ${repair?.trust ?? "ledger"}::text)`,
     );
     if (isTrue(row?.["late"])) return { late: Number(row?.["at"]) };
+    if (Number(row?.["entries"]) === -1) return { elsewhere: true };
     return {
       findings: JSON.parse(String(row?.["findings"])) as string[],
       entries: Number(row?.["entries"]),
@@ -187,7 +197,7 @@ export const quotas: Quotas<SqlConnection> = {
     return use(connection, batch, waitMs, plain);
   },
 
-  async amend(connection, amendment: Amendment, { waitMs }: How): Promise<Amended | Late> {
+  async amend(connection, amendment: Amendment, { waitMs }: How): Promise<Amended | Elsewhere | Late> {
     const { definition, bucket, id, details, kind } = amendment;
     const of = "of" in amendment ? amendment.of : null;
     const amount = "amount" in amendment ? finite(amendment.amount) : null;
@@ -205,6 +215,7 @@ export const quotas: Quotas<SqlConnection> = {
   ${JSON.stringify(more)}::text::jsonb, ${details ?? null}::text) f`,
     );
     if (Number(row?.["verdict"]) === -1) return { late: Number(row?.["at"]) };
+    if (Number(row?.["verdict"]) === -2) return { elsewhere: true };
     const kinds = ["refused", "done", "before", "conflict", "unknown", "too much"] as const;
     return {
       ...standing(row),
@@ -220,15 +231,17 @@ export const quotas: Quotas<SqlConnection> = {
   ${bucket.quota}::text, ${bucket.subject}::text, ${bucket.limit === undefined ? null : String(bucket.limit)}::text::bigint)`,
     );
     if (Number(row?.["version"]) === -1) return { late: Number(row?.["at"]) };
+    if (Number(row?.["version"]) === -2) return { elsewhere: true };
     return { ...standing(row), plan: typeof row?.["plan"] === "string" ? row["plan"] : undefined };
   },
 
   lists,
   upkeep,
+  moves: quotaMoves(new QuotaRows(storeDialect)),
 };
 
 const numberOf = ({ quota, subject }: Pick<Bucket, "quota" | "subject">) =>
-  sql`(SELECT b.id FROM ${own("quota_bucket")} b WHERE b.quota = ${quota}::text AND b.subject = ${subject}::text)`;
+  sql`(SELECT b.id FROM ${own("quota_bucket")} b WHERE b.quota = ${quota}::text AND b.subject = ${subject}::text AND ${here})`;
 
 const rulesOf = (definitions: readonly Definition[], waitMs: number) =>
   patiently(waitMs, sql`${definitionsJson(definitions)}::text::jsonb`);
@@ -249,7 +262,7 @@ async function useOne(
   ${limit === undefined ? null : String(limit)}::text::bigint, ${id}::text, ${String(amount)}::text::bigint, ${details ?? null}::text) f`,
   );
   const at = Number(row?.["at"]);
-  if (isTrue(row?.["missing"])) return { missing: true, at };
+  if (isTrue(row?.["missing"])) return { missing: true, at, elsewhere: Number(row?.["verdict"] ?? 0) === -1 };
   const retry = row?.["retry"] === null ? undefined : Number(row?.["retry"]);
   const kind = verdictKinds[Number(row?.["verdict"])] as UseVerdict["kind"];
   const verdict = { ...standing(row), at: Number(row?.["entered"]), kind, retry: retryOf(retry) };
@@ -283,7 +296,7 @@ async function useMany(
   ${noted ? texts(uses, ({ details }) => details) : null}::text::text[])`,
   );
   const at = Number(row?.["at"]);
-  if (isTrue(row?.["missing"])) return { missing: true, at };
+  if (isTrue(row?.["missing"])) return { missing: true, at, elsewhere: numbers(row?.["verdicts"])[0] === -1 };
   if (!isTrue(row?.["fast"])) return { missing: false, at, verdicts: verdictsOf(row, uses.length, at) };
   const before = verdictsOf(row, buckets.length, at);
   const verdicts = uses.map(({ bucket }, i): UseVerdict => {
@@ -317,7 +330,7 @@ async function decide(
   ${list(again)}::text::int[])`,
   );
   const at = Number(row?.["at"]);
-  if (isTrue(row?.["missing"])) return { missing: true, at };
+  if (isTrue(row?.["missing"])) return { missing: true, at, elsewhere: numbers(row?.["verdicts"])[0] === -1 };
   return { missing: false, at, verdicts: verdictsOf(row, uses.length, at) };
 }
 

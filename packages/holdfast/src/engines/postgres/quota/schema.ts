@@ -73,3 +73,13 @@ export const quotaTables: readonly Statement[] = [
 export const quotaHistory: readonly Statement[] = [
   sql`ALTER TABLE ${own("quota_bucket")} ADD COLUMN IF NOT EXISTS rolled bigint`,
 ];
+
+/**
+ * Since migration 14. Of a bucket that goes to another of several databases: the number of its last move; the database that it
+ * counts on instead; the one that it comes from, until that one says so. The row of one that has gone stays: whoever would make it
+ * anew meets it, in a transaction with an old snapshot too.
+ */
+export const quotaMoved: readonly Statement[] = [
+  sql`ALTER TABLE ${own("quota_bucket")} ADD COLUMN IF NOT EXISTS moves bigint,
+  ADD COLUMN IF NOT EXISTS moved_to integer, ADD COLUMN IF NOT EXISTS moved_from integer`,
+];

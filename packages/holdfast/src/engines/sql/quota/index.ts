@@ -8,10 +8,20 @@ import type { How } from "../../../seam/store.ts";
 import { decideAmendment, standingNow } from "../../../quota/decide/amend.ts";
 import { type UsesView, decideUses } from "../../../quota/decide/consume.ts";
 import type { BucketView, QuotaNeed, QuotaWrites } from "../../../quota/decide/rows.ts";
-import type { Amended, Amendment, UseBatch, Late, Quotas, Rule, Verdicts } from "../../../quota/store.ts";
+import type {
+  Amended,
+  Amendment,
+  Elsewhere,
+  UseBatch,
+  Late,
+  Quotas,
+  Rule,
+  Verdicts,
+} from "../../../quota/store.ts";
 import type { StoreDialect } from "../dialect.ts";
 import { type ExchangeDecided, type StoreExchange, Exchanges } from "../exchange.ts";
 import { quotaLists } from "./lists.ts";
+import { quotaMoves } from "./moves.ts";
 import { type NamedBucket, QuotaRows, compareNamed, nameOf } from "./rows.ts";
 import { quotaBuckets } from "./tables.ts";
 import { quotaUpkeep } from "./upkeep.ts";
@@ -57,7 +67,7 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
       });
     },
 
-    amend(connection, amendment: Amendment, how): Promise<Amended | Late> {
+    amend(connection, amendment: Amendment, how): Promise<Amended | Elsewhere | Late> {
       const { bucket, definition, id } = amendment;
       const about = "of" in amendment ? amendment.of : undefined;
       const ids = about === undefined ? [id] : [id, about];
@@ -87,6 +97,7 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
 
     lists: quotaLists(rows),
     upkeep: quotaUpkeep(rows),
+    moves: quotaMoves(rows),
   };
 }
 

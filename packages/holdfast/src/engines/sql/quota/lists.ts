@@ -3,6 +3,7 @@ import { sql } from "../../../seam/sql.ts";
 import {
   type LineRow,
   deltaOf,
+  isElsewhere,
   milliseconds,
   never,
   standingOf,
@@ -15,12 +16,14 @@ import { quotaBuckets, quotaGrants } from "./tables.ts";
 /** So many are counted. */
 const mostCounted = 100_000;
 
+const here = sql`${sql.id("moved_to")} IS NULL AND ${sql.id("moved_from")} IS NULL`;
+
 export function quotaLists<C extends SqlConnection>(rows: QuotaRows<C>): QuotaLists<C> {
   return {
     async names(connection) {
       const { dialect } = rows.rows;
       const found = await connection.query(
-        sql`SELECT ${sql.id("quota")} AS ${sql.id("name")}, count(*) AS ${sql.id("subjects")} FROM ${dialect.table(quotaBuckets.name)} GROUP BY ${sql.id("quota")} ORDER BY ${sql.id("quota")}`,
+        sql`SELECT ${sql.id("quota")} AS ${sql.id("name")}, count(*) AS ${sql.id("subjects")} FROM ${dialect.table(quotaBuckets.name)} WHERE ${here} GROUP BY ${sql.id("quota")} ORDER BY ${sql.id("quota")}`,
       );
       return found.rows.map((row) => ({
         name: String(row["name"]),
@@ -35,7 +38,7 @@ export function quotaLists<C extends SqlConnection>(rows: QuotaRows<C>): QuotaLi
             of.map((subject) => ({ subject })),
           )
         : rows.rows.compare(quotaBuckets, "subject", ">", after ?? "");
-      const where = sql`${rows.rows.is(quotaBuckets, "quota", quota)} AND ${which}`;
+      const where = sql`${rows.rows.is(quotaBuckets, "quota", quota)} AND ${which} AND ${here}`;
       const order = rows.rows.order(quotaBuckets);
       const found = await rows.rows.select(connection, quotaBuckets, where, { order, limit: most });
       return found.map(({ subject, used, held, credit, own_limit, plan, version, since, parts }) => ({
@@ -53,7 +56,7 @@ export function quotaLists<C extends SqlConnection>(rows: QuotaRows<C>): QuotaLi
 
     async grants(connection, bucket) {
       const row = await rows.bucket(connection, bucket);
-      if (!row) return [];
+      if (!row || isElsewhere(row)) return [];
       const { quota, subject } = bucket;
       const order = sql.join(["priority", "until", "id"].map((column) => sql`${sql.id(column)}`));
       const where = rows.rows.matching(quotaGrants, [{ quota, subject }]);
@@ -83,7 +86,9 @@ export function quotaLists<C extends SqlConnection>(rows: QuotaRows<C>): QuotaLi
 
     async entries(connection, bucket, { below, most }) {
       const row = await rows.bucket(connection, bucket);
-      return row ? (await rows.linesBelow(connection, row.id, below, most)).map(entryOf) : [];
+      return row && !isElsewhere(row)
+        ? (await rows.linesBelow(connection, row.id, below, most)).map(entryOf)
+        : [];
     },
   };
 }

@@ -11,12 +11,12 @@ import {
   compareNames,
 } from "../../../quota/decide/rows.ts";
 import { countedKinds } from "../../../quota/decide/windows.ts";
-import type { Bucket } from "../../../quota/store.ts";
+import type { BucketName } from "../../../quota/store.ts";
 import type { StoreDialect } from "../dialect.ts";
 import { quotaBuckets, quotaGrants, quotaHolds, quotaLines } from "./tables.ts";
 import { StoredRows } from "../rows.ts";
 
-export type NamedBucket = Pick<Bucket, "quota" | "subject">;
+export type NamedBucket = BucketName;
 
 /** In one statement: values of a statement are limited, and who asks for many by name at once may be read a whole table. */
 const atOnce = 100;
@@ -229,7 +229,7 @@ export class QuotaRows<C extends SqlConnection> {
 
   /** `unless`: a condition that has to hold besides; false: it does not, of one of them. */
   async writeBucket(connection: C, row: BucketRow, also?: Statement): Promise<boolean> {
-    const { id: _, quota, subject, ...set } = row;
+    const { quota, subject, ...set } = counted(row);
     const where = this.rows.matching(quotaBuckets, [{ quota, subject }]);
     const changed = await this.rows.update(
       connection,
@@ -245,7 +245,10 @@ export class QuotaRows<C extends SqlConnection> {
     const quotas = Map.groupBy(buckets, ({ quota }) => quota);
     for (const [quota, all] of quotas)
       for (const some of chunks(all)) {
-        const rows = some.map(({ id: _id, quota: _quota, ...row }) => row);
+        const rows = some.map((row) => {
+          const { quota: _, ...set } = counted(row);
+          return set;
+        });
         await this.rows.updateAll(
           connection,
           quotaBuckets,
@@ -283,6 +286,11 @@ export class QuotaRows<C extends SqlConnection> {
 export interface RowSpan {
   readonly per: number;
   readonly now: number;
+}
+
+/** All but what stays as it is while it counts here. */
+function counted({ id: _, moves: _moves, moved_to: _to, moved_from: _from, ...row }: BucketRow) {
+  return row;
 }
 
 export const nameOf = ({ quota, subject }: NamedBucket): string => `${quota}\0${subject}`;

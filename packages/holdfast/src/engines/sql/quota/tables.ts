@@ -17,6 +17,9 @@ export const quotaBuckets = table({
     own_limit: "integer?",
     plan: "text?",
     rolled: "integer?",
+    moves: "integer?",
+    moved_to: "integer?",
+    moved_from: "integer?",
   },
   key: ["quota", "subject"],
 });

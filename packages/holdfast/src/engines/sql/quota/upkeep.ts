@@ -4,9 +4,17 @@ import { sql } from "../../../seam/sql.ts";
 import type { How } from "../../../seam/store.ts";
 import { type Checked, QuotaLedger, repair as repaired } from "../../../quota/decide/check.ts";
 import { decideRollUp } from "../../../quota/decide/roll-up.ts";
-import { type BucketRow, milliseconds } from "../../../quota/decide/rows.ts";
+import { type BucketRow, isElsewhere, milliseconds } from "../../../quota/decide/rows.ts";
 import { isLate } from "../../../quota/decide/windows.ts";
-import type { Bucket, Definition, Late, QuotaUpkeep, Reconciled, RollUp } from "../../../quota/store.ts";
+import type {
+  Bucket,
+  Definition,
+  Elsewhere,
+  Late,
+  QuotaUpkeep,
+  Reconciled,
+  RollUp,
+} from "../../../quota/store.ts";
 import type { NamedBucket, QuotaRows } from "./rows.ts";
 import { quotaBuckets, quotaLines } from "./tables.ts";
 import type { NewRow } from "../table.ts";
@@ -48,27 +56,33 @@ export function quotaUpkeep<C extends SqlConnection>(rows: QuotaRows<C>): QuotaU
     definition: Definition,
     bucket: NamedBucket,
     how: How,
-  ): Promise<Reconciled> {
+  ): Promise<Reconciled | Elsewhere> {
     const found = ({ findings, entries }: Checked) => ({ findings, entries, repaired: false });
     for (let i = 0; i < tries; i++) {
       const row = await rows.bucket(connection, bucket);
       if (!row) return { findings: [], entries: 0, repaired: false };
+      if (isElsewhere(row)) return { elsewhere: true };
       const checked = await check(connection, row, definition);
       const after = await rows.bucket(connection, bucket);
       if (after?.version === row.version && after.rolled === row.rolled) return found(checked);
     }
     return within(connection, how, async () => {
       const row = (await rows.bucket(connection, bucket, true)) as BucketRow;
+      if (isElsewhere(row)) return { elsewhere: true };
       return found(await check(connection, row, definition));
     });
   }
 
-  async function mend(connection: C, { definition, bucket, repair }: Repairing): Promise<Reconciled | Late> {
+  async function mend(
+    connection: C,
+    { definition, bucket, repair }: Repairing,
+  ): Promise<Reconciled | Late | Elsewhere> {
     const row = await rows.bucket(connection, bucket, true);
     const now = await rows.rows.clock(connection);
     const { rule } = definition;
     if (isLate(rule, now)) return { late: milliseconds(now) };
     if (!row) return { findings: [], entries: 0, repaired: false };
+    if (isElsewhere(row)) return { elsewhere: true };
     const before = (await rows.lines(connection, [{ bucket: row.id, id: repair.id }], true)).get(row.id);
     const noted = before?.get(repair.id)?.details as { metadata?: Reconciled } | undefined;
     if (noted?.metadata) return { ...noted.metadata, repaired: true };
@@ -140,7 +154,7 @@ export function quotaUpkeep<C extends SqlConnection>(rows: QuotaRows<C>): QuotaU
       for (const [i, bucket] of buckets.entries()) {
         const { subject } = bucket;
         if (gone >= what.most || i === mostBuckets) return answer(subject);
-        if (!(await isOld(connection, bucket, before))) continue;
+        if (isElsewhere(bucket) || !(await isOld(connection, bucket, before))) continue;
         // In the caller's transaction only the first is waited for, with nothing in hand: others may want both.
         const wait = how.free || !locked;
         const one = { before, most: what.most, wait };

@@ -1,10 +1,12 @@
 /** The functions that change a bucket otherwise, or only look at it. */
 import { own, sql } from "../../../../seam/sql.ts";
 import { limitOf, mostUsed } from "../limits.ts";
+import { isElsewhere } from "./parts.ts";
 
 /**
  * One change of one bucket: 'refund' (of an entry), 'settle' and 'release' (of a hold), 'grant', 'revoke' (of a grant),
- * 'limit', 'plan', 'reset'. Verdicts as of quota_decide, and 4: there is no such entry or hold, 5: more than there is.
+ * 'limit', 'plan', 'reset'. Verdicts as of quota_decide, and 4: there is no such entry or hold, 5: more than there is,
+ * -1: late, -2: it counts on another of several databases.
  */
 export const amend = sql`CREATE OR REPLACE FUNCTION ${own("quota_amend")}(
   rule jsonb, what text, q text, s text, code_max bigint, op text, of_entry text, n bigint, more jsonb, note text,
@@ -38,6 +40,10 @@ BEGIN
   amount := n;
   IF ${own("quota_late")}(rule, moment) THEN
     verdict := -1;
+    RETURN;
+  END IF;
+  IF ${isElsewhere("b")} THEN
+    verdict := -2;
     RETURN;
   END IF;
   SELECT t.* INTO e FROM ${own("quota_line")} t WHERE t.bucket = b.id AND t.id = op;
@@ -229,6 +235,10 @@ BEGIN
   at := extract(epoch FROM moment) * 1000;
   IF ${own("quota_late")}(rule, moment) THEN
     version := -1;
+    RETURN;
+  END IF;
+  IF ${isElsewhere("b")} THEN
+    version := -2;
     RETURN;
   END IF;
   b.quota := q;

@@ -9,7 +9,8 @@ export const entries = sql`CREATE OR REPLACE VIEW ${own("quota_entry")} AS
   SELECT b.quota, b.subject, l.version, l.kind, l.id, l.entry, l.amount, coalesce(l.delta, l.amount) AS delta,
     coalesce(l.forgotten, 0) AS forgotten, coalesce(l.refunded, 0) AS refunded, l.used, coalesce(l.held, 0) AS held,
     coalesce(l.credit, 0) AS credit, l.max, l.since, l.at, coalesce(l.first, l.version) AS first, l.drains, l.details
-  FROM ${own("quota_line")} l JOIN ${own("quota_bucket")} b ON b.id = l.bucket`;
+  FROM ${own("quota_line")} l JOIN ${own("quota_bucket")} b ON b.id = l.bucket
+  WHERE b.moved_from IS NULL`;
 
 /** What is left of a bucket's use now; parts of a sliding window that have passed are gone. */
 export const roll = sql`CREATE OR REPLACE FUNCTION ${own("quota_roll")}(INOUT b ${own("quota_bucket")}, rule jsonb, max bigint, moment timestamptz)

@@ -2,7 +2,7 @@
 import { own, sql } from "../../../../seam/sql.ts";
 import * as protection from "../../../../seam/protections.ts";
 import { limitOf, mostUsed } from "../limits.ts";
-import { answers, briefly, plans } from "./parts.ts";
+import { answers, briefly, isElsewhere, plans } from "./parts.ts";
 
 /** Who counts has the bucket to itself. */
 const locked = sql.raw(protection.quotaLocked ? "FOR NO KEY UPDATE" : "");
@@ -62,7 +62,7 @@ BEGIN
       bool_and(b.plain AND b.before + ${held("b.held")} + b.a <= least(${mostUsed}, b.max + over))
     INTO found, ids, places, useds, rolled, after, helds, credits, versions, next, maxes, since, forward, fits FROM (
       SELECT u.n, u.a, u.c, t.id, t.ctid AS place, t.used, t.held, t.credit, t.version, t.since,
-        CASE WHEN opens IS NULL OR t.since = opens THEN t.used ELSE 0 END AS before, t.parts IS NULL AS plain,
+        CASE WHEN opens IS NULL OR t.since = opens THEN t.used ELSE 0 END AS before, t.parts IS NULL AND NOT ${isElsewhere("t")} AS plain,
         ${limitOf("t", "rules->0", "u.m")} AS max
       FROM (SELECT * FROM unnest(bucket_subjects, bucket_limits, bucket_sums, bucket_uses) WITH ORDINALITY l (s, m, a, c, n) ORDER BY l.s COLLATE "C") u,
       -- Apart, so that it is looked up by both columns: as a join, one plan read the whole quota for each.
@@ -106,11 +106,11 @@ DECLARE
   moment timestamptz;
   before bigint;
 BEGIN
-  SELECT t.id, t.used, t.held, t.credit, t.version, t.since, t.parts IS NULL AS plain, ${limitOf("t", "rules->0", "own")} AS max
+  SELECT t.id, t.used, t.held, t.credit, t.version, t.since, t.parts IS NULL AND NOT ${isElsewhere("t")} AS plain, ${limitOf("t", "rules->0", "own")} AS max
     INTO b FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s ${locked};
   IF NOT FOUND THEN
     INSERT INTO ${own("quota_bucket")} (quota, subject) VALUES (q, s) ON CONFLICT DO NOTHING;
-    SELECT t.id, t.used, t.held, t.credit, t.version, t.since, t.parts IS NULL AS plain, ${limitOf("t", "rules->0", "own")} AS max
+    SELECT t.id, t.used, t.held, t.credit, t.version, t.since, t.parts IS NULL AND NOT ${isElsewhere("t")} AS plain, ${limitOf("t", "rules->0", "own")} AS max
       INTO b FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s ${locked};
   END IF;
   IF FOUND THEN

@@ -1,7 +1,7 @@
 /** The function that decides whether something may be used, for any batch, in parts that are read one at a time. */
 import { own, sql } from "../../../../seam/sql.ts";
 import { limitOf, mostUsed } from "../limits.ts";
-import { answers, briefly, plans } from "./parts.ts";
+import { answers, briefly, isElsewhere, plans } from "./parts.ts";
 
 /** The buckets, made if they are new, locked in one order, and read. Then it is what time it is. */
 const lockBuckets = sql`
@@ -13,6 +13,7 @@ const lockBuckets = sql`
     JOIN ${own("quota_bucket")} t ON t.quota = u.q AND t.subject = u.s
     ORDER BY t.quota, t.subject FOR NO KEY UPDATE OF t LOOP
     found := found + 1;
+    away := away OR ${isElsewhere("r")};
     k := r.n;
     ids[k] := r.id;
     resets[k] := r.reset;
@@ -28,8 +29,9 @@ const lockBuckets = sql`
   END LOOP;
   moment := clock_timestamp();
   at := extract(epoch FROM moment) * 1000;
-  IF found < bucket_count THEN
+  IF found < bucket_count OR away THEN
     missing := true;
+    verdicts := CASE WHEN away THEN ARRAY[-1] END;
     RETURN;
   END IF;`;
 
@@ -305,7 +307,8 @@ const writeUses = sql`
 /**
  * Decides about calls in the order in which they came; those of one group are granted all or none. Buckets by
  * their place in the lists of quotas and subjects.
- * Verdicts: 0 refused, 1 granted, 2 granted before, 3 the id was used for something else.
+ * Verdicts: 0 refused, 1 granted, 2 granted before, 3 the id was used for something else. A single -1, with missing: some of the
+ * buckets count on another of several databases.
  */
 export const decide = sql`CREATE OR REPLACE FUNCTION ${own("quota_decide")}(
   rules jsonb, make boolean, look boolean, bq text[], bs text[], br int[], bm bigint[],
@@ -346,6 +349,7 @@ DECLARE
   parts jsonb;
   saved record;
   found int := 0;
+  away boolean := false;
   holds boolean := false;
   looked boolean := false;
   denied boolean;

@@ -16,3 +16,7 @@ export const plans = sql.raw(
  * ends in a deadlock, which may be the transaction's: they part before the server looks for one (deadlock_timeout, 1 s).
  */
 export const briefly = sql.raw("PERFORM set_config('lock_timeout', '200ms', true)");
+
+/** It counts on another of several databases, and nothing is decided here. */
+export const isElsewhere = (bucket: string) =>
+  sql.raw(`(${bucket}.moved_to IS NOT NULL OR ${bucket}.moved_from IS NOT NULL)`);

@@ -1,6 +1,7 @@
 /** The functions that look after the ledger: whether it adds up to what is counted, and what is old made short. */
 import { own, sql } from "../../../../seam/sql.ts";
 import { limitOf, mostUsed } from "../limits.ts";
+import { isElsewhere } from "./parts.ts";
 
 /** Of a line: its change of used, what was forgotten before it, and what is left of it in its window. */
 const delta = sql.raw("coalesce(l.delta, l.amount)");
@@ -43,6 +44,11 @@ BEGIN
   SELECT 0::bigint AS version, 0::bigint AS used, 0::bigint AS held, 0::bigint AS credit, NULL::timestamptz AS since INTO before;
   SELECT t.* INTO b FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s;
   IF NOT FOUND THEN
+    RETURN;
+  END IF;
+  -- On another of several databases.
+  IF ${isElsewhere("b")} THEN
+    entries := -1;
     RETURN;
   END IF;
   mended := (SELECT max(l.version) FROM ${own("quota_line")} l WHERE l.bucket = b.id AND l.kind = 'repair');
@@ -181,6 +187,7 @@ BEGIN
   END IF;
   SELECT k.* INTO c FROM ${own("quota_check")}(rule, q, s) k;
   findings := c.findings;
+  -- -1: it counts on another of several databases.
   entries := c.entries;
   IF op IS NULL OR cardinality(findings) = 0 THEN
     RETURN;
@@ -240,7 +247,7 @@ BEGIN
   gone := 0;
   broken := '{}';
   FOR b IN SELECT t.id, t.subject, coalesce(t.rolled, 0) AS rolled FROM ${own("quota_bucket")} t
-    WHERE t.quota = q AND t.subject >= coalesce(onward, '') COLLATE "C" ORDER BY t.subject LOOP
+    WHERE t.quota = q AND t.subject >= coalesce(onward, '') COLLATE "C" AND NOT ${isElsewhere("t")} ORDER BY t.subject LOOP
     IF gone >= most OR buckets = 1000 THEN
       next := b.subject;
       RETURN;
