@@ -77,7 +77,7 @@ export interface UseVerdict extends BucketStanding {
  */
 export type Verdicts =
   | { readonly missing: false; readonly at: number; readonly verdicts: readonly UseVerdict[] }
-  | { readonly missing: true; readonly at: number; readonly elsewhere?: boolean };
+  | { readonly missing: true; readonly at: number; readonly elsewhere: boolean };
 
 export type Amendment = {
   readonly definition: Definition;

@@ -59,7 +59,7 @@ export function decideUses(
     if (view.buckets.some(({ row }) => isElsewhere(row)))
       return { verdicts: { missing: true, at, elsewhere: true }, writes: BucketDraft.writes([]) };
     if (definitions.some(({ rule }) => isLate(rule, view.now)))
-      return { verdicts: { missing: true, at }, writes: BucketDraft.writes([]) };
+      return { verdicts: { missing: true, at, elsewhere: false }, writes: BucketDraft.writes([]) };
     if (look && view.buckets.some(({ lines }) => !lines)) throw new Lacking("lines", ...buckets.keys());
     const drafts = buckets.map(({ definition: place, limit }, i) => {
       const definition = definitions[place];
