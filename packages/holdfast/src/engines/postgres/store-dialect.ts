@@ -34,10 +34,12 @@ function bound(kind: ColumnKind, value: unknown): Statement {
 function listed(kind: ColumnKind, values: readonly unknown[]): string {
   return arrayText(
     values.map((value) => {
-      if (value === undefined || value === null) return null;
+      if (value === undefined) return null;
+      // Null is a value of JSON's, too.
+      if (kind === "json") return JSON.stringify(value);
+      if (value === null) return null;
       if (kind === "moment" && value === never) return "infinity";
       if (kind === "moment" && value === -never) return "-infinity";
-      if (kind === "json") return JSON.stringify(value);
       return kind === "integers" && Array.isArray(value) ? `{${value.join()}}` : text(value);
     }),
   );

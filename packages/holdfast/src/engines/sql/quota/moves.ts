@@ -9,8 +9,7 @@ import { type NamedBucket, type QuotaRows, nameOf } from "./rows.ts";
 import { quotaBuckets, quotaGrants, quotaHolds, quotaLines } from "./tables.ts";
 
 /** Lines that are read, and written, at once. */
-const page = 1000;
-const pageWritten = 100;
+const page = 500;
 
 /** What is left of one that has gone. */
 const empty = {
@@ -120,9 +119,8 @@ export function quotaMoves<C extends SqlConnection>(rows: QuotaRows<C>): QuotaMo
         await removeAll(connection, there);
         const { quota: _quota, subject: _subject, ...values } = bucket;
         await changeBucket(connection, bucket, { ...values, moved_to: undefined, moved_from: from });
-        for (const some of chunksOf(holds, pageWritten)) await rows.rows.insert(connection, quotaHolds, some);
-        for (const some of chunksOf(grants, pageWritten))
-          await rows.rows.insert(connection, quotaGrants, some);
+        for (const some of chunksOf(holds, page)) await rows.rows.insert(connection, quotaHolds, some);
+        for (const some of chunksOf(grants, page)) await rows.rows.insert(connection, quotaGrants, some);
         return true;
       });
     },
@@ -131,7 +129,7 @@ export function quotaMoves<C extends SqlConnection>(rows: QuotaRows<C>): QuotaMo
       return within(connection, how, async () => {
         const there = await rows.bucket(connection, bucket);
         if (!there) throw new Error(`${nameOf(bucket)}: lines without a bucket`);
-        for (const some of chunksOf(lines, pageWritten))
+        for (const some of chunksOf(lines, page))
           await rows.rows.insert(
             connection,
             quotaLines,
