@@ -92,6 +92,8 @@ async function main(): Promise<void> {
     else if (message.type === "stop") void stop();
     else process.exit(0);
   });
+  // Some that are measured here look for their server for ever, with all that a processor has.
+  process.on("disconnect", () => process.exit(1));
 }
 
 if (process.send) await main();
