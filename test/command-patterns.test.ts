@@ -186,7 +186,7 @@ describe("migrate", () => {
     const [made, printed] = [join(folder, "made.db"), join(folder, "printed.db")];
     new DatabaseSync(made).close();
     const applied = await command(["migrate", "--yes", "--json", "--url", `file:${made}`]);
-    expect(json<{ applied: unknown[] }>(applied).applied).toHaveLength(3);
+    expect(json<{ applied: unknown[] }>(applied).applied).toHaveLength(4);
     const db = new DatabaseSync(printed);
     db.exec((await command(["migrate", "print", "--engine", "sqlite"])).out);
     const shape = (of: DatabaseSync) =>
@@ -199,15 +199,13 @@ describe("migrate", () => {
     const status = await command(["migrate", "status", "--url", `file:${printed}`]);
     expect(status.code).toBe(0);
     expect(status.out).toContain("All of them are applied.");
-    // It has the tables of locks and leases, and no patterns yet.
-    expect(complaint(await command(["quota", "--url", `file:${made}`]))).toContain(
-      "holdfast: quota: quotas are kept on PostgreSQL only",
-    );
-    const elsewhere = holdfast(fromNodeSqlite(() => new DatabaseSync(made)));
-    await expect(
-      audited(elsewhere, { action: "a", target: "t", actor: "me" }, async () => 1),
-    ).rejects.toMatchObject({ code: "HF_UNSUPPORTED" });
-    await elsewhere.close();
+    // It has the tables of patterns, too.
+    const there = holdfast(fromNodeSqlite(() => new DatabaseSync(printed)));
+    await quota(there, { name: "uploads", limit: 100 }).consume("ann", 3);
+    expect(await audited(there, { action: "a", target: "t", actor: "me" }, async () => 1)).toBe(1);
+    await there.close();
+    const shown = await command(["quota", "--url", `file:${printed}`, "--json"]);
+    expect(json(shown)).toEqual({ quotas: [{ name: "uploads", subjects: 1 }] });
   });
 });
 

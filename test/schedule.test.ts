@@ -857,8 +857,14 @@ describe("what is wrong is said at once", () => {
 
   test("an engine that keeps no schedules, tables that are not there", async () => {
     const file = new DatabaseSync(":memory:");
-    await expect(schedule(holdfast(fromNodeSqlite(file)), "x", year, handler).start()).rejects.toMatchObject({
+    const on = fromNodeSqlite(file);
+    const gap = { supported: false, why: "this one does not" } as const;
+    const none = holdfast({ ...on, engine: { ...on.engine, schedules: gap } });
+    await expect(schedule(none, "x", year, handler).start()).rejects.toMatchObject({
       code: "HF_UNSUPPORTED",
+    });
+    await expect(schedule(holdfast(on), "x", year, handler).start()).rejects.toMatchObject({
+      code: "HF_SCHEMA_MISSING",
     });
     file.close();
     const empty = await createDatabase("postgres");

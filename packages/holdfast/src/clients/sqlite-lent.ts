@@ -7,7 +7,7 @@ import { NotInTransactionError, UsageError, message } from "../seam/errors.ts";
 import { unlessAborted } from "../waiting/turns.ts";
 import { OneConnection } from "../waiting/one-connection.ts";
 import type { Statement } from "../seam/sql.ts";
-import { type SqliteConnection, render } from "../engines/sqlite/index.ts";
+import { GiveUp, type SqliteConnection, render } from "../engines/sqlite/index.ts";
 import { type WriterQueue, writerQueueOf } from "../engines/sqlite/writer-queue.ts";
 
 /** Below whatever the ORM does to its queries. */
@@ -48,6 +48,7 @@ class LentConnection implements SqliteConnection {
   readonly lost = never;
   readonly unwrap: (error: unknown) => DriverError | undefined;
   readonly writerQueue: WriterQueue | undefined;
+  readonly giveUp = new GiveUp();
   begun: SqliteConnection["begun"];
   inTransaction: boolean;
   #send: Send;
@@ -88,8 +89,9 @@ class LentConnection implements SqliteConnection {
     this.inTransaction = false;
   }
 
-  // Waits happen between statements here, and these look at the signal.
-  async cancel(): Promise<void> {}
+  async cancel(): Promise<void> {
+    this.giveUp.now();
+  }
 
   /** A busy timeout makes the whole process wait inside one call, where ours wait in between. */
   async #quietly(text: string, values: readonly unknown[] = []): Promise<Result> {

@@ -3,7 +3,7 @@ import type { Database, DriverError, Pinned, Purpose, Result, Row } from "../../
 import { NotInTransactionError, UsageError } from "../../seam/errors.ts";
 import { Turns } from "../../waiting/turns.ts";
 import { OneConnection } from "../../waiting/one-connection.ts";
-import { type SqliteConnection, render, sqlite } from "../../engines/sqlite/index.ts";
+import { GiveUp, type SqliteConnection, render, sqlite } from "../../engines/sqlite/index.ts";
 import { type WriterQueue, writerQueueOf } from "../../engines/sqlite/writer-queue.ts";
 
 interface ResultSet {
@@ -122,6 +122,7 @@ class LibsqlConnection implements SqliteConnection {
   readonly lost = never;
   readonly unwrap = unwrapLibsql;
   readonly switches = true;
+  readonly giveUp = new GiveUp();
   begun: SqliteConnection["begun"];
   readonly #client: LibsqlClient;
   readonly #whereabouts: Whereabouts;
@@ -159,8 +160,9 @@ class LibsqlConnection implements SqliteConnection {
     return [];
   }
 
-  // Waits happen between statements here, and these look at the signal.
-  async cancel(): Promise<void> {}
+  async cancel(): Promise<void> {
+    this.giveUp.now();
+  }
 
   writerIsFree(): Promise<boolean | undefined> {
     return writerIsFree(this.#client);

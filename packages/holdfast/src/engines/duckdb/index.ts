@@ -14,6 +14,10 @@ import { tables } from "./tables.ts";
 export { InProcessLocks } from "./in-process-locks.ts";
 export { type DuckdbConnection, render } from "./dialect.ts";
 
+/** The stores have to read rows as they are now, also in a transaction that began before they were written. There is no such read here. */
+const oneSnapshot =
+  "a transaction sees what there was when it began, and nothing newer: inside of yours it could not be counted what others have changed since";
+
 export const duckdb: Engine<DuckdbConnection> = {
   name: "duckdb",
   probe,
@@ -24,15 +28,13 @@ export const duckdb: Engine<DuckdbConnection> = {
   tables,
   leases,
   replay,
-  quotas: unsupported("quotas are kept on PostgreSQL only, for now; take a lock and add up your own rows"),
-  stock: unsupported("stock is kept on PostgreSQL only, for now; tx.rows locks rows of your own"),
+  quotas: unsupported(`${oneSnapshot}; take a lock first, and add up your own rows`),
+  stock: unsupported(`${oneSnapshot}; take a lock first, and change your own rows`),
   queues: unsupported(
-    "queues are kept on PostgreSQL only, for now; tx.rows takes the next row that nobody has",
+    `${oneSnapshot}, and DuckDB has no savepoints; take a lock, and the next row of your own`,
   ),
-  schedules: unsupported(
-    "schedules are kept on PostgreSQL only, for now; hf.tryLock runs a job in one instance at a time",
-  ),
-  audit: unsupported("an audit is kept on PostgreSQL only, for now"),
+  schedules: unsupported(`${oneSnapshot}; hf.tryLock runs a job in one instance at a time`),
+  audit: unsupported("an audit is kept where the patterns are whose changes it is about"),
   holders,
   inspect,
   async query(connection, statement) {

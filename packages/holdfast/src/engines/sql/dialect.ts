@@ -29,6 +29,8 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   table(name: string): Statement;
   /** The database's clock at this statement, not at the beginning of the transaction: whole microseconds since 1970. */
   readonly clock: Statement;
+  /** The same, where the clock is coarse: for whoever writes, later than what others were given before. Absent: as it is. */
+  now?(connection: C): Promise<number>;
   /** A column in a list of what is selected, as something that `table.ts` makes a value of its kind of. */
   read(kind: ColumnKind, column: Statement): Statement;
   /** A value, as it is compared with a column of its kind or written into one. Undefined: NULL. */

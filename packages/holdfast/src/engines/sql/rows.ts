@@ -245,6 +245,7 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
   }
 
   async clock(connection: C): Promise<number> {
+    if (this.dialect.now) return this.dialect.now(connection);
     const { rows } = await connection.query(sql`SELECT ${this.dialect.clock} AS now`);
     return Number(rows[0]?.["now"]);
   }

@@ -190,7 +190,7 @@ export async function asWriter<T>(
   body: () => Promise<T>,
 ): Promise<T> {
   if (connection.inTransaction) throw new UsageError(inOwn);
-  const busy = await startWriting(connection, "one-shot", waitMs);
+  const busy = await startWriting(connection, "one-shot", waitMs, connection.giveUp?.signal);
   if (busy) throw fileBusy(waitMs, busy);
   try {
     const value = await body();

@@ -8,6 +8,7 @@ import {
   type Statement,
   render as renderWith,
 } from "../../seam/sql.ts";
+import { Interrupted } from "./errors.ts";
 import type { WriterQueue } from "./writer-queue.ts";
 
 export interface SqliteConnection extends SqlConnection {
@@ -23,10 +24,25 @@ export interface SqliteConnection extends SqlConnection {
   readonly switches?: boolean;
   /** Where those of this process stand who want to write to the same file, and where its writer tells what it holds. */
   readonly writerQueue?: WriterQueue | undefined;
+  /** Ends the wait of what is not part of a transaction yet, if whoever waits does not want it any more. */
+  readonly giveUp?: GiveUp;
   /** Finds the file, and so the line, of a caller's own transaction. */
   locate?(): Promise<void>;
   /** The transaction on it that we began: nobody else's is ours to roll back. */
   begun?: { readonly readOnly: boolean } | undefined;
+}
+
+/** Waits happen between statements here, where nobody but us could end them. */
+export class GiveUp {
+  #controller: AbortController | undefined;
+
+  get signal(): AbortSignal {
+    return (this.#controller ??= new AbortController()).signal;
+  }
+
+  now(): void {
+    (this.#controller ??= new AbortController()).abort(new Interrupted());
+  }
 }
 
 /** Most clients here are synchronous. */

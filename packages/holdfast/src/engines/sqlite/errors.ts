@@ -40,6 +40,14 @@ export class StillBusy extends Error {
   }
 }
 
+/** As SQLite's own of a statement: it was to end, and nothing of it was done. */
+export class Interrupted extends Error {
+  readonly code = "SQLITE_INTERRUPT";
+  constructor() {
+    super("It was not to be waited for any longer");
+  }
+}
+
 export function classify({ code }: DriverError): Failure | undefined {
   if (code === "HOLDFAST_BUSY") return "serialization";
   // Of @libsql/client, whose transaction is an object that ends.

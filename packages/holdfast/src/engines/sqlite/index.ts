@@ -1,4 +1,3 @@
-import { unsupported } from "../../seam/capabilities.ts";
 import type { Engine } from "../../seam/database.ts";
 import { namedConnection, prefixNames } from "../../seam/names.ts";
 import { begin, end, lock, savepoint } from "./begin.ts";
@@ -9,9 +8,10 @@ import { leases } from "./leases.ts";
 import { probe } from "./probe.ts";
 import { replay } from "./replay.ts";
 import { migrationsIn } from "./schema.ts";
+import { stores } from "./stores.ts";
 import { tables } from "./tables.ts";
 
-export { type SqliteConnection, render } from "./dialect.ts";
+export { GiveUp, type SqliteConnection, render } from "./dialect.ts";
 
 export const sqlite: Engine<SqliteConnection> = {
   name: "sqlite",
@@ -23,15 +23,7 @@ export const sqlite: Engine<SqliteConnection> = {
   tables,
   leases,
   replay,
-  quotas: unsupported("quotas are kept on PostgreSQL only, for now; take a lock and add up your own rows"),
-  stock: unsupported("stock is kept on PostgreSQL only, for now; tx.rows locks rows of your own"),
-  queues: unsupported(
-    "queues are kept on PostgreSQL only, for now; tx.rows takes the next row that nobody has",
-  ),
-  schedules: unsupported(
-    "schedules are kept on PostgreSQL only, for now; hf.tryLock runs a job in one instance at a time",
-  ),
-  audit: unsupported("an audit is kept on PostgreSQL only, for now"),
+  ...stores,
   inspect,
   query: (connection, statement) => connection.query(statement),
   classify,

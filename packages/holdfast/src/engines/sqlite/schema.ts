@@ -4,6 +4,7 @@ import { asWriter } from "./begin.ts";
 import { type SqliteConnection, render } from "./dialect.ts";
 import { leaseTables } from "./leases.ts";
 import { replayTable } from "./replay.ts";
+import { storeTables } from "./stores.ts";
 
 const migrationTable = sql`CREATE TABLE IF NOT EXISTS ${own("migration")} (
   id integer NOT NULL PRIMARY KEY,
@@ -15,6 +16,7 @@ const all: readonly Migration[] = [
   { id: 1, name: "migrations", statements: [migrationTable] },
   { id: 2, name: "leases", statements: leaseTables },
   { id: 3, name: "once", statements: replayTable },
+  { id: 4, name: "patterns", statements: storeTables },
 ];
 
 async function read(connection: SqliteConnection): Promise<Pick<Migration, "id" | "name">[]> {
