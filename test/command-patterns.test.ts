@@ -219,16 +219,16 @@ describe.each(["mysql", "mariadb"] as const)("migrate on %s", (server) => {
     const elsewhere = holdfast(fromMysql2(there));
     try {
       const applied = await command(["migrate", "--yes", "--json", "--url", mine.url]);
-      expect(json<{ applied: unknown[] }>(applied).applied).toHaveLength(5 + 4);
+      expect(json<{ applied: unknown[] }>(applied).applied).toHaveLength(6 + 4);
       const [status, printed, early] = await Promise.all([
         command(["migrate", "status", "--json", "--url", mine.url]),
         command(["migrate", "print", "--engine", server]),
         command(["queue", "--url", mine.url]),
       ]);
       expect(status.code).toBe(0);
-      expect(complaint(early)).toContain("holdfast: queue: queues are kept on PostgreSQL only");
+      expect(early.code).toBe(0);
       for (const statement of statements(printed.out)) await there.query(statement);
-      expect((await elsewhere.migrations()).map(({ state }) => state)).toEqual(Array(5 + 4).fill("applied"));
+      expect((await elsewhere.migrations()).map(({ state }) => state)).toEqual(Array(6 + 4).fill("applied"));
       const shape = async (name: string) =>
         (
           await there.query(

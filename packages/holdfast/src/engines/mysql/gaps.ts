@@ -32,6 +32,8 @@ export interface ClusterGaps {
   readonly session: Unsupported;
   readonly rows: Unsupported;
   readonly leases: Unsupported;
+  /** Quotas, stock, queues, schedules and the audit. */
+  readonly patterns: Unsupported;
 }
 
 export const galera: ClusterGaps = {
@@ -41,6 +43,9 @@ export const galera: ClusterGaps = {
   ),
   leases: unsupported(
     "this is a cluster (Galera), where each node has a clock of its own, and a lease could be taken over on another node while a fenced transaction is open",
+  ),
+  patterns: unsupported(
+    "this is a cluster (Galera), where rows are locked on one node, and numbers do not grow from node to node: the same could be decided twice",
   ),
 };
 
@@ -61,6 +66,9 @@ export const group: ClusterGaps = {
   rows: unsupported(`${several}, where a row lock is one of the member that it was taken on. ${connect}`),
   leases: unsupported(
     `${several}, where each member has a clock of its own, and a lease could be taken over on another one while a fenced transaction is open. ${connect}`,
+  ),
+  patterns: unsupported(
+    `${several}, where rows are locked on one member, and numbers do not grow from member to member. ${connect}`,
   ),
 };
 

@@ -1,7 +1,11 @@
-import { unsupported } from "../../seam/capabilities.ts";
 import type { Engine, SqlConnection } from "../../seam/database.ts";
 import { namedConnection, prefixNames } from "../../seam/names.ts";
 import { sql } from "../../seam/sql.ts";
+import { auditStore } from "../sql/audit.ts";
+import { queueStore } from "../sql/queue/index.ts";
+import { quotaStore } from "../sql/quota/index.ts";
+import { scheduleStore } from "../sql/schedule.ts";
+import { stockStore } from "../sql/stock/index.ts";
 import { dialect } from "./dialect.ts";
 import { classify, violated, waited } from "./errors.ts";
 import { inspect } from "./inspect.ts";
@@ -10,6 +14,7 @@ import { holders, lock, session } from "./locks.ts";
 import { probe } from "./probe.ts";
 import { replay } from "./replay.ts";
 import { migrationsIn } from "./schema.ts";
+import { storeDialect } from "./store-dialect.ts";
 import { tables } from "./tables.ts";
 import { begin, end, keepLocks, settle } from "./transactions.ts";
 import { protocol } from "./protocol.ts";
@@ -37,15 +42,11 @@ export const mysql: Engine<SqlConnection> = {
   tables,
   leases,
   replay,
-  quotas: unsupported("quotas are kept on PostgreSQL only, for now; take a lock and add up your own rows"),
-  stock: unsupported("stock is kept on PostgreSQL only, for now; tx.rows locks rows of your own"),
-  queues: unsupported(
-    "queues are kept on PostgreSQL only, for now; tx.rows takes the next row that nobody has",
-  ),
-  schedules: unsupported(
-    "schedules are kept on PostgreSQL only, for now; hf.tryLock runs a job in one instance at a time",
-  ),
-  audit: unsupported("an audit is kept on PostgreSQL only, for now"),
+  quotas: quotaStore(storeDialect),
+  stock: stockStore(storeDialect),
+  queues: queueStore(storeDialect),
+  schedules: scheduleStore(storeDialect),
+  audit: auditStore(storeDialect),
   holders,
   inspect,
   query: (connection, statement) => connection.query(statement, true),

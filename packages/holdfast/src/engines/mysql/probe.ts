@@ -94,6 +94,13 @@ export async function probe(
     wake: noWake,
     versions: true,
     once: cluster?.locks ?? true,
+    ...(cluster && {
+      quotas: cluster.patterns,
+      stock: cluster.patterns,
+      queues: cluster.patterns,
+      schedules: cluster.patterns,
+      audit: cluster.patterns,
+    }),
     savepoints: true,
     granularity: "key",
     lockIsolation: levels,

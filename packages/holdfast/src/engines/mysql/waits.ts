@@ -19,19 +19,33 @@ export type Waited<T = Result> =
  */
 const worthKillingMs = 50;
 
-/** The setting lasts for the session, so it is put back whatever happens. */
-export async function patiently<T>(
+export function patiently<T>(
   connection: SqlConnection,
   waitMs: number,
   run: () => PromiseLike<T>,
 ): Promise<Waited<T>> {
   // The least is 0 on MariaDB and 1 on MySQL, which takes 0 for 1.
   const seconds = Math.ceil(waitMs / 1000);
+  return lasting(connection, seconds, () => bounded(connection, waitMs, seconds, run));
+}
+
+/**
+ * Nothing that is sent in here waits longer for a row. The setting lasts for the session, so it is put back whatever happens.
+ * `also`: what else is to be set.
+ */
+export async function lasting<T>(
+  connection: SqlConnection,
+  seconds: number,
+  run: () => Promise<T>,
+  also = "",
+): Promise<T> {
   await connection.query(
-    sql.raw(`SET @holdfast_wait = @@innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = ${seconds}`),
+    sql.raw(
+      `SET @holdfast_wait = @@innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = ${seconds}${also}`,
+    ),
   );
   try {
-    return await bounded(connection, waitMs, seconds, run);
+    return await run();
   } finally {
     if (!connection.lost.aborted) await restore(connection);
   }
@@ -106,8 +120,13 @@ export async function insist(connection: SqlConnection): Promise<void> {
 
 /** A small transaction of our own. READ COMMITTED: its statements see what was committed while it waited, and lock no gaps. */
 export async function briefly<T>(connection: SqlConnection, body: () => Promise<T>): Promise<T> {
-  await connection.query(sql.raw("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"));
-  await connection.query(sql.raw("START TRANSACTION"));
+  await connection.query(sql.raw("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"));
+  return begun(connection, body);
+}
+
+/** In a transaction of the level that was set for the next one. */
+async function begun<T>(connection: SqlConnection, body: () => Promise<T>): Promise<T> {
+  await connection.query(sql.raw("START TRANSACTION READ WRITE"));
   try {
     const value = await body();
     await connection.query(sql.raw("COMMIT"));
@@ -116,4 +135,16 @@ export async function briefly<T>(connection: SqlConnection, body: () => Promise<
     if (!connection.lost.aborted) await connection.query(sql.raw("ROLLBACK")).catch(() => {});
     throw error;
   }
+}
+
+/** MariaDB's name for the setting, before 11.1, is not MySQL's: each server reads what is meant for it. Of the next transaction only. */
+const readCommitted = ", /*!80000 @@transaction_isolation *//*M! @@tx_isolation */ = 'READ-COMMITTED'";
+
+/** The same that waits for no row longer than this, with one statement less. */
+export function brieflyLasting<T>(
+  connection: SqlConnection,
+  seconds: number,
+  body: () => Promise<T>,
+): Promise<T> {
+  return lasting(connection, seconds, () => begun(connection, body), readCommitted);
 }

@@ -36,9 +36,19 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   /** A value, as it is compared with a column of its kind or written into one. Undefined: NULL. */
   write(kind: ColumnKind, value: unknown): Statement;
   /** Behind a SELECT. Empty where that holds without it: there is one writer, and this is it. */
-  locking(how: Locking): Statement;
-  /** INSERT that leaves alone what is there, by the table's key, and does not fail for it. */
-  insertMissing(table: Table, columns: Statement, values: Statement): Statement;
+  locking(how: Locking, connection: C): Statement;
+  /**
+   * Behind the name of a table whose rows are locked or changed: they are to be found by one of its indexes. Absent where a statement
+   * locks no more than it is about, however it gets there.
+   */
+  indexed?(table: Table): Statement;
+  /** The same of DELETE: of the rows that have these values in these columns, with which an index begins. */
+  removing?(table: Table, columns: readonly string[], rows: readonly (readonly Statement[])[]): Statement;
+  /**
+   * INSERT that leaves alone what is there, by the table's key, and does not fail for it. `counted`: the rows that it has affected are
+   * those that were not there.
+   */
+  insertMissing(table: Table, columns: Statement, values: Statement, counted: boolean): Statement;
   /**
    * Rows of values, to be joined with: `(SELECT …) given`, with one list bound for each column. Absent where a server reads no
    * lists: the values are written out one by one.
@@ -56,6 +66,8 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
    * where there is one writer, who decides alone anyway.
    */
   readonly optimistic: boolean;
+  /** So many characters of text in one statement, and in one value. Absent: as many as there may be. */
+  readonly largest?: number;
   failure(connection: C, error: unknown): Failure | undefined;
   /** Throws if the connection is in no transaction, which a caller has said it is. Absent where that is known otherwise. */
   insist?(connection: C): Promise<void>;

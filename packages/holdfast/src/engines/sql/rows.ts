@@ -7,8 +7,10 @@ import { type ColumnKind, type NewRow, type RowOf, type Table, kindOf } from "./
 
 const name = (column: string) => sql`${sql.id(column)}`;
 
-function valueOf(kind: ColumnKind, found: unknown): unknown {
-  if (found === null || found === undefined) return undefined;
+/** Of what a server has sent for `dialect.read`. */
+export function valueOf(kind: ColumnKind, sent: unknown): unknown {
+  if (sent === null || sent === undefined) return undefined;
+  const found = sent instanceof Uint8Array ? Buffer.from(sent).toString() : sent;
   switch (kind) {
     case "text":
       return String(found);
@@ -92,11 +94,11 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
       (column) => sql`${this.dialect.read(kindOf(of, column), name(column))} AS ${name(column)}`,
     );
     const { rows } = await connection.query(
-      sql`SELECT ${sql.join(selected)} FROM ${this.dialect.table(of.name)} WHERE ${where}${
+      sql`SELECT ${sql.join(selected)} FROM ${locking ? this.#found(of) : this.dialect.table(of.name)} WHERE ${where}${
         order ? sql` ORDER BY ${order}` : sql``
       }${limit === undefined ? sql`` : sql` LIMIT ${sql.raw(String(Math.floor(limit)))}`}${
         offset === undefined ? sql`` : sql` OFFSET ${sql.raw(String(Math.floor(offset)))}`
-      }${locking ? sql` ${this.dialect.locking(locking)}` : sql``}`,
+      }${locking ? sql` ${this.dialect.locking(locking, connection)}` : sql``}`,
     );
     return rows.map(
       (row) =>
@@ -104,6 +106,12 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
           columns.map((column) => [column, valueOf(kindOf(of, column), row[column])]),
         ) as unknown as Pick<RowOf<T>, K>,
     );
+  }
+
+  /** A table whose rows are locked or changed. */
+  #found(of: Table): Statement {
+    const { table, indexed } = this.dialect;
+    return indexed ? sql`${table(of.name)} ${indexed(of)}` : table(of.name);
   }
 
   /** In the order of the key, so that who locks several meets nobody who does it the other way round. */
@@ -128,15 +136,6 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
     return Object.keys(of.columns).filter((column) => rows.some((row) => row[column] !== undefined));
   }
 
-  /** All columns that any of them has; the others are NULL, or as the database gives them. */
-  async insert<T extends Table>(connection: C, into: T, rows: readonly NewRow<T>[]): Promise<void> {
-    if (rows.length === 0) return;
-    const columns = this.#columns(into, rows);
-    await connection.query(
-      sql`INSERT INTO ${this.dialect.table(into.name)} (${sql.join(columns.map(name))}) ${this.#rows(into, columns, rows)}`,
-    );
-  }
-
   /** As lists, where the server reads them: of 100 lines of a ledger, one by one, its parser took most of the time. */
   #rows(
     of: Table,
@@ -153,14 +152,49 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
     return sql`SELECT ${sql.join(columns.map((column) => sql`${sql.id("given", column)}`))} FROM ${given(lists)}`;
   }
 
-  /** Those that are there, by the key, stay as they are. Resolves to how many were not. */
-  async insertMissing<T extends Table>(connection: C, into: T, rows: readonly NewRow<T>[]): Promise<number> {
-    if (rows.length === 0) return 0;
+  /** As many as one statement bears, each time. */
+  #portions<R extends object>(rows: readonly R[]): readonly (readonly R[])[] {
+    const { largest } = this.dialect;
+    if (largest === undefined) return rows.length > 0 ? [rows] : [];
+    const portions: R[][] = [];
+    let left = 0;
+    for (const row of rows) {
+      let size = 0;
+      for (const value of Object.values(row)) if (typeof value === "string") size += value.length;
+      const last = portions.at(-1);
+      if (last && size <= left) last.push(row);
+      else portions.push([row]);
+      left = (last && size <= left ? left : largest) - size;
+    }
+    return portions;
+  }
+
+  /** All columns that any of them has; the others are NULL, or as the database gives them. */
+  async insert<T extends Table>(connection: C, into: T, rows: readonly NewRow<T>[]): Promise<void> {
     const columns = this.#columns(into, rows);
-    const { affected } = await connection.query(
-      this.dialect.insertMissing(into, sql.join(columns.map(name)), this.#values(into, columns, rows)),
-    );
-    return affected;
+    for (const some of this.#portions(rows))
+      await connection.query(
+        sql`INSERT INTO ${this.dialect.table(into.name)} (${sql.join(columns.map(name))}) ${this.#rows(into, columns, some)}`,
+      );
+  }
+
+  /** Those that are there, by the key, stay as they are. */
+  async insertMissing<T extends Table>(connection: C, into: T, rows: readonly NewRow<T>[]): Promise<void> {
+    for (const some of this.#portions(rows)) await connection.query(this.#missing(into, some, false));
+  }
+
+  /** The same, if it matters how many were not there. */
+  async countMissing<T extends Table>(connection: C, into: T, rows: readonly NewRow<T>[]): Promise<number> {
+    let count = 0;
+    for (const some of this.#portions(rows))
+      count += (await connection.query(this.#missing(into, some, true))).affected;
+    return count;
+  }
+
+  #missing<T extends Table>(into: T, rows: readonly NewRow<T>[], counted: boolean): Statement {
+    const columns = this.#columns(into, rows);
+    const values = this.#values(into, columns, rows);
+    return this.dialect.insertMissing(into, sql.join(columns.map(name)), values, counted);
   }
 
   /** Resolves to how many it has changed. What is undefined becomes NULL. */
@@ -174,7 +208,7 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
       ([column, value]) => sql`${name(column)} = ${this.dialect.write(kindOf(of, column), value)}`,
     );
     const { affected }: Result = await connection.query(
-      sql`UPDATE ${this.dialect.table(of.name)} SET ${sql.join(assignments)} WHERE ${where}`,
+      sql`UPDATE ${this.#found(of)} SET ${sql.join(assignments)} WHERE ${where}`,
     );
     return affected;
   }
@@ -220,7 +254,7 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
       });
     const keys = rows.map((row) => plain(row, key));
     const { affected } = await connection.query(
-      sql`UPDATE ${this.dialect.table(of.name)} SET ${sql.join(assignments)} WHERE ${
+      sql`UPDATE ${this.#found(of)} SET ${sql.join(assignments)} WHERE ${
         also ? sql`${also} AND ` : sql``
       }${this.among(of, key, keys)}`,
     );
@@ -232,6 +266,30 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
       sql`DELETE FROM ${this.dialect.table(from.name)} WHERE ${where}`,
     );
     return affected;
+  }
+
+  /** These, by as much of their key as they have, all of them the same. `where`: another way to say it, in fewer words. */
+  async removeRows<T extends Table>(
+    connection: C,
+    from: T,
+    rows: readonly Partial<RowOf<T>>[],
+    where?: Statement,
+  ): Promise<number> {
+    const [first] = rows;
+    if (!first) return 0;
+    const columns = from.key.filter((column) => column in first);
+    const valueIn = (row: Partial<RowOf<T>>, column: string): unknown => row[column as keyof RowOf<T>];
+    const { removing } = this.dialect;
+    if (removing && rows.length > 1) {
+      const values = rows.map((row) =>
+        columns.map((column) => this.dialect.write(kindOf(from, column), valueIn(row, column))),
+      );
+      return (await connection.query(removing(from, columns, values))).affected;
+    }
+    const keys = rows.map((row) =>
+      Object.fromEntries(columns.map((column) => [column, valueIn(row, column)])),
+    ) as Partial<RowOf<T>>[];
+    return this.remove(connection, from, where ?? this.matching(from, keys));
   }
 
   /** Says what to do if the tables are not there. */

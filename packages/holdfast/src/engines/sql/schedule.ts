@@ -82,7 +82,9 @@ class Stepping<C extends SqlConnection> {
   async read(lock: boolean): Promise<StepView> {
     const [locked] = lock ? await this.#schedule("skip") : [];
     const [schedule] = locked ? [locked] : await this.#schedule();
-    const runs = await this.#runs(sql`${this.#mine()} AND ${open}`, { order: sql.raw("tick, manual") });
+    const runs = await this.#runs(sql`${this.#mine()} AND ${open}`, {
+      order: sql`${sql.id("tick")}, ${sql.id("manual")}`,
+    });
     const now = await this.#rows.clock(this.#connection);
     return { now, schedule, open: runs, lock: locked ? "ours" : lock && schedule ? "theirs" : "none" };
   }

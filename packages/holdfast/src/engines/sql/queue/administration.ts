@@ -50,16 +50,10 @@ export function queueAdministration<C extends SqlConnection>(queue: QueueRows<C>
             const where = sql`${rows.is(from, "queue", number)} AND ${rows.among(from, "id", some)}`;
             // One that somebody has in a transaction runs.
             const found = await rows.select(connection, from, where, {
-              columns: ["id", "key"],
               locking: from === failedTable ? "update" : "skip",
             });
             if (found.length === 0) continue;
-            const these = rows.among(
-              from,
-              "id",
-              found.map(({ id }) => id),
-            );
-            await rows.remove(connection, from, sql`${rows.is(from, "queue", number)} AND ${these}`);
+            await rows.removeRows(connection, from, found);
             count += found.length;
             for (const { id, key } of found)
               if (key !== undefined) gone.push({ queue: number, key, job: id });
@@ -71,7 +65,7 @@ export function queueAdministration<C extends SqlConnection>(queue: QueueRows<C>
         );
         const theirs = new Set(gone.map(({ key, job }) => `${job} ${key}`));
         const free = held.filter(({ key, job }) => theirs.has(`${job} ${key}`));
-        if (free.length > 0) await rows.remove(connection, keyTable, rows.matching(keyTable, free));
+        await rows.removeRows(connection, keyTable, free);
         return count;
       }),
 

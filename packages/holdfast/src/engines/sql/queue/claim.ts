@@ -73,7 +73,7 @@ export class JobClaims<C extends SqlConnection> {
       return idle(why, soon, onward);
     }
     const text = leaseText(jobs);
-    if (text.length > largest && jobs.length > 1) return idle("large");
+    if (text.length > (this.#queue.dialect.largest ?? largest) && jobs.length > 1) return idle("large");
     await this.#keep(connection, chosen);
     await this.#queue.removeWaiting(connection, jobs);
     const [lease] = (await this.#queue.dialect.numbers(connection, "queue_lease", 1)) as [number];

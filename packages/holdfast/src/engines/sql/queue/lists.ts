@@ -13,6 +13,7 @@ import type {
   WorkerInfo,
 } from "../../../queue/store.ts";
 import { type PagePlace, nextOf, placeOf } from "../page.ts";
+import { valueOf } from "../rows.ts";
 import { type QueueRows, milliseconds } from "./rows.ts";
 import {
   type StoredWorker,
@@ -189,7 +190,7 @@ class Lists<C extends SqlConnection> {
     );
     for (;;) {
       const { rows: found } = await connection.query(
-        sql`SELECT 'lease' AS what, id AS lease, worker, ${dialect.read("integers", sql`done`)} AS done, jobs
+        sql`SELECT 'lease' AS what, id AS lease, worker, ${dialect.read("integers", sql`done`)} AS done, ${dialect.read("text", sql`jobs`)} AS jobs
   FROM ${dialect.table(leaseTable.name)} WHERE ${rows.is(leaseTable, "queue", queue)} UNION ALL ${sql.join(places, " UNION ALL ")}`,
       );
       const waits = found.find(({ what }) => what !== "lease");
@@ -377,9 +378,8 @@ class Lists<C extends SqlConnection> {
   }
 }
 
-/** Some clients have read it already. */
 function placesOf(done: unknown): readonly number[] | undefined {
-  return (typeof done === "string" ? JSON.parse(done) : (done ?? undefined)) as number[] | undefined;
+  return valueOf("integers", done) as number[] | undefined;
 }
 
 /** A job of a page, and where the page after it begins. */

@@ -87,8 +87,12 @@ export class QueueRows<C extends SqlConnection> {
   /** They have waited, and do not any more. */
   async removeWaiting(connection: C, jobs: readonly JobRow[]): Promise<void> {
     for (const grouped of [false, true])
-      for (const some of chunks(jobs.filter(({ grp }) => (grp !== undefined) === grouped)))
-        await this.rows.remove(connection, grouped ? groupedTable : readyTable, this.placesOf(some, grouped));
+      for (const some of chunks(jobs.filter(({ grp }) => (grp !== undefined) === grouped))) {
+        const where = this.placesOf(some, grouped);
+        if (grouped)
+          await this.rows.removeRows(connection, groupedTable, some as NewRow<typeof groupedTable>[], where);
+        else await this.rows.removeRows(connection, readyTable, some, where);
+      }
   }
 
   async insertAll<T extends Table>(connection: C, into: T, rows: readonly NewRow<T>[]): Promise<void> {
@@ -249,30 +253,23 @@ export class QueueRows<C extends SqlConnection> {
     const { rows } = this;
     for (const job of remove.job) await this.#takeOut(connection, job);
     await this.removeWaiting(connection, remove.waiting);
-    for (const some of chunks(remove.due)) {
-      const ids = rows.among(
-        delayedTable,
-        "id",
-        some.map(({ id }) => id),
-      );
-      await rows.remove(connection, delayedTable, ids);
-    }
-    for (const some of chunks(remove.failed))
-      await rows.remove(connection, failedTable, rows.matching(failedTable, some));
+    for (const some of chunks(remove.due)) await rows.removeRows(connection, delayedTable, some);
+    for (const some of chunks(remove.failed)) await rows.removeRows(connection, failedTable, some);
     await this.insertAll(connection, readyTable, insert.ready);
     await this.insertAll(connection, groupedTable, insert.grouped as NewRow<typeof groupedTable>[]);
     await this.insertAll(connection, delayedTable, insert.delayed);
     for (const some of chunks(insert.failed)) await rows.insertMissing(connection, failedTable, some);
     for (const { queue, key, job } of update.key)
       await rows.update(connection, keyTable, rows.matching(keyTable, [{ queue, key }]), { job });
-    for (const some of chunks(remove.key))
-      await rows.remove(connection, keyTable, rows.matching(keyTable, some));
+    for (const some of chunks(remove.key)) await rows.removeRows(connection, keyTable, some);
     for (const group of update.group) await this.updateGroup(connection, group);
     for (const { id, done } of update.lease)
       await rows.update(connection, leaseTable, rows.is(leaseTable, "id", id), { done });
     for (const some of chunks(remove.lease)) {
-      await rows.remove(connection, markTable, rows.among(markTable, "lease", some));
-      await rows.remove(connection, leaseTable, rows.among(leaseTable, "id", some));
+      const marks = some.map((lease) => ({ lease }));
+      await rows.removeRows(connection, markTable, marks, rows.among(markTable, "lease", some));
+      const leases = some.map((id) => ({ id }));
+      await rows.removeRows(connection, leaseTable, leases, rows.among(leaseTable, "id", some));
     }
     for (const queue of queuesOf(insert.group))
       await this.know(
@@ -293,7 +290,8 @@ export class QueueRows<C extends SqlConnection> {
       const where = rows.matching(from, [{ queue, id }]);
       const [found] = await rows.select(connection, from, where, { locking: "skip" });
       if (!found) continue;
-      await rows.remove(connection, from, where);
+      // By its key: who looks for it among others might have to wait for those.
+      await rows.removeRows(connection, from, [found]);
       return;
     }
   }

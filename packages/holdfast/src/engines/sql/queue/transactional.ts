@@ -210,13 +210,7 @@ class Taking<C extends SqlConnection> {
       limit: atOnce,
       locking: "skip",
     });
-    const which = rows.among(
-      groupTable,
-      "grp",
-      found.map(({ grp }) => grp),
-    );
-    if (found.length > 0)
-      await rows.remove(connection, groupTable, sql`${rows.is(groupTable, "queue", number)} AND ${which}`);
+    await rows.removeRows(connection, groupTable, found);
   }
 }
 

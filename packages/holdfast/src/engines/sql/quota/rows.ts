@@ -190,7 +190,7 @@ export class QuotaRows<C extends SqlConnection> {
     const where = await this.#counting(connection, bucket, span, current);
     const { dialect } = this.rows;
     const { rows } = await connection.query(
-      sql`SELECT ${dialect.read("moment", sql`${sql.id("at")}`)} AS ${sql.id("at")}, ${left} AS ${sql.id("rest")} FROM ${dialect.table(quotaLines.name)} WHERE ${where} ORDER BY ${sql.id("version")}${current ? sql` ${dialect.locking("current")}` : sql``}`,
+      sql`SELECT ${dialect.read("moment", sql`${sql.id("at")}`)} AS ${sql.id("at")}, ${left} AS ${sql.id("rest")} FROM ${dialect.table(quotaLines.name)} WHERE ${where} ORDER BY ${sql.id("version")}${current ? sql` ${dialect.locking("current", connection)}` : sql``}`,
     );
     return rows.map((row) => ({ at: Number(row["at"]), left: Number(row["rest"]) }));
   }
@@ -222,7 +222,7 @@ export class QuotaRows<C extends SqlConnection> {
   ): Promise<number> {
     const { dialect } = this.rows;
     const { rows } = await connection.query(
-      sql`SELECT coalesce(sum(${amount}), 0) AS ${sql.id("total")} FROM ${dialect.table(of)} WHERE ${where}${current ? sql` ${dialect.locking("current")}` : sql``}`,
+      sql`SELECT coalesce(sum(${amount}), 0) AS ${sql.id("total")} FROM ${dialect.table(of)} WHERE ${where}${current ? sql` ${dialect.locking("current", connection)}` : sql``}`,
     );
     return Number(rows[0]?.["total"]);
   }
@@ -266,8 +266,7 @@ export class QuotaRows<C extends SqlConnection> {
       [quotaHolds, holds.delete],
       [quotaGrants, grants.delete],
     ] as const)
-      for (const some of chunks(gone))
-        await rows.remove(connection, from, rows.matching(from, some.map(keyOf)));
+      for (const some of chunks(gone)) await rows.removeRows(connection, from, some);
     for (const grant of grants.update)
       await rows.update(connection, quotaGrants, rows.matching(quotaGrants, [keyOf(grant)]), {
         spent: grant.spent,

@@ -299,14 +299,12 @@ class StockWork<C extends SqlConnection> {
   ): Promise<boolean> {
     const [rows, connection] = [this.#rows, this.#connection];
     for (const some of chunksOf(reservations.insert))
-      if ((await rows.insertMissing(connection, stockReservation, some)) < some.length) return false;
+      if ((await rows.countMissing(connection, stockReservation, some)) < some.length) return false;
     if (guarded) {
       if (!(await this.#compareAndSet(levels, until))) return false;
     } else await this.#set(levels);
     for (const some of chunksOf(reserved.delete)) {
-      const keys = some.map(({ level, reservation }) => ({ level, reservation }));
-      const gone = await rows.remove(connection, stockReserved, rows.matching(stockReserved, keys));
-      if (gone < some.length) return false;
+      if ((await rows.removeRows(connection, stockReserved, some)) < some.length) return false;
     }
     for (const { before, after } of reservations.update) {
       const { book, id, state, until: end } = before;

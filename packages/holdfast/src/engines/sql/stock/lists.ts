@@ -2,7 +2,7 @@
 import type { SqlConnection } from "../../../seam/database.ts";
 import { type Statement, sql } from "../../../seam/sql.ts";
 import type { StockBook, MovementFilter, StockLists, StockMovement } from "../../../stock/store.ts";
-import type { StoredRows } from "../rows.ts";
+import { type StoredRows, valueOf } from "../rows.ts";
 import { keptHere, stockLevel, stockMovement, stockReserved } from "./tables.ts";
 import { kindOf } from "../table.ts";
 
@@ -15,7 +15,7 @@ export function stockLists<C extends SqlConnection>(rows: StoredRows<C>): StockL
   const movement = sql`${dialect.table(stockMovement.name)} m JOIN ${level} ON t.id = m.level`;
   const ask = (connection: C, statement: Statement) =>
     rows.present(connection, "A table of stock", async () => (await connection.query(statement)).rows);
-  const textual = (value: unknown) => (typeof value === "string" ? value : undefined);
+  const textual = (value: unknown) => valueOf("text", value) as string | undefined;
   return {
     async levels(connection, book, { skus, location, after, most }) {
       keptHere(book);

@@ -1,0 +1,244 @@
+/** MySQL and MariaDB as the generic stores see them: the same statements for both. docs/decisions/0036-patterns-on-mysql.md */
+import type { SqlConnection } from "../../seam/database.ts";
+import { type Statement, own, sql } from "../../seam/sql.ts";
+import type { Locking, NumberSequence, StoreDialect } from "../sql/dialect.ts";
+import { type ColumnKind, type Table, kindOf, mayBeNull } from "../sql/table.ts";
+import { brieflyLasting, failureOf, insist, isMissing, lasting } from "./waits.ts";
+
+/** Of an index, in bytes, with pages as large as they usually are. */
+const longestIndex = 3072;
+/** Of a text that is found by an index, in bytes: none is allowed to be longer. */
+const longestText = 2000;
+
+interface TableIndex {
+  readonly name: string;
+  readonly unique: boolean;
+  readonly columns: readonly string[];
+}
+
+/** A number that the database gives is the primary key: who finds a row by its name, or by its number, locks both in one order. */
+function indexesOf({ columns, key, unique = [], indexes = [] }: Table): readonly TableIndex[] {
+  const serial = Object.keys(columns).filter((column) => columns[column] === "serial");
+  const all = [
+    ...(serial.length > 0 ? [serial, key] : [key]).map((names) => ({ names, unique: true })),
+    ...unique.map((names) => ({ names, unique: true })),
+    ...indexes.map((names) => ({ names, unique: false })),
+  ];
+  return all.map(({ names, unique: once }, i) => ({
+    name: i === 0 ? "PRIMARY" : names.join("_"),
+    unique: once,
+    columns: names,
+  }));
+}
+
+const byIndex = (table: Table): Statement =>
+  sql`FORCE INDEX (${sql.join(indexesOf(table).map(({ name }) => sql`${sql.id(name)}`))})`;
+
+/** As many bytes as all indexes that it is in have for each of their texts; undefined: it is in none. */
+function bytesOf(table: Table, column: string): number | undefined {
+  const shares = indexesOf(table)
+    .filter(({ columns }) => columns.includes(column))
+    .map(({ columns }) => {
+      const texts = columns.filter((each) => kindOf(table, each) === "text").length;
+      return Math.floor((longestIndex - 8 * (columns.length - texts)) / texts);
+    });
+  return shares.length > 0 ? Math.min(longestText, ...shares) : undefined;
+}
+
+/**
+ * Texts that are found are bytes: they differ by case, accents and blanks at their end, their order is that of their bytes, and
+ * limits of names are bytes too.
+ */
+function typeOf(table: Table, column: string): string {
+  const kind = kindOf(table, column);
+  const bytes = kind === "text" ? bytesOf(table, column) : undefined;
+  return bytes === undefined ? types[kind] : `varbinary(${bytes})`;
+}
+
+/** To be read by people, and as exact. Each server reads the name that is meant for it. */
+const exact = "longtext CHARACTER SET utf8mb4 COLLATE /*!80000 utf8mb4_0900_bin *//*M! utf8mb4_nopad_bin */";
+
+const types: Readonly<Record<ColumnKind, string>> = {
+  text: exact,
+  integer: "bigint",
+  serial: "bigint",
+  moment: "bigint",
+  // Not the type of that name, which is another on each server, and which some clients read by themselves.
+  json: "longtext CHARACTER SET utf8mb4",
+  integers: "longtext CHARACTER SET ascii",
+  boolean: "boolean",
+};
+
+const lockings: Readonly<Record<Exclude<Locking, "current">, Statement>> = {
+  update: sql`FOR UPDATE`,
+  skip: sql`FOR UPDATE SKIP LOCKED`,
+  // MariaDB has no other word for it.
+  share: sql`LOCK IN SHARE MODE`,
+};
+
+/** In a transaction of ours, which is READ COMMITTED: each statement sees what there is. */
+const ours = new WeakSet<SqlConnection>();
+
+const point = "holdfast_store";
+
+/** In whole seconds, as the server counts. MySQL takes 0 for 1. */
+const secondsOf = (waitMs: number): number => (waitMs <= 1 ? 0 : Math.min(Math.ceil(waitMs / 1000), 1e8));
+
+const numbered: readonly NumberSequence[] = [
+  "fence",
+  "audit",
+  "queue",
+  "queue_job",
+  "queue_lease",
+  "queue_worker",
+];
+
+const counterOf = (sequence: NumberSequence) => `number_${sequence}`;
+
+/** Of numbers: no row stays in them. */
+export const counters: readonly Statement[] = numbered.map(
+  (sequence) =>
+    sql`CREATE TABLE IF NOT EXISTS ${own(counterOf(sequence))} (id bigint NOT NULL AUTO_INCREMENT PRIMARY KEY) ENGINE=InnoDB`,
+);
+
+/** So many in one statement: MariaDB makes a join of longer lists. */
+const mostNumbers = 500;
+
+/**
+ * A counter in a row would be locked from its first use to the COMMIT. What is inserted is deleted at once; both are committed, so that
+ * a replica that takes over knows how far it was counted.
+ */
+async function count(connection: SqlConnection, sequence: NumberSequence, most: number): Promise<number[]> {
+  const counter = own(counterOf(sequence));
+  const rows = sql.raw(Array.from({ length: most }, () => "(NULL)").join());
+  await connection.query(sql`INSERT INTO ${counter} (id) VALUES ${rows}`);
+  const {
+    rows: [row],
+  } = await connection.query(sql`SELECT LAST_INSERT_ID() AS first, @@auto_increment_increment AS step`);
+  const [first, step] = [Number(row?.["first"]), Number(row?.["step"])];
+  const numbers = Array.from({ length: most }, (_, i) => first + i * step);
+  const given = sql.raw(numbers.map((number) => `SELECT ${number} AS id`).join(" UNION ALL "));
+  await connection.query(
+    sql`DELETE c FROM (${given}) given STRAIGHT_JOIN ${counter} c FORCE INDEX (PRIMARY) ON c.id = given.id`,
+  );
+  return numbers;
+}
+
+/** What a call has written is undone, and the caller's transaction goes on: here a statement that fails undoes no more than itself. */
+async function undo(connection: SqlConnection): Promise<void> {
+  for (let attempt = 1; !connection.lost.aborted; attempt++)
+    try {
+      await connection.query(sql.raw(`ROLLBACK TO SAVEPOINT ${point}`));
+      return;
+    } catch (error) {
+      // The server has undone the whole transaction.
+      if (isMissing(connection, error)) return;
+      // An abort may end this very statement; the next one comes after it.
+      if (attempt === 3 || failureOf(connection, error) !== "canceled") throw error;
+    }
+}
+
+export const storeDialect: StoreDialect<SqlConnection> = {
+  table: (name) => sql`${own(name)}`,
+  clock: sql.raw("TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"),
+
+  // As bytes, here and below: the connection's character set need not have all of the text's.
+  read: (kind, column) => (kind === "text" || kind === "json" ? sql`CAST(${column} AS BINARY)` : column),
+
+  write(kind, value) {
+    if (value === undefined || value === null) return sql`${null}`;
+    switch (kind) {
+      case "text":
+        return sql`${Buffer.from(String(value))}`;
+      case "json":
+        return sql`${Buffer.from(JSON.stringify(value))}`;
+      case "integers":
+        return sql`${JSON.stringify(value)}`;
+      case "boolean":
+        return sql`${value ? 1 : 0}`;
+      default:
+        return sql`${value}`;
+    }
+  },
+
+  locking: (how, connection) =>
+    how === "current" ? (ours.has(connection) ? sql`` : lockings.share) : lockings[how],
+
+  // InnoDB locks every row that it looks at, and waits for those of others: a small table it would read from end to end.
+  indexed: byIndex,
+
+  // A plain DELETE takes no such hint, and one of several tables reads no ranges: they are looked up one by one.
+  removing(table, columns, rows) {
+    const given = rows.map((values, i) => {
+      const named = (value: Statement, j: number) => sql`${value} AS ${sql.id(columns[j] as string)}`;
+      return sql`SELECT ${sql.join(i === 0 ? values.map(named) : values)}`;
+    });
+    const same = columns.map((column) => sql`${sql.id("t", column)} = ${sql.id("given", column)}`);
+    return sql`DELETE t FROM (${sql.join(given, " UNION ALL ")}) given
+  STRAIGHT_JOIN ${own(table.name)} t ${byIndex(table)} ON ${sql.join(same, " AND ")}`;
+  },
+
+  // IGNORE locks what is there in share mode, and two who go on to change that wait for each other; but ON DUPLICATE KEY counts it
+  // as affected if the client wants to know how many rows were found, as most do.
+  insertMissing(table, columns, values, counted) {
+    const into = sql`INTO ${own(table.name)} (${columns}) VALUES ${values}`;
+    if (counted) return sql`INSERT IGNORE ${into}`;
+    const first = sql.id(table.key[0] as string);
+    return sql`INSERT ${into} ON DUPLICATE KEY UPDATE ${first} = ${first}`;
+  },
+
+  transaction: (connection, waitMs, work) =>
+    brieflyLasting(connection, secondsOf(waitMs), async () => {
+      ours.add(connection);
+      try {
+        return await work();
+      } finally {
+        ours.delete(connection);
+      }
+    }),
+
+  inside: (connection, waitMs, work) =>
+    lasting(connection, secondsOf(waitMs), async () => {
+      // It is not released: savepoints that work has set would go with it.
+      await connection.query(sql.raw(`SAVEPOINT ${point}`));
+      try {
+        return await work();
+      } catch (error) {
+        await undo(connection);
+        throw error;
+      }
+    }),
+
+  insist,
+
+  // Whether an UPDATE tells how many rows it has found or changed is the client's choice, and no clock goes on during a statement.
+  optimistic: false,
+  failure: failureOf,
+  // MariaDB takes 16 MB at once unless it was told otherwise; a character has up to three bytes, and some clients write two digits for each.
+  largest: 2 * 1024 * 1024,
+
+  async numbers(connection, sequence, most) {
+    const numbers: number[] = [];
+    while (numbers.length < most)
+      numbers.push(...(await count(connection, sequence, Math.min(mostNumbers, most - numbers.length))));
+    return numbers;
+  },
+
+  create(table) {
+    const columns = Object.keys(table.columns).map((column) => {
+      const needed = mayBeNull(table, column) ? "" : " NOT NULL";
+      const given = kindOf(table, column) === "serial" ? " AUTO_INCREMENT" : "";
+      return sql`${sql.id(column)} ${sql.raw(`${typeOf(table, column)}${needed}${given}`)}`;
+    });
+    const indexes = indexesOf(table).map(({ name, unique, columns: of }) => {
+      const list = sql.join(of.map((column) => sql`${sql.id(column)}`));
+      if (name === "PRIMARY") return sql`PRIMARY KEY (${list})`;
+      return sql`${sql.raw(unique ? "UNIQUE KEY" : "KEY")} ${sql.id(name)} (${list})`;
+    });
+    return [
+      sql`CREATE TABLE IF NOT EXISTS ${own(table.name)} (
+  ${sql.join([...columns, ...indexes], ",\n  ")}
+) ENGINE=InnoDB ROW_FORMAT=DYNAMIC`,
+    ];
+  },
+};

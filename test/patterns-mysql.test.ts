@@ -1,0 +1,211 @@
+/** What is different about InnoDB, and must not show in quotas, stock, queues and schedules on MySQL and MariaDB. */
+import { type Holdfast, type Transaction, holdfast } from "holdfast";
+import { fromMysql2 } from "holdfast/mysql2";
+import { queue } from "holdfast/queue";
+import { quota, subjects } from "holdfast/quota";
+import { stock } from "holdfast/stock";
+import { type Pool, type PoolConnection, type RowDataPacket, createPool } from "mysql2/promise";
+import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
+
+describe.each(["mariadb", "mysql"] as const)("%s", (server) => {
+  let database: TestDatabase;
+  let pool: Pool;
+  let hf: Holdfast<PoolConnection>;
+  const why = unavailable(server);
+
+  beforeAll(async () => {
+    if (why !== undefined) return;
+    database = await createDatabase(server);
+    pool = createPool({ uri: database.url, connectionLimit: 12 });
+    hf = holdfast(fromMysql2(pool));
+    await hf.migrate();
+  });
+  beforeEach(({ skip }) => skip(why !== undefined, why));
+  afterAll(async () => {
+    if (why !== undefined) return;
+    await hf.close();
+    await pool.end();
+    await database.drop();
+  });
+
+  let made = 0;
+  const named = () => `p${++made}`;
+
+  /** Runs a body while a transaction of somebody else's, which has done something, is open. */
+  async function during(
+    hold: (tx: Transaction<PoolConnection>) => Promise<unknown>,
+    body: () => Promise<void>,
+  ): Promise<void> {
+    await hf.transaction(async (tx) => {
+      await hold(tx);
+      await hf.outside(body);
+    });
+  }
+
+  test("names differ by case, accents and blanks at their end", async () => {
+    const name = named();
+    const of = quota(hf, { name, limit: 1 });
+    const all = ["ann", "ANN", "ann ", "\u00e4nn", "a\u0308nn", "ann\t", "😀", " ann"];
+    for (const subject of all) expect(await of.consume(subject)).toMatchObject({ used: 1 });
+    for (const subject of all) expect((await of.tryConsume(subject)).granted).toBe(false);
+    const found = (await subjects(hf, name)).map(({ subject }) => subject);
+    const byBytes = (a: string, b: string) => Buffer.compare(Buffer.from(a), Buffer.from(b));
+    expect(found).toEqual(all.toSorted(byBytes));
+
+    const shop = stock<{ source: string }>(hf, { name });
+    await shop.apply(
+      all.map((sku) => ({ sku, quantity: 1 })),
+      { source: "Web " },
+    );
+    expect((await shop.levels()).map(({ sku }) => sku)).toEqual(all.toSorted(byBytes));
+    expect((await shop.history({ source: "web" })).movements).toEqual([]);
+    expect((await shop.history({ source: "Web" })).movements).toEqual([]);
+    expect((await shop.history({ source: "Web " })).movements).toHaveLength(all.length);
+  });
+
+  test("what a connection's character set does not have is kept all the same", async () => {
+    const name = named();
+    const narrow = createPool({ uri: database.url, connectionLimit: 2, charset: "latin1_swedish_ci" });
+    const theirs = holdfast(fromMysql2(narrow));
+    try {
+      const metadata = { note: "日本 \\ ' \" 😀" };
+      await quota(theirs, { name, limit: 5 }).consume("日本", 1, { id: "漢字", metadata });
+      await quota(theirs, { name, limit: 5 }).consume("??", 2);
+      const ours = quota(hf, { name, limit: 5 });
+      expect(await ours.peek("日本")).toMatchObject({ used: 1 });
+      for (const of of [ours, quota(theirs, { name, limit: 5 })])
+        expect((await of.history("日本")).entries).toMatchObject([{ id: "漢字", metadata }]);
+      const { id } = await queue(theirs, name).enqueue({ text: "日本" }, { group: "漢字" });
+      expect(await queue(theirs, name).inspect(id)).toMatchObject({
+        payload: { text: "日本" },
+        group: "漢字",
+      });
+    } finally {
+      await theirs.close();
+      await narrow.end();
+    }
+  });
+
+  test("a call that fails half-way in a transaction leaves nothing, and the transaction goes on", async () => {
+    const of = quota(hf, { name: named(), limit: 10 });
+    await of.consume("ann", 1);
+    await pool.query(`CREATE TRIGGER refuse BEFORE INSERT ON holdfast_quota_line FOR EACH ROW
+      BEGIN IF NEW.id = 'refused' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused'; END IF; END`);
+    try {
+      await hf.transaction(async (tx) => {
+        await of.consume("ann", 2, { tx });
+        await expect(of.consume("ann", 4, { tx, id: "refused" })).rejects.toThrow("refused");
+      });
+    } finally {
+      await pool.query("DROP TRIGGER refuse");
+    }
+    expect(await of.peek("ann")).toMatchObject({ used: 3 });
+    expect(await of.reconcile("ann")).toMatchObject({ ok: true });
+  });
+
+  test("a transaction keeps nobody from what is next to its rows", async () => {
+    const name = named();
+    const [of, shop] = [quota(hf, { name, limit: 10 }), stock(hf, { name })];
+    const [b, e] = [queue(hf, name), queue(hf, `${name}e`)];
+    await b.counts();
+    await e.counts();
+    for (const each of ["a", "b", "c"]) {
+      await of.consume(each);
+      await shop.increase(each, 5);
+    }
+    await during(
+      async (tx) => {
+        await of.consume("b", 1, { tx });
+        await of.consume("new", 1, { tx });
+        await shop.decrease("b", 1, { tx });
+        await b.enqueue(1, { tx, key: "b", group: "b" });
+      },
+      async () => {
+        const wait = 1000;
+        for (const each of ["a", "c", "d"]) await of.consume(each, 1, { wait });
+        await Promise.all(["a", "c", "d", "e"].map((each) => of.consume(each, 1, { wait })));
+        await quota(hf, { name: `${name}e`, limit: 1 }).consume("b", 1, { wait });
+        await shop.apply(
+          ["a", "c", "d"].map((sku) => ({ sku, quantity: 1 })),
+          { wait },
+        );
+        // Numbers were taken, and are not waited for.
+        for (const each of ["a", "c"]) await b.enqueue(each, { key: each, group: each, wait });
+        await e.enqueue(1, { key: "b", group: "b", wait });
+        await Promise.all(Array.from({ length: 5 }, () => b.enqueue(0, { wait })));
+      },
+    );
+    expect(await b.counts()).toMatchObject({ waiting: 8 });
+  });
+
+  test("workers that have some jobs in transactions do not stop others from the rest", async () => {
+    const q = queue<number>(hf, named());
+    await q.enqueueMany(
+      Array.from({ length: 12 }, (_, n) => ({ payload: n, ...(n % 2 === 1 && { group: `g${n % 3}` }) })),
+    );
+    const seen: number[] = [];
+    const all = Promise.withResolvers<void>();
+    const two = Promise.withResolvers<void>();
+    let inside = 0;
+    const workers = [1, 2].map(() =>
+      q.work(
+        async ({ payload }) => {
+          // The first two end only when both are under way.
+          if (++inside >= 2) two.resolve();
+          await two.promise;
+          seen.push(payload);
+          if (seen.length === 12) all.resolve();
+        },
+        { concurrency: 1, batch: 1, transactional: true, pollMs: 50, onTrouble: all.reject },
+      ),
+    );
+    await all.promise;
+    await Promise.all(workers.map((worker) => worker.stop()));
+    expect(seen.toSorted((a, b) => a - b)).toEqual(Array.from({ length: 12 }, (_, n) => n));
+  });
+
+  test("payloads that are more than the server takes at once go in several statements", async () => {
+    const q = queue<{ n: number; text: string }>(hf, named());
+    const text = "é".repeat(500_000);
+    await q.enqueueMany(Array.from({ length: 12 }, (_, n) => ({ payload: { n, text } })));
+    const seen: number[] = [];
+    const all = Promise.withResolvers<void>();
+    const worker = q.work(
+      ({ payload }) => {
+        expect(payload.text).toBe(text);
+        if (seen.push(payload.n) === 12) all.resolve();
+      },
+      { concurrency: 12, pollMs: 50, onTrouble: all.reject },
+    );
+    await all.promise;
+    await worker.stop();
+    expect(seen.toSorted((a, b) => a - b)).toEqual(Array.from({ length: 12 }, (_, n) => n));
+  });
+
+  test("sessions are as they were", async () => {
+    const alone = createPool({ uri: database.url, connectionLimit: 1 });
+    const theirs = holdfast(fromMysql2(alone));
+    const settings = async () => {
+      const isolation = server === "mysql" ? "@@transaction_isolation" : "@@tx_isolation";
+      const [[row]] = await alone.query<RowDataPacket[]>(
+        `SELECT @@innodb_lock_wait_timeout AS wait, @@autocommit AS auto, ${isolation} AS level, CONNECTION_ID() AS id`,
+      );
+      return row;
+    };
+    try {
+      await alone.query("SET SESSION innodb_lock_wait_timeout = 17");
+      const before = await settings();
+      const of = quota(theirs, { name: named(), limit: 1 });
+      await of.consume("ann");
+      await expect(of.consume("ann")).rejects.toThrow();
+      await theirs.transaction(async (tx) => {
+        await expect(of.consume("ann", 1, { tx })).rejects.toThrow();
+      });
+      expect(await settings()).toEqual(before);
+    } finally {
+      await theirs.close();
+      await alone.end();
+    }
+  });
+});
