@@ -8,6 +8,7 @@ import { quota } from "holdfast/quota";
 import { Pool } from "pg";
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from "vitest";
 import type { SqlConnection } from "../../../packages/holdfast/src/seam/database.ts";
+import { sql } from "../../../packages/holdfast/src/seam/sql.ts";
 import { storeDialect } from "../../../packages/holdfast/src/engines/postgres/store-dialect.ts";
 import { quotaStore } from "../../../packages/holdfast/src/engines/sql/quota/index.ts";
 import type { BucketMove, MovingBucket, Quotas } from "../../../packages/holdfast/src/quota/store.ts";
@@ -62,7 +63,7 @@ describe.skipIf(why !== undefined).each(Object.keys(stores) as (keyof typeof sto
     if (!pinned) throw new Error("no connection");
     onTestFinished(() => pinned.release());
     return {
-      connection: pinned.connection as SqlConnection,
+      connection: pinned.connection,
       quotas: database.engine.quotas as Quotas<SqlConnection>,
     };
   }
@@ -94,7 +95,7 @@ describe.skipIf(why !== undefined).each(Object.keys(stores) as (keyof typeof sto
 
     async #sql(where: "here" | "there", text: string): Promise<void> {
       const { connection } = where === "here" ? this.#here : this.#there;
-      await connection.query({ parts: [text], values: [] } as never);
+      await connection.query(sql.raw(text));
     }
 
     async number(): Promise<void> {

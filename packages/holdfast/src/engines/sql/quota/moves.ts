@@ -110,14 +110,14 @@ export function quotaMoves<C extends SqlConnection>(rows: QuotaRows<C>): QuotaMo
       return row ? rows.linesFrom(connection, row.id, from, page) : [];
     },
 
-    arrive(connection, { bucket: { id: _, ...bucket }, holds, grants }, from, how) {
+    arrive(connection, { bucket, holds, grants }, from, how) {
       return within(connection, how, async () => {
         const [there] = (await rows.buckets(connection, [bucket], true)) as [BucketRow];
         // One that was made and never used is nothing.
         const counts = !isElsewhere(there) && there.version > 0;
         if (counts || (there.moves ?? 0) >= (bucket.moves ?? 0)) return false;
         await removeAll(connection, there);
-        const { quota: _quota, subject: _subject, ...values } = bucket;
+        const { id: _id, quota: _quota, subject: _subject, ...values } = bucket;
         await changeBucket(connection, bucket, { ...values, moved_to: undefined, moved_from: from });
         for (const some of chunksOf(holds, page)) await rows.rows.insert(connection, quotaHolds, some);
         for (const some of chunksOf(grants, page)) await rows.rows.insert(connection, quotaGrants, some);
