@@ -24,9 +24,11 @@ const asker = new URL("./workers/file-patterns.ts", import.meta.url);
 const jobber = new URL("./workers/file-queue.ts", import.meta.url);
 const long = process.env["HOLDFAST_LONG"] === "1";
 const processes = 4;
-const kills = long ? 60 : 6;
+const kills = long ? 60 : 4;
 /** Of each process. */
 const attempts = 250;
+/** Of jobs. */
+const count = long ? 5000 : 400;
 const seed = `HOLDFAST_SEED=${inject("seed")}`;
 
 async function onFile<T>(
@@ -141,7 +143,7 @@ describe.each(["better-sqlite3", "without WAL"])("jobs, %s", (backend) => {
       onFile(backend, async (url, hf) => {
         const next = random(inject("seed"));
         await hf.transaction((tx) => tx.query(sql`CREATE TABLE effect (job text NOT NULL)`));
-        const jobs = Array.from({ length: 1000 }, (_, n) => ({ payload: String(n) }));
+        const jobs = Array.from({ length: count }, (_, n) => ({ payload: String(n) }));
         await errands(hf).enqueueMany(jobs);
         const begin = () => startWorker(jobber, { backend, url, how } satisfies FileQueueArg);
         const crew = Array.from({ length: processes }, begin);
@@ -170,7 +172,7 @@ describe.each(["better-sqlite3", "without WAL"])("jobs, %s", (backend) => {
         const rows = await hf.transaction((tx) =>
           tx.query(sql`SELECT count(*) AS effects, count(DISTINCT job) AS jobs FROM effect`),
         );
-        expect([Number(rows[0]?.["effects"]), Number(rows[0]?.["jobs"])], seed).toEqual([1000, 1000]);
+        expect([Number(rows[0]?.["effects"]), Number(rows[0]?.["jobs"])], seed).toEqual([count, count]);
       }),
   );
 });

@@ -110,6 +110,8 @@ export interface OwnKey {
   readonly columns: readonly string[];
 }
 
+const unquoted = (name: string): string => name.replaceAll(/["`]/g, "");
+
 /** The keys that the migrations make, read from their own text: a new table needs no line here. */
 export function keysOf(migrationSql: string): OwnKey[] {
   const keys: OwnKey[] = [];
@@ -120,8 +122,9 @@ export function keysOf(migrationSql: string): OwnKey[] {
     ))
       for (const line of body.split("\n")) {
         const [, several] = /^\s*(?:PRIMARY KEY|UNIQUE(?: KEY \w+)?) \(([^)]*)\)?/.exec(line) ?? [];
-        if (several !== undefined) keys.push({ migration, table, columns: several.split(/,\s*/) });
-        const [, one] = /^\s*(\w+) .*\b(?:PRIMARY KEY|UNIQUE)\b(?! *\()/.exec(line) ?? [];
+        if (several !== undefined)
+          keys.push({ migration, table, columns: several.split(/,\s*/).map(unquoted) });
+        const [, one] = /^\s*["`]?(\w+)["`]? .*\b(?:PRIMARY KEY|UNIQUE)\b(?! *\()/.exec(line) ?? [];
         if (one !== undefined && several === undefined) keys.push({ migration, table, columns: [one] });
       }
   }

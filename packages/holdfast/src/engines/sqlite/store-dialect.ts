@@ -146,10 +146,12 @@ export const storeDialect: StoreDialect<StoreConnection> = {
       `${serial === undefined ? "PRIMARY KEY" : "UNIQUE"} (${list(key)})`,
       ...unique.map((names) => `UNIQUE (${list(names)})`),
     ];
+    // Rows are found by their key: kept in its order they need no second tree.
+    const kept = serial === undefined ? " WITHOUT ROWID" : "";
     return [
       sql`CREATE TABLE IF NOT EXISTS ${own(name)} (
   ${sql.raw([...columns, ...keys].join(",\n  "))}
-)`,
+)${sql.raw(kept)}`,
       ...indexes.map(
         (names) =>
           sql`CREATE INDEX IF NOT EXISTS ${own(`${name}_by_${names.join("_")}`)} ON ${own(name)} (${sql.raw(list(names))})`,
