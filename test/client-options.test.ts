@@ -5,7 +5,17 @@ import { join } from "node:path";
 import { DatabaseSync, type DatabaseSyncOptions } from "node:sqlite";
 import Sqlite from "better-sqlite3";
 import { createClient } from "@libsql/client";
-import { type Database, type SqlConnection, fenced, holdfast, key, once, sql, versioned } from "holdfast";
+import {
+  type Database,
+  type Holdfast,
+  type SqlConnection,
+  fenced,
+  holdfast,
+  key,
+  once,
+  sql,
+  versioned,
+} from "holdfast";
 import { fromBetterSqlite3 } from "holdfast/better-sqlite3";
 import { fromKysely } from "holdfast/kysely";
 import { fromLibsql } from "holdfast/libsql";
@@ -14,7 +24,9 @@ import { fromMysql2 } from "holdfast/mysql2";
 import { fromNodeSqlite } from "holdfast/node-sqlite";
 import { fromPg } from "holdfast/pg";
 import { fromPostgres } from "holdfast/postgres";
+import { queue } from "holdfast/queue";
 import { quota } from "holdfast/quota";
+import { stock } from "holdfast/stock";
 import { execute } from "holdfast/testing";
 import { Kysely, MysqlDialect } from "kysely";
 import * as mariadb from "mariadb";
@@ -84,6 +96,8 @@ async function exercise({ database, close }: Site): Promise<void> {
       );
       expect(found.map(({ id }) => Number(id))).toEqual([i]);
     }
+    const { quotas, stock: stocks, queues } = await hf.capabilities();
+    if (quotas === true && stocks === true && queues === true) await patterns(hf);
     const rows = versioned<{ id: number; state: string; version: number }>(hf, "item");
     await rows.update(100, () => ({ state: "it's \\ ?" }));
     const [row] = await hf.transaction((tx) => tx.rows<{ state: string; version: number }>("item", [100]));
@@ -93,6 +107,39 @@ async function exercise({ database, close }: Site): Promise<void> {
     await hf.close();
     await close();
   }
+}
+
+/** Names, ids, documents and flags, there and back. */
+async function patterns(hf: Holdfast<unknown>): Promise<void> {
+  const [of, shop, jobs] = [quota(hf, { name: "nasty", limit: 5 }), stock(hf), queue(hf, "nasty")];
+  for (const each of nasty.filter((some) => !some.includes("\0"))) {
+    // What begins with a quote is kept as JSON.
+    const text = `n${each}`;
+    const metadata = { text, list: [`${text} 😀`, null, true] };
+    const use = { id: text, metadata, by: text };
+    expect(await of.consume(text, 2, use)).toMatchObject({ used: 2, replayed: false });
+    expect(await of.consume(text, 2, use)).toMatchObject({ used: 2, replayed: true });
+    await of.refund(text, text, { amount: 1 });
+    expect(await of.peek(text)).toMatchObject({ used: 1 });
+    expect((await of.history(text)).entries.at(-1)).toMatchObject({ id: text, by: text, metadata });
+    expect(await of.reconcile(text)).toMatchObject({ ok: true });
+
+    await shop.increase(text, 3, { note: text });
+    await shop.reserve([{ sku: text, quantity: 2 }], { id: text });
+    // An id that is taken is found whether the client counts rows that were found or those that were changed.
+    expect(await shop.reserve([{ sku: text, quantity: 2 }], { id: text })).toMatchObject({ replayed: true });
+    await shop.commit(text);
+    expect(await shop.level(text)).toMatchObject({ onHand: 1, reserved: 0 });
+    expect((await shop.history({ sku: text })).movements.at(-1)).toMatchObject({ note: text });
+
+    const { id } = await jobs.enqueue(metadata, { key: text, group: text, delayMs: 60_000 });
+    expect(await jobs.inspect(id)).toMatchObject({ payload: metadata, key: text, group: text });
+    expect(await jobs.enqueue(0, { key: text })).toMatchObject({ id, added: false });
+    expect(await jobs.discard(id)).toBe(1);
+  }
+  await jobs.pause();
+  await jobs.pause();
+  expect(await jobs.counts()).toMatchObject({ paused: true, waiting: 0, delayed: 0 });
 }
 
 /** libSQL reads text up to its first NUL, and PostgreSQL has none. */
