@@ -22,8 +22,11 @@ export const debootstrapPackage: DebianPackage = {
   installed: () => existsSync(FETCHER),
 };
 
-/** A server by address (HOLDFAST_MYSQL_URL), this machine's own mysqld, or Debian's in a folder of its own. */
-export async function startMysql(): Promise<StartedServer> {
+/**
+ * A server by address (HOLDFAST_MYSQL_URL), this machine's own mysqld, or Debian's in a folder of its own. With further settings, as
+ * arguments of the server.
+ */
+export async function startMysql(settings: readonly string[] = []): Promise<StartedServer> {
   const url = process.env["HOLDFAST_MYSQL_URL"];
   if (url) return { url, stop: async () => {} };
   const command = commandOf(await mysqlProgram());
@@ -72,6 +75,7 @@ export async function startMysql(): Promise<StartedServer> {
         "--innodb-doublewrite=OFF",
         "--innodb-buffer-pool-size=128M",
         "--character-set-server=utf8mb4",
+        ...settings,
       ]),
     async ready(port) {
       const connection = await mysql.createConnection(urlOf(port));
@@ -157,7 +161,7 @@ export async function fetched(): Promise<string> {
     throw new Error(
       `there is no ${FETCHER} to fetch MySQL 8.4 (unless this machine has it, or HOLDFAST_MYSQL_URL names it) and Odyssey with`,
     );
-  console.log(
+  console.error(
     `Fetching MySQL and Odyssey for the tests (about a minute and 400 MB), to be kept in ${target}`,
   );
   const draft = await mkdtemp(`${target}-`);
