@@ -22,6 +22,11 @@ const suites: Readonly<Record<string, Suite>> = {
     about: "a locked check-then-write on MySQL, MariaDB and SQLite, next to each one's textbook",
     load: () => import("./suites/engines.ts"),
   },
+  patterns: {
+    about:
+      "quota, stock and queue on MySQL, MariaDB and SQLite, next to each one's textbook (also: patterns sqlite)",
+    load: () => import("./suites/patterns.ts"),
+  },
   quota: {
     about: "one unit of a quota, next to the textbook and to rate-limiter-flexible on PostgreSQL and Redis",
     load: () => import("./suites/quota.ts"),
@@ -66,7 +71,7 @@ const columns = {
 };
 
 const { values, positionals } = parse();
-const [name] = positionals;
+const [name, ...only] = positionals;
 const suite = name === undefined ? undefined : suites[name];
 
 if (name === undefined || suite === undefined) {
@@ -78,7 +83,7 @@ if (name === undefined || suite === undefined) {
   const seconds = Number(values.seconds);
   if (!(seconds > 0)) throw new Error(`--seconds must be a number above 0, not ${values.seconds}`);
   const { run } = await suite.load();
-  const report = await run({ seconds, note: (text) => console.error(text) });
+  const report = await run({ seconds, only, note: (text) => console.error(text) });
   if (values.svg !== undefined) await writeFile(values.svg, await (await import("./chart.ts")).chart(report));
   if (values.json) console.log(JSON.stringify(report));
   else print(report);

@@ -12,6 +12,8 @@ export function machine(postgres: string): Machine {
 export interface SuiteOptions {
   /** How long each contestant of a cell is measured, over all its rounds. */
   readonly seconds: number;
+  /** Parts of the suite, by its own names for them, where it has some. Empty: all. */
+  readonly only: readonly string[];
   /** Tells people how far it is. */
   readonly note: (text: string) => void;
 }

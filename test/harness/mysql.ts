@@ -22,8 +22,11 @@ export const debootstrapPackage: DebianPackage = {
   installed: () => existsSync(FETCHER),
 };
 
-/** A server by address (HOLDFAST_MYSQL_URL), this machine's own mysqld, or Debian's in a folder of its own. */
-export async function startMysql(): Promise<StartedServer> {
+/**
+ * A server by address (HOLDFAST_MYSQL_URL), this machine's own mysqld, or Debian's in a folder of its own. With further settings, as
+ * arguments of the server.
+ */
+export async function startMysql(settings: readonly string[] = []): Promise<StartedServer> {
   const url = process.env["HOLDFAST_MYSQL_URL"];
   if (url) return { url, stop: async () => {} };
   const command = commandOf(await mysqlProgram());
@@ -72,6 +75,7 @@ export async function startMysql(): Promise<StartedServer> {
         "--innodb-doublewrite=OFF",
         "--innodb-buffer-pool-size=128M",
         "--character-set-server=utf8mb4",
+        ...settings,
       ]),
     async ready(port) {
       const connection = await mysql.createConnection(urlOf(port));
