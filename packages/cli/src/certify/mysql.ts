@@ -46,7 +46,8 @@ export function mysqlKit(name: string): Kit {
       "shared-locks": "a lock is a row that each holder writes to",
       notify: "the server cannot send messages to its clients",
       "server-deadline": "the server has no limit for a whole transaction",
-      "commit-outcome": "the server keeps no record of how a transaction ended",
+      "commit-outcome":
+        "the server keeps no record of how a transaction ended: those with a lock write one of their own",
     },
 
     begin,

@@ -113,8 +113,8 @@ export interface Capabilities {
   readonly cancel: Support;
   /** The server evicts a transaction that outlives its deadline, also if this process is frozen. */
   readonly serverDeadline: Support;
-  /** A COMMIT whose answer was lost can be looked up. */
-  readonly commitOutcome: Support;
+  /** A COMMIT whose answer was lost can be looked up: of every transaction, or only of those that begin with a lock. */
+  readonly commitOutcome: Support<true | "with a lock">;
   /** A timeout names who held the lock. */
   readonly holders: Support;
   /** Who holds what and who waits for whom (`hf.inspect`). */
@@ -184,7 +184,7 @@ export const capabilityMeanings: Readonly<Record<keyof Capabilities, string>> = 
   cancel: "whether an abort ends the wait on the server",
   serverDeadline:
     "whether the server ends a transaction that outlives its deadline, also if this process is frozen",
-  commitOutcome: "whether a COMMIT whose answer was lost can be looked up",
+  commitOutcome: "whether a COMMIT whose answer was lost can be looked up; `with a lock`: of transactions that begin with one",
   holders: "whether a timeout names who held the lock",
   inspect: "whether `hf.inspect()` tells who holds what",
   foreignKeys: "whether `key.hashtext` and `key.hashtextextended` work",

@@ -14,7 +14,7 @@ export const noServerDeadline = unsupported(
 );
 
 export const noOutcome = unsupported(
-  "the server keeps no record of a transaction's end that could be asked for",
+  "several servers take writes here, and none of them can tell what another has committed",
 );
 
 export const noWake = unsupported(

@@ -7,6 +7,7 @@ import { classify, violated, waited } from "./errors.ts";
 import { inspect } from "./inspect.ts";
 import { leases } from "./leases.ts";
 import { holders, lock, session } from "./locks.ts";
+import { outcome } from "./outcome.ts";
 import { probe } from "./probe.ts";
 import { replay } from "./replay.ts";
 import { migrationsIn } from "./schema.ts";
@@ -46,6 +47,7 @@ export const mysql: Engine<SqlConnection> = {
     "schedules are kept on PostgreSQL only, for now; hf.tryLock runs a job in one instance at a time",
   ),
   audit: unsupported("an audit is kept on PostgreSQL only, for now"),
+  outcome,
   holders,
   inspect,
   query: (connection, statement) => connection.query(statement, true),

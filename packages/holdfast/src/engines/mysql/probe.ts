@@ -14,6 +14,7 @@ import {
   noWake,
   vitess,
 } from "./gaps.ts";
+import { serverOf, serverSettings } from "./outcome.ts";
 
 const isolation: readonly Isolation[] = ["read committed", "repeatable read", "serializable"];
 /** What was only read is compared with nothing at COMMIT: of 20 pairs on two nodes, 10 did what no order of them could have. */
@@ -24,7 +25,7 @@ const clusterIsolation = isolation.filter((level) => level !== "serializable");
  * them, which is not so of the tables that tell of a cluster. Of the server, as a session may have its own.
  */
 const settings = sql.raw(
-  "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_single_primary_mode', 'version_comment', 'innodb_rollback_on_timeout', 'innodb_read_only', 'performance_schema')",
+  `SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_single_primary_mode', 'version_comment', 'innodb_rollback_on_timeout', 'innodb_read_only', 'performance_schema', ${serverSettings})`,
 );
 
 /**
@@ -106,7 +107,7 @@ export async function probe(
         `${traits.client} cannot cancel a running statement: an abort takes effect when the wait ends`,
       ),
     serverDeadline: noServerDeadline,
-    commitOutcome: noOutcome,
+    commitOutcome: cluster || isVitess ? noOutcome : "with a lock",
     holders: true,
     inspect: true,
     foreignKeys: noForeignKeys,
@@ -114,6 +115,7 @@ export async function probe(
     details: {
       rollbackOnTimeout: on("innodb_rollback_on_timeout"),
       performanceSchema: on("performance_schema"),
+      server: serverOf(found),
     },
   };
 }

@@ -4,6 +4,7 @@ import { makeStale } from "../../seam/routine.ts";
 import { type Names, type Statement, own, sql } from "../../seam/sql.ts";
 import { render } from "./dialect.ts";
 import { leaseProcedures, leaseTables } from "./leases.ts";
+import { outcomeTable } from "./outcome.ts";
 import { replayTable } from "./replay.ts";
 import { routinesOf } from "./routines.ts";
 import { transactionProcedures } from "./transactions.ts";
@@ -39,6 +40,7 @@ const all: readonly Migration[] = [
   { id: 4, name: "once", statements: replayTable },
   // It was made of procedures, which are no part of migrations any more.
   { id: 5, name: "transactions in fewer round trips", statements: [] },
+  { id: 7, name: "transactions whose COMMIT can be looked up", statements: outcomeTable },
 ];
 
 /** "Duplicate column name": whoever ran this statement before us did not come to say so. */

@@ -9,9 +9,18 @@ import {
   UnsupportedError,
 } from "../../seam/errors.ts";
 import type { LockRequest } from "../../seam/key.ts";
-import { own, sql } from "../../seam/sql.ts";
+import { type Statement, own, sql } from "../../seam/sql.ts";
 import { namesOf } from "./dialect.ts";
 import { counted, explain, heldName, keepLocks as keepRows, readOnlyLock, takeRows } from "./locks.ts";
+import {
+  type Mark,
+  forgettingUnless,
+  identityOf,
+  markOf,
+  outcomeProcedures,
+  writing,
+  writingFirst,
+} from "./outcome.ts";
 import { type Procedure, procedure } from "./routines.ts";
 import { failureOf, isMissing } from "./waits.ts";
 
@@ -51,10 +60,11 @@ END`,
 // isolation level of this transaction is forgotten with COMMIT only, on MariaDB.
 const committing = procedure(
   "commit",
-  sql`()
+  sql`(p_id varbinary(32), p_number bigint)
 SQL SECURITY INVOKER
 BEGIN
   RELEASE SAVEPOINT ${sql.raw(begun)};
+  ${writing}
   IF @holdfast_autocommit THEN
     SET autocommit = 1;
   END IF;
@@ -62,7 +72,24 @@ BEGIN
 END`,
 );
 
-export const transactionProcedures: readonly Procedure[] = [beginning, committing];
+/** For those whose COMMIT comes in a message of its own. */
+const settling = procedure(
+  "settle",
+  sql`(p_id varbinary(32), p_number bigint, p_serializable tinyint)
+SQL SECURITY INVOKER
+BEGIN
+  RELEASE SAVEPOINT ${sql.raw(begun)};
+  ${writingFirst(sql.raw("p_id"), sql.raw("p_number"))};
+  ${forgettingUnless("p_serializable")}
+END`,
+);
+
+export const transactionProcedures: readonly Procedure[] = [
+  ...outcomeProcedures,
+  beginning,
+  committing,
+  settling,
+];
 
 const levels = {
   "read uncommitted": "READ-UNCOMMITTED",
@@ -71,9 +98,13 @@ const levels = {
   serializable: "SERIALIZABLE",
 } as const;
 
-/** Begun by the procedure, hence ended by the other: those without locks need none of our schema. */
-const called: Begun = {};
-const stated: Begun = {};
+interface Opened extends Begun {
+  /** Begun by the procedure, hence ended by the other: those without locks need none of our schema. */
+  readonly called: boolean;
+  readonly isolation: Open["isolation"];
+  /** What it writes so that it can be looked up; undefined: it cannot. */
+  readonly mark?: Mark;
+}
 
 export async function begin(connection: SqlConnection, open: Open): Promise<LockGrant & { begun?: Begun }> {
   const { isolation, readOnly, locks, names, capabilities } = open;
@@ -85,6 +116,7 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Lock
   // sessions to ask for, and the latter allows no procedure to begin a transaction.
   const call =
     first && !open.begun && isolation === "read committed" && isSupported(capabilities.sessionLocks);
+  const mark = first && isSupported(capabilities.commitOutcome) ? markOf(connection) : undefined;
   const taken = call ? ((await beginWith(connection, first)) ? 1 : 0) : 0;
   if (!call && !open.begun) {
     // Without SESSION these are settings of the next transaction only.
@@ -98,7 +130,12 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Lock
   if (!call) await connection.query(sql.raw(`SAVEPOINT ${begun}`));
   // The lock comes before any read, so no snapshot can be older than it, whatever the isolation level.
   const rest = { ...open, joined: false, locks: locks.slice(taken), names: names.slice(taken) };
-  return { ...(await takeRows(connection, rest, isolation)), begun: call ? called : stated };
+  const opened: Opened = {
+    called: call === true,
+    isolation,
+    ...(mark && { mark, identity: identityOf(mark, capabilities) }),
+  };
+  return { ...(await takeRows(connection, rest, isolation)), begun: opened };
 }
 
 /** Our own savepoint comes before the locks. */
@@ -129,11 +166,12 @@ export async function end(
   how: "commit" | "rollback",
   transaction: Begun,
 ): Promise<boolean> {
-  if (how === "commit" && transaction === called) {
-    const ended = await endByCall(connection);
+  const { called = false, mark } = transaction as Partial<Opened>;
+  if (how === "commit" && called && mark) {
+    const ended = await endByCall(connection, mark);
     if (ended !== "not committed") return ended === "clean";
   }
-  const kept = how === "commit" && (await stillOpen(connection));
+  const kept = how === "commit" && (await stillOpen(connection, transaction));
   await connection.query(sql.raw(kept ? "COMMIT" : "ROLLBACK"));
   // What this answers says nothing of the COMMIT any more, only whether the connection is fit for others.
   const restored = await connection
@@ -153,9 +191,12 @@ export async function end(
  * "not committed": the statements will tell why. "committed": but the session is not as it was. A connection that is
  * lost here is lost during COMMIT.
  */
-async function endByCall(connection: SqlConnection): Promise<"clean" | "committed" | "not committed"> {
+async function endByCall(
+  connection: SqlConnection,
+  { id, number }: Mark,
+): Promise<"clean" | "committed" | "not committed"> {
   try {
-    await connection.query(sql`CALL ${committing.called}()`);
+    await connection.query(sql`CALL ${committing.called}(${id}, ${number})`);
     return "clean";
   } catch (error) {
     // The savepoint, or the procedure itself.
@@ -171,21 +212,33 @@ async function endByCall(connection: SqlConnection): Promise<"clean" | "committe
   }
 }
 
-async function stillOpen(connection: SqlConnection): Promise<boolean> {
-  try {
-    await connection.query(sql.raw(`RELEASE SAVEPOINT ${begun}`));
+/** Says so, and that it is about to be committed. */
+async function stillOpen(connection: SqlConnection, { mark, isolation }: Partial<Opened>): Promise<boolean> {
+  const released = sql.raw(`RELEASE SAVEPOINT ${begun}`);
+  const done = async (statement: Statement) => {
+    try {
+      await connection.query(statement);
+      return true;
+    } catch (error) {
+      // COMMIT has not been sent: nothing can have been kept.
+      if (failureOf(connection, error) === "lost") throw new ConnectionLostError(1, error);
+      if (isMissing(connection, error)) return false;
+      throw failureOf(connection, error) === "schema-missing"
+        ? new SchemaMissingError(`The table ${namesOf(connection).own("committed")}`, error)
+        : error;
+    }
+  };
+  if (!mark) return done(released);
+  const { id, number } = mark;
+  if (await done(sql`CALL ${settling.called}(${id}, ${number}, ${isolation === "serializable" ? 1 : 0})`))
     return true;
-  } catch (error) {
-    // COMMIT has not been sent: nothing can have been kept.
-    if (failureOf(connection, error) === "lost") throw new ConnectionLostError(1, error);
-    if (!isMissing(connection, error)) throw error;
-    return false;
-  }
+  // The savepoint was missing, or the procedure.
+  return (await done(released)) && done(writingFirst(sql`${id}`, sql`${number}`));
 }
 
 /** Of a transaction that a client began, with autocommit on: after a deadlock each statement is kept by itself. */
-export async function settle(connection: SqlConnection): Promise<void> {
-  if (await stillOpen(connection)) return;
+export async function settle(connection: SqlConnection, transaction: Begun): Promise<void> {
+  if (await stillOpen(connection, transaction)) return;
   throw new TransactionAbortedError(
     undefined,
     "The server ended this transaction before its end (a deadlock whose error was swallowed, or a statement such as CREATE TABLE, which commits). What came before was undone or committed by that; what came after was kept, statement by statement.",
