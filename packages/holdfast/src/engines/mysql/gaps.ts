@@ -2,11 +2,11 @@ import { type Unsupported, unsupported } from "../../seam/capabilities.ts";
 
 /** What this family deliberately does not give, and why. */
 export const noTableLocks = unsupported(
-  "LOCK TABLES commits the transaction, is undone by its end, and forbids every other table meanwhile. Lock the rows, or take a key that stands for the table: tx.lock(key(…))",
+  "LOCK TABLES commits the transaction, is undone by its end, and forbids every other table meanwhile. Lock the rows, or take a key that stands for the table, which keeps out those who take it too: tx.lock(key(…))",
 );
 
 export const noSharedLocks = unsupported(
-  "a lock is a row that each holder writes to, so that a snapshot older than the last holder is found out, and two cannot write to it at once. A lease can be shared: hf.lease(shared(key))",
+  "a lock is a row that each holder writes to, so that a snapshot older than the last holder is found out, and two cannot write to it at once; and GET_LOCK has no shared mode. A lease can be shared: hf.lease(shared(key)). Or take the key alone",
 );
 
 export const noServerDeadline = unsupported(
@@ -22,7 +22,7 @@ export const noWake = unsupported(
 );
 
 export const noForeignKeys = unsupported(
-  "key.hashtext and key.hashtextextended are hashes of PostgreSQL; use key(…)",
+  "key.hashtext and key.hashtextextended are hashes of PostgreSQL; use key(…), or key.getLock for a lock of GET_LOCK",
 );
 
 /** Several servers that take writes, and compare what was written at COMMIT: of two that wrote to a row all but one fail. */

@@ -1,4 +1,4 @@
-import { type Probed, type Strategy, unsupported } from "../../seam/capabilities.ts";
+import { type Probed, type Strategy, isSupported, unsupported } from "../../seam/capabilities.ts";
 import type { ClientTraits, Isolation, SqlConnection } from "../../seam/database.ts";
 import { ReplicaError, ServerTooOldError, UnsupportedError, UsageError } from "../../seam/errors.ts";
 import { sql } from "../../seam/sql.ts";
@@ -111,6 +111,7 @@ export async function probe(
     holders: true,
     inspect: true,
     foreignKeys: noForeignKeys,
+    namedLocks: !isSupported(sessionLocks) ? sessionLocks : traits.begins ? "by hf.hold" : true,
     connections: "many",
     details: {
       rollbackOnTimeout: on("innodb_rollback_on_timeout"),

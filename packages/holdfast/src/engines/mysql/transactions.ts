@@ -11,7 +11,16 @@ import {
 import type { LockRequest } from "../../seam/key.ts";
 import { type Statement, own, sql } from "../../seam/sql.ts";
 import { namesOf } from "./dialect.ts";
-import { counted, explain, heldName, keepLocks as keepRows, readOnlyLock, takeRows } from "./locks.ts";
+import {
+  counted,
+  explain,
+  heldName,
+  isNamed,
+  keepLocks as keepRows,
+  readOnlyLock,
+  session,
+  takeRows,
+} from "./locks.ts";
 import {
   type Mark,
   forgettingUnless,
@@ -106,7 +115,34 @@ interface Opened extends Begun {
   readonly mark?: Mark;
 }
 
+/**
+ * Locks that others take by a name of their own are locks of the session: taken before the transaction begins, and given back
+ * when COMMIT has been answered. They come first in the order of all keys.
+ */
 export async function begin(connection: SqlConnection, open: Open): Promise<LockGrant & { begun?: Begun }> {
+  const named = open.locks.filter(isNamed);
+  if (named.length === 0) return beginWithRows(connection, open);
+  if (open.capabilities.namedLocks === "by hf.hold")
+    throw new UnsupportedError(
+      "A lock of GET_LOCK must be given back after COMMIT, which this client writes by itself. Take it with hf.hold, around the transaction.",
+    );
+  const until = performance.now() + (open.wait === "nowait" ? 0 : open.wait);
+  const pick = <T>(of: readonly T[], keep: boolean) =>
+    of.filter((_, i) => isNamed(open.locks[i] as LockRequest) === keep);
+  const part = (keep: boolean) => ({ locks: pick(open.locks, keep), names: pick(open.names, keep) });
+  try {
+    const grant = await session.take(connection, { ...open, ...part(true), joined: false });
+    if (!grant.granted) return grant;
+    const wait = open.wait === "nowait" ? open.wait : Math.max(1, until - performance.now());
+    const opened = await beginWithRows(connection, { ...open, ...part(false), wait });
+    return { ...opened, begun: { ...opened.begun, sessionLocks: named } };
+  } catch (error) {
+    if (!connection.lost.aborted) await session.clear(connection, named);
+    throw error;
+  }
+}
+
+async function beginWithRows(connection: SqlConnection, open: Open): Promise<LockGrant & { begun?: Begun }> {
   const { isolation, readOnly, locks, names, capabilities } = open;
   const [first] = locks;
   if (readOnly && first) {
@@ -162,6 +198,23 @@ async function beginWith(connection: SqlConnection, { key }: LockRequest): Promi
 }
 
 export async function end(
+  connection: SqlConnection,
+  how: "commit" | "rollback",
+  transaction: Begun,
+): Promise<boolean> {
+  const { sessionLocks: named } = transaction;
+  if (!named) return endRows(connection, how, transaction);
+  try {
+    const clean = await endRows(connection, how, transaction);
+    return (await session.give(connection, named)) && clean;
+  } catch (error) {
+    // It may not be ended again, as where the server has ended it already. Nothing of it is kept.
+    if (!connection.lost.aborted) await session.clear(connection, named).catch(() => {});
+    throw error;
+  }
+}
+
+async function endRows(
   connection: SqlConnection,
   how: "commit" | "rollback",
   transaction: Begun,
