@@ -10,7 +10,7 @@ export const noSharedLocks = unsupported(
 );
 
 export const noServerDeadline = unsupported(
-  "the server has no limit for a whole transaction: a deadline is enforced by this process, which must be running for it",
+  "the server limits how long a session is silent (wait_timeout), which must be put back after COMMIT, and this client writes that by itself: a deadline is enforced by this process, which must be running for it",
 );
 
 export const noOutcome = unsupported(
@@ -66,4 +66,8 @@ export const group: ClusterGaps = {
 
 export const vitess = unsupported(
   "this is Vitess, which drops a lock of GET_LOCK whose connection is quiet for some seconds",
+);
+
+export const vitessSilence = unsupported(
+  "this is Vitess, whose sessions are not those of the server. It has a limit of its own for transactions (queryserver-config-transaction-timeout)",
 );

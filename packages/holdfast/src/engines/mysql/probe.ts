@@ -13,6 +13,7 @@ import {
   noTableLocks,
   noWake,
   vitess,
+  vitessSilence,
 } from "./gaps.ts";
 import { serverOf, serverSettings } from "./outcome.ts";
 
@@ -106,7 +107,7 @@ export async function probe(
       unsupported(
         `${traits.client} cannot cancel a running statement: an abort takes effect when the wait ends`,
       ),
-    serverDeadline: noServerDeadline,
+    serverDeadline: isVitess ? vitessSilence : traits.begins ? noServerDeadline : true,
     commitOutcome: cluster || isVitess ? noOutcome : "with a lock",
     holders: true,
     inspect: true,

@@ -9,6 +9,7 @@ import {
   UnsupportedError,
 } from "../../seam/errors.ts";
 import type { LockRequest } from "../../seam/key.ts";
+import * as protection from "../../seam/protections.ts";
 import { type Statement, own, sql } from "../../seam/sql.ts";
 import { namesOf } from "./dialect.ts";
 import {
@@ -50,12 +51,16 @@ const begun = "holdfast_begun";
  */
 const beginning = procedure(
   "begin",
-  sql`(p_id varbinary(64))
+  sql`(p_id varbinary(64), p_idle int)
 SQL SECURITY INVOKER
 BEGIN
   DECLARE v_id varbinary(64);
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
   SET @holdfast_autocommit = @@autocommit, autocommit = 0;
+  SET @holdfast_idle = @@SESSION.wait_timeout;
+  IF p_idle IS NOT NULL THEN
+    SET SESSION wait_timeout = p_idle;
+  END IF;
   SAVEPOINT ${sql.raw(begun)};
   SELECT id INTO v_id FROM ${own("lock")} WHERE id = p_id FOR UPDATE SKIP LOCKED;
   UPDATE ${own("lock")} SET ${counted} WHERE id = v_id AND IS_USED_LOCK(${heldName(sql.raw("p_id"))}) IS NULL;
@@ -73,6 +78,7 @@ const committing = procedure(
 SQL SECURITY INVOKER
 BEGIN
   RELEASE SAVEPOINT ${sql.raw(begun)};
+  SET SESSION wait_timeout = @holdfast_idle;
   ${writing}
   IF @holdfast_autocommit THEN
     SET autocommit = 1;
@@ -93,6 +99,19 @@ BEGIN
 END`,
 );
 
+/**
+ * After so many seconds without a word from its client the server ends the session, and with it the transaction: also if this
+ * process is frozen, or the network is gone. It counts from each statement anew, so a client that goes on sending is not stopped by it,
+ * but that one can keep its deadline by itself.
+ */
+function idleSeconds({ deadlineMs, capabilities }: Open): number | undefined {
+  if (!protection.serverDeadline || !isSupported(capabilities.serverDeadline)) return undefined;
+  return Math.min(Math.max(1, Math.ceil(deadlineMs / 1000)), longestIdle);
+}
+
+/** What every server takes. */
+const longestIdle = 2_147_483;
+
 export const transactionProcedures: readonly Procedure[] = [
   ...outcomeProcedures,
   beginning,
@@ -110,6 +129,8 @@ const levels = {
 interface Opened extends Begun {
   /** Begun by the procedure, hence ended by the other: those without locks need none of our schema. */
   readonly called: boolean;
+  /** The server ends it if its client is silent for too long. */
+  readonly limited: boolean;
   readonly isolation: Open["isolation"];
   /** What it writes so that it can be looked up; undefined: it cannot. */
   readonly mark?: Mark;
@@ -153,13 +174,16 @@ async function beginWithRows(connection: SqlConnection, open: Open): Promise<Loc
   const call =
     first && !open.begun && isolation === "read committed" && isSupported(capabilities.sessionLocks);
   const mark = first && isSupported(capabilities.commitOutcome) ? markOf(connection) : undefined;
-  const taken = call ? ((await beginWith(connection, first)) ? 1 : 0) : 0;
+  const taken = call ? ((await beginWith(connection, first, open)) ? 1 : 0) : 0;
   if (!call && !open.begun) {
     // Without SESSION these are settings of the next transaction only.
     const tx = capabilities.flavour === "mariadb" ? "tx" : "transaction";
+    const idle = idleSeconds(open);
+    const limit =
+      idle === undefined ? "" : `, @holdfast_idle = @@SESSION.wait_timeout, @@SESSION.wait_timeout = ${idle}`;
     await connection.query(
       sql.raw(
-        `SET @holdfast_autocommit = @@autocommit, @@${tx}_isolation = '${levels[isolation]}', @@${tx}_read_only = ${readOnly ? 1 : 0}, autocommit = 0`,
+        `SET @holdfast_autocommit = @@autocommit, @@${tx}_isolation = '${levels[isolation]}', @@${tx}_read_only = ${readOnly ? 1 : 0}, autocommit = 0${limit}`,
       ),
     );
   }
@@ -168,6 +192,7 @@ async function beginWithRows(connection: SqlConnection, open: Open): Promise<Loc
   const rest = { ...open, joined: false, locks: locks.slice(taken), names: names.slice(taken) };
   const opened: Opened = {
     called: call === true,
+    limited: idleSeconds(open) !== undefined,
     isolation,
     ...(mark && { mark, identity: identityOf(mark, capabilities) }),
   };
@@ -185,9 +210,9 @@ export function keepLocks(
 }
 
 /** Resolves to whether the lock was there, and free. */
-async function beginWith(connection: SqlConnection, { key }: LockRequest): Promise<boolean> {
+async function beginWith(connection: SqlConnection, { key }: LockRequest, open: Open): Promise<boolean> {
   try {
-    await connection.query(sql`CALL ${beginning.called}(${key.id})`);
+    await connection.query(sql`CALL ${beginning.called}(${key.id}, ${idleSeconds(open) ?? null})`);
     return true;
   } catch (error) {
     if (isMissing(connection, error))
@@ -219,16 +244,20 @@ async function endRows(
   how: "commit" | "rollback",
   transaction: Begun,
 ): Promise<boolean> {
-  const { called = false, mark } = transaction as Partial<Opened>;
+  const { called = false, limited = true, mark } = transaction as Partial<Opened>;
   if (how === "commit" && called && mark) {
     const ended = await endByCall(connection, mark);
     if (ended !== "not committed") return ended === "clean";
   }
   const kept = how === "commit" && (await stillOpen(connection, transaction));
   await connection.query(sql.raw(kept ? "COMMIT" : "ROLLBACK"));
+  // Of one whose beginning has failed it is not known.
+  const unlimited = limited
+    ? ", SESSION wait_timeout = COALESCE(@holdfast_idle, @@SESSION.wait_timeout)"
+    : "";
   // What this answers says nothing of the COMMIT any more, only whether the connection is fit for others.
   const restored = await connection
-    .query(sql.raw("SET autocommit = COALESCE(@holdfast_autocommit, @@autocommit)"))
+    .query(sql.raw(`SET autocommit = COALESCE(@holdfast_autocommit, @@autocommit)${unlimited}`))
     .then(() => true)
     .catch(() => false);
   if (how === "commit" && !kept) {
