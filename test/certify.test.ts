@@ -37,8 +37,8 @@ const gaps = {
   postgres: [],
   postgresOld: [],
   pgbouncer: ["session-stays", "session-lock", "notify"],
-  mariadb: ["shared-locks", "server-deadline", "commit-outcome", "notify"],
-  mysql: ["shared-locks", "server-deadline", "commit-outcome", "notify"],
+  mariadb: ["shared-locks", "commit-outcome", "notify"],
+  mysql: ["shared-locks", "commit-outcome", "notify"],
 } as const;
 
 describe.for(Object.keys(gaps) as (keyof typeof gaps)[])("%s", (name) => {

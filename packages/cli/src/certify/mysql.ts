@@ -45,8 +45,8 @@ export function mysqlKit(name: string): Kit {
     gaps: {
       "shared-locks": "a lock is a row that each holder writes to",
       notify: "the server cannot send messages to its clients",
-      "server-deadline": "the server has no limit for a whole transaction",
-      "commit-outcome": "the server keeps no record of how a transaction ended",
+      "commit-outcome":
+        "the server keeps no record of how a transaction ended: those with a lock write one of their own",
     },
 
     begin,
@@ -55,6 +55,12 @@ export function mysqlKit(name: string): Kit {
       return lock(caller, n, ms);
     },
     lock,
+    async limited(caller, n, ms) {
+      // As the library does: by how long a session may be silent, in whole seconds.
+      await begin(caller, "read committed");
+      await lock(caller, n, ms);
+      await caller.query(`SET SESSION wait_timeout = ${Math.max(1, Math.ceil(ms / 1000))}`);
+    },
     end: (caller, how) => done(caller, how),
     async savepoint(caller, action) {
       await caller.query(action === "set" ? "SAVEPOINT certify" : "ROLLBACK TO SAVEPOINT certify");

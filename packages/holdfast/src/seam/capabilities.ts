@@ -113,14 +113,16 @@ export interface Capabilities {
   readonly cancel: Support;
   /** The server evicts a transaction that outlives its deadline, also if this process is frozen. */
   readonly serverDeadline: Support;
-  /** A COMMIT whose answer was lost can be looked up. */
-  readonly commitOutcome: Support;
+  /** A COMMIT whose answer was lost can be looked up: of every transaction, or only of those that begin with a lock. */
+  readonly commitOutcome: Support<true | "with a lock">;
   /** A timeout names who held the lock. */
   readonly holders: Support;
   /** Who holds what and who waits for whom (`hf.inspect`). */
   readonly inspect: Support;
   /** Keys that the server itself hashes, to meet locks that older code takes (`key.hashtext`, `key.hashtextextended`). */
   readonly foreignKeys: Support;
+  /** Locks that older code takes by a name of its own (`key.getLock`): also for a transaction, or by `hf.hold` only. */
+  readonly namedLocks: Support<true | "by hf.hold">;
   readonly connections: "many" | "one";
   /** Facts for the engine itself. */
   readonly details?: Readonly<Record<string, boolean | string>>;
@@ -184,10 +186,12 @@ export const capabilityMeanings: Readonly<Record<keyof Capabilities, string>> = 
   cancel: "whether an abort ends the wait on the server",
   serverDeadline:
     "whether the server ends a transaction that outlives its deadline, also if this process is frozen",
-  commitOutcome: "whether a COMMIT whose answer was lost can be looked up",
+  commitOutcome:
+    "whether a COMMIT whose answer was lost can be looked up; `with a lock`: of transactions that begin with one",
   holders: "whether a timeout names who held the lock",
   inspect: "whether `hf.inspect()` tells who holds what",
   foreignKeys: "whether `key.hashtext` and `key.hashtextextended` work",
+  namedLocks: "whether `key.getLock` works; `by hf.hold`: there, and not for a transaction",
   connections: "`many`, or `one` that all transactions queue up for",
   details: "facts for the engine itself",
 };

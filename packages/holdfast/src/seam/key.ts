@@ -21,7 +21,8 @@ export type KeyForm =
   | { readonly kind: "bigint"; readonly value: bigint }
   | { readonly kind: "int"; readonly a: number; readonly b: number }
   | { readonly kind: "hashtext"; readonly texts: readonly [string] | readonly [string, string] }
-  | { readonly kind: "hashtextextended"; readonly text: string; readonly seed: bigint };
+  | { readonly kind: "hashtextextended"; readonly text: string; readonly seed: bigint }
+  | { readonly kind: "getLock"; readonly lock: string };
 
 export type LockMode = "exclusive" | "shared";
 
@@ -177,6 +178,24 @@ key.hashtextextended = (s: string, seed: bigint | number = 0n): Key => {
     text: checked,
     seed: big,
   });
+};
+
+/** What the servers allow. */
+const longestLock = 64;
+
+/**
+ * The lock of `GET_LOCK('name', …)`, as it is written. It is one of the session: `hf.hold` takes it, and `hf.transaction` around
+ * its transaction.
+ */
+key.getLock = (lock: string): Key => {
+  const checked = sqlText(lock, "key.getLock");
+  const { length } = Array.from(checked);
+  if (length > longestLock)
+    throw bad(
+      `key.getLock: a name has at most ${longestLock} characters on the server, and this one has ${length}`,
+    );
+  // Some servers ignore the case, and others do not. Where they do, two keys for one lock are granted to the same session.
+  return make(printable(`GET_LOCK ${checked}`), `g${checked}`, [checked], { kind: "getLock", lock: checked });
 };
 
 /** The lock that a key names for instances with this `schema`: to look for it on the server, or to take it by SQL. */

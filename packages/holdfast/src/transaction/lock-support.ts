@@ -1,9 +1,21 @@
 /** What locks of transactions are worth on the database at hand. */
 import { type Capabilities, require } from "../seam/capabilities.ts";
 import type { Connection } from "../seam/database.ts";
-import { StrategyError } from "../seam/errors.ts";
-import { type LockRequest, keyNames } from "../seam/key.ts";
+import { StrategyError, UnsupportedError } from "../seam/errors.ts";
+import { type Key, type LockRequest, keyNames } from "../seam/key.ts";
 import type { Instance } from "./instance.ts";
+
+/** A lock of the session, by a name of its own, which must be there before the transaction and outlive it. */
+export const isNamed = ({ form }: Key): boolean => form.kind === "getLock";
+
+const mustGoFirst =
+  "it is a lock of the session, so that it must be there before a transaction begins, and outlive it. Give it to hf.transaction({ lock }), or take it with hf.hold.";
+
+/** In the middle of a transaction. */
+export function checkInside(requests: readonly LockRequest[]): void {
+  const named = requests.find(({ key }) => isNamed(key));
+  if (named) throw new UnsupportedError(`The lock ${named.key.name}: ${mustGoFirst}`);
+}
 
 export function checkSupport(
   requests: readonly LockRequest[],
@@ -19,6 +31,9 @@ export function checkSupport(
   for (const { key } of requests) {
     if (key.form.kind === "hashtext" || key.form.kind === "hashtextextended")
       require(capabilities.foreignKeys, `The lock ${key.name}`);
+    if (isNamed(key)) {
+      require(capabilities.namedLocks, `The lock ${key.name}`);
+    }
   }
 }
 

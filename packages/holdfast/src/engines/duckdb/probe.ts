@@ -49,6 +49,7 @@ export async function probe(
     holders: true,
     inspect: true,
     foreignKeys: unsupported("key.hashtext and key.hashtextextended are hashes of PostgreSQL; use key(…)"),
+    namedLocks: unsupported("key.getLock is the lock of GET_LOCK on MySQL and MariaDB; use key(…)"),
     connections: "many",
   };
 }

@@ -2,19 +2,19 @@ import { type Unsupported, unsupported } from "../../seam/capabilities.ts";
 
 /** What this family deliberately does not give, and why. */
 export const noTableLocks = unsupported(
-  "LOCK TABLES commits the transaction, is undone by its end, and forbids every other table meanwhile. Lock the rows, or take a key that stands for the table: tx.lock(key(…))",
+  "LOCK TABLES commits the transaction, is undone by its end, and forbids every other table meanwhile. Lock the rows, or take a key that stands for the table, which keeps out those who take it too: tx.lock(key(…))",
 );
 
 export const noSharedLocks = unsupported(
-  "a lock is a row that each holder writes to, so that a snapshot older than the last holder is found out, and two cannot write to it at once. A lease can be shared: hf.lease(shared(key))",
+  "a lock is a row that each holder writes to, so that a snapshot older than the last holder is found out, and two cannot write to it at once; and GET_LOCK has no shared mode. A lease can be shared: hf.lease(shared(key)). Or take the key alone",
 );
 
 export const noServerDeadline = unsupported(
-  "the server has no limit for a whole transaction: a deadline is enforced by this process, which must be running for it",
+  "the server limits how long a session is silent (wait_timeout), which must be put back after COMMIT, and this client writes that by itself: a deadline is enforced by this process, which must be running for it",
 );
 
 export const noOutcome = unsupported(
-  "the server keeps no record of a transaction's end that could be asked for",
+  "several servers take writes here, and none of them can tell what another has committed",
 );
 
 export const noWake = unsupported(
@@ -22,7 +22,7 @@ export const noWake = unsupported(
 );
 
 export const noForeignKeys = unsupported(
-  "key.hashtext and key.hashtextextended are hashes of PostgreSQL; use key(…)",
+  "key.hashtext and key.hashtextextended are hashes of PostgreSQL; use key(…), or key.getLock for a lock of GET_LOCK",
 );
 
 /** Several servers that take writes, and compare what was written at COMMIT: of two that wrote to a row all but one fail. */
@@ -74,4 +74,8 @@ export const group: ClusterGaps = {
 
 export const vitess = unsupported(
   "this is Vitess, which drops a lock of GET_LOCK whose connection is quiet for some seconds",
+);
+
+export const vitessSilence = unsupported(
+  "this is Vitess, whose sessions are not those of the server. It has a limit of its own for transactions (queryserver-config-transaction-timeout)",
 );

@@ -11,6 +11,7 @@ import { classify, violated, waited } from "./errors.ts";
 import { inspect } from "./inspect.ts";
 import { leases } from "./leases.ts";
 import { holders, lock, session } from "./locks.ts";
+import { outcome } from "./outcome.ts";
 import { probe } from "./probe.ts";
 import { replay } from "./replay.ts";
 import { migrationsIn } from "./schema.ts";
@@ -47,6 +48,7 @@ export const mysql: Engine<SqlConnection> = {
   queues: queueStore(storeDialect),
   schedules: scheduleStore(storeDialect),
   audit: auditStore(storeDialect),
+  outcome,
   holders,
   inspect,
   query: (connection, statement) => connection.query(statement, true),

@@ -142,6 +142,14 @@ export function heldName(id: string | Statement): Statement {
   return sql`CONCAT(${lockName(id)}, ':held')`;
 }
 
+/** A lock that others take by a name of their own: there is no row for it. */
+export const isNamed = ({ key }: LockRequest): boolean => key.form.kind === "getLock";
+
+/** What a session has of a lock, the last first: of one that others take by this very name, that alone. */
+function sessionNames({ key: { form, id } }: LockRequest): readonly Statement[] {
+  return form.kind === "getLock" ? [sql`${form.lock}`] : [heldName(id), lockName(id)];
+}
+
 /** Counts the turn, and says who has it. */
 export const counted = sql.raw("turn = turn + 1, holder = CONNECTION_ID(), since = UTC_TIMESTAMP(3)");
 
@@ -227,7 +235,8 @@ export const session: SessionLocks<SqlConnection> = {
       const left = patience.nowait ? 0 : Math.max(1, patience.left());
       // Whole seconds: MySQL takes 0.4 for 0, and does not wait at all.
       const seconds = Math.ceil(left / 1000);
-      const asking = sql`SELECT GET_LOCK(${lockName(request.key.id)}, ${seconds}) AS granted`;
+      const name = sessionNames(request).at(-1) as Statement;
+      const asking = sql`SELECT GET_LOCK(${name}, ${seconds}) AS granted`;
       const waited = await bounded(connection, left, seconds, () => connection.query(asking)).catch(
         (error: unknown) => {
           // Sessions that hold some and wait for others, each in another call. The lock that was asked for is not held.
@@ -238,7 +247,7 @@ export const session: SessionLocks<SqlConnection> = {
       const taken =
         !waited.over &&
         String(waited.result.rows[0]?.granted) === "1" &&
-        (await mark(connection, request, names[i] ?? "", patience));
+        (isNamed(request) || (await mark(connection, request, names[i] ?? "", patience)));
       if (taken) continue;
       await session.clear(connection, locks.slice(0, i + 1));
       return waited.over ? { ...refused, cause: waited.cause } : refused;
@@ -248,7 +257,7 @@ export const session: SessionLocks<SqlConnection> = {
   async give(connection, locks) {
     let given = true;
     for (const request of locks) {
-      for (const name of [heldName(request.key.id), lockName(request.key.id)]) {
+      for (const name of sessionNames(request)) {
         const [row] = (await connection.query(sql`SELECT RELEASE_LOCK(${name}) AS given`)).rows;
         given &&= String(row?.given) === "1";
       }
@@ -257,7 +266,7 @@ export const session: SessionLocks<SqlConnection> = {
   },
   async clear(connection, locks) {
     for (const request of locks) {
-      for (const name of [heldName(request.key.id), lockName(request.key.id)]) {
+      for (const name of sessionNames(request)) {
         // Granted twice it must be released twice.
         for (let given = "1"; given === "1";) {
           const [row] = (
@@ -343,8 +352,8 @@ export async function holders(
     if (turns.get(String(id)) !== String(turn) && Number(holder) > 0)
       found.set(String(holder), { name: String(name), since: new Date(Number(since) / 1000) });
   for (const request of locks) {
-    const [row] = (await connection.query(sql`SELECT IS_USED_LOCK(${heldName(request.key.id)}) AS holder`))
-      .rows;
+    const [name] = sessionNames(request);
+    const [row] = (await connection.query(sql`SELECT IS_USED_LOCK(${name}) AS holder`)).rows;
     if (row?.holder !== null && row?.holder !== undefined) found.set(String(row.holder), {});
   }
   return asHolders(connection, found, capabilities);

@@ -1,4 +1,4 @@
-import { type Probed, type Strategy, unsupported } from "../../seam/capabilities.ts";
+import { type Probed, type Strategy, isSupported, unsupported } from "../../seam/capabilities.ts";
 import type { ClientTraits, Isolation, SqlConnection } from "../../seam/database.ts";
 import { ReplicaError, ServerTooOldError, UnsupportedError, UsageError } from "../../seam/errors.ts";
 import { sql } from "../../seam/sql.ts";
@@ -13,7 +13,9 @@ import {
   noTableLocks,
   noWake,
   vitess,
+  vitessSilence,
 } from "./gaps.ts";
+import { serverOf, serverSettings } from "./outcome.ts";
 
 const isolation: readonly Isolation[] = ["read committed", "repeatable read", "serializable"];
 /** What was only read is compared with nothing at COMMIT: of 20 pairs on two nodes, 10 did what no order of them could have. */
@@ -24,7 +26,7 @@ const clusterIsolation = isolation.filter((level) => level !== "serializable");
  * them, which is not so of the tables that tell of a cluster. Of the server, as a session may have its own.
  */
 const settings = sql.raw(
-  "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_single_primary_mode', 'version_comment', 'innodb_rollback_on_timeout', 'innodb_read_only', 'performance_schema')",
+  `SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_single_primary_mode', 'version_comment', 'innodb_rollback_on_timeout', 'innodb_read_only', 'performance_schema', ${serverSettings})`,
 );
 
 /**
@@ -112,15 +114,17 @@ export async function probe(
       unsupported(
         `${traits.client} cannot cancel a running statement: an abort takes effect when the wait ends`,
       ),
-    serverDeadline: noServerDeadline,
-    commitOutcome: noOutcome,
+    serverDeadline: isVitess ? vitessSilence : traits.begins ? noServerDeadline : true,
+    commitOutcome: cluster || isVitess ? noOutcome : "with a lock",
     holders: true,
     inspect: true,
     foreignKeys: noForeignKeys,
+    namedLocks: !isSupported(sessionLocks) ? sessionLocks : traits.begins ? "by hf.hold" : true,
     connections: "many",
     details: {
       rollbackOnTimeout: on("innodb_rollback_on_timeout"),
       performanceSchema: on("performance_schema"),
+      server: serverOf(found),
     },
   };
 }

@@ -10,6 +10,7 @@ import { stockTables } from "../sql/stock/tables.ts";
 import type { Table } from "../sql/table.ts";
 import { render } from "./dialect.ts";
 import { leaseProcedures, leaseTables } from "./leases.ts";
+import { outcomeTable } from "./outcome.ts";
 import { replayTable } from "./replay.ts";
 import { routinesOf } from "./routines.ts";
 import { counters, storeDialect } from "./store-dialect.ts";
@@ -60,6 +61,7 @@ const all: readonly Migration[] = [
     name: "patterns",
     statements: [...counters, ...patternTables.flatMap((each) => storeDialect.create(each))],
   },
+  { id: 7, name: "transactions whose COMMIT can be looked up", statements: outcomeTable },
 ];
 
 /** "Duplicate column name": whoever ran this statement before us did not come to say so. */

@@ -9,9 +9,28 @@ import {
   UnsupportedError,
 } from "../../seam/errors.ts";
 import type { LockRequest } from "../../seam/key.ts";
-import { own, sql } from "../../seam/sql.ts";
+import * as protection from "../../seam/protections.ts";
+import { type Statement, own, sql } from "../../seam/sql.ts";
 import { namesOf } from "./dialect.ts";
-import { counted, explain, heldName, keepLocks as keepRows, readOnlyLock, takeRows } from "./locks.ts";
+import {
+  counted,
+  explain,
+  heldName,
+  isNamed,
+  keepLocks as keepRows,
+  readOnlyLock,
+  session,
+  takeRows,
+} from "./locks.ts";
+import {
+  type Mark,
+  forgettingUnless,
+  identityOf,
+  markOf,
+  outcomeProcedures,
+  writing,
+  writingFirst,
+} from "./outcome.ts";
 import { type Procedure, procedure } from "./routines.ts";
 import { failureOf, isMissing } from "./waits.ts";
 
@@ -32,12 +51,16 @@ const begun = "holdfast_begun";
  */
 const beginning = procedure(
   "begin",
-  sql`(p_id varbinary(64))
+  sql`(p_id varbinary(64), p_idle int)
 SQL SECURITY INVOKER
 BEGIN
   DECLARE v_id varbinary(64);
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
   SET @holdfast_autocommit = @@autocommit, autocommit = 0;
+  SET @holdfast_idle = @@SESSION.wait_timeout;
+  IF p_idle IS NOT NULL THEN
+    SET SESSION wait_timeout = p_idle;
+  END IF;
   SAVEPOINT ${sql.raw(begun)};
   SELECT id INTO v_id FROM ${own("lock")} WHERE id = p_id FOR UPDATE SKIP LOCKED;
   UPDATE ${own("lock")} SET ${counted} WHERE id = v_id AND IS_USED_LOCK(${heldName(sql.raw("p_id"))}) IS NULL;
@@ -51,10 +74,12 @@ END`,
 // isolation level of this transaction is forgotten with COMMIT only, on MariaDB.
 const committing = procedure(
   "commit",
-  sql`()
+  sql`(p_id varbinary(32), p_number bigint)
 SQL SECURITY INVOKER
 BEGIN
   RELEASE SAVEPOINT ${sql.raw(begun)};
+  SET SESSION wait_timeout = @holdfast_idle;
+  ${writing}
   IF @holdfast_autocommit THEN
     SET autocommit = 1;
   END IF;
@@ -62,7 +87,37 @@ BEGIN
 END`,
 );
 
-export const transactionProcedures: readonly Procedure[] = [beginning, committing];
+/** For those whose COMMIT comes in a message of its own. */
+const settling = procedure(
+  "settle",
+  sql`(p_id varbinary(32), p_number bigint, p_serializable tinyint)
+SQL SECURITY INVOKER
+BEGIN
+  RELEASE SAVEPOINT ${sql.raw(begun)};
+  ${writingFirst(sql.raw("p_id"), sql.raw("p_number"))};
+  ${forgettingUnless("p_serializable")}
+END`,
+);
+
+/**
+ * After so many seconds without a word from its client the server ends the session, and with it the transaction: also if this
+ * process is frozen, or the network is gone. It counts from each statement anew, so a client that goes on sending is not stopped by it,
+ * but that one can keep its deadline by itself.
+ */
+function idleSeconds({ deadlineMs, capabilities }: Open): number | undefined {
+  if (!protection.serverDeadline || !isSupported(capabilities.serverDeadline)) return undefined;
+  return Math.min(Math.max(1, Math.ceil(deadlineMs / 1000)), longestIdle);
+}
+
+/** What every server takes. */
+const longestIdle = 2_147_483;
+
+export const transactionProcedures: readonly Procedure[] = [
+  ...outcomeProcedures,
+  beginning,
+  committing,
+  settling,
+];
 
 const levels = {
   "read uncommitted": "READ-UNCOMMITTED",
@@ -71,11 +126,44 @@ const levels = {
   serializable: "SERIALIZABLE",
 } as const;
 
-/** Begun by the procedure, hence ended by the other: those without locks need none of our schema. */
-const called: Begun = {};
-const stated: Begun = {};
+interface Opened extends Begun {
+  /** Begun by the procedure, hence ended by the other: those without locks need none of our schema. */
+  readonly called: boolean;
+  /** The server ends it if its client is silent for too long. */
+  readonly limited: boolean;
+  readonly isolation: Open["isolation"];
+  /** What it writes so that it can be looked up; undefined: it cannot. */
+  readonly mark?: Mark;
+}
 
+/**
+ * Locks that others take by a name of their own are locks of the session: taken before the transaction begins, and given back
+ * when COMMIT has been answered. They come first in the order of all keys.
+ */
 export async function begin(connection: SqlConnection, open: Open): Promise<LockGrant & { begun?: Begun }> {
+  const named = open.locks.filter(isNamed);
+  if (named.length === 0) return beginWithRows(connection, open);
+  if (open.capabilities.namedLocks === "by hf.hold")
+    throw new UnsupportedError(
+      "A lock of GET_LOCK must be given back after COMMIT, which this client writes by itself. Take it with hf.hold, around the transaction.",
+    );
+  const until = performance.now() + (open.wait === "nowait" ? 0 : open.wait);
+  const pick = <T>(of: readonly T[], keep: boolean) =>
+    of.filter((_, i) => isNamed(open.locks[i] as LockRequest) === keep);
+  const part = (keep: boolean) => ({ locks: pick(open.locks, keep), names: pick(open.names, keep) });
+  try {
+    const grant = await session.take(connection, { ...open, ...part(true), joined: false });
+    if (!grant.granted) return grant;
+    const wait = open.wait === "nowait" ? open.wait : Math.max(1, until - performance.now());
+    const opened = await beginWithRows(connection, { ...open, ...part(false), wait });
+    return { ...opened, begun: { ...opened.begun, sessionLocks: named } };
+  } catch (error) {
+    if (!connection.lost.aborted) await session.clear(connection, named);
+    throw error;
+  }
+}
+
+async function beginWithRows(connection: SqlConnection, open: Open): Promise<LockGrant & { begun?: Begun }> {
   const { isolation, readOnly, locks, names, capabilities } = open;
   const [first] = locks;
   if (readOnly && first) {
@@ -85,20 +173,30 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Lock
   // sessions to ask for, and the latter allows no procedure to begin a transaction.
   const call =
     first && !open.begun && isolation === "read committed" && isSupported(capabilities.sessionLocks);
-  const taken = call ? ((await beginWith(connection, first)) ? 1 : 0) : 0;
+  const mark = first && isSupported(capabilities.commitOutcome) ? markOf(connection) : undefined;
+  const taken = call ? ((await beginWith(connection, first, open)) ? 1 : 0) : 0;
   if (!call && !open.begun) {
     // Without SESSION these are settings of the next transaction only.
     const tx = capabilities.flavour === "mariadb" ? "tx" : "transaction";
+    const idle = idleSeconds(open);
+    const limit =
+      idle === undefined ? "" : `, @holdfast_idle = @@SESSION.wait_timeout, @@SESSION.wait_timeout = ${idle}`;
     await connection.query(
       sql.raw(
-        `SET @holdfast_autocommit = @@autocommit, @@${tx}_isolation = '${levels[isolation]}', @@${tx}_read_only = ${readOnly ? 1 : 0}, autocommit = 0`,
+        `SET @holdfast_autocommit = @@autocommit, @@${tx}_isolation = '${levels[isolation]}', @@${tx}_read_only = ${readOnly ? 1 : 0}, autocommit = 0${limit}`,
       ),
     );
   }
   if (!call) await connection.query(sql.raw(`SAVEPOINT ${begun}`));
   // The lock comes before any read, so no snapshot can be older than it, whatever the isolation level.
   const rest = { ...open, joined: false, locks: locks.slice(taken), names: names.slice(taken) };
-  return { ...(await takeRows(connection, rest, isolation)), begun: call ? called : stated };
+  const opened: Opened = {
+    called: call === true,
+    limited: idleSeconds(open) !== undefined,
+    isolation,
+    ...(mark && { mark, identity: identityOf(mark, capabilities) }),
+  };
+  return { ...(await takeRows(connection, rest, isolation)), begun: opened };
 }
 
 /** Our own savepoint comes before the locks. */
@@ -112,9 +210,9 @@ export function keepLocks(
 }
 
 /** Resolves to whether the lock was there, and free. */
-async function beginWith(connection: SqlConnection, { key }: LockRequest): Promise<boolean> {
+async function beginWith(connection: SqlConnection, { key }: LockRequest, open: Open): Promise<boolean> {
   try {
-    await connection.query(sql`CALL ${beginning.called}(${key.id})`);
+    await connection.query(sql`CALL ${beginning.called}(${key.id}, ${idleSeconds(open) ?? null})`);
     return true;
   } catch (error) {
     if (isMissing(connection, error))
@@ -129,15 +227,37 @@ export async function end(
   how: "commit" | "rollback",
   transaction: Begun,
 ): Promise<boolean> {
-  if (how === "commit" && transaction === called) {
-    const ended = await endByCall(connection);
+  const { sessionLocks: named } = transaction;
+  if (!named) return endRows(connection, how, transaction);
+  try {
+    const clean = await endRows(connection, how, transaction);
+    return (await session.give(connection, named)) && clean;
+  } catch (error) {
+    // It may not be ended again, as where the server has ended it already. Nothing of it is kept.
+    if (!connection.lost.aborted) await session.clear(connection, named).catch(() => {});
+    throw error;
+  }
+}
+
+async function endRows(
+  connection: SqlConnection,
+  how: "commit" | "rollback",
+  transaction: Begun,
+): Promise<boolean> {
+  const { called = false, limited = true, mark } = transaction as Partial<Opened>;
+  if (how === "commit" && called && mark) {
+    const ended = await endByCall(connection, mark);
     if (ended !== "not committed") return ended === "clean";
   }
-  const kept = how === "commit" && (await stillOpen(connection));
+  const kept = how === "commit" && (await stillOpen(connection, transaction));
   await connection.query(sql.raw(kept ? "COMMIT" : "ROLLBACK"));
+  // Of one whose beginning has failed it is not known.
+  const unlimited = limited
+    ? ", SESSION wait_timeout = COALESCE(@holdfast_idle, @@SESSION.wait_timeout)"
+    : "";
   // What this answers says nothing of the COMMIT any more, only whether the connection is fit for others.
   const restored = await connection
-    .query(sql.raw("SET autocommit = COALESCE(@holdfast_autocommit, @@autocommit)"))
+    .query(sql.raw(`SET autocommit = COALESCE(@holdfast_autocommit, @@autocommit)${unlimited}`))
     .then(() => true)
     .catch(() => false);
   if (how === "commit" && !kept) {
@@ -153,9 +273,12 @@ export async function end(
  * "not committed": the statements will tell why. "committed": but the session is not as it was. A connection that is
  * lost here is lost during COMMIT.
  */
-async function endByCall(connection: SqlConnection): Promise<"clean" | "committed" | "not committed"> {
+async function endByCall(
+  connection: SqlConnection,
+  { id, number }: Mark,
+): Promise<"clean" | "committed" | "not committed"> {
   try {
-    await connection.query(sql`CALL ${committing.called}()`);
+    await connection.query(sql`CALL ${committing.called}(${id}, ${number})`);
     return "clean";
   } catch (error) {
     // The savepoint, or the procedure itself.
@@ -171,21 +294,33 @@ async function endByCall(connection: SqlConnection): Promise<"clean" | "committe
   }
 }
 
-async function stillOpen(connection: SqlConnection): Promise<boolean> {
-  try {
-    await connection.query(sql.raw(`RELEASE SAVEPOINT ${begun}`));
+/** Says so, and that it is about to be committed. */
+async function stillOpen(connection: SqlConnection, { mark, isolation }: Partial<Opened>): Promise<boolean> {
+  const released = sql.raw(`RELEASE SAVEPOINT ${begun}`);
+  const done = async (statement: Statement) => {
+    try {
+      await connection.query(statement);
+      return true;
+    } catch (error) {
+      // COMMIT has not been sent: nothing can have been kept.
+      if (failureOf(connection, error) === "lost") throw new ConnectionLostError(1, error);
+      if (isMissing(connection, error)) return false;
+      throw failureOf(connection, error) === "schema-missing"
+        ? new SchemaMissingError(`The table ${namesOf(connection).own("committed")}`, error)
+        : error;
+    }
+  };
+  if (!mark) return done(released);
+  const { id, number } = mark;
+  if (await done(sql`CALL ${settling.called}(${id}, ${number}, ${isolation === "serializable" ? 1 : 0})`))
     return true;
-  } catch (error) {
-    // COMMIT has not been sent: nothing can have been kept.
-    if (failureOf(connection, error) === "lost") throw new ConnectionLostError(1, error);
-    if (!isMissing(connection, error)) throw error;
-    return false;
-  }
+  // The savepoint was missing, or the procedure.
+  return (await done(released)) && done(writingFirst(sql`${id}`, sql`${number}`));
 }
 
 /** Of a transaction that a client began, with autocommit on: after a deadlock each statement is kept by itself. */
-export async function settle(connection: SqlConnection): Promise<void> {
-  if (await stillOpen(connection)) return;
+export async function settle(connection: SqlConnection, transaction: Begun): Promise<void> {
+  if (await stillOpen(connection, transaction)) return;
   throw new TransactionAbortedError(
     undefined,
     "The server ended this transaction before its end (a deadlock whose error was swallowed, or a statement such as CREATE TABLE, which commits). What came before was undone or committed by that; what came after was kept, statement by statement.",

@@ -8,7 +8,7 @@ import type { Deadline } from "../../waiting/deadline.ts";
 import { Silence, graceMs, interruptible, within } from "../../waiting/interrupt.ts";
 import { Refused } from "../../waiting/refused.ts";
 import { runInClient } from "../client-transaction.ts";
-import { isAtCommit, stillKept } from "../lock-support.ts";
+import { checkSupport, isAtCommit, isNamed, stillKept } from "../lock-support.ts";
 import { type Plan, checkPlan } from "../plan.ts";
 import type { InstanceContext } from "../scope.ts";
 import type { Body } from "../types.ts";
@@ -47,7 +47,11 @@ export class Attempt<Native, C extends Connection> implements Ran<Native, C> {
   }
 
   async execute<T>(body: Body<Native, T>): Promise<T> {
-    if (this.plan.locks.length > 0 && this.plan.isolation !== "read committed") await this.#checkSessions();
+    const { locks, isolation } = this.plan;
+    if (locks.some(({ key }) => isNamed(key))) {
+      checkSupport(locks, await this.context.capabilities(), false);
+      require(await this.context.sessionSupport(), "A lock of the session, which must be taken before BEGIN");
+    } else if (locks.length > 0 && isolation !== "read committed") await this.#checkSessions();
     const started = performance.now();
     const { transaction } = this.context.database;
     const names = () => this.context.names(this.plan.locks);

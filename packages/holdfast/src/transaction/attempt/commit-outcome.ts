@@ -22,8 +22,13 @@ export async function lookUpCommit<Native, C extends Connection>(
   const { engine } = context.database;
   // A transaction without identity has written nothing that could be lost.
   if (identity === undefined && plan.readOnly) return;
-  if (!engine.outcome || identity === undefined)
-    throw new CommitUnknownError("this engine keeps no record of it to ask", error);
+  if (!engine.outcome || identity === undefined) {
+    const detail =
+      context.known()?.commitOutcome === "with a lock"
+        ? "here only a transaction with `lock` leaves a record of it to ask"
+        : "this engine keeps no record of it to ask";
+    throw new CommitUnknownError(detail, error);
+  }
   if (!protection.commitLookedUp) throw new ConnectionLostError(attempt, error);
   const until = performance.now() + resolveMs;
   let last: unknown = error;

@@ -5,7 +5,7 @@ import type { Connection, Reason, Wait } from "../../seam/database.ts";
 import { emit, traced } from "../../events/events.ts";
 import type { LockRequest } from "../../seam/key.ts";
 import type { Instance } from "../instance.ts";
-import { checkSupport, stillKept } from "../lock-support.ts";
+import { checkInside, checkSupport, stillKept } from "../lock-support.ts";
 import type { HeldLocks } from "./held-locks.ts";
 import type { Work } from "./work.ts";
 
@@ -41,6 +41,7 @@ export async function takeLocks<Native, C extends Connection>(
   context.guard?.(missing);
   const capabilities = context.trusted() ?? (await context.renewed(connection));
   checkSupport(missing, capabilities, joined);
+  checkInside(missing);
   if (asked !== undefined) requireHeld(capabilities, asked);
   const locked: Locked | undefined = section && { kind: "key", keys: missing };
   // Before the wait, which may be that of a deadlock. Who does not wait is in none.

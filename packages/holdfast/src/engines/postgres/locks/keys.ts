@@ -13,6 +13,8 @@ export function argument({ form }: Key): string {
     case "hashtext":
       // The server hashes: its encoding and byte order decide, as they do for the code that already takes this lock.
       return form.texts.map((text) => `hashtext(${hexText(text)})`).join(", ");
+    case "getLock":
+      throw new TypeError("not a key of this server: GET_LOCK");
     case "hashtextextended":
       return `hashtextextended(${hexText(form.text)}, ${form.seed})`;
   }
