@@ -1,4 +1,5 @@
 /** Quotas, stock and queues over two PostgreSQL databases. Even numbers live on the first one, odd ones on the second. */
+import { DatabaseSync } from "node:sqlite";
 import {
   type Key,
   ShardError,
@@ -12,6 +13,7 @@ import {
   sharded,
   versioned,
 } from "holdfast";
+import { fromNodeSqlite } from "holdfast/node-sqlite";
 import { fromPg } from "holdfast/pg";
 import { queue, queues } from "holdfast/queue";
 import { type Quota, quota, quotas, subjects } from "holdfast/quota";
@@ -111,6 +113,19 @@ describe("processes that route alike, and one that does not", () => {
     expect(winners).toHaveLength(2);
     for (const { quota: n, jobs: m } of got.filter((one) => !winners.includes(one))) expect(n + m).toBe(0);
   });
+});
+
+test("where it cannot be written down which database is which, patterns refuse several", async () => {
+  const files = [1, 2].map(() => new DatabaseSync(":memory:"));
+  const both = sharded(files.map((file) => fromNodeSqlite(file)));
+  for (const make of [
+    () => quota(both, { name: "x", limit: 1 }),
+    () => stock(both),
+    () => queue(both, "x"),
+    () => both.move("u", { to: 1 }),
+  ])
+    await expect(async () => make()).rejects.toThrow(/cannot be written down in each which one it is/);
+  for (const file of files) file.close();
 });
 
 describe("on two databases", () => {

@@ -1,6 +1,6 @@
 /** Patterns on several databases: which of them a call belongs on, found by a key, as locks are. */
 import type { Connection } from "../seam/database.ts";
-import { ShardError, UsageError } from "../seam/errors.ts";
+import { ShardError, UnsupportedError, UsageError } from "../seam/errors.ts";
 import { type Key, type KeyPart, key } from "../seam/key.ts";
 import { type InstanceContext, contextOf, rememberSeveral } from "../transaction/scope.ts";
 
@@ -39,7 +39,12 @@ export class Instances {
     this.#shards = shardsOf(hf);
     if (this.#shards) {
       // Who cannot name them all has nothing written down about them either.
-      this.#shards.all();
+      for (const instance of this.#shards.all())
+        if (!contextOf(instance, call).database.engine.agreements)
+          throw new UnsupportedError(
+            `${call}: quotas, stock and queues are not kept on several databases here, as it cannot be written down in each which one it is: a process ` +
+              "with another list would grant the same thing twice. Pass one instance; or decide by yourself which, and make one of each: quota(instances[n], …)",
+          );
       return;
     }
     const context = contextOf(hf, call);
