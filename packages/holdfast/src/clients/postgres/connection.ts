@@ -321,7 +321,25 @@ function connectionOf(
   };
 }
 
+/** Those that rename single words too are refused by the first question. */
+const renamed = /^[a-z].*[A-Z-]/;
+
+/** `transform: postgres.camel` and its like rename columns of our statements too. They are found by both names; the caller's own as ever. */
+function nameAgain(rows: PostgresResult): void {
+  const [first] = rows;
+  const others = first ? Object.keys(first).filter((name) => renamed.test(name)) : [];
+  for (const name of others) {
+    const written = name
+      .replaceAll("-", "_")
+      .replaceAll(/[A-Z]/g, "_$&")
+      .toLowerCase();
+    for (const row of rows)
+      if (!(written in row)) Object.defineProperty(row, written, { value: row[name], enumerable: false });
+  }
+}
+
 function result(rows: PostgresResult): Result {
+  nameAgain(rows);
   return { rows, affected: rows.count ?? 0, ...(rows.command !== undefined && { command: rows.command }) };
 }
 

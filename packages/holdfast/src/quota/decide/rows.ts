@@ -14,7 +14,7 @@ export const unlimited = 2 ** 53;
 export const never = Number.MAX_SAFE_INTEGER;
 
 /** Nothing is decided here about a bucket that counts on another of several databases. */
-export const isElsewhere = ({ moved_to, moved_from }: Pick<BucketRow, "moved_to" | "moved_from">): boolean =>
+export const isElsewhere = ({ moved_to, moved_from }: BucketRow): boolean =>
   moved_to !== undefined || moved_from !== undefined;
 
 /** What was read of a bucket. What is undefined was not read, and is asked for where it matters. */
