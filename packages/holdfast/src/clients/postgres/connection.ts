@@ -329,10 +329,7 @@ function nameAgain(rows: PostgresResult): void {
   const [first] = rows;
   const others = first ? Object.keys(first).filter((name) => renamed.test(name)) : [];
   for (const name of others) {
-    const written = name
-      .replaceAll("-", "_")
-      .replaceAll(/[A-Z]/g, "_$&")
-      .toLowerCase();
+    const written = name.replaceAll("-", "_").replaceAll(/[A-Z]/g, "_$&").toLowerCase();
     for (const row of rows)
       if (!(written in row)) Object.defineProperty(row, written, { value: row[name], enumerable: false });
   }
