@@ -12,9 +12,8 @@ import { sql } from "../../../packages/holdfast/src/seam/sql.ts";
 import { storeDialect } from "../../../packages/holdfast/src/engines/postgres/store-dialect.ts";
 import { quotaStore } from "../../../packages/holdfast/src/engines/sql/quota/index.ts";
 import type { BucketMove, MovingBucket, Quotas } from "../../../packages/holdfast/src/quota/store.ts";
-import { type TestDatabase, createDatabase, unavailable } from "../../harness/databases.ts";
+import { type TestDatabase, createDatabase } from "../../harness/databases.ts";
 
-const why = unavailable("postgres");
 const free = { waitMs: 5000, free: true };
 const inside = { waitMs: 5000, free: false };
 
@@ -23,7 +22,6 @@ let pools: Pool[];
 let fresh = 0;
 
 beforeAll(async () => {
-  if (why !== undefined) return;
   places = await Promise.all([createDatabase("postgres"), createDatabase("postgres")]);
   pools = places.map(({ url }) => new Pool({ connectionString: url, max: 10 }));
   for (const pool of pools) await holdfast(fromPg(pool)).migrate();
@@ -45,7 +43,7 @@ const stores = {
   }),
 } as const;
 
-describe.skipIf(why !== undefined).each(Object.keys(stores) as (keyof typeof stores)[])("by %s", (store) => {
+describe.each(Object.keys(stores) as (keyof typeof stores)[])("by %s", (store) => {
   const databases = () => pools.map((pool) => stores[store](fromPg(pool)));
 
   /** As a process of its own; everything is routed to the first database. */
