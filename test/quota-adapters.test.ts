@@ -1,5 +1,5 @@
 /** The same calls of quotas through every client and ORM: what one of them sends or reads otherwise shows here. */
-import { type Holdfast, type Transaction, UnsupportedError, holdfast, sql } from "holdfast";
+import { type Holdfast, type Transaction, holdfast, sql } from "holdfast";
 import { type Quota, QuotaError, QuotaExceededError, quota } from "holdfast/quota";
 import { type ConformanceSite, execute } from "holdfast/testing";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
@@ -275,27 +275,4 @@ test("40 at once that look first and use then are more than 10", async ({ skip }
     await site.close();
     await place.drop();
   }
-});
-
-describe.each(backends.filter((each) => !isPostgres(each)))("$name", (backend) => {
-  test("has no quotas, and says why", async ({ skip }) => {
-    skip(missing(backend) !== undefined, missing(backend));
-    const place = await placeFor(backend);
-    const { site, hf } = await reach(backend, place);
-    try {
-      const { quotas } = await hf.capabilities();
-      expect(quotas).toMatchObject({
-        supported: false,
-        why: expect.stringContaining("PostgreSQL") as string,
-      });
-      const of = quota(hf, { name: "none", limit: 1 });
-      await expect(of.consume("u")).rejects.toThrow(UnsupportedError);
-      await expect(of.peek("u")).rejects.toThrow(UnsupportedError);
-      await expect(hf.transaction((tx) => of.consume("u", 1, { tx }))).rejects.toThrow(UnsupportedError);
-    } finally {
-      await hf.close();
-      await site.close();
-      await place.drop();
-    }
-  });
 });
