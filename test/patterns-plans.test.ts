@@ -98,7 +98,10 @@ async function explained(backend: string, site: Site, statements: readonly State
     const text = statement.parts.join("?").replaceAll(/\s+/g, " ").trim();
     if (!/^(SELECT|UPDATE|DELETE) /.test(text) || (!text.includes("FROM") && text.startsWith("SELECT")))
       continue;
-    const rows = await execute(site, file ? sql`EXPLAIN QUERY PLAN ${statement}` : sql`EXPLAIN ${statement}`);
+    const rows = await execute(
+      site,
+      file ? sql`EXPLAIN QUERY PLAN ${statement}` : sql`EXPLAIN FORMAT = TRADITIONAL ${statement}`,
+    );
     const plan = planOf(file, rows);
     for (const table of plan.tables) tables.add(table);
     if (plan.whole.length > 0) whole.push(`${text}: ${JSON.stringify(rows)}`);
