@@ -268,6 +268,8 @@ export interface Open {
   readonly capabilities: Capabilities;
   /** For engines whose waits happen in this process. */
   readonly signal?: AbortSignal | undefined;
+  /** The same for all attempts at one transaction, for what an engine has learned in the one before. */
+  readonly run?: object;
 }
 
 export interface LockCall {

@@ -144,6 +144,7 @@ export async function probe(
     holders: true,
     inspect: true,
     foreignKeys: noForeignKeys,
+    currentReads: true,
     namedLocks: !isSupported(sessionLocks) ? sessionLocks : traits.begins ? "by hf.hold" : true,
     connections: "many",
     details: {
