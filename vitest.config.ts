@@ -5,7 +5,11 @@ import { without } from "./test/mutants/protections.ts";
 
 /** Those that take minutes come first, so that none of them is left to run alone at the end. */
 const longest = [
-  "conformance",
+  "conformance/postgres",
+  "conformance/mariadb",
+  "conformance/mysql",
+  "conformance/files",
+  "conformance/pgbouncer",
   "exact",
   "chaos",
   "lost-update",

@@ -48,7 +48,7 @@ const clients = new Set(
 const backends = [...[...clients].flatMap((client) => byClient[client] ?? []), ...Object.keys(usual)];
 // Long campaigns are for `npm test`.
 const long =
-  /\/(conformance|exact|chaos|lost-update|leases|transfers|faults|once|traps-duckdb|pools|busy-loop)\.test\.ts$/;
+  /\/(conformance\/\w+|exact|chaos|lost-update|leases|transfers|faults|once|traps-duckdb|pools|busy-loop)\.test\.ts$/;
 const tests = changed.filter((file) => /^test\/.*\.test\.ts$/.test(file) && !long.test(file));
 console.log(
   `Conformance of ${backends.join(", ")}.${tests.length > 0 ? ` First: ${tests.join(", ")}.` : ""}`,
@@ -56,7 +56,7 @@ console.log(
 
 const started = performance.now();
 const first = tests.length > 0 ? await vitest(tests, {}) : 0;
-const rest = await vitest(["test/architecture.test.ts", "test/unit", "test/conformance.test.ts"], {
+const rest = await vitest(["test/architecture.test.ts", "test/unit", "test/conformance"], {
   HOLDFAST_BACKENDS: backends.join(),
 });
 console.log(`${Math.round((performance.now() - started) / 1000)} s`);

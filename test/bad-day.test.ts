@@ -250,7 +250,7 @@ test("PostgreSQL behind PgBouncer", async ({ skip }) => {
     expect.stringContaining(`session ${idle.id} of postgres (api)`),
   ]);
   expect(said(found, "failed-jobs")).toEqual([
-    expect.stringMatching(/^3 jobs of queue emails failed; the newest .* ago: Error: smtp refused/),
+    expect.stringMatching(/^3 jobs of queue emails failed; the first of them .* ago: Error: smtp refused/),
   ]);
   expect(said(found, "queue-workers")).toEqual([
     expect.stringMatching(

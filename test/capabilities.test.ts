@@ -1,6 +1,6 @@
 /**
- * The matrix of docs/capabilities.md is what the backends say of themselves, asked on real servers.
- * `HOLDFAST_WRITE_DOCS=1 vitest run test/capabilities.test.ts` writes it anew.
+ * The tables of docs/capabilities.md and README.md are what the backends say of themselves, asked on real servers.
+ * `HOLDFAST_WRITE_DOCS=1 vitest run test/capabilities.test.ts` writes them anew.
  */
 import { readFile, writeFile } from "node:fs/promises";
 import { type Capabilities, capabilityMeanings, holdfast, shownCapability } from "holdfast";
@@ -10,7 +10,21 @@ import { type Backend, backends } from "./backends.ts";
 import { missing, placeFor } from "./harness/places.ts";
 
 const page = new URL("../docs/capabilities.md", import.meta.url);
-const marks = { from: "<!-- generated: matrix -->", to: "<!-- end -->" } as const;
+const readme = new URL("../README.md", import.meta.url);
+
+/** Puts what was generated between its marks, or compares it with what is there. */
+async function hold(file: URL, mark: string, generated: string): Promise<void> {
+  const text = await readFile(file, "utf8");
+  const [before, rest] = text.split(`<!-- generated: ${mark} -->`);
+  const [, ...after] = rest?.split("<!-- end -->") ?? [];
+  expect(after.length, `<!-- generated: ${mark} --> … <!-- end --> is missing`).toBeGreaterThan(0);
+  const wanted = await format(
+    `${before}<!-- generated: ${mark} -->\n\n${generated}\n\n<!-- end -->${after.join("<!-- end -->")}`,
+    { parser: "markdown", printWidth: 110, proseWrap: "preserve" },
+  );
+  if (process.env["HOLDFAST_WRITE_DOCS"] === "1") await writeFile(file, wanted);
+  else expect(text).toBe(wanted);
+}
 
 async function ask(backend: Backend): Promise<Capabilities> {
   const place = await placeFor(backend);
@@ -89,16 +103,61 @@ test("docs/capabilities.md says what the backends say", { timeout: 300_000 }, as
   skip(lacking.length > 0, lacking.map(missing).join("; "));
   const all = new Map<string, Capabilities>();
   for (const backend of backends) all.set(backend.name, await ask(backend));
-  const text = await readFile(page, "utf8");
-  const [before, rest] = text.split(marks.from);
-  const after = rest?.split(marks.to)[1];
-  expect(after, `${marks.from} … ${marks.to} is missing`).toBeDefined();
-  const wanted = await format(`${before}${marks.from}\n\n${render(all)}\n\n${marks.to}${after}`, {
-    parser: "markdown",
-    printWidth: 110,
-    proseWrap: "preserve",
-  });
   console.log(render(all));
-  if (process.env["HOLDFAST_WRITE_DOCS"] === "1") await writeFile(page, wanted);
-  else expect(text).toBe(wanted);
+  await hold(page, "matrix", render(all));
 });
+
+/** The client by which each engine is asked: of the others the matrix tells. */
+const engines = {
+  PostgreSQL: "pg",
+  MySQL: "mysql2 on MySQL",
+  MariaDB: "mysql2 on MariaDB",
+  SQLite: "better-sqlite3",
+  libSQL: "libsql",
+  DuckDB: "duckdb",
+} as const;
+
+/** What people look for, by the capability that it needs. */
+const features: readonly (readonly [feature: string, needs: keyof Capabilities])[] = [
+  ["`hf.transaction({ lock })`, `hf.lock`, `hf.tryLock`", "transactionLocks"],
+  ["`hf.join`: in your own transaction", "joinedLocks"],
+  ["`hf.hold`: longer than a transaction", "sessionLocks"],
+  ["`shared(key)`", "sharedLocks"],
+  ["`tx.rows`, `tx.row`", "rowLocks"],
+  ["`tx.table`", "tableLocks"],
+  ["`hf.lease`, `hf.semaphore`, `leader`", "leases"],
+  ["`versioned`", "versions"],
+  ["`once`", "once"],
+  ["`quota`, and its HTTP middleware", "quotas"],
+  ["`stock`", "stock"],
+  ["`queue`", "queues"],
+  ["`schedule`", "schedules"],
+  ["`audited`", "audit"],
+  ["`hf.inspect`, `holdfast locks`", "inspect"],
+  ["a deadline that the server keeps", "serverDeadline"],
+  ["a lost COMMIT is looked up", "commitOutcome"],
+];
+
+test(
+  "README.md and docs/capabilities.md have the features of each engine",
+  { timeout: 120_000 },
+  async ({ skip }) => {
+    const names = Object.keys(engines) as (keyof typeof engines)[];
+    const asked = names.map((name) => backends.find((backend) => backend.name === engines[name]) as Backend);
+    const lacking = asked.filter((backend) => missing(backend) !== undefined);
+    skip(lacking.length > 0, lacking.map(missing).join("; "));
+    const told = await Promise.all(asked.map(ask));
+    const cell = (value: Capabilities[keyof Capabilities]) =>
+      shownCapability(value) === "no" ? "no" : "yes";
+    const table = [
+      `|  | ${names.join(" | ")} |`,
+      `| --- | ${names.map(() => "---").join(" | ")} |`,
+      ...features.map(
+        ([feature, needs]) => `| ${feature} | ${told.map((each) => cell(each[needs])).join(" | ")} |`,
+      ),
+    ].join("\n");
+    console.log(table);
+    await hold(page, "engines", table);
+    await hold(readme, "engines", table);
+  },
+);

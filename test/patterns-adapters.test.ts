@@ -1,7 +1,6 @@
 /** Queues and stock through every client and ORM: what one of them sends or reads otherwise shows here. */
-import { type Holdfast, type Transaction, UnsupportedError, holdfast, sql } from "holdfast";
+import { type Holdfast, type Transaction, holdfast, sql } from "holdfast";
 import { queue } from "holdfast/queue";
-import { quota } from "holdfast/quota";
 import { InsufficientStockError, stock } from "holdfast/stock";
 import { type ConformanceSite, execute } from "holdfast/testing";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
@@ -132,35 +131,3 @@ describe.each(backends.filter(isPostgres))("$name", (backend) => {
     expect((await written()).includes(100)).toBe(true);
   });
 });
-
-// The other engines run the conformance of the patterns through every client; this one has none.
-describe.each(backends.filter(({ name }) => name === "duckdb"))("$name", (backend) => {
-  test("has none of them, and gives the reason of its capabilities", async ({ skip }) => {
-    skip(missing(backend) !== undefined, missing(backend));
-    const place = await placeFor(backend);
-    const site = await backend.open(place.url);
-    const hf = holdfast(site.database, { wait: 60_000 });
-    try {
-      const able = await hf.capabilities();
-      const reason = (of: "quotas" | "stock" | "queues") =>
-        (able[of] as { supported: false; why: string }).why;
-      const limit = quota(hf, { name: "none", limit: 1 });
-      await expect(limit.consume("u")).rejects.toThrow(refusal(reason("quotas")));
-      await expect(limit.peek("u")).rejects.toThrow(refusal(reason("quotas")));
-      await expect(hf.transaction((tx) => limit.consume("u", 1, { tx }))).rejects.toThrow(UnsupportedError);
-      await expect(stock(hf).level("CAP")).rejects.toThrow(refusal(reason("stock")));
-      await expect(queue(hf, "jobs").enqueue(1)).rejects.toThrow(refusal(reason("queues")));
-      expect(() => queue(hf, "jobs").work(() => {})).toThrow(refusal(reason("queues")));
-    } finally {
-      await hf.close();
-      await site.close();
-      await place.drop();
-    }
-  });
-});
-
-const refusal = (why: string) =>
-  expect.objectContaining({
-    name: "UnsupportedError",
-    message: expect.stringContaining(why) as string,
-  }) as Error;

@@ -1,5 +1,5 @@
 /** What is different about InnoDB, and must not show in quotas, stock, queues and schedules on MySQL and MariaDB. */
-import { type Holdfast, type Transaction, holdfast } from "holdfast";
+import { type Holdfast, LockTimeoutError, type Transaction, holdfast } from "holdfast";
 import { fromMysql2 } from "holdfast/mysql2";
 import { queue } from "holdfast/queue";
 import { quota, subjects } from "holdfast/quota";
@@ -183,7 +183,7 @@ describe.each(["mariadb", "mysql"] as const)("%s", (server) => {
     expect(seen.toSorted((a, b) => a - b)).toEqual(Array.from({ length: 12 }, (_, n) => n));
   });
 
-  test("sessions are as they were", async () => {
+  test.each([1, 0])("sessions are as they were, with autocommit %i", async (autocommit) => {
     const alone = createPool({ uri: database.url, connectionLimit: 1 });
     const theirs = holdfast(fromMysql2(alone));
     const settings = async () => {
@@ -194,11 +194,29 @@ describe.each(["mariadb", "mysql"] as const)("%s", (server) => {
       return row;
     };
     try {
-      await alone.query("SET SESSION innodb_lock_wait_timeout = 17");
+      await alone.query(`SET SESSION innodb_lock_wait_timeout = 17, SESSION autocommit = ${autocommit}`);
       const before = await settings();
-      const of = quota(theirs, { name: named(), limit: 1 });
-      await of.consume("ann");
+      expect(before).toMatchObject({ wait: 17, auto: autocommit });
+      const name = named();
+      const of = quota(theirs, { name, limit: 1 });
+      await of.consume("ann", 1, { id: "first" });
+      // Its id is taken, which is met when it is written.
+      expect(await of.consume("ann", 1, { id: "first" })).toMatchObject({ used: 1 });
       await expect(of.consume("ann")).rejects.toThrow();
+      const ours = quota(hf, { name, limit: 1 });
+      expect(await ours.peek("ann")).toMatchObject({ used: 1 });
+      expect(await settings()).toEqual(before);
+      await during(
+        (tx) => ours.consume("bob", 1, { tx }),
+        async () => {
+          await expect(of.consume("bob", 1, { wait: 100 })).rejects.toThrow(LockTimeoutError);
+          const abort = new AbortController();
+          const calling = of.consume("bob", 1, { signal: abort.signal, wait: 1000 });
+          setTimeout(() => abort.abort(), 100);
+          await expect(calling).rejects.toThrow();
+        },
+      );
+      expect(await settings()).toEqual(before);
       await theirs.transaction(async (tx) => {
         await expect(of.consume("ann", 1, { tx })).rejects.toThrow();
       });

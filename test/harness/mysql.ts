@@ -165,7 +165,7 @@ export async function fetched(): Promise<string> {
   if (await isOurs(target, owner)) return target;
   if (process.platform !== "linux" || !existsSync(FETCHER))
     throw new Error(
-      `there is no ${FETCHER} to fetch MySQL 8.4 (unless this machine has it, or HOLDFAST_MYSQL_URL names it) and Odyssey with`,
+      `there is no ${FETCHER} to fetch MySQL (unless this machine has it, or HOLDFAST_MYSQL_URL names it) and Odyssey with`,
     );
   console.error(
     `Fetching MySQL and Odyssey for the tests (about a minute and 400 MB), to be kept in ${target}`,

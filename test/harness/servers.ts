@@ -22,7 +22,7 @@ export interface Servers {
   /** A PostgreSQL before 17. */
   postgresOld: ServerState;
   mariadb: ServerState;
-  /** MySQL 8.4 or newer. */
+  /** MySQL 8.0.36 or newer. */
   mysql: ServerState;
 }
 

@@ -1,4 +1,4 @@
-/** What is special of Knex, on PostgreSQL; what every client must do is in conformance.test.ts. */
+/** What is special of Knex, on PostgreSQL; what every client must do is in test/conformance. */
 import { basename } from "node:path";
 import {
   ConnectionLostError,

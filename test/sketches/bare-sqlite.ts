@@ -161,6 +161,7 @@ export function bareSqlite(patterns: Partial<Engine<SqlConnection>>, tables: rea
         holders: gap,
         inspect: gap,
         foreignKeys: gap,
+        currentReads: true,
         namedLocks: gap,
         connections: "many",
       };

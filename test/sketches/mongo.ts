@@ -105,6 +105,7 @@ const mongoEngine = {
       holders: unsupported("the server does not tell whose write was met"),
       inspect: unsupported("not sketched"),
       foreignKeys: unsupported("key.hashtext is a hash of another server"),
+      currentReads: true,
       namedLocks: unsupported("key.getLock is a lock of another server"),
       connections: "many",
     };

@@ -122,6 +122,7 @@ const mssqlEngine = {
       holders: unsupported("it takes VIEW SERVER STATE, which applications seldom have"),
       inspect: unsupported("not sketched"),
       foreignKeys: unsupported("key.hashtext is a hash of another server"),
+      currentReads: true,
       namedLocks: unsupported("key.getLock is a lock of another server"),
       connections: "many",
     };

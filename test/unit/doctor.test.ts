@@ -45,7 +45,7 @@ describe.each([
     found<MysqlPatient>(checks, { maria, version, full, settings: async () => new Map(settings) });
 
   test("versions", async () => {
-    const [old, least] = maria ? ["10.5.29", "10.6.0"] : ["8.0.43", "8.4.0"];
+    const [old, least] = maria ? ["10.5.29", "10.6.0"] : ["8.0.35", "8.0.36"];
     expect(await at(old, old)).toEqual(["version"]);
     expect(await at(least, least)).toEqual([]);
   });

@@ -100,13 +100,24 @@ test("on Vitess sessions have no locks", async () => {
   expect(found.transactionLocks).toBe("lock row");
 });
 
+test("what only answers like MySQL is refused by its name, whatever its number", async () => {
+  for (const at of [
+    server("8.0.11-TiDB-v8.5.1"),
+    server("8.0.40", { version_comment: "TiDB Server (Apache License 2.0)" }),
+    server("5.7.25-OceanBase-v4.3.5"),
+  ])
+    await expect(probe(at)).rejects.toThrow(/^(TiDB|OceanBase) answers like MySQL/);
+});
+
 test("replicas, old servers and connections without a database are refused", async () => {
   await expect(probe(server("8.4.3", {}, { readonly: 1 }))).rejects.toMatchObject({ code: "HF_REPLICA" });
   await expect(probe(server("8.4.3", { innodb_read_only: "ON" }))).rejects.toMatchObject({
     code: "HF_REPLICA",
   });
-  for (const version of ["5.7.44", "8.0.36", "8.3.0", "10.5.22-MariaDB"])
+  for (const version of ["5.7.44", "8.0.35", "8.0.mysql_aurora.3.02.0", "10.5.22-MariaDB"])
     await expect(probe(server(version))).rejects.toMatchObject({ code: "HF_SERVER_TOO_OLD" });
+  for (const version of ["8.0.36", "8.0.45-1", "8.1.0", "10.6.0-MariaDB-log"])
+    await expect(probe(server(version))).resolves.toMatchObject({ version });
   await expect(probe(server("8.4.3", {}, { db: null }))).rejects.toMatchObject({ code: "HF_UNSUPPORTED" });
 });
 

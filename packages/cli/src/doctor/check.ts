@@ -54,7 +54,7 @@ export function findings(
   return rows.map(({ what, fix }) => ({ severity, what, why, fix }));
 }
 
-/** There is no such table, or schema: of Holdfast's own, which need not be there. */
+/** There is no such table, schema or column: of Holdfast's own, which need not be there, or not as this version has them. */
 function isAbsent(error: unknown): boolean {
   const { code, errno, message } = serversOwn(error) as {
     code?: unknown;
@@ -62,7 +62,10 @@ function isAbsent(error: unknown): boolean {
     message?: unknown;
   };
   return (
-    code === "42P01" || code === "3F000" || errno === 1146 || String(message).startsWith("no such table")
+    ["42P01", "3F000", "42703"].includes(String(code)) ||
+    errno === 1146 ||
+    errno === 1054 ||
+    /^no such (?:table|column)/.test(String(message))
   );
 }
 

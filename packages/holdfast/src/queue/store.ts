@@ -291,6 +291,8 @@ export interface QueueCompletion<C extends Connection> {
 
 /** Jobs in the transaction of their handlers: `tend` beside it, the rest inside. */
 export interface QueueTransactional<C extends Connection> {
+  /** There are no savepoints: each job is alone in its transaction, and if it fails that is written down in another one. */
+  readonly alone?: boolean;
   /** What is due can be taken. `soon`: milliseconds until more is due; 0: some was; undefined: nothing waits. */
   tend(
     connection: C,

@@ -6,7 +6,7 @@ import { Lifetime, stops } from "./worker/lifetime.ts";
 import { Membership } from "./worker/membership.ts";
 import { tellDone } from "./worker/outcome.ts";
 import { type WorkerSettings, longestRestMs } from "./worker/settings.ts";
-import { JobTransactions, type Turn, togetherMs } from "./worker/transactions.ts";
+import { HandlerFailure, JobTransactions, type Turn, togetherMs } from "./worker/transactions.ts";
 
 /** What is due is looked for this often while there are other jobs. */
 const dueMs = 100;
@@ -112,8 +112,12 @@ export class TransactionalWorker<P> implements Worker {
       } catch (error) {
         // Given up, and not its fault.
         if (this.#hard.signal.aborted) return;
-        trouble(error);
         const { last } = turn;
+        if (last && error instanceof HandlerFailure) {
+          await this.#transactions.failAlone(last, error).catch(trouble);
+          continue;
+        }
+        trouble(error);
         if (last && batch > 1) alone = batch;
         else if (last && this.#transactions.isToBlame(last, error))
           await this.#transactions.failAlone(last, error).catch(trouble);

@@ -10,6 +10,7 @@ export function asInfo({
   manual,
   holder,
   started,
+  until,
   ended,
   error,
 }: RunRow): RunInfo {
@@ -21,6 +22,7 @@ export function asInfo({
     manual,
     holder,
     startedAt: new Date(started),
+    until: new Date(until),
     endedAt: ended === undefined ? undefined : new Date(ended),
     error,
   };

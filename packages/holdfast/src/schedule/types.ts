@@ -62,6 +62,8 @@ export interface RunInfo {
   readonly manual: boolean;
   readonly holder: string;
   readonly startedAt: Date;
+  /** Of one that is not over: others take it over from then on, unless its process says meanwhile that it lives. */
+  readonly until: Date;
   readonly endedAt: Date | undefined;
   /** Of the last attempt that failed. */
   readonly error: string | undefined;

@@ -123,6 +123,11 @@ export interface Capabilities {
   readonly foreignKeys: Support;
   /** Locks that older code takes by a name of its own (`key.getLock`): also for a transaction, or by `hf.hold` only. */
   readonly namedLocks: Support<true | "by hf.hold">;
+  /**
+   * A pattern's call inside of a transaction counts what others have committed since that began. Otherwise such a call throws a
+   * serialization failure, and the transaction is run again.
+   */
+  readonly currentReads: Support;
   readonly connections: "many" | "one";
   /** Facts for the engine itself. */
   readonly details?: Readonly<Record<string, boolean | string>>;
@@ -192,6 +197,7 @@ export const capabilityMeanings: Readonly<Record<keyof Capabilities, string>> = 
   inspect: "whether `hf.inspect()` tells who holds what",
   foreignKeys: "whether `key.hashtext` and `key.hashtextextended` work",
   namedLocks: "whether `key.getLock` works; `by hf.hold`: there, and not for a transaction",
+  currentReads: "whether a pattern's call inside of a transaction counts what was committed since that began",
   connections: "`many`, or `one` that all transactions queue up for",
   details: "facts for the engine itself",
 };

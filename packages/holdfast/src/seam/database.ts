@@ -28,6 +28,8 @@ export interface Result {
   readonly rows: readonly Row[];
   /** Rows changed, where the client tells. */
   readonly affected: number;
+  /** Of the first row that was inserted: the number that the server gave it, where the client passes it on. */
+  readonly insertId?: number;
   /** The server's own word for what it did, where the client passes it on: a COMMIT may come back as ROLLBACK. */
   readonly command?: string;
   /** Whether the session is inside a transaction after this statement, where the protocol says so. */
@@ -268,6 +270,8 @@ export interface Open {
   readonly capabilities: Capabilities;
   /** For engines whose waits happen in this process. */
   readonly signal?: AbortSignal | undefined;
+  /** The same for all attempts at one transaction, for what an engine has learned in the one before. */
+  readonly run?: object;
 }
 
 export interface LockCall {

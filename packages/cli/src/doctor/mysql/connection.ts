@@ -10,18 +10,19 @@ type MysqlCheck = Check<MysqlPatient>;
 /** As in docs/engines/mysql.md. */
 const version: MysqlCheck = {
   id: "version",
-  title: "MySQL is older than 8.4, MariaDB older than 10.6",
+  title: "MySQL is older than 8.0.36, MariaDB older than 10.6",
   async run({ maria, version: found }) {
-    const [major = 0, minor = 0] = found.split(".").map(Number);
-    const [least, last] = maria ? [10, 6] : [8, 4];
-    if (major > least || (major === least && minor >= last)) return [];
-    const product = maria ? "MariaDB" : "MySQL";
+    const [major = 0, minor = 0, patch = 0] = found.split(/[.-]/, 3).map(Number);
+    const [product, least, last, fix] = maria
+      ? (["MariaDB", 10, 6, 0] as const)
+      : (["MySQL", 8, 0, 36] as const);
+    if (major > least || (major === least && (minor > last || (minor === last && patch >= fix)))) return [];
     return [
       {
         severity: "error",
         what: `the server is ${product} ${found}`,
-        why: "Holdfast refuses it: SKIP LOCKED, NOWAIT or long-term support is missing before.",
-        fix: `Upgrade the server to ${product} ${least}.${last} or newer.`,
+        why: "Holdfast refuses it: SKIP LOCKED is missing before, or nobody has tried it.",
+        fix: `Upgrade the server to ${product} ${least}.${last}${fix > 0 ? `.${fix}` : ""} or newer.`,
       },
     ];
   },

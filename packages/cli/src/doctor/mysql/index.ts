@@ -1,6 +1,7 @@
 import type { Check } from "../check.ts";
 import { deadLeases } from "../leases.ts";
 import { ownChecks } from "../own.ts";
+import { patternChecks } from "../patterns.ts";
 import { activityChecks } from "./activity.ts";
 import { connectionChecks } from "./connection.ts";
 import { loadChecks } from "./load.ts";
@@ -14,7 +15,7 @@ const leases = deadLeases<MysqlPatient>(
 );
 
 /** What is happening now comes first: of what is equally bad, it is told first. */
-const now = [...activityChecks, leases, ...connectionChecks, ...settingChecks];
+const now = [...activityChecks, ...patternChecks, leases, ...connectionChecks, ...settingChecks];
 const rest = [...loadChecks, ...tableChecks, ...ownChecks(mysqlOwn)];
 
 export const mysqlChecks: readonly Check<MysqlPatient>[] = [...now, ...rest];

@@ -1,13 +1,13 @@
 import type { Check } from "../check.ts";
 import { deadLeases } from "../leases.ts";
 import { ownChecks } from "../own.ts";
+import { patternChecks } from "../patterns.ts";
 import { activityChecks } from "./activity.ts";
 import { agreedCheck } from "./agreed.ts";
 import { connectionChecks } from "./connection.ts";
 import { loadChecks } from "./load.ts";
 import { postgresOwn } from "./own.ts";
 import type { PostgresPatient } from "./patient.ts";
-import { patternChecks } from "./patterns.ts";
 import { settingChecks } from "./settings.ts";
 import { tableChecks } from "./tables.ts";
 

@@ -1,6 +1,7 @@
 import type { Check } from "../check.ts";
 import { deadLeases } from "../leases.ts";
 import { ownChecks } from "../own.ts";
+import { patternChecks } from "../patterns.ts";
 import { fileChecks } from "./file.ts";
 import type { SqlitePatient } from "./patient.ts";
 import { sqliteOwn, tableChecks } from "./tables.ts";
@@ -13,6 +14,7 @@ const leases = deadLeases<SqlitePatient>(
 /** busy_timeout, synchronous and foreign_keys belong to each connection: those of the application cannot be seen from here. */
 export const sqliteChecks: readonly Check<SqlitePatient>[] = [
   ...fileChecks,
+  ...patternChecks,
   leases,
   ...tableChecks,
   ...ownChecks(sqliteOwn),

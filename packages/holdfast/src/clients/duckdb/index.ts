@@ -73,7 +73,10 @@ export function fromDuckdb<Handle extends DuckdbHandle>(
       const result = await handle.runAndReadAll(text, values as never);
       return { rows: result.getRowObjectsJS() as Row[], affected: result.rowsChanged };
     },
-    cancel: async () => handle.interrupt(),
+    async cancel() {
+      handle.interrupt();
+      (await this.inProcess).cancel(handle);
+    },
     async aside(body) {
       const other = idle.pop() ?? (await instance.connect());
       let fit = false;

@@ -80,8 +80,9 @@ function result(outcome: unknown, { info }: MariadbConnection): Result {
   // A procedure answers with a list of results, the last of which says how it ended.
   if (Array.isArray(outcome))
     return { rows: (Array.isArray(outcome[0]) ? outcome[0] : outcome) as Row[], affected: 0, ...told };
-  const { affectedRows = 0 } = (outcome ?? {}) as { affectedRows?: number };
-  return { rows: [], affected: affectedRows, ...told };
+  const { affectedRows = 0, insertId } = (outcome ?? {}) as { affectedRows?: number; insertId?: unknown };
+  const given = typeof insertId === "bigint" ? { insertId: Number(insertId) } : {};
+  return { rows: [], affected: affectedRows, ...given, ...told };
 }
 
 /** Numbers that the client gives to errors of its own, of those that mean that the connection is gone. */

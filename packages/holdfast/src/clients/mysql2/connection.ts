@@ -115,13 +115,19 @@ function result(outcome: unknown): Result {
   // A procedure answers with a list of results, the last of which says how it ended.
   if (Array.isArray(outcome))
     return { rows: (Array.isArray(outcome[0]) ? outcome[0] : outcome) as Row[], affected: 0 };
-  const { affectedRows = 0, serverStatus } = (outcome ?? {}) as {
+  const {
+    affectedRows = 0,
+    insertId,
+    serverStatus,
+  } = (outcome ?? {}) as {
     affectedRows?: number;
+    insertId?: unknown;
     serverStatus?: number;
   };
   return {
     rows: [],
     affected: affectedRows,
+    ...(typeof insertId === "number" && insertId > 0 && { insertId }),
     ...(serverStatus !== undefined && { inTransaction: isInTransaction(serverStatus) }),
   };
 }

@@ -19,7 +19,18 @@ const messages: readonly (readonly [RegExp, Failure])[] = [
   [/^IO Error: .*No space left on device/, "full"],
 ];
 
-export function classify({ message: text }: DriverError): Failure | undefined {
+/** Somebody else's transaction has what the patterns are written under. */
+export class PatternsBusy extends Error {
+  constructor() {
+    super(
+      "the patterns of this database are being written in another transaction, and that took longer than the wait",
+    );
+  }
+}
+
+export function classify(error: DriverError): Failure | undefined {
+  if (error instanceof PatternsBusy) return "lock-timeout";
+  const text = error.message;
   if (typeof text !== "string") return undefined;
   const own = text.replace(/^Failed to extract statements: /, "");
   return messages.find(([pattern]) => pattern.test(own))?.[1];
@@ -29,12 +40,16 @@ export function isConflict(error: unknown): boolean {
   return classify(error as DriverError) === "serialization";
 }
 
+const missingTable = /^Catalog Error: Table with name (\w+) does not exist/;
+
+export const isMissingTable = (error: unknown): boolean => missingTable.test(message(error));
+
 /** Work on tables of ours. */
 export async function explaining<T>(work: Promise<T>): Promise<T> {
   try {
     return await work;
   } catch (error) {
-    const name = /^Catalog Error: Table with name (\w+) does not exist/.exec(message(error))?.[1];
+    const name = missingTable.exec(message(error))?.[1];
     throw name === undefined ? error : new SchemaMissingError(`The table ${name}`, error);
   }
 }

@@ -40,6 +40,8 @@ export class InProcessLocks {
   readonly #pins = new Map<object, Set<number>>();
   readonly #numbers = new WeakMap<object, number>();
   #sessions = 0;
+  /** Of those who wait for a lock. */
+  readonly #waits = new Map<object, AbortController>();
   readonly #known = new Set<string>();
   readonly waiting = new Set<KeyHolding>();
 
@@ -75,6 +77,26 @@ export class InProcessLocks {
 
   holderOf(id: string): KeyHolding | undefined {
     return this.#lines.get(id)?.holder;
+  }
+
+  /** Work of the session's that waits for others: with a signal that `cancel` aborts, too. */
+  async cancellable<T>(
+    session: object,
+    signal: AbortSignal | undefined,
+    work: (signal: AbortSignal) => Promise<T>,
+  ): Promise<T> {
+    const stop = new AbortController();
+    this.#waits.set(session, stop);
+    try {
+      return await work(signal ? AbortSignal.any([stop.signal, signal]) : stop.signal);
+    } finally {
+      this.#waits.delete(session);
+    }
+  }
+
+  /** Ends it, in the words of a statement that is interrupted. */
+  cancel(session: object): void {
+    this.#waits.get(session)?.abort(new Error("INTERRUPT Error: the wait for a lock was interrupted"));
   }
 
   /** Takes a turn at each of the keys, which come in the order that everybody takes them in. */

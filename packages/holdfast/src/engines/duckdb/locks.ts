@@ -10,7 +10,7 @@ import {
   TransactionAbortedError,
   UnsupportedError,
 } from "../../seam/errors.ts";
-import type { LockRequest } from "../../seam/key.ts";
+import { type LockRequest, canonical } from "../../seam/key.ts";
 import { type Statement, own, sql } from "../../seam/sql.ts";
 import { sleep } from "../../waiting/wait.ts";
 import type { DuckdbConnection } from "./dialect.ts";
@@ -27,6 +27,14 @@ const doomed = new WeakSet<object>();
 
 export const noSavepoints =
   "DuckDB has no savepoints: if a nested transaction fails, the whole of it is undone and cannot go on";
+
+/** Transactions that were begun here, by their session: who has begun one otherwise has to say so (`joined`). */
+const began = new WeakMap<object, { readonly readOnly: boolean; readonly run: object }>();
+
+/** Locks, and their names, that were asked for after the snapshot and were newer than it: by the run whose next attempt takes them first. */
+const cameTooLate = new WeakMap<object, ReadonlyMap<LockRequest, string>>();
+
+export const beganHere = ({ session }: DuckdbConnection) => began.get(session);
 
 const text = {
   begin: sql.raw("BEGIN TRANSACTION"),
@@ -134,7 +142,31 @@ async function later(
 
 export async function begin(
   connection: DuckdbConnection,
-  { locks, names, wait, readOnly, signal }: Open,
+  open: Pick<Open, "locks" | "names" | "wait" | "readOnly" | "signal" | "run">,
+): Promise<LockGrant & { begun?: Begun }> {
+  const { readOnly, run = {} } = open;
+  const named = new Map([...(readOnly ? [] : (cameTooLate.get(run) ?? [])), ...namedLocks(open)]);
+  const locks = named.size === 0 ? [] : canonical([...named.keys()]);
+  const names = locks.map((request) => named.get(request) ?? "");
+  const inProcess = await connection.inProcess;
+  try {
+    const grant = await inProcess.cancellable(connection.session, open.signal, (signal) =>
+      beginWith(connection, { ...open, locks, names, signal }),
+    );
+    if (grant.granted) began.set(connection.session, { readOnly, run });
+    return grant;
+  } catch (error) {
+    inProcess.leave(connection.session);
+    throw error;
+  }
+}
+
+const namedLocks = ({ locks, names }: Pick<Open, "locks" | "names">): ReadonlyMap<LockRequest, string> =>
+  new Map(locks.map((request, i) => [request, names[i] ?? ""]));
+
+async function beginWith(
+  connection: DuckdbConnection,
+  { locks, names, wait, readOnly, signal }: Pick<Open, "locks" | "names" | "wait" | "readOnly" | "signal">,
 ): Promise<LockGrant & { begun?: Begun }> {
   const { session } = connection;
   const inProcess = await connection.inProcess;
@@ -187,6 +219,7 @@ export async function end(connection: DuckdbConnection, how: "commit" | "rollbac
     return true;
   } finally {
     doomed.delete(session);
+    began.delete(session);
     inProcess.leave(session);
   }
 }
@@ -271,9 +304,25 @@ async function notHeld(
 
 export async function lock(
   connection: DuckdbConnection,
-  { locks, names, wait, joined, signal }: LockCall,
+  call: Omit<LockCall, "capabilities">,
 ): Promise<LockGrant> {
   assertUsable(connection);
+  const { session } = connection;
+  const inProcess = await connection.inProcess;
+  return inProcess
+    .cancellable(session, call.signal, (signal) => lockWith(connection, { ...call, signal }))
+    .catch((error: unknown) => {
+      const run = began.get(session)?.run;
+      if (run && (isConflict(error) || error instanceof SerializationError))
+        cameTooLate.set(run, new Map([...(cameTooLate.get(run) ?? []), ...namedLocks(call)]));
+      throw error;
+    });
+}
+
+async function lockWith(
+  connection: DuckdbConnection,
+  { locks, names, wait, joined, signal }: Omit<LockCall, "capabilities">,
+): Promise<LockGrant> {
   const { session } = connection;
   const inProcess = await connection.inProcess;
   const until = performance.now() + (wait === "nowait" ? 0 : wait);

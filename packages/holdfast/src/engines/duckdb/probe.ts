@@ -49,6 +49,9 @@ export async function probe(
     holders: true,
     inspect: true,
     foreignKeys: unsupported("key.hashtext and key.hashtextextended are hashes of PostgreSQL; use key(…)"),
+    currentReads: unsupported(
+      "a transaction sees what there was at its first statement: a call that finds something newer throws, and the transaction is run again. Call the pattern before anything else in it",
+    ),
     namedLocks: unsupported("key.getLock is the lock of GET_LOCK on MySQL and MariaDB; use key(…)"),
     connections: "many",
   };

@@ -4,6 +4,7 @@ import { type DuckdbConnection, render } from "./dialect.ts";
 import { leaseTables } from "./leases.ts";
 import { lockTable } from "./locks.ts";
 import { replayTable } from "./replay.ts";
+import { storeTables } from "./stores.ts";
 
 const migrationTable = sql`CREATE TABLE IF NOT EXISTS ${own("migration")} (
   id integer NOT NULL,
@@ -16,6 +17,7 @@ const all: readonly Migration[] = [
   { id: 2, name: "lock rows", statements: lockTable },
   { id: 3, name: "leases", statements: leaseTables },
   { id: 4, name: "once", statements: replayTable },
+  { id: 5, name: "patterns", statements: storeTables },
 ];
 
 async function read(connection: DuckdbConnection): Promise<Pick<Migration, "id" | "name">[]> {

@@ -41,6 +41,29 @@ function clusterOf(found: ReadonlyMap<string, string>): ClusterGaps | undefined 
 
 const isOn = (value: string | undefined) => value === "ON" || value === "1";
 
+/** "8.0.45-1", "10.11.6-MariaDB-1": what follows the three numbers is the distribution's. */
+function isBefore(version: string, oldest: readonly number[]): boolean {
+  const numbers = version.split(/[.-]/, 3).map(Number);
+  for (const [place, least] of oldest.entries()) {
+    const number = numbers[place] ?? 0;
+    if (number !== least) return !(number > least);
+  }
+  return false;
+}
+
+/**
+ * They speak the protocol, but not all that they understand is carried out: TiDB parses SKIP LOCKED and waits all the
+ * same, and `GET_LOCK` of no patience waits a second there (docs/certify.md). Their numbers are those of the MySQL they
+ * are like, or what their owner wrote into a setting, so they are told by their names.
+ */
+function refuseLookAlikes(version: string): void {
+  const found = /TiDB|SingleStore|MemSQL|OceanBase|StarRocks|Doris/i.exec(version);
+  if (found)
+    throw new UnsupportedError(
+      `${found[0]} answers like MySQL, but locks otherwise; Holdfast does not lock there yet`,
+    );
+}
+
 export async function probe(
   connection: SqlConnection,
   traits: ClientTraits,
@@ -58,22 +81,24 @@ export async function probe(
     );
   const version = String(row.version);
   const maria = /mariadb/i.test(version);
-  const [major = 0, minor = 0] = version.split(".").map(Number);
-  if (maria ? major < 10 || (major === 10 && minor < 6) : major < 8 || (major === 8 && minor < 4)) {
-    throw new ServerTooOldError(
-      `${maria ? "MariaDB" : "MySQL"} ${version}`,
-      maria ? "MariaDB 10.6" : "MySQL 8.4",
-      "SKIP LOCKED, NOWAIT or long-term support is missing before",
-    );
-  }
-  if (row.db === null)
-    throw new UnsupportedError("No database is selected: put its name into the connection's URL or options");
   const found = new Map(
     (await connection.query(settings)).rows.map((each) => [
       String(each["Variable_name"]),
       String(each["Value"]),
     ]),
   );
+  refuseLookAlikes(`${version} ${found.get("version_comment") ?? ""}`);
+  const oldest = maria ? [10, 6, 0] : [8, 0, 36];
+  if (isBefore(version, oldest))
+    throw new ServerTooOldError(
+      `${maria ? "MariaDB" : "MySQL"} ${version}`,
+      maria ? "MariaDB 10.6" : "MySQL 8.0.36",
+      maria
+        ? "SKIP LOCKED is missing before"
+        : "what is older was never tried, and has not been mended for years",
+    );
+  if (row.db === null)
+    throw new UnsupportedError("No database is selected: put its name into the connection's URL or options");
   const on = (name: string) => isOn(found.get(name));
   if (Number(row.readonly) === 1 || on("innodb_read_only")) throw new ReplicaError();
   const cluster = clusterOf(found);
@@ -119,6 +144,7 @@ export async function probe(
     holders: true,
     inspect: true,
     foreignKeys: noForeignKeys,
+    currentReads: true,
     namedLocks: !isSupported(sessionLocks) ? sessionLocks : traits.begins ? "by hf.hold" : true,
     connections: "many",
     details: {

@@ -104,6 +104,19 @@ export const counters: readonly Statement[] = numbered.map(
 /** So many in one statement: MariaDB makes a join of longer lists. */
 const mostNumbers = 500;
 
+/** The first number, and how far the next one is from it. */
+async function given(
+  connection: SqlConnection,
+  count: number,
+  insertId: number | undefined,
+): Promise<[number, number]> {
+  if (count === 1 && insertId) return [insertId, 1];
+  const {
+    rows: [row],
+  } = await connection.query(sql`SELECT LAST_INSERT_ID() AS first, @@auto_increment_increment AS step`);
+  return [Number(row?.["first"]), Number(row?.["step"])];
+}
+
 /**
  * A counter in a row would be locked from its first use to the COMMIT. What is inserted is deleted at once; both are committed, so that
  * a replica that takes over knows how far it was counted.
@@ -111,15 +124,12 @@ const mostNumbers = 500;
 async function count(connection: SqlConnection, sequence: NumberSequence, most: number): Promise<number[]> {
   const counter = own(counterOf(sequence));
   const rows = sql.raw(Array.from({ length: most }, () => "(NULL)").join());
-  await connection.query(sql`INSERT INTO ${counter} (id) VALUES ${rows}`);
-  const {
-    rows: [row],
-  } = await connection.query(sql`SELECT LAST_INSERT_ID() AS first, @@auto_increment_increment AS step`);
-  const [first, step] = [Number(row?.["first"]), Number(row?.["step"])];
+  const { insertId } = await connection.query(sql`INSERT INTO ${counter} (id) VALUES ${rows}`);
+  const [first, step] = await given(connection, most, insertId);
   const numbers = Array.from({ length: most }, (_, i) => first + i * step);
-  const given = sql.raw(numbers.map((number) => `SELECT ${number} AS id`).join(" UNION ALL "));
+  const all = sql.raw(numbers.map((number) => `SELECT ${number} AS id`).join(" UNION ALL "));
   await connection.query(
-    sql`DELETE c FROM (${given}) given STRAIGHT_JOIN ${counter} c FORCE INDEX (PRIMARY) ON c.id = given.id`,
+    sql`DELETE c FROM (${all}) given STRAIGHT_JOIN ${counter} c FORCE INDEX (PRIMARY) ON c.id = given.id`,
   );
   return numbers;
 }
@@ -138,28 +148,42 @@ async function undo(connection: SqlConnection): Promise<void> {
     }
 }
 
+const clock = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+
+/**
+ * SYSDATE goes on during a statement, as the session's zone shows it: what has passed since its beginning is the same in all. Not if the
+ * zone puts its clocks forward or back meanwhile, nor if the server takes SYSDATE for NOW (--sysdate-is-now): nothing takes no time at all.
+ */
+const passed = "TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))";
+const mostPassed = 1_000_000_000;
+
+/** Texts as bytes: the connection's character set need not have all of theirs. */
+function plain(kind: ColumnKind, value: unknown): unknown {
+  if (value === undefined || value === null) return null;
+  switch (kind) {
+    case "text":
+      return Buffer.from(String(value));
+    case "json":
+      return Buffer.from(JSON.stringify(value));
+    case "integers":
+      return JSON.stringify(value);
+    case "boolean":
+      return value ? 1 : 0;
+    default:
+      return value;
+  }
+}
+
 export const storeDialect: StoreDialect<SqlConnection> = {
   table: (name) => sql`${own(name)}`,
-  clock: sql.raw("TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"),
+  clock: sql.raw(clock),
+  lockedClock: sql.raw(`CASE WHEN ${passed} BETWEEN 1 AND ${mostPassed} THEN ${clock} + ${passed} END`),
 
-  // As bytes, here and below: the connection's character set need not have all of the text's.
+  // As bytes, too.
   read: (kind, column) => (kind === "text" || kind === "json" ? sql`CAST(${column} AS BINARY)` : column),
 
-  write(kind, value) {
-    if (value === undefined || value === null) return sql`${null}`;
-    switch (kind) {
-      case "text":
-        return sql`${Buffer.from(String(value))}`;
-      case "json":
-        return sql`${Buffer.from(JSON.stringify(value))}`;
-      case "integers":
-        return sql`${JSON.stringify(value)}`;
-      case "boolean":
-        return sql`${value ? 1 : 0}`;
-      default:
-        return sql`${value}`;
-    }
-  },
+  write: (kind, value) => sql`${plain(kind, value)}`,
+  plain,
 
   locking: (how, connection) =>
     how === "current" ? (ours.has(connection) ? sql`` : lockings.share) : lockings[how],
@@ -211,7 +235,7 @@ export const storeDialect: StoreDialect<SqlConnection> = {
 
   insist,
 
-  // Whether an UPDATE tells how many rows it has found or changed is the client's choice, and no clock goes on during a statement.
+  // Whether an UPDATE tells how many rows it has found or changed is the client's choice.
   optimistic: false,
   failure: failureOf,
   // MariaDB takes 16 MB at once unless it was told otherwise; a character has up to three bytes, and some clients write two digits for each.

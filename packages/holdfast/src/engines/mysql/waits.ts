@@ -29,25 +29,20 @@ export function patiently<T>(
   return lasting(connection, seconds, () => bounded(connection, waitMs, seconds, run));
 }
 
-/**
- * Nothing that is sent in here waits longer for a row. The setting lasts for the session, so it is put back whatever happens.
- * `also`: what else is to be set.
- */
+/** Nothing that is sent in here waits longer for a row. The setting lasts for the session, so it is put back whatever happens. */
 export async function lasting<T>(
   connection: SqlConnection,
   seconds: number,
   run: () => Promise<T>,
-  also = "",
 ): Promise<T> {
   await connection.query(
-    sql.raw(
-      `SET @holdfast_wait = @@innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = ${seconds}${also}`,
-    ),
+    sql.raw(`SET @holdfast_wait = @@innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = ${seconds}`),
   );
   try {
     return await run();
   } finally {
-    if (!connection.lost.aborted) await restore(connection);
+    if (!connection.lost.aborted)
+      await insistOn(connection, "SET SESSION innodb_lock_wait_timeout = @holdfast_wait");
   }
 }
 
@@ -76,10 +71,10 @@ export async function bounded<T>(
 }
 
 /** An abort may end this very statement; the next one comes after it. */
-async function restore(connection: SqlConnection): Promise<void> {
+async function insistOn(connection: SqlConnection, text: string): Promise<void> {
   for (let attempt = 1; ; attempt++) {
     try {
-      await connection.query(sql.raw("SET SESSION innodb_lock_wait_timeout = @holdfast_wait"));
+      await connection.query(sql.raw(text));
       return;
     } catch (error) {
       if (attempt === 3 || failureOf(connection, error) !== "canceled") throw error;
@@ -121,11 +116,6 @@ export async function insist(connection: SqlConnection): Promise<void> {
 /** A small transaction of our own. READ COMMITTED: its statements see what was committed while it waited, and lock no gaps. */
 export async function briefly<T>(connection: SqlConnection, body: () => Promise<T>): Promise<T> {
   await connection.query(sql.raw("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"));
-  return begun(connection, body);
-}
-
-/** In a transaction of the level that was set for the next one. */
-async function begun<T>(connection: SqlConnection, body: () => Promise<T>): Promise<T> {
   await connection.query(sql.raw("START TRANSACTION READ WRITE"));
   try {
     const value = await body();
@@ -137,14 +127,46 @@ async function begun<T>(connection: SqlConnection, body: () => Promise<T>): Prom
   }
 }
 
-/** MariaDB's name for the setting, before 11.1, is not MySQL's: each server reads what is meant for it. Of the next transaction only. */
-const readCommitted = ", /*!80000 @@transaction_isolation *//*M! @@tx_isolation */ = 'READ-COMMITTED'";
+/**
+ * Of the next transaction only. MariaDB's names for these, before 11.1, are not MySQL's: each server reads what is meant for it.
+ */
+const readCommitted =
+  "/*!80000 @@transaction_isolation *//*M! @@tx_isolation */ = 'READ-COMMITTED', /*!80000 @@transaction_read_only *//*M! @@tx_read_only */ = 0";
 
-/** The same that waits for no row longer than this, with one statement less. */
-export function brieflyLasting<T>(
+/** As they were. Where that is not known, the beginning has failed before it changed anything. */
+const asBefore =
+  "SESSION autocommit = COALESCE(@holdfast_autocommit, @@autocommit), SESSION innodb_lock_wait_timeout = COALESCE(@holdfast_wait, @@innodb_lock_wait_timeout)";
+
+/**
+ * The same that waits for no row longer than this, begun with one message and ended with one: without autocommit the next
+ * statement begins a transaction, and to turn it on is to commit. What was changed is put back whatever happens, or the session ends:
+ * whoever had it next would never commit.
+ */
+export async function brieflyLasting<T>(
   connection: SqlConnection,
   seconds: number,
   body: () => Promise<T>,
 ): Promise<T> {
-  return lasting(connection, seconds, () => begun(connection, body), readCommitted);
+  try {
+    await connection.query(
+      sql.raw(
+        `SET @holdfast_wait = @@innodb_lock_wait_timeout, @holdfast_autocommit = @@autocommit, SESSION innodb_lock_wait_timeout = ${seconds}, ${readCommitted}, SESSION autocommit = 0`,
+      ),
+    );
+    const value = await body();
+    await connection.query(sql.raw(`SET SESSION autocommit = 1, ${asBefore}`));
+    return value;
+  } catch (error) {
+    await undo(connection);
+    throw error;
+  }
+}
+
+async function undo(connection: SqlConnection): Promise<void> {
+  try {
+    for (const text of ["ROLLBACK", `SET ${asBefore}`])
+      if (!connection.lost.aborted) await insistOn(connection, text);
+  } catch {
+    await connection.query(sql.raw("KILL CONNECTION_ID()")).catch(() => {});
+  }
 }

@@ -127,6 +127,7 @@ export async function probeServer(
         ? unsupported("with one connection the holder is somebody in this process")
         : true,
     inspect: true,
+    currentReads: true,
     namedLocks: unsupported("key.getLock is the lock of GET_LOCK on MySQL and MariaDB; use key(…)"),
     foreignKeys: byRows
       ? unsupported("key.hashtext and key.hashtextextended are advisory locks, which are not used here")

@@ -29,12 +29,19 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   table(name: string): Statement;
   /** The database's clock at this statement, not at the beginning of the transaction: whole microseconds since 1970. */
   readonly clock: Statement;
+  /**
+   * The same when a row that is being locked is read, after whoever had it. NULL: it cannot be told. Absent: it never can, and is asked
+   * for afterwards.
+   */
+  readonly lockedClock?: Statement;
   /** The same, where the clock is coarse: for whoever writes, later than what others were given before. Absent: as it is. */
   now?(connection: C): Promise<number>;
   /** A column in a list of what is selected, as something that `table.ts` makes a value of its kind of. */
   read(kind: ColumnKind, column: Statement): Statement;
   /** A value, as it is compared with a column of its kind or written into one. Undefined: NULL. */
   write(kind: ColumnKind, value: unknown): Statement;
+  /** The value that `write` binds, where it is one and nothing else: then statements of many are made without it. */
+  plain?(kind: ColumnKind, value: unknown): unknown;
   /** Behind a SELECT. Empty where that holds without it: there is one writer, and this is it. */
   locking(how: Locking, connection: C): Statement;
   /**
@@ -69,6 +76,8 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   /** So many characters of text in one statement, and in one value. Absent: as many as there may be. */
   readonly largest?: number;
   failure(connection: C, error: unknown): Failure | undefined;
+  /** False: there are none, so a transaction is kept or undone as a whole. */
+  readonly savepoints?: false;
   /** Throws if the connection is in no transaction, which a caller has said it is. Absent where that is known otherwise. */
   insist?(connection: C): Promise<void>;
   /**

@@ -42,6 +42,25 @@ const mostAttempts = 5;
 /** A view that is never complete is a fault of the decision. */
 const mostNeeds = 10;
 
+/** For so long after something could not be written, ids are looked for at once: who repeats one call repeats others. */
+const repeatingMs = 1000;
+
+/**
+ * To look for the ids of a batch takes longer than all else that it does, and hardly any has been used: outside of transactions of
+ * others one that is taken is met when it is written, which undoes the batch, and it is looked for then.
+ */
+export class RepeatedIds {
+  #until = 0;
+
+  get lately(): boolean {
+    return performance.now() < this.#until;
+  }
+
+  note(): void {
+    this.#until = performance.now() + repeatingMs;
+  }
+}
+
 export class Exchanges<C extends SqlConnection> {
   readonly #dialect: StoreDialect<C>;
   #hot = new Map<string, number>();

@@ -5,7 +5,16 @@ import { type Statement, sql } from "../../seam/sql.ts";
 import type { Locking, StoreDialect } from "./dialect.ts";
 import { type ColumnKind, type NewRow, type RowOf, type Table, kindOf } from "./table.ts";
 
-const name = (column: string) => sql`${sql.id(column)}`;
+const ids = new Map<string, ReturnType<typeof sql.id>>();
+
+/** Of a column: there are few, and they are in every statement. */
+function id(column: string): ReturnType<typeof sql.id> {
+  let known = ids.get(column);
+  if (!known) ids.set(column, (known = sql.id(column)));
+  return known;
+}
+
+const name = (column: string) => sql`${id(column)}`;
 
 /** Of what a server has sent for `dialect.read`. */
 export function valueOf(kind: ColumnKind, sent: unknown): unknown {
@@ -39,7 +48,14 @@ export interface StoredSelection {
   readonly limit?: number;
   readonly offset?: number;
   readonly locking?: Locking | undefined;
+  /** What is not in a column, by a name that none of them has: it is in the rows, too. */
+  readonly computed?: Readonly<Record<string, readonly [ColumnKind, Statement]>>;
+  /** Gets the moment of each row, for {@link StoredRows.clockAfter}. */
+  readonly moments?: number[];
 }
+
+/** No column has this name. */
+const momentName = "holdfast_now";
 
 /** Statements on the tables of one engine. */
 export class StoredRows<C extends SqlConnection = SqlConnection> {
@@ -69,11 +85,26 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
   among<T extends Table>(of: T, column: string & keyof T["columns"], values: readonly unknown[]): Statement {
     if (values.length === 0) return sql`1 = 0`;
     const kind = kindOf(of, column);
+    const { plain } = this.dialect;
+    if (plain) {
+      const all = values.map((value) => plain(kind, value));
+      return sql`${id(column)} IN (${sql.repeat(["", ""], ", ", all)})`;
+    }
     return sql`${name(column)} IN (${sql.join(values.map((value) => this.dialect.write(kind, value)))})`;
   }
 
   /** The row, or one of the rows, with these values. */
   matching<T extends Table>(of: T, rows: readonly Partial<RowOf<T>>[]): Statement {
+    const [first] = rows;
+    if (this.dialect.plain && first && rows.length > 1) {
+      const columns = Object.keys(first);
+      const values = this.#plain(of, columns, rows);
+      if (!values.includes(null)) {
+        const unit = ["(", ...columns.slice(1).flatMap(() => [" = ", " AND "]), " = ", ")"];
+        const named = values.flatMap((value, i) => [id(columns[i % columns.length] as string), value]);
+        return sql`(${sql.repeat(unit, " OR ", named)})`;
+      }
+    }
     const alternatives = rows.map((row) => {
       const conditions = Object.entries(row).map(([column, value]) => this.is(of, column, value));
       return sql`(${sql.join(conditions, " AND ")})`;
@@ -88,24 +119,42 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
     where: Statement,
     options: StoredSelection & { readonly columns?: readonly K[] } = {},
   ): Promise<Pick<RowOf<T>, K>[]> {
-    const { order, limit, offset, locking } = options;
+    const { order, limit, offset, locking, computed = {} } = options;
+    const moments = this.dialect.lockedClock && locking && options.moments;
     const columns: readonly string[] = options.columns ?? Object.keys(of.columns);
-    const selected = columns.map(
-      (column) => sql`${this.dialect.read(kindOf(of, column), name(column))} AS ${name(column)}`,
-    );
+    const besides = Object.entries(computed).map(([as, [, value]]) => sql`, ${value} AS ${name(as)}`);
     const { rows } = await connection.query(
-      sql`SELECT ${sql.join(selected)} FROM ${locking ? this.#found(of) : this.dialect.table(of.name)} WHERE ${where}${
-        order ? sql` ORDER BY ${order}` : sql``
-      }${limit === undefined ? sql`` : sql` LIMIT ${sql.raw(String(Math.floor(limit)))}`}${
-        offset === undefined ? sql`` : sql` OFFSET ${sql.raw(String(Math.floor(offset)))}`
-      }${locking ? sql` ${this.dialect.locking(locking, connection)}` : sql``}`,
+      sql`SELECT ${this.#selected(of, columns)}${sql.join(besides, "")}${moments ? sql`, ${this.dialect.lockedClock} AS ${name(momentName)}` : sql``} FROM ${
+        locking ? this.#found(of) : this.dialect.table(of.name)
+      } WHERE ${where}${order ? sql` ORDER BY ${order}` : sql``}${
+        limit === undefined ? sql`` : sql` LIMIT ${sql.raw(String(Math.floor(limit)))}`
+      }${offset === undefined ? sql`` : sql` OFFSET ${sql.raw(String(Math.floor(offset)))}`}${
+        locking ? sql` ${this.dialect.locking(locking, connection)}` : sql``
+      }`,
     );
-    return rows.map(
-      (row) =>
-        Object.fromEntries(
-          columns.map((column) => [column, valueOf(kindOf(of, column), row[column])]),
-        ) as unknown as Pick<RowOf<T>, K>,
-    );
+    moments?.push(...rows.map((row) => Number(row[momentName] ?? Number.NaN)));
+    return rows.map((row) => {
+      const read: Record<string, unknown> = {};
+      for (const column of columns) read[column] = valueOf(kindOf(of, column), row[column]);
+      for (const as in computed) read[as] = valueOf((computed[as] as [ColumnKind, Statement])[0], row[as]);
+      return read as Pick<RowOf<T>, K>;
+    });
+  }
+
+  readonly #lists = new WeakMap<Table, Map<string, Statement>>();
+
+  #selected(of: Table, columns: readonly string[]): Statement {
+    let lists = this.#lists.get(of);
+    if (!lists) this.#lists.set(of, (lists = new Map()));
+    const which = columns.join();
+    let list = lists.get(which);
+    if (!list) {
+      const all = columns.map(
+        (column) => sql`${this.dialect.read(kindOf(of, column), name(column))} AS ${name(column)}`,
+      );
+      lists.set(which, (list = sql.join(all)));
+    }
+    return list;
   }
 
   /** A table whose rows are locked or changed. */
@@ -119,11 +168,26 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
     return sql.join(of.key.map(name));
   }
 
+  /** All values of all rows, as they are bound, one row after the other. */
+  #plain(of: Table, columns: readonly string[], rows: readonly object[]): unknown[] {
+    const { plain } = this.dialect as Required<StoreDialect<C>>;
+    const kinds = columns.map((column) => kindOf(of, column));
+    const values: unknown[] = [];
+    for (const row of rows)
+      for (let i = 0; i < columns.length; i++)
+        values.push(plain(kinds[i] as ColumnKind, row[columns[i] as keyof typeof row]));
+    return values;
+  }
+
   #values(
     of: Table,
     columns: readonly string[],
     rows: readonly Readonly<Record<string, unknown>>[],
   ): Statement {
+    if (this.dialect.plain) {
+      const unit = ["(", ...columns.slice(1).map(() => ", "), ")"];
+      return sql.repeat(unit, ", ", this.#plain(of, columns, rows));
+    }
     return sql.join(
       rows.map(
         (row) =>
@@ -249,6 +313,10 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
       .map((column) => {
         const common = rows.every((row) => plain(row, column) === plain(first, column));
         if (common) return sql`${name(column)} = ${value(first, column)}`;
+        if (this.dialect.plain) {
+          const pairs = sql.repeat(["WHEN ", " THEN ", ""], " ", this.#plain(of, [key, column], rows));
+          return sql`${name(column)} = CASE ${name(key)} ${pairs} END`;
+        }
         const cases = rows.map((row) => sql`WHEN ${value(row, key)} THEN ${value(row, column)}`);
         return sql`${name(column)} = CASE ${name(key)} ${sql.join(cases, " ")} END`;
       });
@@ -306,5 +374,11 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
     if (this.dialect.now) return this.dialect.now(connection);
     const { rows } = await connection.query(sql`SELECT ${this.dialect.clock} AS now`);
     return Number(rows[0]?.["now"]);
+  }
+
+  /** After rows were locked: what has passed while they were waited for has passed. `moments`: as their selections told them. */
+  async clockAfter(connection: C, moments: readonly number[]): Promise<number> {
+    const last = Math.max(...moments);
+    return Number.isFinite(last) ? last : this.clock(connection);
   }
 }

@@ -58,8 +58,15 @@ export function table<const Columns extends Readonly<Record<string, Column>>>(
 
 const bare = (column: Column): ColumnKind => column.replace("?", "") as ColumnKind;
 
+const kinds = new WeakMap<Table, Readonly<Record<string, ColumnKind>>>();
+
 export function kindOf(of: Table, column: string): ColumnKind {
-  return bare(of.columns[column] as Column);
+  let known = kinds.get(of);
+  if (!known) {
+    const all = Object.entries(of.columns).map(([name, each]) => [name, bare(each)] as const);
+    kinds.set(of, (known = Object.fromEntries(all)));
+  }
+  return known[column] as ColumnKind;
 }
 
 export const mayBeNull = (of: Table, column: string): boolean => of.columns[column]?.endsWith("?") ?? false;

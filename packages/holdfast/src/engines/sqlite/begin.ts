@@ -79,7 +79,7 @@ function startWriting(
   waitMs: number,
   signal?: AbortSignal,
 ): Soon<Busy> {
-  const work = () => connection.begin("immediate");
+  const work = () => connection.begin("immediate", kind === "one-shot");
   const { writerQueue } = connection;
   if (!writerQueue) return whileBusy(connection, work, waitMs, signal);
   if (writerQueue.enter(connection)) {

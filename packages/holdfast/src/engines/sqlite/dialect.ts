@@ -16,8 +16,8 @@ export interface SqliteConnection extends SqlConnection {
   readonly inTransaction: boolean;
   /** Whether another connection could begin writing now: then this one has not begun to. Undefined: no way to tell. */
   writerIsFree?(): boolean | undefined | Promise<boolean | undefined>;
-  /** Begins at once, unless it returns a promise. */
-  begin(mode: "deferred" | "immediate"): Soon<void>;
+  /** Begins at once, unless it returns a promise. `ours`: no statement of the caller's will be in it. */
+  begin(mode: "deferred" | "immediate", ours?: boolean): Soon<void>;
   /** To roll back what has ended already is no mistake. */
   end(how: "commit" | "rollback"): Soon<void>;
   /** BEGIN brings a connection of its own: what was set before it says nothing of the transaction. */

@@ -73,6 +73,7 @@ export async function probe(
     holders: unsupported("the file does not say who writes to it"),
     inspect: true,
     foreignKeys: unsupported("key.hashtext and key.hashtextextended are hashes of PostgreSQL; use key(…)"),
+    currentReads: true,
     namedLocks: unsupported("key.getLock is the lock of GET_LOCK on MySQL and MariaDB; use key(…)"),
     connections: single ? "one" : "many",
   };

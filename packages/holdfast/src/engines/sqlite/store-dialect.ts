@@ -84,6 +84,11 @@ async function writing<T>(connection: StoreConnection, work: () => Promise<T>): 
   }
 }
 
+function plain(kind: ColumnKind, value: unknown): unknown {
+  if (value === undefined || (value === null && kind !== "json")) return null;
+  return kind === "json" || kind === "integers" ? JSON.stringify(value) : value;
+}
+
 export const storeDialect: StoreDialect<StoreConnection> = {
   table: (name) => sql`${own(name)}`,
   clock: micros,
@@ -97,10 +102,8 @@ export const storeDialect: StoreDialect<StoreConnection> = {
 
   read: (_, column) => column,
 
-  write(kind, value) {
-    if (value === undefined || (value === null && kind !== "json")) return sql`${null}`;
-    return sql`${kind === "json" || kind === "integers" ? JSON.stringify(value) : value}`;
-  },
+  write: (kind, value) => sql`${plain(kind, value)}`,
+  plain,
 
   locking: () => sql``,
 

@@ -31,6 +31,16 @@ export const togetherMs = 20;
 /** A job with which the connection was lost so often in a row is not taken for innocent any more. */
 const mostLosses = 3;
 
+/** What a handler has thrown, where nothing but the whole transaction can be undone. */
+export class HandlerFailure extends Error {
+  readonly times: JobTimes | undefined;
+
+  constructor(thrown: unknown, times: JobTimes | undefined) {
+    super(words(thrown), { cause: thrown });
+    this.times = times;
+  }
+}
+
 interface TransactionsContext<P> extends WorkerParts<P> {
   /** Ends transactions that are under way: they are rolled back, and their jobs are there for others. */
   readonly hard: AbortSignal;
@@ -50,7 +60,11 @@ export class JobTransactions<P> {
     this.#handler = handler;
   }
 
-  /** Resolves to how many jobs were done, or have failed. */
+  get #alone(): boolean {
+    return this.#worker.batcher.store.transactional.alone === true;
+  }
+
+  /** Resolves to how many jobs were done, or have failed. Rejects with a `HandlerFailure` where a failed one cannot be undone alone. */
   run(batch: number, turn: Turn): Promise<number> {
     const { batcher, settings, life, hard } = this.#worker;
     const { store, instance } = batcher;
@@ -59,7 +73,7 @@ export class JobTransactions<P> {
       const scope = scopeOf(tx, "queue");
       turn.busy = 0;
       turn.ended = [];
-      const jobs = await this.#take(scope, batch, turn);
+      const jobs = await this.#take(scope, this.#alone ? 1 : batch, turn);
       const settled: ClaimedJob[] = [];
       let count = 0;
       let saved = true;
@@ -131,7 +145,9 @@ export class JobTransactions<P> {
       return true;
     } catch (error) {
       if (await this.#isOurs(scope, error)) throw error;
-      await this.#putBack(scope, job, error, began && timesOf(job, began));
+      const times = began && timesOf(job, began);
+      if (this.#alone) throw new HandlerFailure(error, times);
+      await this.#putBack(scope, job, error, times);
       return false;
     }
   }
@@ -156,14 +172,16 @@ export class JobTransactions<P> {
   }
 
   /** Its handler did not fail, but its transaction did, for example by a constraint that is checked at COMMIT. */
-  async failAlone(last: ClaimedJob, error: unknown): Promise<void> {
+  async failAlone(last: ClaimedJob, failure: unknown): Promise<void> {
     const { batcher, settings } = this.#worker;
+    const [error, times] =
+      failure instanceof HandlerFailure ? [failure.cause, failure.times] : [failure, undefined];
     await batcher.instance.transaction({}, async (tx) => {
       const scope = scopeOf(tx, "queue");
       const job = await scope.work(({ connection }) =>
         batcher.store.transactional.takeOne(connection, settings.number, last, { savepoint }, inTransaction),
       );
-      if (job) await this.#putBack(scope, job, error);
+      if (job) await this.#putBack(scope, job, error, times);
     });
   }
 
@@ -176,7 +194,7 @@ export class JobTransactions<P> {
     const { batcher, settings } = this.#worker;
     const attempt = failedAttempt(settings, job, error);
     await scope.work(async ({ connection }) => {
-      await batcher.context.database.engine.savepoint(connection, savepoint, "rollback");
+      if (!this.#alone) await batcher.context.database.engine.savepoint(connection, savepoint, "rollback");
       const failure = { error: words(error), again: attempt.again };
       await batcher.store.transactional.settle(connection, settings.number, [job], failure, inTransaction);
     });

@@ -48,19 +48,25 @@ interface Known {
   readonly standing: BucketStanding;
 }
 
-/** If ids may have been used before (`look`), all of them are looked for; else only where they are given. */
-export function decideUses(
-  view: UsesView,
-  batch: Omit<UseBatch, "make">,
-): UsesDecided | { readonly need: QuotaNeed } {
+/**
+ * Which ids may have been used before. `true`: all of them are looked for. "refused": if one of the calls has no room, since it may have
+ * been granted earlier; what is granted cannot be written under an id that is taken, and is then decided again. `false`: none.
+ */
+export type LookForIds = boolean | "refused";
+
+export type UsesToDecide = Omit<UseBatch, "make" | "look"> & { readonly look: LookForIds };
+
+export function decideUses(view: UsesView, batch: UsesToDecide): UsesDecided | { readonly need: QuotaNeed } {
   const found = unlessLacking((): UsesDecided => {
-    const { definitions, buckets, uses, look } = batch;
+    const { definitions, buckets, uses } = batch;
+    const looked = view.buckets.every(({ lines }) => lines);
+    const look = batch.look === "refused" ? looked : batch.look;
     const at = milliseconds(view.now);
     if (view.buckets.some(({ row }) => isElsewhere(row)))
       return { verdicts: { missing: true, at, elsewhere: true }, writes: BucketDraft.writes([]) };
     if (definitions.some(({ rule }) => isLate(rule, view.now)))
       return { verdicts: { missing: true, at, elsewhere: false }, writes: BucketDraft.writes([]) };
-    if (look && view.buckets.some(({ lines }) => !lines)) throw new Lacking("lines", ...buckets.keys());
+    if (look && !looked) throw new Lacking("lines", ...buckets.keys());
     const drafts = buckets.map(({ definition: place, limit }, i) => {
       const definition = definitions[place];
       const found = view.buckets[i];
@@ -78,6 +84,7 @@ export function decideUses(
       );
       if (known.some((each) => each !== undefined)) return group.map((use, i) => repeated(use, known[i], at));
       const refused = group.find((use) => !hasRoom(draftOf(use), use.amount));
+      if (refused && batch.look && !looked) throw new Lacking("lines", ...buckets.keys());
       if (refused) return group.map((use) => refuse(draftOf(use), use, use === refused));
       return group.map((use) => {
         const verdict = grant(draftOf(use), use);
@@ -91,11 +98,7 @@ export function decideUses(
 }
 
 /** What one bucket lacks is read of all that may come to lack it: else a batch would ask as often as it has buckets. */
-function everywhere(
-  { what, buckets: [first] }: QuotaNeed,
-  view: UsesView,
-  batch: Omit<UseBatch, "make">,
-): QuotaNeed {
+function everywhere({ what, buckets: [first] }: QuotaNeed, view: UsesView, batch: UsesToDecide): QuotaNeed {
   const mayLack = ({ row }: BucketView, place: number): boolean => {
     if (place === first || what === "lines") return true;
     if (what === "holds") return row.held > 0;

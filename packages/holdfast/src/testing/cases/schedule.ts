@@ -1,6 +1,6 @@
 /** What schedules promise on every engine that keeps them: the rules of `schedule/decide.ts`, by example. */
 import type { Connection, Database } from "../../seam/database.ts";
-import { UnsupportedError } from "../../seam/errors.ts";
+import { SerializationError, UnsupportedError } from "../../seam/errors.ts";
 import { isSupported } from "../../seam/capabilities.ts";
 import {
   type Handler,
@@ -258,8 +258,10 @@ export const scheduleCases = suite("schedule", {
   }),
 
   "commits what a run writes and its end together, or neither": kept(async (ground) => {
-    const { hf, other, make } = ground;
+    const { hf, other, make, capabilities } = ground;
     const name = await table(ground);
+    /** Of a run whose end met another step of its schedule, as often as a transaction is run again. */
+    const mayConflict = !isSupported(capabilities.currentReads);
     const errors: unknown[] = [];
     for (const instance of [hf, other]) {
       const options = { every: 100, catchUp: "all", retries: 5, backoff: 1 } as const;
@@ -285,8 +287,13 @@ export const scheduleCases = suite("schedule", {
       ),
       found.join(" "),
     );
-    assert.ok(found.every(([, attempt]) => attempt === 2));
-    assert.ok(errors.every((error) => /not yet/.test(String(error))));
+    assert.deepEqual(
+      errors.filter(
+        (error) => !/not yet/.test(String(error)) && !(mayConflict && error instanceof SerializationError),
+      ),
+      [],
+    );
+    assert.ok(found.every(([, attempt]) => attempt === 2 || (mayConflict && attempt > 2)));
   }),
 
   "takes over the run of a process that died, once its claim is over": kept(async (stage) => {

@@ -73,6 +73,7 @@ export class ServerTransaction<Native, C extends Connection> {
       names: context.shown(locks),
       capabilities,
       signal: deadline.signal,
+      run: plan,
     };
   }
 

@@ -1,6 +1,6 @@
 /** A batch for a worker: what is locked, and passed over if somebody has it, is what nobody else gets. */
 import type { SqlConnection } from "../../../seam/database.ts";
-import { sql } from "../../../seam/sql.ts";
+import { type Statement, sql } from "../../../seam/sql.ts";
 import {
   type GroupRow,
   type QueueRow,
@@ -17,10 +17,31 @@ import {
 import type { JobClaim, ClaimCall, How, JobPlace } from "../../../queue/store.ts";
 import type { Locking } from "../dialect.ts";
 import { type QueueRows, largest, milliseconds } from "./rows.ts";
-import { groupTable, groupedTable, leaseTable, queueTable, readyTable, workerTable } from "./tables.ts";
+import {
+  delayedTable,
+  groupTable,
+  groupedTable,
+  leaseTable,
+  queueTable,
+  readyTable,
+  workerTable,
+} from "./tables.ts";
+import type { Table } from "../table.ts";
 
 /** Groups that one claim looks at; the next one goes on from there. */
 const mostGroups = 2000;
+
+/** What a claim begins with. */
+interface ClaimGlance {
+  readonly moment: number;
+  readonly settings: QueueRow;
+  /** The worker is there. */
+  readonly enlisted: boolean;
+  /** There are groups. */
+  readonly groups: boolean;
+  /** When the next delayed job is due. */
+  readonly next: number | undefined;
+}
 
 /** Jobs of groups that were chosen, and what becomes of the groups. */
 interface Chosen {
@@ -32,19 +53,30 @@ interface Chosen {
 
 export class JobClaims<C extends SqlConnection> {
   readonly #queue: QueueRows<C>;
+  /** Queues that were seen with a limit, for all databases: a guess. */
+  readonly #limited = new Set<number>();
 
   constructor(queue: QueueRows<C>) {
     this.#queue = queue;
   }
 
-  claim(connection: C, call: ClaimCall, how: How): Promise<JobClaim> {
-    return this.#queue.run(connection, how, () => this.#claim(connection, call));
+  async claim(connection: C, call: ClaimCall, how: How): Promise<JobClaim> {
+    // In the caller's transaction what is locked stays so: nothing is guessed.
+    const guess = how.free ? this.#limited.has(call.queue) : undefined;
+    const claim = (alone: boolean | undefined) =>
+      this.#queue.run(connection, how, () => this.#claim(connection, call, alone));
+    const found = await claim(guess);
+    return found === "limited" ? ((await claim(true)) as JobClaim) : found;
   }
 
-  async #claim(connection: C, call: ClaimCall): Promise<JobClaim> {
+  /** `alone`: whether it is taken for a queue with a limit. "limited": it has one, and nothing was done. */
+  async #claim(connection: C, call: ClaimCall, alone: boolean | undefined): Promise<JobClaim | "limited"> {
     const { queue: number, worker, where, whole } = call;
     const { rows } = this.#queue;
-    const moment = await rows.clock(connection);
+    const since = whole || where.after === undefined ? undefined : where.after * 1000;
+    const glance = await this.#enter(connection, call, since, alone);
+    if (glance === "limited") return glance;
+    const { moment, settings } = glance;
     const idle = (why: Idle, soon?: number, onward?: string): JobClaim => ({
       lease: undefined,
       why,
@@ -52,19 +84,18 @@ export class JobClaims<C extends SqlConnection> {
       onward,
       moment: milliseconds(moment),
     });
-    const settings = await this.#enter(connection, number);
-    if (settings === "limit" || settings === "paused") return idle(settings);
+    if (settings.paused) return idle("paused");
     // Who has been given up for dead gets nothing more.
-    const enlisted = rows.is(workerTable, "id", worker);
-    if ((await rows.select(connection, workerTable, enlisted, { columns: ["id"] })).length === 0)
-      return idle("lost");
+    if (!glance.enlisted) return idle("lost");
     const most = Math.min(call.most, await this.#left(connection, settings));
     if (most <= 0) return idle("limit");
-    const since = whole || where.after === undefined ? undefined : where.after * 1000;
-    await this.#bringDue(connection, number, { most, since, moment, whole });
+    const isDue = glance.next !== undefined && glance.next <= moment;
+    const brought =
+      isDue || whole ? await this.#bringDue(connection, number, { most, since, moment, whole }) : 0;
     const ready = await this.ready(connection, number, { most, where, whole });
-    const room = roomForGroups(most, ready.length, () => Math.random() < 0.5);
-    const chosen = await this.#choose(connection, settings, room, call.onward);
+    const room =
+      glance.groups || brought > 0 ? roomForGroups(most, ready.length, () => Math.random() < 0.5) : 0;
+    const chosen = await this.#choose(connection, settings, { room, onward: call.onward, moment });
     const onward = chosen.last ?? call.onward;
     const jobs = [...ready.slice(0, most - chosen.jobs.length), ...chosen.jobs];
     if (jobs.length === 0) {
@@ -86,24 +117,61 @@ export class JobClaims<C extends SqlConnection> {
   }
 
   /**
-   * The settings, in a way that whoever pauses the queue waits for us; and one claim at a time where what is under way has to be
-   * counted.
+   * The settings, in a way that whoever pauses the queue waits for us, and one claim at a time where what is under way has to be
+   * counted; with what else says at a glance what there is to do.
    */
-  async #enter(connection: C, number: number): Promise<QueueRow | "limit" | "paused"> {
-    const { rows, dialect } = this.#queue;
-    const read = async (locking?: Locking) => {
-      const [row] = await rows.select(connection, queueTable, rows.is(queueTable, "id", number), { locking });
-      return row as QueueRow;
-    };
-    if (dialect.exclude) await connection.query(dialect.exclude(pauseOf(number), true));
-    const seen = await read();
-    if (seen.paused) return "paused";
-    const alone = seen.most !== undefined;
-    if (dialect.exclude && !alone) return seen;
-    const settings = await read(alone ? "update" : "share");
-    if (settings.paused) return "paused";
+  async #enter(
+    connection: C,
+    call: ClaimCall,
+    since: number | undefined,
+    guess: boolean | undefined,
+  ): Promise<ClaimGlance | "limited"> {
+    const { dialect } = this.#queue;
+    const read = (locking?: Locking) => this.#glance(connection, call, since, locking);
+    if (dialect.exclude) await connection.query(dialect.exclude(pauseOf(call.queue), true));
+    const seen = dialect.exclude || guess === undefined ? await read() : undefined;
+    const alone = seen ? seen.settings.most !== undefined : guess;
+    if (seen && (seen.settings.paused || (dialect.exclude && !alone))) return seen;
+    const found = await read(alone ? "update" : "share");
+    const limited = found.settings.most !== undefined;
+    if (limited) this.#limited.add(call.queue);
+    else this.#limited.delete(call.queue);
+    if (!limited || alone) return found;
     // The limit came this moment, and is not ours alone to count.
-    return settings.most !== undefined && !alone ? "limit" : settings;
+    return "limited";
+  }
+
+  async #glance(
+    connection: C,
+    { queue, worker }: ClaimCall,
+    since: number | undefined,
+    locking: Locking | undefined,
+  ): Promise<ClaimGlance> {
+    const { rows, dialect } = this.#queue;
+    const moment = dialect.now ? await rows.clock(connection) : undefined;
+    const some = (of: Table, where: Statement) =>
+      sql`EXISTS (SELECT 1 FROM ${dialect.table(of.name)} WHERE ${where})`;
+    const first = dialect.read("moment", sql`min(${sql.id("run_at")})`);
+    const [found] = await rows.select(connection, queueTable, rows.is(queueTable, "id", queue), {
+      locking,
+      computed: {
+        moment: ["integer", dialect.clock],
+        enlisted: ["boolean", some(workerTable, rows.is(workerTable, "id", worker))],
+        groups: ["boolean", some(groupTable, rows.is(groupTable, "queue", queue))],
+        next: [
+          "moment",
+          sql`(SELECT ${first} FROM ${dialect.table(delayedTable.name)} WHERE ${this.#queue.dueWhere(queue, since, undefined)})`,
+        ],
+      },
+    });
+    const {
+      moment: seen,
+      enlisted,
+      groups,
+      next,
+      ...settings
+    } = found as QueueRow & Omit<ClaimGlance, "settings">;
+    return { settings, enlisted, groups, next, moment: moment ?? seen };
   }
 
   async #left(connection: C, { id, most }: QueueRow): Promise<number> {
@@ -116,6 +184,7 @@ export class JobClaims<C extends SqlConnection> {
     return leases.reduce((left, { size, done }) => left - size + (done?.length ?? 0), most);
   }
 
+  /** Resolves to how many groups have got something. */
   async #bringDue(
     connection: C,
     number: number,
@@ -125,10 +194,11 @@ export class JobClaims<C extends SqlConnection> {
       readonly moment: number;
       readonly whole: boolean;
     },
-  ): Promise<void> {
+  ): Promise<number> {
     const { groups } = await this.#queue.moveDue(connection, number, what);
     const unknown = what.whole ? await this.#queue.unknown(connection, number) : [];
     await this.#queue.knowAgain(connection, number, unknown, groups);
+    return groups.length + unknown.length;
   }
 
   /** Those without a group, by priority and id: of each priority that the worker knows only above its floor, or all of them. */
@@ -188,7 +258,15 @@ export class JobClaims<C extends SqlConnection> {
    * or passed over if somebody else is choosing from them. First the groups, then their jobs: what a group had put back before it
    * was locked must be seen.
    */
-  async #choose(connection: C, queue: QueueRow, room: number, onward: string | undefined): Promise<Chosen> {
+  async #choose(
+    connection: C,
+    queue: QueueRow,
+    {
+      room,
+      onward,
+      ...of
+    }: { readonly room: number; readonly onward: string | undefined; readonly moment: number },
+  ): Promise<Chosen> {
     const jobs: JobRow[] = [];
     const groups: GroupRow[] = [];
     const forgotten: GroupRow[] = [];
@@ -197,7 +275,7 @@ export class JobClaims<C extends SqlConnection> {
     if (room <= 0) return { jobs, last, groups, forgotten };
     const share = shareOf(queue, room);
     // A window begins when its jobs do, and not when we began to wait.
-    const moment = await this.#queue.rows.clock(connection);
+    const moment = queue.group_rate === undefined ? of.moment : await this.#queue.rows.clock(connection);
     for (const turn of [1, 2]) {
       let after = turn === 1 ? onward : undefined;
       while (jobs.length < room && seen < mostGroups) {

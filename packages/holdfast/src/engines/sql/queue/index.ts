@@ -116,11 +116,15 @@ class Work<C extends SqlConnection> {
     const named = [...new Set([...whole, ...ended.map(({ lease }) => lease)])];
     return this.#queue.run(connection, how, async () => {
       const leases = await this.#lease(connection, worker, named);
-      const [settings] = await rows.select(connection, queueTable, rows.is(queueTable, "id", queue), {
-        columns: ["ordered"],
-      });
+      // When, and how, is asked by those alone that come again.
+      const failed = ended.some(({ failure }) => failure);
+      const [settings] = failed
+        ? await rows.select(connection, queueTable, rows.is(queueTable, "id", queue), {
+            columns: ["ordered"],
+          })
+        : [];
       const ordered = settings?.ordered ?? false;
-      const moment = await rows.clock(connection);
+      const moment = failed ? await rows.clock(connection) : 0;
       const ours = await this.#decide(connection, (held) =>
         decideFinish({ moment, ordered, leases, held }, whole, ended),
       );

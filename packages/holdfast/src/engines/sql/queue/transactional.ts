@@ -26,8 +26,12 @@ export function queueTransactional<C extends SqlConnection>(
 ): QueueTransactional<C> {
   const { rows } = queue;
   const taking = new Taking(queue, claims);
-  const savepoint = (connection: C, name: string) => connection.query(sql`SAVEPOINT ${sql.id(name)}`);
+  const savepoint = async (connection: C, name: string) => {
+    if (rows.dialect.savepoints !== false) await connection.query(sql`SAVEPOINT ${sql.id(name)}`);
+  };
   return {
+    alone: rows.dialect.savepoints === false,
+
     tend: (connection, number, { after, whole }, how) =>
       queue.run(connection, how, async () => {
         const moment = await rows.clock(connection);

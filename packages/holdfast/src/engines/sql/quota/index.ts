@@ -6,7 +6,7 @@ import type { SqlConnection } from "../../../seam/database.ts";
 import { sql } from "../../../seam/sql.ts";
 import type { How } from "../../../seam/store.ts";
 import { decideAmendment, standingNow } from "../../../quota/decide/amend.ts";
-import { type UsesView, decideUses } from "../../../quota/decide/consume.ts";
+import { type LookForIds, type UsesView, decideUses } from "../../../quota/decide/consume.ts";
 import type { BucketView, QuotaNeed, QuotaWrites } from "../../../quota/decide/rows.ts";
 import type {
   Amended,
@@ -19,7 +19,7 @@ import type {
   Verdicts,
 } from "../../../quota/store.ts";
 import type { StoreDialect } from "../dialect.ts";
-import { type ExchangeDecided, type StoreExchange, Exchanges } from "../exchange.ts";
+import { type ExchangeDecided, type StoreExchange, Exchanges, RepeatedIds } from "../exchange.ts";
 import { quotaLists } from "./lists.ts";
 import { quotaMoves } from "./moves.ts";
 import { type NamedBucket, QuotaRows, compareNamed, nameOf } from "./rows.ts";
@@ -29,25 +29,11 @@ import { quotaUpkeep } from "./upkeep.ts";
 export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Quotas<C> {
   const rows = new QuotaRows(dialect);
   const exchanges = new Exchanges(dialect);
+  const repeated = new RepeatedIds();
 
-  /**
-   * In the caller's transaction an id that is taken must be found before it is written: the failure would be the
-   * transaction's. By itself it is looked for then, and all is decided again.
-   */
-  async function run<Answer>(
-    connection: C,
-    how: How,
-    look: boolean,
-    exchangeWith: (look: boolean) => QuotaExchange<C, Answer>,
-  ): Promise<Answer> {
-    if (look || !how.free) return exchanges.run(connection, how, exchangeWith(true));
-    try {
-      return await exchanges.run(connection, how, exchangeWith(false));
-    } catch (error) {
-      if (dialect.failure(connection, error) !== "unique") throw error;
-      return exchanges.run(connection, how, exchangeWith(true));
-    }
-  }
+  /** In the caller's transaction an id that is taken must be found before it is written: the failure would be the transaction's. */
+  const lookOf = (named: boolean, { free }: How): LookForIds =>
+    !free || (named && repeated.lately) ? true : named && "refused";
 
   return {
     consume(connection, batch: UseBatch, how): Promise<Verdicts> {
@@ -61,10 +47,9 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
           .map(({ id }) => id),
         allGrants: false,
       }));
-      return run(connection, how, batch.look, (look) => {
-        const decide = (view: UsesView) => decideUses(view, { ...batch, look });
-        return new QuotaExchange(rows, connection, { wanted, look, decide });
-      });
+      const decide = (view: UsesView, look: LookForIds) => decideUses(view, { ...batch, look });
+      const question = { wanted, look: lookOf(batch.look, how), repeated, decide };
+      return exchanges.run(connection, how, new QuotaExchange(rows, connection, question));
     },
 
     amend(connection, amendment: Amendment, how): Promise<Amended | Elsewhere | Late> {
@@ -75,12 +60,8 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
       const wanted = [{ ...bucket, rule: definition.rule, ids, holds, allGrants: true }];
       const decide = ({ now, buckets: [first] }: UsesView) =>
         decideAmendment({ now, bucket: first as BucketView }, amendment);
-      return run(
-        connection,
-        how,
-        true,
-        (look) => new QuotaExchange(rows, connection, { wanted, look, decide }),
-      );
+      const question = { wanted, look: true, decide };
+      return exchanges.run(connection, how, new QuotaExchange(rows, connection, question));
     },
 
     async peek(connection, definition, bucket) {
@@ -113,9 +94,11 @@ interface Wanted extends NamedBucket {
 
 interface Question<Answer> {
   readonly wanted: readonly Wanted[];
-  /** Ids are looked for at once. */
-  readonly look: boolean;
-  decide(view: UsesView): ExchangeDecided<QuotaNeed, Answer, QuotaWrites>;
+  /** `true`: ids are looked for at once. */
+  readonly look: LookForIds;
+  /** Is told of what could not be written. */
+  readonly repeated?: RepeatedIds;
+  decide(view: UsesView, look: LookForIds): ExchangeDecided<QuotaNeed, Answer, QuotaWrites>;
 }
 
 /** One decision about some buckets. */
@@ -129,6 +112,8 @@ class QuotaExchange<C extends SqlConnection, Answer> implements StoreExchange<
   readonly #rows: QuotaRows<C>;
   readonly #connection: C;
   readonly #question: Question<Answer>;
+  /** An id that is taken may be why something could not be written. */
+  #look: LookForIds;
   #now = 0;
   #views: BucketView[] = [];
 
@@ -136,11 +121,12 @@ class QuotaExchange<C extends SqlConnection, Answer> implements StoreExchange<
     this.#rows = rows;
     this.#connection = connection;
     this.#question = question;
+    this.#look = question.look;
     this.names = question.wanted.map(nameOf);
   }
 
   decide(view: UsesView): ExchangeDecided<QuotaNeed, Answer, QuotaWrites> {
-    return this.#question.decide(view);
+    return this.#question.decide(view, this.#look);
   }
 
   async read(locked: boolean, needs: readonly QuotaNeed[]): Promise<UsesView> {
@@ -152,12 +138,13 @@ class QuotaExchange<C extends SqlConnection, Answer> implements StoreExchange<
   }
 
   async #begin(locked: boolean): Promise<void> {
-    const { wanted, look } = this.#question;
-    const buckets = await this.#rows.buckets(this.#connection, wanted, locked);
-    // After the locks: what has passed while they were waited for has passed.
-    this.#now = await this.#rows.rows.clock(this.#connection);
+    const { wanted, look, repeated } = this.#question;
+    if (this.#look !== look) repeated?.note();
+    const moments: number[] = [];
+    const buckets = await this.#rows.buckets(this.#connection, wanted, locked, moments);
+    this.#now = await this.#rows.rows.clockAfter(this.#connection, moments);
     this.#views = buckets.map((row) => ({ row }));
-    if (look) await this.#addLines(locked);
+    if (this.#look === true) await this.#addLines(locked);
     for (const [place, { rule }] of wanted.entries())
       if (rule.window === "log") await this.#add(place, "counted", locked);
   }
@@ -193,6 +180,7 @@ class QuotaExchange<C extends SqlConnection, Answer> implements StoreExchange<
    * as it was too; and its window is not over.
    */
   async write(writes: QuotaWrites, guarded: boolean): Promise<boolean> {
+    this.#look = true;
     const { update } = writes.buckets;
     const changed = update.toSorted(compareNamed);
     if (!guarded) await this.#rows.writeBuckets(this.#connection, changed);

@@ -41,6 +41,7 @@ export class QuotaRows<C extends SqlConnection> {
     connection: C,
     named: readonly NamedBucket[],
     locked: boolean,
+    moments: number[] = [],
   ): Promise<readonly BucketRow[]> {
     const ordered = named.toSorted(compareNamed);
     const found = new Map<string, BucketRow>();
@@ -49,7 +50,8 @@ export class QuotaRows<C extends SqlConnection> {
         const where = this.rows.matching(quotaBuckets, some.map(nameOnly));
         const locking = locked ? "update" : undefined;
         const order = this.rows.order(quotaBuckets);
-        for (const row of await this.rows.select(connection, quotaBuckets, where, { order, locking }))
+        const options = { order, locking, moments } as const;
+        for (const row of await this.rows.select(connection, quotaBuckets, where, options))
           found.set(nameOf(row), row);
       }
     };

@@ -23,7 +23,7 @@ import type { LevelRow, ReservationRow } from "../../../stock/decide/rows.ts";
 import { ofReservation, ofSale } from "../../../stock/decide/sequel.ts";
 import type { StockBook, Sequel, Spot, StockStore, OrderVerdict } from "../../../stock/store.ts";
 import type { StoreDialect } from "../dialect.ts";
-import { type StoreExchange, Exchanges } from "../exchange.ts";
+import { type StoreExchange, Exchanges, RepeatedIds } from "../exchange.ts";
 import { StoredRows, chunksOf } from "../rows.ts";
 import { stockLists } from "./lists.ts";
 import { keptHere, stockLevel, stockMovement, stockReservation, stockReserved } from "./tables.ts";
@@ -36,6 +36,7 @@ const fewLevels = 3;
 export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): StockStore<C> {
   const rows = new StoredRows(dialect);
   const exchanges = new Exchanges(dialect);
+  const repeated = new RepeatedIds();
   const run = <T>(connection: C, how: How, exchange: StockExchange<T>): Promise<T> =>
     rows.present(connection, "A table of stock", () => exchanges.run(connection, how, exchange));
   return {
@@ -48,7 +49,9 @@ export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): S
       const work = new StockWork(rows, connection, book, how);
       if (make && how.free && dialect.optimistic)
         await rows.present(connection, "A table of stock", () => work.makeLevels(calls));
-      return run(connection, how, exchangeOf(work, calls, look));
+      // In the caller's transaction an id that is taken must be found before it is written.
+      const late = how.free && !repeated.lately && calls.every(writesItsId);
+      return run(connection, how, exchangeOf(work, calls, look && (late ? repeated : true)));
     },
 
     async follow(connection, book, sequel, how) {
@@ -80,21 +83,40 @@ export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): S
 
 type StockExchange<T> = StoreExchange<StockView, StockNeed, T, StockWrites>;
 
+/** Done, it has a movement with its id at each of its levels; or it is known by a row of its own, which is read in any case. */
+function writesItsId({ kind, lines }: StockCall): boolean {
+  return (
+    kind === "reserve" || ((kind === "apply" || kind === "transfer") && lines.every((line) => line.quantity))
+  );
+}
+
+/** `look`: ids may have been used before. They are looked for at once, or if something is not done, or could not be written. */
 function exchangeOf<C extends SqlConnection>(
   work: StockWork<C>,
   calls: readonly StockCall[],
-  look: boolean,
+  look: boolean | RepeatedIds,
 ): StockExchange<readonly OrderVerdict[]> {
   const spots = spotsOf(calls);
   const exchange = work.exchange(spots);
-  // What was not looked for may be why it could not be written.
-  let looking = look || calls.some(({ kind }) => kind === "return");
+  let looking = look === true || calls.some(({ kind }) => kind === "return");
+  let written = false;
   return {
     ...exchange,
-    read: (locked, needs) => work.read(spots, calls, { locked, needs, look: looking }),
-    decide: (view): StockDecision<readonly OrderVerdict[]> => decide(view, calls),
-    write(writes, guarded) {
+    read(locked, needs) {
+      if (written && look instanceof RepeatedIds) look.note();
+      return work.read(spots, calls, { locked, needs, look: looking });
+    },
+    decide(view): StockDecision<readonly OrderVerdict[]> {
+      const decided = decide(view, calls);
+      if ("need" in decided || looking || look === false) return decided;
+      if (decided.verdicts.every(({ outcome }) => outcome === "done")) return decided;
+      // It may have been done before.
       looking = true;
+      return { need: { levels: [], cleared: [] } };
+    },
+    write(writes, guarded) {
+      // What was not looked for may be why it could not be written.
+      looking = written = true;
       return exchange.write(writes, guarded);
     },
   };
@@ -144,9 +166,10 @@ class StockWork<C extends SqlConnection> {
     { locked, needs, look }: Reading,
   ): Promise<StockView> {
     await this.#make(needs.flatMap(({ levels }) => levels));
-    const levels = await this.#levels(spots, locked);
+    const moments: number[] = [];
+    const levels = await this.#levels(spots, locked, moments);
     const numbers = levels.map(({ id }) => id);
-    const at = await this.#rows.clock(this.#connection);
+    const at = await this.#rows.clockAfter(this.#connection, moments);
     const kept = calls.filter(({ kind }) => kind === "reserve" || kind === "commit" || kind === "release");
     const ids = kept.map(({ of }) => of as string);
     const sales = calls.flatMap(({ kind, of }) => (kind === "return" ? [of as string] : []));
@@ -187,7 +210,7 @@ class StockWork<C extends SqlConnection> {
   }
 
   /** In the order of their names, which is everybody's. */
-  async #levels(spots: readonly Spot[], locked: boolean): Promise<LevelRow[]> {
+  async #levels(spots: readonly Spot[], locked: boolean, moments: number[] = []): Promise<LevelRow[]> {
     const found: LevelRow[] = [];
     for (const some of chunksOf(spots)) {
       const book = this.#book.name;
@@ -198,6 +221,7 @@ class StockWork<C extends SqlConnection> {
       const options = {
         order: this.#rows.order(stockLevel),
         locking: locked ? ("update" as const) : undefined,
+        moments,
       };
       found.push(...(await this.#rows.select(this.#connection, stockLevel, where, options)));
     }

@@ -1,0 +1,64 @@
+/** What every client must do, on every engine: one file per kind of server, so that they run side by side. */
+import { conformance, prepare, type ConformanceSite, type Ground } from "holdfast/testing";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { type Backend, type Server, backends as all } from "../backends.ts";
+import { missing, placeFor, type Place } from "./places.ts";
+
+const cases = conformance();
+/** With HOLDFAST_BACKENDS: only these, by their names (`npm run test:quick`). */
+const chosen = process.env["HOLDFAST_BACKENDS"]?.split(",");
+
+/** Clients that work inside this process keep it from everything else while they do. */
+const isServer = ({ server }: Backend): boolean => server !== "file" && server !== "process";
+
+export function conformanceOn(...servers: readonly Server[]): void {
+  const backends = all.filter(
+    ({ name, server }) => servers.includes(server) && (!chosen || chosen.includes(name)),
+  );
+  /** Cells of suites × backends in which something was really run. */
+  const cells = new Set<string>();
+
+  // Most of a case's time is waiting: servers go side by side, each one's cases one after the other.
+  describe.concurrent.each(backends.filter(isServer))("$name", (backend) => {
+    suites(backend, cells);
+  });
+  describe.each(backends.filter((backend) => !isServer(backend)))("$name", (backend) => {
+    suites(backend, cells);
+  });
+
+  test("no cell of suites × backends is empty", ({ skip }) => {
+    const lacking = backends.filter((backend) => missing(backend) !== undefined);
+    skip(lacking.length > 0, lacking.map(missing).join("; "));
+    const wanted = backends.flatMap(({ name }) =>
+      [...new Set(cases.map(({ suite }) => suite))].map((suite) => `${suite} on ${name}`),
+    );
+    expect([...cells].toSorted()).toEqual(wanted.toSorted());
+  });
+}
+
+function suites(backend: Backend, cells: Set<string>): void {
+  const why = missing(backend);
+  let place: Place;
+  let sites: ConformanceSite[] = [];
+  let ground: (name: string) => Promise<Ground>;
+
+  beforeAll(async () => {
+    if (why !== undefined) return;
+    place = await placeFor(backend);
+    sites = [await backend.open(place.url), await backend.open(place.url)];
+    ground = await prepare(sites[0] as ConformanceSite, sites[1] as ConformanceSite);
+  });
+
+  afterAll(async () => {
+    for (const site of sites) await site.close();
+    await place?.drop();
+  });
+
+  for (const { suite, name, run } of cases) {
+    test(`${suite}: ${name}`, { concurrent: false }, async ({ skip }) => {
+      skip(why !== undefined, why);
+      await run(await ground(suite));
+      cells.add(`${suite} on ${backend.name}`);
+    });
+  }
+}
