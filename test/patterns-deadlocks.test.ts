@@ -1,5 +1,7 @@
 /** Of a server that counts deadlocks: everything at once, from several processes, and there is none. */
 import { sql } from "holdfast";
+import { quota } from "holdfast/quota";
+import { stock } from "holdfast/stock";
 import { execute } from "holdfast/testing";
 import mysql, { type RowDataPacket } from "mysql2/promise";
 import { afterAll, beforeAll, beforeEach, describe, expect, inject, test } from "vitest";
@@ -8,7 +10,7 @@ import { startMariadb } from "./harness/mariadb.ts";
 import { startMysql } from "./harness/mysql.ts";
 import { startWorker } from "./harness/processes.ts";
 import { random } from "./harness/random.ts";
-import { openNamed } from "./harness/sites.ts";
+import { type Site, openNamed } from "./harness/sites.ts";
 import type { StartedServer } from "./harness/started-server.ts";
 import { type MixedLoadArg, type MixedLoadResult } from "./workers/mixed-load.ts";
 import { quotasOf, subjects } from "./workers/quota-random.ts";
@@ -96,6 +98,43 @@ describe.each(["mariadb", "mysql"] as const)("%s", (name) => {
         for (const subject of subjects) expect(await each.reconcile(subject)).toMatchObject({ ok: true });
     } finally {
       await site.close();
+    }
+  });
+
+  // What is made on the way has its place in the order of locks, too.
+  test("orders of SKUs and uses of subjects that are new", { timeout: 300_000 }, async () => {
+    const seed = inject("seed");
+    const next = random(seed);
+    const backend = name === "mariadb" ? "mysql2 on MariaDB" : "mysql2 on MySQL";
+    const url = await create("fresh");
+    const sites = await Promise.all([1, 2, 3].map(() => openNamed(backend, url)));
+    try {
+      await (sites[0] as Site).hf.migrate();
+      const before = await deadlocks();
+      const one = async ({ hf }: Site, round: number) => {
+        const shop = stock(hf, { name: "fresh" });
+        const quotas = ["a", "b", "c", "d"].map((each) => quota(hf, { name: each, limit: 1_000_000 }));
+        const from = random(Math.floor(next() * 2 ** 31));
+        const some = <T>(of: readonly T[], most: number) =>
+          of
+            .map((each) => ({ each, at: from() }))
+            .toSorted((a, b) => a.at - b.at)
+            .slice(0, most)
+            .map(({ each }) => each);
+        const skus = Array.from({ length: 8 }, (_, i) => `sku-${i}-${round - (i % 2)}`);
+        const order = () => shop.apply(some(skus, 5).map((sku) => ({ sku, quantity: 1 })));
+        const use = () =>
+          quota.all(some(quotas, 3)).tryConsume(`subject ${round - Math.floor(from() * 2)}`, 1);
+        const uses = () => Promise.all(some(quotas, 3).map((each) => each.consume(`subject ${round}`)));
+        await Promise.all([order(), order(), hf.transaction(order), use(), uses(), hf.transaction(use)]);
+      };
+      for (let round = 0; round < (long ? 1000 : 25); round++)
+        await Promise.all(sites.flatMap((site) => [one(site, round), one(site, round)]));
+      const found = (await deadlocks()) - before;
+      expect(found, found > 0 ? `HOLDFAST_SEED=${seed} ${await newest()}` : "").toBe(0);
+      expect(await stock((sites[0] as Site).hf, { name: "fresh" }).reconcile()).toMatchObject({ ok: true });
+    } finally {
+      for (const site of sites) await site.close();
     }
   });
 

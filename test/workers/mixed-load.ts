@@ -65,7 +65,8 @@ export default async function mixedLoad(arg: MixedLoadArg): Promise<MixedLoadRes
     };
   };
   const [all, shop] = [quotasOf(hf), shopOf(hf)];
-  const where = (round: number) => ({ seed: arg.seed + round, index: arg.index, calls: 100 });
+  // Each round with other ids.
+  const where = (round: number) => ({ seed: arg.seed + round, index: arg.index + round * 100, calls: 100 });
   const nextQuota = stepsOf((round) => quotaPlan(where(round)));
   const nextStock = stepsOf((round) => stockPlan(where(round)));
   const newJobs = () =>

@@ -16,7 +16,10 @@ export interface StoreExchange<View, Need, Answer, Writes> {
   needsLocks?(need: Need): boolean;
   /** False: nothing is to be written. */
   changes?(writes: Writes): boolean;
-  /** `locked`: with locks, in one order, as of now. `needs`: what earlier decisions on this view asked for, in their order. */
+  /**
+   * `locked`: with locks, in one order, as of now. `needs`: what earlier decisions on this view asked for, in their order. Throws
+   * {@link ExchangeConflict} if that order could not be kept: outside of transactions of others, where all is read again.
+   */
   read(locked: boolean, needs: readonly Need[]): Promise<View>;
   decide(view: View): ExchangeDecided<Need, Answer, Writes>;
   /**
@@ -26,8 +29,8 @@ export interface StoreExchange<View, Need, Answer, Writes> {
   write(writes: Writes, guarded: boolean): Promise<boolean>;
 }
 
-/** Somebody else was faster. */
-class ExchangeConflict extends Error {
+/** Somebody else was faster, or rows have to be made that come before others that are locked already. */
+export class ExchangeConflict extends Error {
   constructor(names: readonly string[]) {
     super(`${names.join(", ")}: changed by somebody else, again and again`);
   }
@@ -58,6 +61,25 @@ export class RepeatedIds {
 
   note(): void {
     this.#until = performance.now() + repeatingMs;
+  }
+}
+
+/**
+ * Locks rows, and makes those that are not there, each in its place in the order that is everybody's: who made some while it holds later
+ * ones would wait for whoever holds the former, and wants the latter.
+ */
+export async function inOrder<T>(
+  items: readonly T[],
+  isAbsent: (item: T) => boolean,
+  lock: (some: readonly T[]) => Promise<unknown>,
+  make: (some: readonly T[]) => Promise<unknown>,
+): Promise<void> {
+  for (let from = 0; from < items.length;) {
+    const absent = isAbsent(items[from] as T);
+    let to = from + 1;
+    while (to < items.length && isAbsent(items[to] as T) === absent) to++;
+    await (absent ? make : lock)(items.slice(from, to));
+    from = to;
   }
 }
 

@@ -48,7 +48,7 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
         allGrants: false,
       }));
       const decide = (view: UsesView, look: LookForIds) => decideUses(view, { ...batch, look });
-      const question = { wanted, look: lookOf(batch.look, how), repeated, decide };
+      const question = { wanted, free: how.free, look: lookOf(batch.look, how), repeated, decide };
       return exchanges.run(connection, how, new QuotaExchange(rows, connection, question));
     },
 
@@ -60,7 +60,7 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
       const wanted = [{ ...bucket, rule: definition.rule, ids, holds, allGrants: true }];
       const decide = ({ now, buckets: [first] }: UsesView) =>
         decideAmendment({ now, bucket: first as BucketView }, amendment);
-      const question = { wanted, look: true, decide };
+      const question = { wanted, free: how.free, look: true, decide };
       return exchanges.run(connection, how, new QuotaExchange(rows, connection, question));
     },
 
@@ -94,6 +94,8 @@ interface Wanted extends NamedBucket {
 
 interface Question<Answer> {
   readonly wanted: readonly Wanted[];
+  /** Outside of transactions of others. */
+  readonly free: boolean;
   /** `true`: ids are looked for at once. */
   readonly look: LookForIds;
   /** Is told of what could not be written. */
@@ -114,6 +116,7 @@ class QuotaExchange<C extends SqlConnection, Answer> implements StoreExchange<
   readonly #question: Question<Answer>;
   /** An id that is taken may be why something could not be written. */
   #look: LookForIds;
+  readonly #absent = new Set<string>();
   #now = 0;
   #views: BucketView[] = [];
 
@@ -138,10 +141,11 @@ class QuotaExchange<C extends SqlConnection, Answer> implements StoreExchange<
   }
 
   async #begin(locked: boolean): Promise<void> {
-    const { wanted, look, repeated } = this.#question;
+    const { wanted, free, look, repeated } = this.#question;
     if (this.#look !== look) repeated?.note();
     const moments: number[] = [];
-    const buckets = await this.#rows.buckets(this.#connection, wanted, locked, moments);
+    const order = locked && { free, absent: this.#absent };
+    const buckets = await this.#rows.buckets(this.#connection, wanted, order, moments);
     this.#now = await this.#rows.rows.clockAfter(this.#connection, moments);
     this.#views = buckets.map((row) => ({ row }));
     if (this.#look === true) await this.#addLines(locked);

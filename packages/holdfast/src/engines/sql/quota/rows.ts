@@ -15,6 +15,7 @@ import type { BucketName } from "../../../quota/store.ts";
 import type { StoreDialect } from "../dialect.ts";
 import { quotaBuckets, quotaGrants, quotaHolds, quotaLines } from "./tables.ts";
 import { StoredRows } from "../rows.ts";
+import { ExchangeConflict, inOrder } from "../exchange.ts";
 
 export type NamedBucket = BucketName;
 
@@ -29,6 +30,15 @@ const left = (() => {
   return sql`(${delta} - CASE WHEN ${back} > 0 THEN ${back} ELSE 0 END)`;
 })();
 
+/**
+ * Buckets that are not there are made before later ones are locked. Outside of transactions of others, what was found to be absent is noted
+ * for the next attempt, which knows where to make it; inside there is none, and they are locked or made one by one.
+ */
+export interface BucketOrder {
+  readonly free: boolean;
+  readonly absent: Set<string>;
+}
+
 export class QuotaRows<C extends SqlConnection> {
   readonly rows: StoredRows<C>;
 
@@ -36,11 +46,14 @@ export class QuotaRows<C extends SqlConnection> {
     this.rows = new StoredRows(dialect);
   }
 
-  /** As they are named; those that are not there are made. `locked`: nobody else changes them until the end. */
+  /**
+   * As they are named; those that are not there are made. `locked`: nobody else changes them until the end; with a {@link BucketOrder}
+   * those that are made are in everybody's order too.
+   */
   async buckets(
     connection: C,
     named: readonly NamedBucket[],
-    locked: boolean,
+    locked: boolean | BucketOrder,
     moments: number[] = [],
   ): Promise<readonly BucketRow[]> {
     const ordered = named.toSorted(compareNamed);
@@ -55,18 +68,32 @@ export class QuotaRows<C extends SqlConnection> {
           found.set(nameOf(row), row);
       }
     };
-    await read(ordered);
-    const missing = ordered.filter((each) => !found.has(nameOf(each)));
-    if (missing.length > 0) {
+    const make = async (wanted: readonly NamedBucket[]) => {
       const zero = { used: 0, held: 0, credit: 0, version: 0, reset: 0 };
-      for (const some of chunks(missing))
+      for (const some of chunks(wanted))
         await this.rows.insertMissing(
           connection,
           quotaBuckets,
           some.map((each) => ({ ...nameOnly(each), ...zero })),
         );
-      await read(missing);
-    }
+      if (wanted.length > 0) await read(wanted);
+    };
+    const missing = (of: readonly NamedBucket[]) => of.filter((each) => !found.has(nameOf(each)));
+    const { absent, free } = typeof locked === "object" ? locked : { absent: undefined, free: true };
+    if (free) {
+      const isAbsent = (each: NamedBucket) => absent?.has(nameOf(each)) ?? false;
+      await inOrder(ordered, isAbsent, read, make);
+      const rest = missing(ordered);
+      if (absent && rest.length > 0 && found.size > 0) {
+        for (const each of rest) absent.add(nameOf(each));
+        throw new ExchangeConflict(rest.map(nameOf));
+      }
+      await make(rest);
+    } else
+      for (const each of ordered) {
+        await read([each]);
+        await make(missing([each]));
+      }
     return named.map((each) => {
       const row = found.get(nameOf(each));
       if (!row)

@@ -23,7 +23,7 @@ import type { LevelRow, ReservationRow } from "../../../stock/decide/rows.ts";
 import { ofReservation, ofSale } from "../../../stock/decide/sequel.ts";
 import type { StockBook, Sequel, Spot, StockStore, OrderVerdict } from "../../../stock/store.ts";
 import type { StoreDialect } from "../dialect.ts";
-import { type StoreExchange, Exchanges, RepeatedIds } from "../exchange.ts";
+import { ExchangeConflict, type StoreExchange, Exchanges, RepeatedIds, inOrder } from "../exchange.ts";
 import { StoredRows, chunksOf } from "../rows.ts";
 import { stockLists } from "./lists.ts";
 import { keptHere, stockLevel, stockMovement, stockReservation, stockReserved } from "./tables.ts";
@@ -46,7 +46,7 @@ export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): S
         ...order,
         of: order.kind === "reserve" ? order.id : undefined,
       }));
-      const work = new StockWork(rows, connection, book, how);
+      const work = new StockWork(rows, connection, book, how, make);
       if (make && how.free && dialect.optimistic)
         await rows.present(connection, "A table of stock", () => work.makeLevels(calls));
       // In the caller's transaction an id that is taken must be found before it is written.
@@ -134,12 +134,19 @@ class StockWork<C extends SqlConnection> {
   readonly #connection: C;
   readonly #book: StockBook;
   readonly #free: boolean;
+  readonly #new: boolean;
+  /** Found to be absent while others were locked: by the next attempt each is made in its place. */
+  readonly #absent = new Set<string>();
+  /** As they were read, and when. */
+  #held: { readonly levels: readonly LevelRow[]; readonly at: number } = { levels: [], at: 0 };
 
-  constructor(rows: StoredRows<C>, connection: C, book: StockBook, { free }: How) {
+  /** `new`: some levels may not be there yet. */
+  constructor(rows: StoredRows<C>, connection: C, book: StockBook, { free }: How, isNew = false) {
     this.#rows = rows;
     this.#connection = connection;
     this.#book = book;
     this.#free = free;
+    this.#new = isNew;
   }
 
   exchange(spots: readonly Spot[]) {
@@ -165,11 +172,12 @@ class StockWork<C extends SqlConnection> {
     calls: readonly StockCall[],
     { locked, needs, look }: Reading,
   ): Promise<StockView> {
-    await this.#make(needs.flatMap(({ levels }) => levels));
-    const moments: number[] = [];
-    const levels = await this.#levels(spots, locked, moments);
+    const missing = needs.at(-1)?.levels ?? [];
+    // What is locked stays as it is; and a level that was not there must not be locked now, after later ones.
+    if (!locked || needs.length === 0 || missing.length > 0)
+      this.#held = await this.#hold(spots, calls, { locked, missing });
+    const { levels, at } = this.#held;
     const numbers = levels.map(({ id }) => id);
-    const at = await this.#rows.clockAfter(this.#connection, moments);
     const kept = calls.filter(({ kind }) => kind === "reserve" || kind === "commit" || kind === "release");
     const ids = kept.map(({ of }) => of as string);
     const sales = calls.flatMap(({ kind, of }) => (kind === "return" ? [of as string] : []));
@@ -197,6 +205,48 @@ class StockWork<C extends SqlConnection> {
     const spots = spotsOf(calls, putsInto);
     const there = new Set((await this.#levels(spots, false)).map(nameOf));
     await this.#make(spots.filter((spot) => !there.has(nameOf(spot))));
+  }
+
+  async #hold(
+    spots: readonly Spot[],
+    calls: readonly StockCall[],
+    { locked, missing }: { readonly locked: boolean; readonly missing: readonly Spot[] },
+  ) {
+    if (!locked) await this.#make(missing);
+    const there = locked ? await this.#lockAndMake(spots, calls, missing) : spots;
+    const moments: number[] = [];
+    const levels = await this.#levels(there, locked, moments);
+    return { levels, at: await this.#rows.clockAfter(this.#connection, moments) };
+  }
+
+  /** In the order that is everybody's, as far as it is known what is there. Resolves to those that may be. */
+  async #lockAndMake(
+    spots: readonly Spot[],
+    calls: readonly StockCall[],
+    missing: readonly Spot[],
+  ): Promise<readonly Spot[]> {
+    if (missing.length > 0 && this.#free && this.#held.levels.length > 0) {
+      for (const each of missing) this.#absent.add(nameOf(each));
+      throw new ExchangeConflict(missing.map(nameOf));
+    }
+    await this.#make(missing);
+    const there: Spot[] = [];
+    const lock = async (some: readonly Spot[]) => there.push(...(await this.#levels(some, true)));
+    const make = async (some: readonly Spot[]) => {
+      await this.#make(some);
+      there.push(...some);
+    };
+    if (this.#absent.size > 0) await inOrder(spots, (spot) => this.#absent.has(nameOf(spot)), lock, make);
+    else if (this.#new && !this.#free && spots.length > 1 && missing.length === 0) {
+      const made = new Set(spotsOf(calls, putsInto).map(nameOf));
+      // The caller's transaction keeps what it has locked: it cannot begin again.
+      for (const spot of spots) {
+        const before = there.length;
+        await lock([spot]);
+        if (there.length === before && made.has(nameOf(spot))) await make([spot]);
+      }
+    } else return spots;
+    return there;
   }
 
   async #make(spots: readonly Spot[]): Promise<void> {
