@@ -76,6 +76,8 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   /** So many characters of text in one statement, and in one value. Absent: as many as there may be. */
   readonly largest?: number;
   failure(connection: C, error: unknown): Failure | undefined;
+  /** False: nothing keeps out a second row with the same key, so what may be there is looked for before it is written. */
+  readonly uniqueKeys?: false;
   /** False: there are none, so a transaction is kept or undone as a whole. */
   readonly savepoints?: false;
   /** Throws if the connection is in no transaction, which a caller has said it is. Absent where that is known otherwise. */

@@ -29,7 +29,7 @@ import { quotaUpkeep } from "./upkeep.ts";
 export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Quotas<C> {
   const rows = new QuotaRows(dialect);
   const exchanges = new Exchanges(dialect);
-  const repeated = new RepeatedIds();
+  const repeated = new RepeatedIds(dialect);
 
   /** In the caller's transaction an id that is taken must be found before it is written: the failure would be the transaction's. */
   const lookOf = (named: boolean, { free }: How): LookForIds =>

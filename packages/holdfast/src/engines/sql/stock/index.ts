@@ -36,7 +36,7 @@ const fewLevels = 3;
 export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): StockStore<C> {
   const rows = new StoredRows(dialect);
   const exchanges = new Exchanges(dialect);
-  const repeated = new RepeatedIds();
+  const repeated = new RepeatedIds(dialect);
   const run = <T>(connection: C, how: How, exchange: StockExchange<T>): Promise<T> =>
     rows.present(connection, "A table of stock", () => exchanges.run(connection, how, exchange));
   return {
