@@ -366,9 +366,7 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
     const valueIn = (row: Partial<RowOf<T>>, column: string): unknown => row[column as keyof RowOf<T>];
     const { removing } = this.dialect;
     if (removing && rows.length > 1) {
-      const values = rows.map((row) =>
-        columns.map((column) => this.dialect.write(kindOf(from, column), valueIn(row, column))),
-      );
+      const values = rows.map((row) => columns.map((column) => valueIn(row, column)));
       return (await connection.query(removing(from, columns, values))).affected;
     }
     const keys = rows.map((row) =>
