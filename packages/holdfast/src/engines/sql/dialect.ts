@@ -50,7 +50,7 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
    */
   indexed?(table: Table): Statement;
   /** The same of DELETE: of the rows that have these values in these columns, with which an index begins. */
-  removing?(table: Table, columns: readonly string[], rows: readonly (readonly Statement[])[]): Statement;
+  removing?(table: Table, columns: readonly string[], rows: readonly (readonly unknown[])[]): Statement;
   /**
    * INSERT that leaves alone what is there, by the table's key, and does not fail for it. `counted`: the rows that it has affected are
    * those that were not there.

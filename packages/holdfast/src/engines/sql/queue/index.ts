@@ -5,6 +5,7 @@ import {
   type Arrival,
   type QueueDecided,
   type HeldLease,
+  type LeaseRow,
   type QueueRow,
   decideAdd,
   decideFinish,
@@ -115,7 +116,11 @@ class Work<C extends SqlConnection> {
     const { rows } = this.#queue;
     const named = [...new Set([...whole, ...ended.map(({ lease }) => lease)])];
     return this.#queue.run(connection, how, async () => {
-      const leases = await this.#lease(connection, worker, named);
+      // What is in the lease matters to those alone that free something, or fail.
+      const plain = ended.every(
+        ({ job, failure }) => !failure && job.key === undefined && job.group === undefined,
+      );
+      const leases = await this.#lease(connection, worker, named, plain);
       // When, and how, is asked by those alone that come again.
       const failed = ended.some(({ failure }) => failure);
       const [settings] = failed
@@ -153,11 +158,15 @@ class Work<C extends SqlConnection> {
     return { jobs: swept.jobs, queues: swept.queues, ready };
   }
 
-  /** Those of these leases that are this worker's, in one order. */
-  async #lease(connection: C, worker: number, ids: readonly number[]) {
+  /** Those of these leases that are this worker's, in one order. `plain`: without their jobs. */
+  async #lease(connection: C, worker: number, ids: readonly number[], plain = false): Promise<LeaseRow[]> {
     const { rows } = this.#queue;
     const where = sql`${rows.among(leaseTable, "id", ids)} AND ${rows.is(leaseTable, "worker", worker)}`;
-    return rows.select(connection, leaseTable, where, { order: sql`id`, locking: "update" });
+    const options = { order: sql`id`, locking: "update" as const };
+    if (!plain) return rows.select(connection, leaseTable, where, options);
+    const columns = ["id", "worker", "queue", "counted", "size", "done", "since"] as const;
+    const found = await rows.select(connection, leaseTable, where, { ...options, columns });
+    return found.map((lease) => ({ ...lease, jobs: "[]" }));
   }
 
   async #decide<T>(connection: C, decide: (held: HeldLease | undefined) => QueueDecided<T>): Promise<T> {
