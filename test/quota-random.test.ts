@@ -1,38 +1,31 @@
 /** Random histories of several processes, some of which are killed and started again with the same calls. */
-import { holdfast } from "holdfast";
+import { holdfast, sql } from "holdfast";
 import { fromPg } from "holdfast/pg";
 import { quota } from "holdfast/quota";
+import { execute } from "holdfast/testing";
 import { Pool } from "pg";
 import { describe, expect, inject, test } from "vitest";
-import { type TestDatabase, createDatabase } from "./harness/databases.ts";
+import { missingFor, within } from "./harness/places.ts";
 import { startWorker } from "./harness/processes.ts";
 import { random } from "./harness/random.ts";
 import { startProxy } from "./harness/proxy.ts";
 import { checkAnswers } from "./harness/quota-answers.ts";
+import { openNamed, ourTable } from "./harness/sites.ts";
 import type { Answer, QuotaArg } from "./workers/quota-random.ts";
 
 const worker = new URL("./workers/quota-random.ts", import.meta.url);
 const long = process.env["HOLDFAST_LONG"] === "1";
-const seeds = long ? 200 : 3;
-
-async function within<T>(body: (database: TestDatabase, pool: Pool) => Promise<T>): Promise<T> {
-  const database = await createDatabase("postgres");
-  const pool = new Pool({ connectionString: database.url, max: 8 });
-  try {
-    const hf = holdfast(fromPg(pool));
-    await hf.migrate();
-    return await body(database, pool);
-  } finally {
-    await pool.end();
-    await database.drop();
-  }
-}
+const servers = ["pg", "mysql2 on MySQL", "mysql2 on MariaDB"];
 
 /** Each process runs its calls to the end; those that are killed run all of them again, with the same ids. */
-async function crew(url: string, seed: number, lives: number, naive = false): Promise<Answer[]> {
+async function crew(
+  of: Pick<QuotaArg, "backend" | "url" | "seed" | "naive">,
+  lives: number,
+): Promise<Answer[]> {
+  const { seed } = of;
   const one = async (clock: number, index: number): Promise<Answer[]> => {
     for (let life = 1; ; life++) {
-      const arg: QuotaArg = { url, seed, index, calls: 200, callers: index % 2 === 0 ? 6 : 20, clock, naive };
+      const arg: QuotaArg = { ...of, index, calls: 200, callers: index % 2 === 0 ? 6 : 20, clock };
       const process = startWorker<Answer[]>(worker, arg);
       try {
         if (life >= lives) return await process.result;
@@ -48,78 +41,96 @@ async function crew(url: string, seed: number, lives: number, naive = false): Pr
   return (await Promise.all([0, -900, 900, 0].map(one))).flat();
 }
 
-describe("4 processes, each killed once in the middle of it", () => {
-  test.for(Array.from({ length: seeds }, (_, i) => i))("seed + %i", { timeout: 120_000 }, async (i) => {
-    const seed = inject("seed") + i;
-    await within(async (database, pool) => {
-      const answers = await crew(database.url, seed, 2);
-      expect(answers.length).toBeGreaterThan(100);
-      const kinds = await checkAnswers(pool, answers, `HOLDFAST_SEED=${seed}`);
-      // It happened, or it was not shown.
-      const wanted = "consume hold settle release expire refund grant lapse limit plan reset".split(" ");
-      expect(wanted.filter((kind) => !kinds.has(kind))).toEqual([]);
-    });
-  });
-});
+describe.each([...servers, "better-sqlite3"])(
+  "%s: 4 processes, each killed once in the middle of it",
+  (backend) => {
+    const seeds = long ? 100 : backend === "pg" ? 2 : 1;
+    test.for(Array.from({ length: seeds }, (_, i) => i))(
+      "seed + %i",
+      { timeout: 240_000 },
+      async (i, { skip }) => {
+        const why = missingFor(backend);
+        skip(why !== undefined, why);
+        const seed = inject("seed") + i;
+        await within(backend, async (url, site) => {
+          const answers = await crew({ backend, url, seed }, 2);
+          expect(answers.length).toBeGreaterThan(100);
+          const kinds = await checkAnswers(backend, site, answers, `HOLDFAST_SEED=${seed}`);
+          // It happened, or it was not shown.
+          const wanted = "consume hold settle release expire refund grant lapse limit plan reset".split(" ");
+          expect(wanted.filter((kind) => !kinds.has(kind))).toEqual([]);
+        });
+      },
+    );
+  },
+);
 
 test("callers who look first and use then are found out", async () => {
   const seed = inject("seed");
-  await within(async (database, pool) => {
-    const answers = await crew(database.url, seed, 1, true);
-    await expect(checkAnswers(pool, answers, `HOLDFAST_SEED=${seed}`)).rejects.toThrow(
+  await within("pg", async (url, site) => {
+    const answers = await crew({ backend: "pg", url, seed, naive: true }, 1);
+    await expect(checkAnswers("pg", site, answers, `HOLDFAST_SEED=${seed}`)).rejects.toThrow(
       /never above the limit|or there is room/,
     );
   });
 });
 
-test("connections that are cut, also during a commit: every id is applied once", async () => {
-  await within(async (database, pool) => {
-    const proxy = await startProxy({ port: Number(new URL(database.url).port) });
-    const through = new Pool({ connectionString: proxy.url(database.url), max: 4 });
-    through.on("error", () => {});
-    const hf = holdfast(fromPg(through), { wait: 60_000 });
-    const of = quota(hf, { name: "cut off", limit: 100_000 });
-    const next = random(inject("seed"));
-    // Before it gets there, or after it was committed and before the answer is back.
-    proxy.cutWhen((direction, chunk) => {
-      if (direction === "to-client" || !chunk.includes("cut off") || next() > 0.3) return "pass";
-      return next() < 0.5 ? "cut-before" : "drop-answer";
-    });
-    try {
-      const granted = new Set<string>();
-      await Promise.all(
-        Array.from({ length: 16 }, async (_, caller) => {
-          for (let i = 0; i < 75; i++) {
-            const id = `${caller}-${i}`;
-            // Holdfast gives up after some tries; the caller tries again with the same id.
-            for (;;) {
-              try {
-                await of.consume("u", 1, { id });
-                granted.add(id);
-                break;
-              } catch {
-                await new Promise((resolve) => setTimeout(resolve, 5));
+describe.each(servers)("%s", (backend) => {
+  test("connections that are cut, also during a commit: every id is applied once", async ({ skip }) => {
+    const why = missingFor(backend);
+    skip(why !== undefined, why);
+    await within(backend, async (url, site) => {
+      const proxy = await startProxy({ port: Number(new URL(url).port) });
+      const through = await openNamed(backend, proxy.url(url));
+      const of = quota(through.hf, { name: "cut off", limit: 100_000 });
+      const next = random(inject("seed"));
+      // Where a call is one message, or many: of either, about a third of the calls.
+      const [ours, share] = backend === "pg" ? [/cut off/, 0.3] : [/holdfast_quota_|COMMIT(?!TED)/, 0.15];
+      // Before it gets there, or after it was committed and before the answer is back.
+      proxy.cutWhen((direction, chunk) => {
+        if (direction === "to-client" || !ours.test(chunk.toString("latin1")) || next() > share)
+          return "pass";
+        return next() < 0.5 ? "cut-before" : "drop-answer";
+      });
+      const [callers, each] = [16, backend === "pg" ? 75 : 25];
+      try {
+        const granted = new Set<string>();
+        await Promise.all(
+          Array.from({ length: callers }, async (_, caller) => {
+            for (let i = 0; i < each; i++) {
+              const id = `${caller}-${i}`;
+              // Holdfast gives up after some tries; the caller tries again with the same id.
+              for (;;) {
+                try {
+                  await of.consume("u", 1, { id });
+                  granted.add(id);
+                  break;
+                } catch {
+                  await new Promise((resolve) => setTimeout(resolve, 5));
+                }
               }
             }
-          }
-        }),
-      );
-      expect(proxy.cuts).toBeGreaterThan(5);
-      const { rows } = await pool.query(
-        "SELECT count(*)::int AS n, max(used)::int AS used FROM holdfast.quota_entry WHERE quota = 'cut off'",
-      );
-      expect([granted.size, rows[0].n, rows[0].used]).toEqual([1200, 1200, 1200]);
-    } finally {
-      await hf.close();
-      await through.end();
-      await proxy.close();
-    }
+          }),
+        );
+        expect(proxy.cuts).toBeGreaterThan(5);
+        const [row] = await execute(
+          site,
+          sql`SELECT count(*) AS n, max(used) AS used FROM ${ourTable(backend, "quota_line")}`,
+        );
+        const all = callers * each;
+        expect([granted.size, Number(row?.["n"]), Number(row?.["used"])]).toEqual([all, all, all]);
+      } finally {
+        await through.close();
+        await proxy.close();
+      }
+    });
   });
 });
 
 test("1,024 callers, 10,000 users, 4 batches in flight: the server sees no deadlock", async () => {
-  await within(async (database, pool) => {
-    const pools = [pool, new Pool({ connectionString: database.url, max: 8 })];
+  await within("pg", async (url) => {
+    const pools = [1, 2].map(() => new Pool({ connectionString: url, max: 8 }));
+    const pool = pools[0] as Pool;
     const quotas = pools.map((each) =>
       quota(holdfast(fromPg(each), { wait: 60_000 }), { name: "spread", limit: 1_000_000 }),
     );
@@ -138,7 +149,7 @@ test("1,024 callers, 10,000 users, 4 batches in flight: the server sees no deadl
       expect(rows[0].used).toBe(1024 * 6);
       expect(await deadlocks(pool)).toBe(before);
     } finally {
-      await pools[1]?.end();
+      for (const each of pools) await each.end();
     }
   });
 });

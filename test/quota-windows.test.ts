@@ -9,7 +9,7 @@ import { type Quota, type QuotaOptions, quota } from "holdfast/quota";
 import { Pool, type PoolClient } from "pg";
 import { afterAll, beforeAll, describe, expect, inject, test } from "vitest";
 import { type TestDatabase, createDatabase } from "./harness/databases.ts";
-import { checkLedger, type Line, linesQuery } from "./harness/quota-ledger.ts";
+import { checkLedger, linesOf } from "./harness/quota-ledger.ts";
 import { random } from "./harness/random.ts";
 
 const long = process.env["HOLDFAST_LONG"] === "1";
@@ -176,7 +176,7 @@ describe("as the model says, call by call", () => {
         what,
       ).toBe(true);
     for (const subject of subjects) {
-      const { rows } = await pool.query<Line>(linesQuery, [name, subject]);
+      const rows = await linesOf("pg", { database: fromPg(pool) }, name, subject);
       checkLedger({ ...options, limit }, rows, `HOLDFAST_SEED=${seed} ${name} of ${subject}`);
     }
   });

@@ -4,7 +4,7 @@ import { join } from "node:path";
 import mysql from "mysql2/promise";
 import { startServer } from "../../packages/cli/src/server-process.ts";
 import type { DebianPackage } from "./debian.ts";
-import type { StartedServer } from "./started-server.ts";
+import type { RestartableServer } from "./started-server.ts";
 
 const SERVER = "/usr/sbin/mariadbd";
 const INSTALL = "/usr/bin/mariadb-install-db";
@@ -15,7 +15,7 @@ export const mariadbPackage: DebianPackage = {
 };
 
 /** With further settings, as arguments of the server. */
-export async function startMariadb(settings: readonly string[] = []): Promise<StartedServer> {
+export async function startMariadb(settings: readonly string[] = []): Promise<RestartableServer> {
   if (!mariadbPackage.installed()) throw new Error(`${SERVER} is not installed`);
   const password = randomBytes(18).toString("base64url");
   const urlOf = (port: number): string => `mysql://holdfast:${password}@127.0.0.1:${port}/mysql`;
@@ -69,5 +69,5 @@ export async function startMariadb(settings: readonly string[] = []): Promise<St
       await connection.end();
     },
   });
-  return { url: urlOf(server.port), stop: server.stop };
+  return { url: urlOf(server.port), stop: server.stop, restart: server.restart };
 }

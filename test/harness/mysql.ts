@@ -7,7 +7,7 @@ import { promisify } from "node:util";
 import mysql from "mysql2/promise";
 import { type Command, serverTempDir, startServer } from "../../packages/cli/src/server-process.ts";
 import type { DebianPackage } from "./debian.ts";
-import type { StartedServer } from "./started-server.ts";
+import type { RestartableServer } from "./started-server.ts";
 
 const run = promisify(execFile);
 
@@ -26,9 +26,15 @@ export const debootstrapPackage: DebianPackage = {
  * A server by address (HOLDFAST_MYSQL_URL), this machine's own mysqld, or Debian's in a folder of its own. With further settings, as
  * arguments of the server.
  */
-export async function startMysql(settings: readonly string[] = []): Promise<StartedServer> {
+export async function startMysql(settings: readonly string[] = []): Promise<RestartableServer> {
   const url = process.env["HOLDFAST_MYSQL_URL"];
-  if (url) return { url, stop: async () => {} };
+  if (url)
+    return {
+      url,
+      stop: async () => {},
+      restart: () =>
+        Promise.reject(new Error("HOLDFAST_MYSQL_URL names a server that is not ours to restart")),
+    };
   const command = commandOf(await mysqlProgram());
   const password = randomBytes(18).toString("base64url");
   const urlOf = (port: number): string => `mysql://holdfast:${password}@127.0.0.1:${port}/mysql`;
@@ -49,9 +55,9 @@ export async function startMysql(settings: readonly string[] = []): Promise<Star
       await place.write(
         "init.sql",
         [
-          `CREATE USER 'holdfast'@'%' IDENTIFIED BY '${password}';`,
+          `CREATE USER IF NOT EXISTS 'holdfast'@'%' IDENTIFIED BY '${password}';`,
           "GRANT ALL PRIVILEGES ON *.* TO 'holdfast'@'%' WITH GRANT OPTION;",
-          "DROP USER 'root'@'localhost';",
+          "DROP USER IF EXISTS 'root'@'localhost';",
         ].join("\n"),
       );
     },
@@ -82,7 +88,7 @@ export async function startMysql(settings: readonly string[] = []): Promise<Star
       await connection.end();
     },
   });
-  return { url: urlOf(server.port), stop: server.stop };
+  return { url: urlOf(server.port), stop: server.stop, restart: server.restart };
 }
 
 interface Program extends Command {

@@ -1,34 +1,43 @@
-import { holdfast } from "holdfast";
-import { fromPg } from "holdfast/pg";
-import type { Pool } from "pg";
+import { holdfast, sql } from "holdfast";
+import { execute } from "holdfast/testing";
 import { expect } from "vitest";
 import { type Answer, definitions, names, quotasOf, subjects, together } from "../workers/quota-random.ts";
-import { type Line, checkLedger, linesQuery } from "./quota-ledger.ts";
+import { type Line, checkLedger, linesOf } from "./quota-ledger.ts";
+import { type Site, ourTable } from "./sites.ts";
 
 /** What many were told is what the ledger says, and that is whole. Resolves to the kinds of its entries. */
 export async function checkAnswers(
-  pool: Pool,
+  backend: string,
+  site: Pick<Site, "database">,
   answers: readonly Answer[],
   hint: string,
 ): Promise<Set<string>> {
-  const all = quotasOf(holdfast(fromPg(pool)));
+  const all = quotasOf(holdfast(site.database));
   const kinds = new Set<string>();
   for (const subject of subjects) {
     const sets = new Map<string, Line[]>();
     for (const name of names) {
-      const { rows } = await pool.query<Line>(linesQuery, [name, subject]);
+      const rows = await linesOf(backend, site, name, subject);
       const where = `${hint} ${name} of ${subject}`;
       checkLedger(definitions[name], rows, where);
       expect(await all[name].reconcile(subject), where).toMatchObject({ ok: true });
       // What is counted is what the last entry says.
       const last = rows.at(-1);
-      const { rows: buckets } = await pool.query(
-        `SELECT version::int, held::int, credit::int,
-          (SELECT coalesce(sum(amount), 0)::int FROM holdfast.quota_hold h WHERE h.quota = b.quota AND h.subject = b.subject) AS open,
-          (SELECT coalesce(sum(amount - spent), 0)::int FROM holdfast.quota_grant g WHERE g.quota = b.quota AND g.subject = b.subject) AS left
-          FROM holdfast.quota_bucket b WHERE quota = $1 AND subject = $2`,
-        [name, subject],
+      const theirs = (table: string) =>
+        sql`FROM ${ourTable(backend, table)} x WHERE x.quota = b.quota AND x.subject = b.subject`;
+      const found = await execute(
+        site,
+        sql`SELECT version, held, credit, (SELECT sum(amount) ${theirs("quota_hold")}) AS unsettled,
+  (SELECT sum(amount - spent) ${theirs("quota_grant")}) AS unspent
+  FROM ${ourTable(backend, "quota_bucket")} b WHERE quota = ${name} AND subject = ${subject}`,
       );
+      const buckets = found.map((row) => ({
+        version: Number(row["version"]),
+        held: Number(row["held"]),
+        credit: Number(row["credit"]),
+        open: Number(row["unsettled"]),
+        left: Number(row["unspent"]),
+      }));
       expect(buckets, where).toEqual([
         {
           version: last?.version,

@@ -1,5 +1,8 @@
 /** What must be true of every ledger of quotas, whatever was called in which order: replayed entry by entry. */
+import { sql } from "holdfast";
+import { execute } from "holdfast/testing";
 import { expect } from "vitest";
+import { type Site, json, microseconds, ourTable } from "./sites.ts";
 
 /** An entry as the table has it; moments in microseconds. */
 export interface Line {
@@ -21,10 +24,43 @@ export interface Line {
   readonly metadata: Readonly<Record<string, unknown>> | null;
 }
 
-export const linesQuery = `SELECT version::int, kind, id, entry, amount::int, delta::int, forgotten::int, refunded::int,
-  used::int, held::int, credit::int, max::int, (extract(epoch FROM since) * 1000000)::float8 AS since,
-  (extract(epoch FROM at) * 1000000)::float8 AS at, drains, details->'metadata' AS metadata
-  FROM holdfast.quota_entry WHERE quota = $1 AND subject = $2 ORDER BY version`;
+/** Of one subject, in their order. */
+export async function linesOf(
+  backend: string,
+  site: Pick<Site, "database">,
+  quota: string,
+  subject: string,
+): Promise<Line[]> {
+  const rows = await execute(
+    site,
+    sql`SELECT l.version, l.kind, l.id, l.entry, l.amount, coalesce(l.delta, l.amount) AS delta,
+  coalesce(l.forgotten, 0) AS forgotten, coalesce(l.refunded, 0) AS refunded, l.used, coalesce(l.held, 0) AS held,
+  coalesce(l.credit, 0) AS credit, l.max, ${microseconds(backend, "l", "since")} AS since, ${microseconds(backend, "l", "at")} AS at,
+  l.drains, l.details FROM ${ourTable(backend, "quota_line")} l JOIN ${ourTable(backend, "quota_bucket")} b ON b.id = l.bucket
+  WHERE b.quota = ${quota} AND b.subject = ${subject} ORDER BY l.version`,
+  );
+  return rows.map((row) => {
+    const details = json(row["details"]) as { metadata?: Line["metadata"] } | null;
+    return {
+      version: Number(row["version"]),
+      kind: String(row["kind"]),
+      id: String(row["id"]),
+      entry: row["entry"] === null ? null : String(row["entry"]),
+      amount: Number(row["amount"]),
+      delta: Number(row["delta"]),
+      forgotten: Number(row["forgotten"]),
+      refunded: Number(row["refunded"]),
+      used: Number(row["used"]),
+      held: Number(row["held"]),
+      credit: Number(row["credit"]),
+      max: row["max"] === null ? null : Number(row["max"]),
+      since: row["since"] === null ? null : Number(row["since"]),
+      at: Number(row["at"]),
+      drains: json(row["drains"]) as Line["drains"],
+      metadata: details?.metadata ?? null,
+    };
+  });
+}
 
 export interface Rule {
   readonly limit: number | { readonly plans: Readonly<Record<string, number>>; readonly default: string };

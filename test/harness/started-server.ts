@@ -5,6 +5,11 @@ export interface StartedServer {
   stop: () => Promise<void>;
 }
 
+/** One that can be ended in its own way, and started again with the same data at the same address. */
+export interface RestartableServer extends StartedServer {
+  restart(signal: NodeJS.Signals): Promise<void>;
+}
+
 export interface StartedCluster {
   /** The address of each node's maintenance database. */
   readonly urls: readonly string[];

@@ -178,7 +178,7 @@ describe("functions and generic store at once, on the same tables", () => {
       );
       const answers = await crew(database.url, seed, 4);
       expect(answers.length).toBeGreaterThan(30);
-      await checkStock(pool, answers, `HOLDFAST_SEED=${seed}`);
+      await checkStock("pg", { database: fromPg(pool) }, answers, `HOLDFAST_SEED=${seed}`);
     } finally {
       await pool.end();
       await database.drop();

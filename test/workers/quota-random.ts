@@ -1,13 +1,12 @@
 /** One process of many that use up quotas at random: the same seed makes the same calls, with the same ids. */
 import { setTimeout as sleep } from "node:timers/promises";
-import { type Holdfast, holdfast } from "holdfast";
-import { fromPg } from "holdfast/pg";
 import { type Quota, QuotaError, QuotaExceededError, type QuotaOptions, quota } from "holdfast/quota";
-import { Pool, type PoolClient } from "pg";
 import { random } from "../harness/random.ts";
+import { openNamed } from "../harness/sites.ts";
 import type { WorkerContext } from "../harness/worker-protocol.ts";
 
 export interface QuotaArg {
+  backend: string;
   url: string;
   seed: number;
   /** Which of the processes it is: some ids are its own, some are everybody's. */
@@ -60,7 +59,7 @@ export const subjects = ["ada", "bob"];
 /** Those that `quota.all` asks together. */
 export const together = ["ever", "fixed", "log", "parts"] as const satisfies readonly Name[];
 
-export function quotasOf(hf: Holdfast<PoolClient>, naive = false): Readonly<Record<Name, Quota>> {
+export function quotasOf(hf: Parameters<typeof quota>[0], naive = false): Readonly<Record<Name, Quota>> {
   return Object.fromEntries(
     Object.entries(definitions).map(([name, options]) => [
       name,
@@ -174,12 +173,8 @@ export function plan({
 export default async function quotaRandom(arg: QuotaArg, context: WorkerContext): Promise<Answer[]> {
   const now = Date.now.bind(Date);
   Date.now = () => now() + arg.clock;
-  const pool = new Pool({ connectionString: arg.url, max: 4 });
-  // A connection that is cut while nobody uses it is the pool's to replace.
-  pool.on("error", () => {});
-  // Many wait for each other here, and the machine may be busy.
-  const hf = holdfast(fromPg(pool), { wait: 60_000 });
-  const all = quotasOf(hf, arg.naive);
+  const site = await openNamed(arg.backend, arg.url);
+  const all = quotasOf(site.hf, arg.naive);
   const steps = plan(arg);
   const answers: Answer[] = [];
   context.send("ready");
@@ -191,7 +186,6 @@ export default async function quotaRandom(arg: QuotaArg, context: WorkerContext)
     }
   };
   await Promise.all(Array.from({ length: arg.callers }, caller));
-  await hf.close();
-  await pool.end();
+  await site.close();
   return answers;
 }

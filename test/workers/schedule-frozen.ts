@@ -1,5 +1,5 @@
 /** A process that is stopped in the middle of a run, and writes when it is told to go on, however late that is. */
-import { holdfast } from "holdfast";
+import { holdfast, sql } from "holdfast";
 import { fromPg } from "holdfast/pg";
 import { type Run, schedule } from "holdfast/schedule";
 import { Pool } from "pg";
@@ -41,11 +41,7 @@ export default async function scheduleFrozen(
   const outcome = await hf
     .transaction({ retry: false }, async (tx) => {
       if (!naive) await run.complete(tx);
-      await tx.client.query("INSERT INTO effect (kind, tick, attempt) VALUES ($1, $2, $3)", [
-        name,
-        run.tick,
-        run.attempt,
-      ]);
+      await tx.query(sql`INSERT INTO effect (kind, tick) VALUES (${name}, ${run.tick.getTime()})`);
     })
     .then(
       () => "written",

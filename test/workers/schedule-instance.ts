@@ -2,14 +2,16 @@
  * One instance of a service with schedules of every second, which may be killed at any moment: one whose effect is
  * written with `run.complete(tx)`, one that enqueues, and one that only counts how often it was begun.
  */
-import { holdfast } from "holdfast";
-import { fromPg } from "holdfast/pg";
+import { setTimeout as sleep } from "node:timers/promises";
+import { type Transaction, sql } from "holdfast";
 import { type ScheduleOptions, schedule } from "holdfast/schedule";
-import { Pool, type PoolClient } from "pg";
+import { execute } from "holdfast/testing";
+import { openNamed } from "../harness/sites.ts";
 import type { WorkerContext } from "../harness/worker-protocol.ts";
 import { shiftClock } from "./lease-clock.ts";
 
 export interface ScheduleInstanceArg {
+  backend: string;
   url: string;
   /** How far the application's clock is off. */
   clockMs: number;
@@ -18,26 +20,26 @@ export interface ScheduleInstanceArg {
 }
 
 export default async function scheduleInstance(
-  { url, clockMs, naive }: ScheduleInstanceArg,
+  { backend, url, clockMs, naive }: ScheduleInstanceArg,
   context: WorkerContext,
 ): Promise<void> {
   shiftClock(clockMs);
-  const pool = new Pool({ connectionString: url, max: 3 });
-  const hf = holdfast(fromPg(pool));
-  const note = (client: Pool | PoolClient, kind: string, tick: Date, attempt: number) =>
-    client.query("INSERT INTO effect (kind, tick, attempt) VALUES ($1, $2, $3)", [kind, tick, attempt]);
+  const site = await openNamed(backend, url);
+  const { hf } = site;
+  const effect = (kind: string, tick: Date) =>
+    sql`INSERT INTO effect (kind, tick) VALUES (${kind}, ${tick.getTime()})`;
+  const note = (tx: Transaction<unknown>, kind: string, tick: Date) => tx.query(effect(kind, tick));
   if (naive) {
-    await pool.query("SELECT 1");
+    await execute(site, sql`SELECT 1`);
     context.send("started");
     for (;;) {
-      await new Promise((resolve) => setTimeout(resolve, 1000 - (Date.now() % 1000) + 5));
-      const { rows } = await pool.query<{ last: Date; tick: Date }>(
-        "SELECT last, date_trunc('second', clock_timestamp()) AS tick FROM naive",
-      );
-      const { last, tick } = rows[0] as { last: Date; tick: Date };
-      if (last < tick) {
-        await pool.query("UPDATE naive SET last = $1", [tick]);
-        await note(pool, "effect", tick, 1);
+      const now = Date.now() - clockMs;
+      await sleep(1000 - (now % 1000) + 5);
+      const tick = now - (now % 1000) + 1000;
+      const [row] = await execute(site, sql`SELECT last FROM naive`);
+      if (Number(row?.["last"]) < tick) {
+        await execute(site, sql`UPDATE naive SET last = ${tick}`);
+        await execute(site, effect("effect", new Date(tick)));
       }
     }
   }
@@ -45,29 +47,28 @@ export default async function scheduleInstance(
   const all = [
     schedule(hf, "effect", options, async (run) => {
       // Room to be killed in: before, in the middle of it, and after.
-      await new Promise((resolve) => setTimeout(resolve, 250));
+      await sleep(250);
       await hf.transaction(async (tx) => {
-        await note(tx.client, "effect", run.tick, run.attempt);
-        if (run.tick.getTime() % 3000 === 0) await tx.client.query("SELECT pg_sleep(0.3)");
+        await note(tx, "effect", run.tick);
+        if (run.tick.getTime() % 3000 === 0) await sleep(300);
         await run.complete(tx);
       });
-      if (run.tick.getTime() % 2000 === 0) await new Promise((resolve) => setTimeout(resolve, 200));
+      if (run.tick.getTime() % 2000 === 0) await sleep(200);
     }),
     schedule(hf, "queued", {
       ...options,
       enqueue: async (tick, tx) => {
-        await note(tx.client, "queued", tick, 1);
-        if (tick.getTime() % 3000 === 0) await tx.client.query("SELECT pg_sleep(0.2)");
+        await note(tx, "queued", tick);
+        if (tick.getTime() % 3000 === 0) await sleep(200);
       },
     }),
     schedule(hf, "begun", { ...options, retries: 0 }, async (run) => {
-      await note(pool, "begun", run.tick, run.attempt);
+      await execute(site, effect("begun", run.tick));
     }),
   ];
   await Promise.all(all.map((each) => each.start()));
   context.send("started");
   await context.receive("stop");
   await Promise.all(all.map((each) => each.stop()));
-  await hf.close();
-  await pool.end();
+  await site.close();
 }

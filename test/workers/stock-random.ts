@@ -1,6 +1,4 @@
 /** One process of many that move stock at random: the same seed makes the same calls, with the same ids. */
-import { holdfast } from "holdfast";
-import { fromPg } from "holdfast/pg";
 import {
   type Applied,
   InsufficientStockError,
@@ -11,11 +9,12 @@ import {
   UnknownSkuError,
   stock,
 } from "holdfast/stock";
-import { Pool } from "pg";
 import { random } from "../harness/random.ts";
+import { openNamed } from "../harness/sites.ts";
 import type { WorkerContext } from "../harness/worker-protocol.ts";
 
 export interface StockArg {
+  backend: string;
   url: string;
   seed: number;
   /** Which of the processes it is: some ids are its own, some are everybody's. */
@@ -109,10 +108,8 @@ export function plan({ seed, index, calls }: Pick<StockArg, "seed" | "index" | "
 }
 
 export default async function stockRandom(arg: StockArg, context: WorkerContext): Promise<Answer[]> {
-  const pool = new Pool({ connectionString: arg.url, max: 4 });
-  // Many wait for each other here, and the machine may be busy.
-  const hf = holdfast(fromPg(pool), { wait: 60_000 });
-  const shop = shopOf(hf);
+  const site = await openNamed(arg.backend, arg.url);
+  const shop = shopOf(site.hf);
   const steps = plan(arg);
   const answers: Answer[] = [];
   let done = 0;
@@ -124,7 +121,6 @@ export default async function stockRandom(arg: StockArg, context: WorkerContext)
     }
   };
   await Promise.all(Array.from({ length: arg.callers }, caller));
-  await hf.close();
-  await pool.end();
+  await site.close();
   return answers;
 }

@@ -1,0 +1,131 @@
+/** Of a server that counts deadlocks: everything at once, from several processes, and there is none. */
+import { sql } from "holdfast";
+import { execute } from "holdfast/testing";
+import mysql, { type RowDataPacket } from "mysql2/promise";
+import { afterAll, beforeAll, beforeEach, describe, expect, inject, test } from "vitest";
+import { unavailable } from "./harness/databases.ts";
+import { startMariadb } from "./harness/mariadb.ts";
+import { startMysql } from "./harness/mysql.ts";
+import { startWorker } from "./harness/processes.ts";
+import { random } from "./harness/random.ts";
+import { openNamed } from "./harness/sites.ts";
+import type { StartedServer } from "./harness/started-server.ts";
+import { type MixedLoadArg, type MixedLoadResult } from "./workers/mixed-load.ts";
+import { quotasOf, subjects } from "./workers/quota-random.ts";
+import { shopOf } from "./workers/stock-random.ts";
+
+const file = new URL("./workers/mixed-load.ts", import.meta.url);
+const long = process.env["HOLDFAST_LONG"] === "1";
+const ms = long ? 600_000 : 10_000;
+const processes = 3;
+
+describe.each(["mariadb", "mysql"] as const)("%s", (name) => {
+  const why = unavailable(name);
+  let server: StartedServer;
+  let connection: mysql.Connection;
+  // Of its own: others make deadlocks on purpose, and they are counted together.
+  beforeAll(async () => {
+    if (why !== undefined) return;
+    server = await (name === "mariadb" ? startMariadb() : startMysql());
+    connection = await mysql.createConnection(server.url);
+    if (name === "mysql") await connection.query("SET GLOBAL innodb_monitor_enable = 'lock_deadlocks'");
+  });
+  beforeEach(({ skip }) => skip(why !== undefined, why));
+  afterAll(async () => {
+    await connection?.end();
+    await server?.stop();
+  });
+
+  async function deadlocks(): Promise<number> {
+    const [[row]] = await connection.query<RowDataPacket[]>(
+      name === "mariadb"
+        ? "SELECT variable_value AS n FROM information_schema.global_status WHERE variable_name = 'Innodb_deadlocks'"
+        : "SELECT count AS n FROM information_schema.innodb_metrics WHERE name = 'lock_deadlocks'",
+    );
+    return Number(row?.["n"]);
+  }
+
+  /** What the server says of the newest one. */
+  async function newest(): Promise<string> {
+    const [[row]] = await connection.query<RowDataPacket[]>("SHOW ENGINE INNODB STATUS");
+    return /LATEST DETECTED DEADLOCK[^]*?WE ROLL BACK[^\n]*/.exec(String(row?.["Status"]))?.[0] ?? "";
+  }
+
+  async function create(database: string): Promise<string> {
+    await connection.query(`CREATE DATABASE ${database}`);
+    const url = new URL(server.url);
+    url.pathname = database;
+    return url.href;
+  }
+
+  test("quotas, stock, queues and schedules at once", { timeout: 900_000 }, async () => {
+    const seed = inject("seed");
+    const backend = name === "mariadb" ? "mysql2 on MariaDB" : "mysql2 on MySQL";
+    const url = await create("mixed");
+    const site = await openNamed(backend, url);
+    try {
+      await site.hf.migrate();
+      await execute(site, sql`CREATE TABLE effect (kind varchar(20) NOT NULL, name varchar(40) NOT NULL)`);
+      const before = await deadlocks();
+      const crew = Array.from({ length: processes }, (_, index) =>
+        startWorker<MixedLoadResult>(file, { backend, url, seed, index, ms } satisfies MixedLoadArg),
+      );
+      let results: MixedLoadResult[];
+      try {
+        results = await Promise.all(crew.map(({ result }) => result));
+      } finally {
+        for (const each of crew) each.sigkill();
+      }
+      const found = (await deadlocks()) - before;
+      expect(found, found > 0 ? await newest() : "").toBe(0);
+      const of = (kind: keyof Omit<MixedLoadResult, "errors">) =>
+        results.reduce((sum, each) => sum + each[kind], 0);
+      const done = { quota: of("quota"), stock: of("stock"), enqueued: of("enqueued"), worked: of("worked") };
+      console.log(`HOLDFAST_SEED=${seed} ${name}:`, done, `ticks ${of("ticks")}, deadlocks ${found}`);
+      // It happened, or it was not shown.
+      for (const each of [...Object.values(done), of("ticks")]) expect(each).toBeGreaterThan(0);
+      expect(results.flatMap(({ errors }) => errors)).toEqual([]);
+      // And nothing was lost on the way.
+      const twice = await execute(
+        site,
+        sql`SELECT kind, name FROM effect WHERE kind NOT IN ('quota', 'stock', 'enqueued') GROUP BY kind, name HAVING count(*) > 1`,
+      );
+      expect(twice).toEqual([]);
+      expect(await shopOf(site.hf).reconcile()).toMatchObject({ ok: true });
+      for (const each of Object.values(quotasOf(site.hf)))
+        for (const subject of subjects) expect(await each.reconcile(subject)).toMatchObject({ ok: true });
+    } finally {
+      await site.close();
+    }
+  });
+
+  // The same without us must have some, or the counter would prove nothing.
+  test("orders that change their lines as they come are counted", async () => {
+    const url = await create("naive");
+    const next = random(inject("seed"));
+    const pool = mysql.createPool({ uri: url, connectionLimit: 8 });
+    try {
+      await pool.query("CREATE TABLE level (sku int NOT NULL PRIMARY KEY, on_hand int NOT NULL)");
+      await pool.query("INSERT INTO level VALUES (0, 0), (1, 0), (2, 0), (3, 0)");
+      const before = await deadlocks();
+      const order = async () => {
+        const one = await pool.getConnection();
+        try {
+          await one.beginTransaction();
+          for (let line = 0; line < 3; line++)
+            await one.query("UPDATE level SET on_hand = on_hand + 1 WHERE sku = ?", [Math.floor(next() * 4)]);
+          await one.commit();
+        } catch {
+          await one.rollback();
+        } finally {
+          one.release();
+        }
+      };
+      for (let round = 0; round < 100 && (await deadlocks()) === before; round++)
+        await Promise.all(Array.from({ length: 8 }, order));
+      expect(await deadlocks()).toBeGreaterThan(before);
+    } finally {
+      await pool.end();
+    }
+  });
+});
