@@ -1,5 +1,6 @@
 /** MySQL and MariaDB as the generic stores see them: the same statements for both. docs/decisions/0036-patterns-on-mysql.md */
 import type { SqlConnection } from "../../seam/database.ts";
+import { key } from "../../seam/key.ts";
 import { type Statement, own, sql } from "../../seam/sql.ts";
 import type { Locking, NumberSequence, StoreDialect } from "../sql/dialect.ts";
 import { type ColumnKind, type Table, kindOf, mayBeNull } from "../sql/table.ts";
@@ -197,7 +198,14 @@ function plain(kind: ColumnKind, value: unknown): unknown {
   }
 }
 
+/** What GET_LOCK calls the lock of a session's number. */
+const sessionLockName = "holdfast:session:";
+
 export const storeDialect: StoreDialect<SqlConnection> = {
+  sessionLocks: {
+    key: (number) => key.getLock(`${sessionLockName}${number}`),
+    isFree: (number) => sql`IS_FREE_LOCK(CONCAT(${sql.raw(`'${sessionLockName}'`)}, ${number})) = 1`,
+  },
   table: (name) => sql`${own(name)}`,
   clock: sql.raw(clock),
   lockedClock: sql.raw(`CASE WHEN ${passed} BETWEEN 1 AND ${mostPassed} THEN ${clock} + ${passed} END`),

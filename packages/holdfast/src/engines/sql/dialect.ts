@@ -4,6 +4,7 @@
  * store of its own, on the same tables.
  */
 import type { Failure, SqlConnection } from "../../seam/database.ts";
+import type { Key } from "../../seam/key.ts";
 import type { Statement } from "../../seam/sql.ts";
 import type { ColumnKind, Table } from "./table.ts";
 
@@ -92,6 +93,11 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
    * row is locked.
    */
   exclude?(name: string, shared: boolean): Statement;
+  /**
+   * Locks of sessions, by a number: the server gives them back when their process is gone, and whether one is free can be asked for many at
+   * once. Absent: processes are known by their signs of life alone.
+   */
+  readonly sessionLocks?: { key(number: number): Key; isFree(number: Statement): Statement };
   /** CREATE TABLE and its indexes, for engines whose migrations do not have them written out. */
   create(table: Table): readonly Statement[];
 }

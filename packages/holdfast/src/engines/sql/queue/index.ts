@@ -1,4 +1,5 @@
 /** The generic store of queues: an engine that has a dialect gets it with one line, `queues: queueStore(dialect)`. */
+import { randomInt } from "node:crypto";
 import type { SqlConnection } from "../../../seam/database.ts";
 import { sql } from "../../../seam/sql.ts";
 import {
@@ -179,19 +180,19 @@ class Work<C extends SqlConnection> {
   }
 
   /**
-   * Workers that did not say in time that they live; and, if it is to be thorough, leases of workers that are not there any more,
+   * Workers that did not say in time that they live, or whose session has ended; and, if it is to be thorough, leases of workers that are not there any more,
    * which were found to be gone while they claimed.
    */
   async #sweep(connection: C, thorough: boolean): Promise<{ jobs: number; queues: readonly string[] }> {
     const { rows, dialect } = this.#queue;
     const moment = await rows.clock(connection);
-    const all = await rows.select(connection, workerTable, sql`1 = 1`, { columns: ["id", "beat", "ttl"] });
+    const all = await this.#queue.workers(connection, sql`1 = 1`);
     const gone = all.filter((worker) => isGone(worker, moment)).map(({ id }) => id);
-    const found = await rows.select(connection, workerTable, rows.among(workerTable, "id", gone), {
+    const found = await this.#queue.workers(connection, rows.among(workerTable, "id", gone), {
       order: sql`id`,
       locking: "skip",
     });
-    // It may have said so meanwhile.
+    // It may have said so meanwhile, or have another session.
     const dead = found.filter((worker) => isGone(worker, moment));
     if (dead.length === 0 && !thorough) return { jobs: 0, queues: [] };
     const theirs = dead.map(({ queue, id }) => ({ queue, worker: id }));
@@ -281,21 +282,35 @@ function arrivalOf(
   return { payload, priority, runAt: due ?? later, group, key, replace };
 }
 
+/** A session's lock is a number here, which nobody else has. */
+const largestLock = 2 ** 47;
+const numbered = (lock: string | undefined) => (lock === undefined ? {} : { lock: Number(lock) });
+
 function workersOf<C extends SqlConnection>(queue: QueueRows<C>): QueueWorkers<C> {
   const { rows, dialect } = queue;
+  const { sessionLocks } = dialect;
   return {
-    /** Whether somebody's session is there cannot be asked: workers are known by their signs of life alone. */
-    enlist: (connection, number, { ttlMs, name }, how) =>
+    ...(sessionLocks && {
+      sessionLock() {
+        const number = randomInt(1, largestLock);
+        return { lock: String(number), key: sessionLocks.key(number) };
+      },
+    }),
+
+    enlist: (connection, number, { ttlMs, name, lock }, how) =>
       queue.run(connection, how, async () => {
         const [id] = (await dialect.numbers(connection, "queue_worker", 1)) as [number];
         const beat = await rows.clock(connection);
         await rows.insertMissing(connection, workerTable, [
-          { id, queue: number, beat, since: beat, ttl: ttlMs, name },
+          { id, queue: number, beat, since: beat, ttl: ttlMs, name, ...numbered(lock) },
         ]);
         return id;
       }),
 
-    locked: () => Promise.resolve(),
+    locked: (connection, workers, lock, how) =>
+      queue.run(connection, how, async () => {
+        await rows.update(connection, workerTable, rows.among(workerTable, "id", workers), numbered(lock));
+      }),
 
     beat: (connection, workers, how) =>
       queue.run(connection, how, async () => {
