@@ -9,6 +9,7 @@ const longest = [
   "conformance/mariadb",
   "conformance/mysql",
   "conformance/files",
+  "conformance/embedded",
   "conformance/pgbouncer",
   "exact",
   "chaos",

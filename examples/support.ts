@@ -1,4 +1,4 @@
-/** What all examples need and none is about: a pool, tables that are dropped again, and a way to be started. */
+/** What examples need and none is about: a pool, tables that are dropped again, and a way to be started. */
 import process from "node:process";
 import { fileURLToPath } from "node:url";
 import { type HazardError, type Holdfast, holdfast } from "holdfast";
@@ -46,7 +46,9 @@ export async function command<R>(
   if (process.argv[1] !== fileURLToPath(file)) return;
   const url = process.env["DATABASE_URL"];
   if (!url) {
-    console.error("DATABASE_URL is not set, e.g. postgres://postgres:secret@localhost/postgres");
+    console.error(
+      "DATABASE_URL is not set, e.g. postgres://postgres:secret@localhost/postgres, or file:app.db",
+    );
     process.exit(1);
   }
   const result = await main(url);

@@ -4,9 +4,10 @@ import { existsSync, mkdtempSync, readFileSync, readdirSync, rmSync } from "node
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
-import { Client } from "pg";
-import { expect, test } from "vitest";
-import { createDatabase } from "./harness/databases.ts";
+import { beforeEach, describe, expect, test } from "vitest";
+import { holdfast, sql } from "holdfast";
+import { type Backend, backends } from "./backends.ts";
+import { missing, placeFor } from "./harness/places.ts";
 
 const root = fileURLToPath(new URL("../", import.meta.url));
 
@@ -86,6 +87,16 @@ const results: Readonly<Record<string, unknown>> = {
       'holdfast_lock_hold_seconds_count{service="documents",kind="transaction",lock="document"}': 10,
     },
     ids: 0,
+  },
+  // 120 jobs, some of which were with a worker that was killed.
+  "recipe-queue": { jobs: 120, effects: 120, twice: 0, left: 0, swept: true },
+  // 30 orders want the last 20 caps; two processes are told of each.
+  "recipe-stock": {
+    sold: 20,
+    before: 20,
+    short: 20,
+    left: { CAP: 0, MUG: 60 },
+    moved: { CAP: -20, MUG: -40 },
   },
   nightly: { ran: 1, skipped: 4, runs: 1 },
   "migrate-once": { instances: 5, ran: 1, followed: 4, wentOn: 5 },
@@ -168,13 +179,42 @@ function lineAt(place: string | undefined): string {
     : "";
 }
 
-test.each(Object.entries(results))("examples/%s", async (name, result) => {
-  const database = await createDatabase("postgres");
+const backendOf = (name: string) => backends.find((each) => each.name === name) as Backend;
+
+test.each(Object.entries(results))("examples/%s", (name, result) => tried(backendOf("pg"), name, result));
+
+/** Those that take whatever DATABASE_URL names; the others are for PostgreSQL. */
+const portable: Readonly<Record<string, unknown>> = {
+  ...Object.fromEntries(
+    [
+      "recipe-queue",
+      "recipe-stock",
+      "credits",
+      "emails",
+      "nightly-report",
+      // They need no more of an engine than these.
+      ...(process.env["HOLDFAST_LONG"] === "1" ? ["metrics", "nightly"] : []),
+    ].map((name) => [name, results[name]]),
+  ),
+  // Its textbook is one of PostgreSQL.
+  shop: { ...(results["shop"] as object), textbook: undefined },
+};
+
+describe.each(["mysql2 on MySQL", "mysql2 on MariaDB", "node:sqlite"].map(backendOf))("$name", (backend) => {
+  const lacking = missing(backend);
+  beforeEach(({ skip }) => skip(lacking !== undefined, lacking));
+
+  test.each(Object.entries(portable))("examples/%s", (name, result) => tried(backend, name, result));
+});
+
+async function tried(backend: Backend, name: string, result: unknown): Promise<void> {
+  const place = await placeFor(backend);
+  const url = backend.server === "file" ? `file:${place.url}` : place.url;
   const folder = mkdtempSync(join(tmpdir(), "holdfast-example-"));
   try {
     const watched = join(folder, "told.jsonl");
     const listening = `--import=${new URL("workers/watched.ts", import.meta.url).href}`;
-    const env = { DATABASE_URL: database.url, HOLDFAST_WATCHED: watched, NODE_OPTIONS: listening };
+    const env = { DATABASE_URL: url, HOLDFAST_WATCHED: watched, NODE_OPTIONS: listening };
     const { code, output } = await run(`examples/${name}/index.ts`, ["--json"], env);
     expect(code, output).toBe(0);
     const lines = output.trim().split("\n");
@@ -195,20 +235,29 @@ test.each(Object.entries(results))("examples/%s", async (name, result) => {
       event === "slow" ? Object.keys(meanwhile ?? {}) : [],
     );
     expect(kinds.filter((kind) => !wanted.some(([known]) => known === kind))).toEqual([]);
-    expect(await leftovers(database.url)).toEqual([]);
+    expect(await leftovers(backend, place.url)).toEqual([]);
   } finally {
     rmSync(folder, { recursive: true, force: true });
-    await database.drop();
+    await place.drop();
   }
-});
+}
 
-async function leftovers(connectionString: string): Promise<unknown[]> {
-  const client = new Client({ connectionString });
-  await client.connect();
+const catalogs: Readonly<Record<string, string>> = {
+  postgres: "SELECT tablename AS name FROM pg_tables WHERE schemaname = 'public'",
+  file: "SELECT name FROM sqlite_schema WHERE name LIKE 'holdfast_example%'",
+};
+const catalog =
+  "SELECT table_name AS name FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name LIKE 'holdfast_example%'";
+
+/** Tables of its own: those of `hf.migrate()` stay. */
+async function leftovers({ server, open }: Backend, url: string): Promise<unknown[]> {
+  const site = await open(url);
+  const hf = holdfast(site.database);
   try {
-    return (await client.query("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")).rows;
+    return await hf.transaction((tx) => tx.query(sql.raw(catalogs[server] ?? catalog)));
   } finally {
-    await client.end();
+    await hf.close();
+    await site.close();
   }
 }
 

@@ -28,8 +28,10 @@ import mysql from "mysql2/promise";
 import { Pool, type PoolClient } from "pg";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
+import { type Backend, backends } from "./backends.ts";
 import { type Family, parseExposition } from "./harness/exposition.ts";
 import { type OtelPrometheus, otelPrometheus, parseOtel } from "./harness/otel-prometheus.ts";
+import { missing, placeFor } from "./harness/places.ts";
 import { eventually } from "./harness/wait.ts";
 
 const root = fileURLToPath(new URL("../", import.meta.url));
@@ -754,6 +756,72 @@ describe("figures", () => {
     for (const line of text.split("\n").filter((each) => /^[a-z]/.test(each)))
       expect(line).toContain('service="api"');
     watched.stop();
+  });
+
+  const elsewhere = ["mysql2 on MySQL", "mysql2 on MariaDB", "better-sqlite3"].map(
+    (name) => backends.find((each) => each.name === name) as Backend,
+  );
+
+  describe.each(elsewhere)("$name", (backend) => {
+    test("locks, quotas, queues and schedules are counted as on PostgreSQL", async ({ skip }) => {
+      const lacking = missing(backend);
+      skip(lacking !== undefined, lacking);
+      const place = await placeFor(backend);
+      const site = await backend.open(place.url);
+      const there = holdfast(site.database, { slow: false });
+      await there.migrate();
+      figures.stop();
+      figures = prometheus();
+      try {
+        const uploads = quota(there, { name: "uploads", limit: 3 });
+        for (let i = 0; i < 5; i++) await uploads.tryConsume("ada", 1);
+        const mails = queue<string>(there, "mails", { retries: 1, backoff: () => 1 });
+        using watched = prometheus({ queues: [mails], namespace: false });
+        const worker = mails.work(async ({ payload }) => {
+          if (payload === "never") throw new Error("no");
+        });
+        for (const payload of ["once", "never"]) await mails.enqueue(payload);
+        await eventually(async () =>
+          expect(await mails.counts()).toMatchObject({ waiting: 0, running: 0, delayed: 0, failed: 1 }),
+        );
+        await worker.stop();
+        await mails.enqueue("waits");
+        const nightly = schedule(there, "nightly", { every: "1 day" }, async () => {});
+        await nightly.runNow();
+        await nightly.stop();
+        await there.lock(key("document", 1), async () => {
+          await there.tryLock(key("document", 1), async () => {}, { separate: true });
+        });
+        const found = await counts();
+        const named = (part: string) =>
+          Object.fromEntries(
+            Object.entries(found).filter(([each]) => each.includes(part) && each.includes("_total{")),
+          );
+        expect({
+          ...named("quota="),
+          ...named("queue="),
+          ...named("schedule="),
+          ...named('lock="document"'),
+        }).toEqual({
+          'holdfast_quota_decisions_total{quota="uploads",verdict="allowed"}': 3,
+          'holdfast_quota_decisions_total{quota="uploads",verdict="denied"}': 2,
+          'holdfast_queue_jobs_total{outcome="done",queue="mails"}': 1,
+          'holdfast_queue_jobs_total{outcome="retry",queue="mails"}': 1,
+          'holdfast_queue_jobs_total{outcome="failed",queue="mails"}': 1,
+          'holdfast_schedule_runs_total{outcome="done",schedule="nightly"}': 1,
+          'holdfast_transactions_total{lock="document",outcome="commit"}': 1,
+          'holdfast_transactions_total{lock="document",outcome="rollback"}': 1,
+          'holdfast_locks_refused_total{kind="transaction",lock="document",reason="busy"}': 1,
+        });
+        const depth = parseExposition(await watched.text()).get("holdfast_queue_depth")?.samples;
+        const of = (state: string) => depth?.get(`holdfast_queue_depth{queue="mails",state="${state}"}`);
+        expect(["waiting", "delayed", "running", "failed"].map(of)).toEqual([1, 0, 0, 1]);
+      } finally {
+        await there.close();
+        await site.close();
+        await place.drop();
+      }
+    });
   });
 
   test("what seldom happens is counted, too", async () => {

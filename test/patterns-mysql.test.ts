@@ -7,6 +7,11 @@ import { stock } from "holdfast/stock";
 import { type Pool, type PoolConnection, type RowDataPacket, createPool } from "mysql2/promise";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
+import { startWorker } from "./harness/processes.ts";
+import { eventually } from "./harness/wait.ts";
+import { type StuckArg, hourMs } from "./workers/queue-stuck.ts";
+
+const servers = { mariadb: "MariaDB", mysql: "MySQL" } as const;
 
 describe.each(["mariadb", "mysql"] as const)("%s", (server) => {
   let database: TestDatabase;
@@ -226,4 +231,38 @@ describe.each(["mariadb", "mysql"] as const)("%s", (server) => {
       await alone.end();
     }
   });
+
+  test.each([`mysql2 on ${servers[server]}`, `Prisma on ${servers[server]}`])(
+    "jobs of a process that is killed are there for others at once, not when its time is over: %s",
+    async (backend) => {
+      const name = named();
+      const jobs = queue<number>(hf, name);
+      await jobs.enqueue(1);
+      const victim = startWorker(new URL("./workers/queue-stuck.ts", import.meta.url), {
+        backend,
+        url: database.url,
+        queue: name,
+      } satisfies StuckArg);
+      await victim.message("begun");
+      // Its session has a lock, a moment after it began.
+      await eventually(async () => {
+        const [rows] = await pool.query<RowDataPacket[]>(
+          "SELECT COUNT(*) AS n FROM holdfast_queue_worker w JOIN holdfast_queue q ON q.id = w.queue WHERE q.name = ? AND w.`lock` IS NOT NULL",
+          [name],
+        );
+        return Number(rows[0]?.["n"]) === 1;
+      });
+      const done: number[] = [];
+      const heir = jobs.work(({ attempt }) => void done.push(attempt), { ttlMs: hourMs });
+      try {
+        expect(await jobs.counts()).toMatchObject({ running: 1 });
+        victim.sigkill();
+        await victim.exited;
+        await eventually(() => done.length === 1);
+        expect(done).toEqual([2]);
+      } finally {
+        await heir.stop();
+      }
+    },
+  );
 });

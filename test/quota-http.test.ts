@@ -19,7 +19,9 @@ import { fromPg } from "holdfast/pg";
 import { type Quota, type QuotaSet, quota } from "holdfast/quota";
 import { Pool, type PoolClient } from "pg";
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "vitest";
+import { type Backend, backends } from "./backends.ts";
 import { type TestDatabase, createDatabase } from "./harness/databases.ts";
+import { missing, placeFor } from "./harness/places.ts";
 
 let database: TestDatabase;
 let pool: Pool;
@@ -343,6 +345,48 @@ describe.each(Object.entries(frameworks))("%s", (_, start) => {
       { quotas: ["uploads"], failed: "closed", error: errors[0] },
       { quotas: ["uploads"], failed: "open", error: errors[1] },
     ]);
+  });
+});
+
+const elsewhere = ["mysql2 on MySQL", "mysql2 on MariaDB", "better-sqlite3"].map(
+  (name) => backends.find((each) => each.name === name) as Backend,
+);
+
+describe.each(elsewhere)("on $name", (backend) => {
+  test("20 at once, of 5: exactly 5, whichever framework; and the same id counts once", async ({ skip }) => {
+    const lacking = missing(backend);
+    skip(lacking !== undefined, lacking);
+    const place = await placeFor(backend);
+    const site = await backend.open(place.url);
+    const there = holdfast(site.database);
+    closers.push(async () => {
+      await there.close();
+      await site.close();
+      await place.drop();
+    });
+    await there.migrate();
+    for (const [name, start] of Object.entries(frameworks)) {
+      const uploads = quota(there, { name, limit: 5, per: "year" });
+      const url = await start(uploads, (header) => ({
+        subject: (request) => header(request, "x-user") as string,
+        id: (request) => header(request, "idempotency-key"),
+      }));
+      const answers = await Promise.all(Array.from({ length: 20 }, async () => shown(await get(url, "ada"))));
+      const statuses = answers.map(({ status }) => status).toSorted((a, b) => a - b);
+      expect([name, statuses]).toEqual([
+        name,
+        [...Array<number>(5).fill(200), ...Array<number>(15).fill(429)],
+      ]);
+      expect(answers.find(({ status }) => status === 429)).toMatchObject({
+        policy: `"${name}";q=5;w=${year}`,
+        limit: `"${name}";r=0;t=N`,
+      });
+      const again = await Promise.all(
+        [1, 2, 3].map(async () => shown(await get(url, "bob", { "idempotency-key": "a" }))),
+      );
+      expect(again.map(({ status }) => status)).toEqual([200, 200, 200]);
+      expect(await uploads.peek("bob")).toMatchObject({ used: 1 });
+    }
   });
 });
 

@@ -2,16 +2,15 @@
 import fastify, { type FastifyInstance, type FastifyReply, type FastifyRequest } from "fastify";
 import { type Holdfast, isUniqueViolation } from "holdfast";
 import { limit } from "holdfast/fastify";
-import type { TransactionOf } from "holdfast/prisma";
 import { QuotaError, QuotaExceededError, quota } from "holdfast/quota";
-import type { PrismaClient } from "./generated/client.ts";
+import type { Completions, Stored } from "./completions.ts";
 import { type Model, ModelError, tokensOf } from "./model.ts";
 
 /** The model is given up before its hold runs out: what it cost can still be settled. */
 const modelMs = 30_000;
 const holdMs = 60_000;
 
-export function quotas(hf: Holdfast<TransactionOf<PrismaClient>>) {
+export function quotas(hf: Holdfast<unknown>) {
   return {
     /** Nothing but what was bought: tokens. */
     credits: quota(hf, { name: "credits", limit: 0 }),
@@ -26,8 +25,8 @@ export function quotas(hf: Holdfast<TransactionOf<PrismaClient>>) {
 }
 
 export interface Services {
-  readonly hf: Holdfast<TransactionOf<PrismaClient>>;
-  readonly prisma: PrismaClient;
+  readonly hf: Holdfast<unknown>;
+  readonly completions: Completions;
   readonly model: Model;
 }
 
@@ -68,7 +67,7 @@ const headers = {
   },
 } as const;
 
-export function createApp({ hf, prisma, model }: Services): FastifyInstance {
+export function createApp({ hf, completions, model }: Services): FastifyInstance {
   const { credits, monthly, burst } = quotas(hf);
   const app = fastify();
 
@@ -81,7 +80,7 @@ export function createApp({ hf, prisma, model }: Services): FastifyInstance {
     async (request, reply) => {
       const { prompt, maxTokens } = request.body;
       const [userId, requestId] = [userOf(request), requestIdOf(request)];
-      const find = () => prisma.completion.findUnique({ where: { userId_requestId: { userId, requestId } } });
+      const find = () => completions.find(userId, requestId);
 
       const before = await find();
       if (before) return sameAs(before, prompt, reply);
@@ -95,16 +94,15 @@ export function createApp({ hf, prisma, model }: Services): FastifyInstance {
         const { text, tokens } = await model(prompt, { maxTokens, signal: AbortSignal.timeout(modelMs) });
         // The answer and what it cost are there together, or neither is.
         return await hf.transaction(async (tx) => {
-          const data = { userId, requestId, prompt, text, tokens };
-          const completion = await tx.client.completion.create({ data });
+          await completions.create(tx, { userId, requestId, prompt, text, tokens });
           await hold.settle(tokens, { tx, reference: requestId });
-          return shown(completion);
+          return { text, tokens };
         });
       } catch (error) {
         // If this fails too, or the process dies, the hold runs out by itself.
         await hold.release().catch(() => {});
         // The same request came twice at once, and the other one was faster: it was undone, and costs nothing.
-        const other = isUniqueViolation(error) ? await find() : null;
+        const other = isUniqueViolation(error) ? await find() : undefined;
         if (other) return sameAs(other, prompt, reply);
         throw error;
       }
@@ -150,12 +148,6 @@ export function createApp({ hf, prisma, model }: Services): FastifyInstance {
     return reply.send(error);
   });
   return app;
-}
-
-interface Stored {
-  readonly prompt: string;
-  readonly text: string;
-  readonly tokens: number;
 }
 
 const shown = ({ text, tokens }: Stored) => ({ text, tokens });

@@ -1,8 +1,10 @@
 import { PrismaPg } from "@prisma/adapter-pg";
-import { holdfast } from "holdfast";
+import { type Holdfast, holdfast, sql } from "holdfast";
 import { fromPrisma } from "holdfast/prisma";
-import { command, open } from "../support.ts";
+import { type Database, open } from "../database.ts";
+import { command } from "../support.ts";
 import { createApp, quotas } from "./app.ts";
+import { type Completions, byPrisma, bySql } from "./completions.ts";
 import { PrismaClient } from "./generated/client.ts";
 import { fakeModel, tokensOf } from "./model.ts";
 
@@ -45,16 +47,37 @@ async function impatient(ask: Send, user: string, id: string, prompt: string): P
 const count = (statuses: readonly number[], status: number) =>
   statuses.filter((each) => each === status).length;
 
-export async function main(url: string) {
-  await using place = await open(url, {
-    holdfast_example_completion:
-      "user_id text, request_id text, prompt text NOT NULL, text text NOT NULL, tokens int NOT NULL, PRIMARY KEY (user_id, request_id)",
-  });
-  const { pool } = place;
+interface Kept extends AsyncDisposable {
+  readonly hf: Holdfast<unknown>;
+  readonly completions: Completions;
+}
+
+/** Prisma's client is generated for one kind of database: here for PostgreSQL. */
+function kept(url: string, database: Database): Kept {
+  if (database.kind !== "postgres")
+    return { hf: database.hf, completions: bySql(database), async [Symbol.asyncDispose]() {} };
   const prisma = new PrismaClient({ adapter: new PrismaPg({ connectionString: url }) });
   const hf = holdfast(fromPrisma(prisma));
+  return {
+    hf,
+    completions: byPrisma(prisma),
+    async [Symbol.asyncDispose]() {
+      await hf.close();
+      await prisma.$disconnect();
+    },
+  };
+}
+
+export async function main(url: string) {
+  await using database = await open(url, {
+    holdfast_example_completion:
+      "user_id varchar(100), request_id varchar(100), prompt text NOT NULL, text text NOT NULL, tokens int NOT NULL, PRIMARY KEY (user_id, request_id)",
+  });
+  const { query } = database;
+  await using own = kept(url, database);
+  const { hf, completions } = own;
   await hf.migrate();
-  const app = createApp({ hf, prisma, model: fakeModel() });
+  const app = createApp({ hf, completions, model: fakeModel() });
   const { ask, buy, balance } = client(await app.listen({ host: "127.0.0.1", port: 0 }));
   const { credits, monthly, burst } = quotas(hf);
   // Another run may have left some.
@@ -82,10 +105,8 @@ export async function main(url: string) {
           prompts.slice(i, i + 10).map((prompt, n) => impatient(ask, ada, `request-${i + n}`, prompt)),
         )),
       );
-    const { rows } = await pool.query<{ n: number; tokens: number }>(
-      "SELECT count(*)::int AS n, coalesce(sum(tokens), 0)::int AS tokens FROM holdfast_example_completion WHERE user_id = $1",
-      [ada],
-    );
+    const [row] = await query<{ n: number; tokens: number }>(sql`
+      SELECT count(*) AS n, coalesce(sum(tokens), 0) AS tokens FROM holdfast_example_completion WHERE user_id = ${ada}`);
     const left = await balance(ada);
 
     // Credits for ten: each costs all of what is held for it.
@@ -113,8 +134,8 @@ export async function main(url: string) {
       retries: {
         answered: count(answers, 200),
         failed: count(answers, 502),
-        rows: rows[0]?.n,
-        unpaid: 10_000 - left.credits - (rows[0]?.tokens ?? 0),
+        rows: Number(row?.n),
+        unpaid: 10_000 - left.credits - Number(row?.tokens),
         held: left.held,
       },
       credits: { answered: count(poor, 200), refused: count(poor, 402), left: await balance(bob) },
@@ -127,8 +148,6 @@ export async function main(url: string) {
     };
   } finally {
     await app.close();
-    await hf.close();
-    await prisma.$disconnect();
   }
 }
 

@@ -1,13 +1,10 @@
 import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
-import { type Holdfast, holdfast } from "holdfast";
-import { fromPg } from "holdfast/pg";
+import { type Holdfast, sql } from "holdfast";
 import { type Job, type Queue, type Worker, queue } from "holdfast/queue";
-import { Pool, type PoolClient } from "pg";
-import { command, open } from "../support.ts";
+import { type Database, connect, open } from "../database.ts";
+import { command } from "../support.ts";
 import { Smtp, SmtpError } from "./smtp.ts";
-
-const table = "holdfast_example_order";
 
 interface Email {
   readonly kind: "confirmation" | "receipt";
@@ -18,7 +15,7 @@ interface Email {
 class Declined extends Error {}
 
 /** Both sides define it: the web server enqueues, workers send. */
-function emails(hf: Holdfast<PoolClient>, name: string): Queue<Email> {
+function emails(hf: Holdfast<unknown>, name: string): Queue<Email> {
   return queue<Email>(hf, name, {
     retries: 5,
     // Who says never is not asked again; the job is with the failed ones at once.
@@ -29,14 +26,14 @@ function emails(hf: Holdfast<PoolClient>, name: string): Queue<Email> {
 
 /** The order and its e-mail are committed together: no order without a confirmation, no confirmation without an order. */
 async function checkout(
-  hf: Holdfast<PoolClient>,
+  { hf }: Database,
   mails: Queue<Email>,
   order: number,
   to: string,
   pay: () => Promise<void>,
 ): Promise<void> {
   await hf.transaction(async (tx) => {
-    await tx.client.query(`INSERT INTO ${table} (id, email) VALUES ($1, $2)`, [order, to]);
+    await tx.query(sql`INSERT INTO holdfast_example_order (id, email) VALUES (${order}, ${to})`);
     await mails.enqueue({ kind: "confirmation", order, to }, { tx });
     // If this throws, neither is there.
     await pay();
@@ -53,11 +50,11 @@ async function sendReceipt(mails: Queue<Email>, order: number, to: string): Prom
  * What is sent cannot be taken back, so a process that dies right after it sends again: the Message-ID is the same, and
  * the reader's program shows one. What is written here is written exactly once, together with the end of the job.
  */
-async function deliver(hf: Holdfast<PoolClient>, smtp: Smtp, job: Job<Email>): Promise<void> {
+async function deliver({ hf }: Database, smtp: Smtp, job: Job<Email>): Promise<void> {
   const { kind, order, to } = job.payload;
   await smtp.send({ messageId: `<${kind}-${order}@shop.example>`, to, subject: `Your ${kind}` });
   await hf.transaction(async (tx) => {
-    await tx.client.query(`UPDATE ${table} SET mails = mails + 1 WHERE id = $1`, [order]);
+    await tx.query(sql`UPDATE holdfast_example_order SET mails = mails + 1 WHERE id = ${order}`);
     await job.complete(tx);
   });
 }
@@ -77,10 +74,10 @@ export interface Result {
 
 /** Thirty checkouts, of which six are declined; ten customers click three times; three workers send. */
 export async function main(url: string): Promise<Result> {
-  await using place = await open(url, {
-    [table]: "id int PRIMARY KEY, email text NOT NULL, mails int NOT NULL DEFAULT 0",
+  await using database = await open(url, {
+    holdfast_example_order: "id int PRIMARY KEY, email varchar(100) NOT NULL, mails int NOT NULL DEFAULT 0",
   });
-  const { pool, hf } = place;
+  const { hf, query } = database;
   await hf.migrate();
   // Another name each time: a run that was killed has left its jobs.
   const name = `emails-${randomUUID()}`;
@@ -90,7 +87,7 @@ export async function main(url: string): Promise<Result> {
     order === 7 ? "nobody@shop.example" : `ada-${order}@${order % 4 === 0 ? "grey" : "mail"}.example`;
   const checkouts = await Promise.allSettled(
     Array.from({ length: 30 }, (_, order) =>
-      checkout(hf, mails, order, addressOf(order), async () => {
+      checkout(database, mails, order, addressOf(order), async () => {
         if (order % 5 === 4) throw new Declined("the card was declined");
       }),
     ),
@@ -119,17 +116,16 @@ export async function main(url: string): Promise<Result> {
 
   const failed = await mails.failed();
   if (failed.length > 0) await mails.discard(failed.map(({ id }) => id));
-  const { rows } = await pool.query<{ orders: number; written: number }>(
-    `SELECT count(*)::int AS orders, sum(mails)::int AS written FROM ${table}`,
-  );
+  const [row] = await query<{ orders: number; written: number }>(sql`
+    SELECT count(*) AS orders, sum(mails) AS written FROM holdfast_example_order`);
   const sent = smtp.accepted.length;
   return {
-    orders: rows[0]?.orders ?? Number.NaN,
+    orders: Number(row?.orders),
     declined,
     clicks: clicks.length,
     receipts: clicks.filter(Boolean).length,
     sent,
-    written: rows[0]?.written ?? Number.NaN,
+    written: Number(row?.written),
     twice: sent - new Set(smtp.accepted.map(({ messageId }) => messageId)).size,
     putOff: smtp.putOff,
     failed: failed.map(({ error }) => error.split("\n")[0] ?? ""),
@@ -137,14 +133,12 @@ export async function main(url: string): Promise<Result> {
 }
 
 function startWorker(url: string, name: string, smtp: Smtp): Pick<Worker, "stop"> {
-  const pool = new Pool({ connectionString: url });
-  const hf = holdfast(fromPg(pool));
-  const worker = emails(hf, name).work((job) => deliver(hf, smtp, job), { concurrency: 5 });
+  const database = connect(url);
+  const worker = emails(database.hf, name).work((job) => deliver(database, smtp, job), { concurrency: 5 });
   return {
     async stop() {
       await worker.stop();
-      await hf.close();
-      await pool.end();
+      await database[Symbol.asyncDispose]();
     },
   };
 }

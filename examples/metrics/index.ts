@@ -1,11 +1,10 @@
 import { once } from "node:events";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
-import { key } from "holdfast";
+import { key, sql } from "holdfast";
 import { prometheus } from "holdfast/prometheus";
-import { command, open } from "../support.ts";
-
-const table = "holdfast_example_metrics";
+import { open } from "../database.ts";
+import { command } from "../support.ts";
 
 /** Made where the process starts: it counts from then on, whoever asks and however often. `locks` begin with zero. */
 const metrics = prometheus({ labels: { service: "documents" }, locks: ["document"] });
@@ -29,25 +28,28 @@ export interface Result {
 
 /** Of each of ten documents one editor saves, while a second one comes and is told that it is busy. */
 export async function main(url: string): Promise<Result> {
-  await using place = await open(url, { [table]: "id int PRIMARY KEY, saves int NOT NULL" });
-  const { pool, hf } = place;
+  await using database = await open(url, {
+    holdfast_example_metrics: "id int PRIMARY KEY, saves int NOT NULL",
+  });
+  const { hf, query } = database;
+  // Where locks are rows, as on MySQL.
+  await hf.migrate();
   const endpoint = await serve();
   try {
     let busy = 0;
     const save = (id: number) =>
       hf.transaction({ lock: key("document", id) }, async (tx) => {
-        await tx.client.query(
-          `INSERT INTO ${table} VALUES ($1, 1) ON CONFLICT (id) DO UPDATE SET saves = ${table}.saves + 1`,
-          [id],
-        );
+        await tx.query(sql`INSERT INTO holdfast_example_metrics VALUES (${id}, 1)`);
         const second = await hf.tryLock(key("document", id), async () => {}, { separate: true });
         if (!second.acquired) busy++;
       });
     for (let id = 0; id < 10; id++) await save(id);
-    const { rows } = await pool.query<{ saved: number }>(`SELECT sum(saves)::int AS saved FROM ${table}`);
     const text = await (await fetch(endpoint.url)).text();
+    const [row] = await query<{ saved: number }>(
+      sql`SELECT sum(saves) AS saved FROM holdfast_example_metrics`,
+    );
     return {
-      saved: rows[0]?.saved ?? Number.NaN,
+      saved: Number(row?.saved),
       busy,
       scraped: Object.fromEntries(
         text

@@ -1,12 +1,13 @@
 import { type ChildProcess, fork } from "node:child_process";
+import { randomUUID } from "node:crypto";
 import { once } from "node:events";
 import { fileURLToPath } from "node:url";
-import type { Holdfast } from "holdfast";
+import { sql } from "holdfast";
 import { type Schedule, schedule } from "holdfast/schedule";
-import type { ClientBase } from "pg";
-import { command, open } from "../support.ts";
+import { type Database, open } from "../database.ts";
+import { command } from "../support.ts";
 
-const table = "holdfast_example_report";
+const timeZone = "Europe/Madrid";
 
 /**
  * Every instance of the service has this line. At each time of the pattern one of them runs the report: the time
@@ -15,18 +16,23 @@ const table = "holdfast_example_report";
  * report, so that there is one, however often it was begun.
  */
 export function reports(
-  hf: Holdfast<ClientBase>,
-  cron: string,
+  { hf }: Database,
+  { name, cron }: When,
   collect: (night: Date, signal: AbortSignal, attempt: number) => Promise<string>,
 ): Schedule {
-  const options = { cron, timeZone: "Europe/Madrid", ttl: 2000 } as const;
-  return schedule(hf, "report", options, async (run) => {
+  return schedule(hf, name, { cron, timeZone, ttl: 2000 }, async (run) => {
     const text = await collect(run.tick, run.signal, run.attempt);
     await hf.transaction({ signal: run.signal }, async (tx) => {
-      await tx.client.query(`INSERT INTO ${table} (night, body) VALUES ($1, $2)`, [run.tick, text]);
+      const night = run.tick.toISOString();
+      await tx.query(sql`INSERT INTO holdfast_example_report (night, body) VALUES (${night}, ${text})`);
       await run.complete(tx);
     });
   });
+}
+
+export interface When {
+  readonly name: string;
+  readonly cron: string;
 }
 
 export interface Result {
@@ -39,31 +45,34 @@ export interface Result {
 
 /** Five processes. The one that begins the report is killed in the middle of it. */
 export async function main(url: string): Promise<Result> {
-  await using place = await open(url, { [table]: "night timestamptz NOT NULL, body text NOT NULL" });
-  const { pool, hf } = place;
+  await using database = await open(url, {
+    holdfast_example_report: "night varchar(40) NOT NULL, body varchar(200) NOT NULL",
+  });
+  const { hf, query } = database;
   await hf.migrate();
-  // The example may have been run before.
-  await pool.query("DELETE FROM holdfast.schedule_run WHERE schedule = 'report'");
-  await pool.query("DELETE FROM holdfast.schedule WHERE name = 'report'");
+  // Another name each time: the example may have been run before.
+  const name = `report-${randomUUID()}`;
   const file = fileURLToPath(new URL("./instance.ts", import.meta.url));
   const crew = Array.from({ length: 5 }, () => fork(file, { env: { ...process.env, DATABASE_URL: url } }));
   try {
     await Promise.all(crew.map((child) => once(child, "message")));
     // Nobody wants to wait for 3 o'clock: the "night" is three seconds from now.
-    const cron = await inThreeSeconds(pool);
+    const when = { name, cron: await inThreeSeconds(database) };
     const first = firstToBegin(crew);
-    for (const child of crew) child.send(cron);
+    for (const child of crew) child.send(when);
     (await first).kill("SIGKILL");
     await firstToBegin(crew);
-    const watch = reports(hf, cron, async () => "");
+    const watch = reports(database, when, async () => "");
     for (;;) {
       const { lastRun } = await watch.status();
-      const { rows } = await pool.query<{ count: number }>(`SELECT count(*)::int FROM ${table}`);
+      const [row] = await query<{ reports: number }>(
+        sql`SELECT count(*) AS reports FROM holdfast_example_report`,
+      );
       if (lastRun)
         return {
           instances: crew.length,
           begun: lastRun.attempt,
-          reports: rows[0]?.count ?? 0,
+          reports: Number(row?.reports),
           state: lastRun.state,
         };
       await new Promise((resolve) => setTimeout(resolve, 50));
@@ -82,11 +91,12 @@ async function firstToBegin(crew: readonly ChildProcess[]): Promise<ChildProcess
 }
 
 /** By the clock that decides, which is the database's. */
-async function inThreeSeconds(client: Pick<ClientBase, "query">): Promise<string> {
-  const { rows } = await client.query<{ cron: string }>(
-    `SELECT to_char((now() + interval '3 seconds') AT TIME ZONE 'Europe/Madrid', 'FMSS FMMI FMHH24 * * *') AS cron`,
-  );
-  return rows[0]?.cron ?? "";
+async function inThreeSeconds({ hf }: Database): Promise<string> {
+  const { next } = await schedule(hf, "clock", { cron: "* * * * * *" }, async () => {}).status();
+  const then = new Date((next?.getTime() ?? Date.now()) + 3000);
+  const shown = then.toLocaleTimeString("en-GB", { timeZone });
+  const [hours, minutes, seconds] = shown.split(":").map(Number);
+  return `${seconds} ${minutes} ${hours} * * *`;
 }
 
 await command(

@@ -1,11 +1,9 @@
 import { fork } from "node:child_process";
 import { randomUUID } from "node:crypto";
 import { fileURLToPath } from "node:url";
-import { type Holdfast, type Lease, fenced, key } from "holdfast";
-import type { ClientBase } from "pg";
-import { command, open } from "../support.ts";
-
-const table = "holdfast_example_run";
+import { type Holdfast, type Lease, fenced, key, sql } from "holdfast";
+import { type Database, open } from "../database.ts";
+import { command } from "../support.ts";
 
 /**
  * Five instances have the same cron line, and clocks that differ a little. `hf.tryLock` would keep two of them from
@@ -14,7 +12,7 @@ const table = "holdfast_example_run";
  * longer than the clocks may differ, and shorter than the time until the next night.
  */
 export async function nightly(
-  hf: Holdfast<ClientBase>,
+  hf: Holdfast<unknown>,
   job: string,
   body: (lease: Lease) => Promise<void>,
 ): Promise<boolean> {
@@ -25,10 +23,10 @@ export async function nightly(
 }
 
 /** What it writes is written by the holder of the lease, or not at all. */
-export async function reconcile(hf: Holdfast<ClientBase>, instance: string, lease: Lease): Promise<void> {
+export async function reconcile({ hf }: Database, instance: string, lease: Lease): Promise<void> {
   await hf.transaction({ signal: lease.signal }, async (tx) => {
     await fenced(tx, lease);
-    await tx.client.query(`INSERT INTO ${table} VALUES ($1)`, [instance]);
+    await tx.query(sql`INSERT INTO holdfast_example_run VALUES (${instance})`);
   });
 }
 
@@ -41,8 +39,8 @@ export interface Result {
 
 /** Five processes. Three start the job at once, two when it is over already. */
 export async function main(url: string): Promise<Result> {
-  await using place = await open(url, { [table]: "instance text NOT NULL" });
-  const { pool, hf } = place;
+  await using database = await open(url, { holdfast_example_run: "instance varchar(40) NOT NULL" });
+  const { hf, query } = database;
   // Holdfast's own tables, which stay: leases are in one of them.
   await hf.migrate();
   // Another name each time: the example is not to wait for ten minutes to be run again.
@@ -52,8 +50,8 @@ export async function main(url: string): Promise<Result> {
     ...(await Promise.all(["4", "5"].map((name) => instance(url, job, name)))),
   ];
   const ran = answers.filter(Boolean).length;
-  const { rows } = await pool.query<{ count: number }>(`SELECT count(*)::int FROM ${table}`);
-  return { ran, skipped: answers.length - ran, runs: rows[0]?.count ?? 0 };
+  const [row] = await query<{ runs: number }>(sql`SELECT count(*) AS runs FROM holdfast_example_run`);
+  return { ran, skipped: answers.length - ran, runs: Number(row?.runs) };
 }
 
 /** Starts a process that does its nightly work, and says whether that included the job. */

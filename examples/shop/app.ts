@@ -1,31 +1,43 @@
 /** A small shop: a checkout page, and a webhook of a marketplace that sells the same things. */
 import { randomUUID } from "node:crypto";
 import express, { type ErrorRequestHandler, type Express } from "express";
-import { type HoldfastOptions, holdfast } from "holdfast";
-import { fromPrisma } from "holdfast/prisma";
-import { InsufficientStockError, StockConflictError, UnknownSkuError, stock } from "holdfast/stock";
-import type { PrismaClient } from "./generated/client.ts";
+import type { Holdfast } from "holdfast";
+import {
+  InsufficientStockError,
+  type OwnLevels,
+  StockConflictError,
+  UnknownSkuError,
+  stock,
+} from "holdfast/stock";
+import type { Catalog } from "./catalog.ts";
 
 interface Item {
   readonly sku: string;
   readonly quantity: number;
 }
 
-export function shopOf(prisma: PrismaClient, options: HoldfastOptions = {}) {
-  const hf = holdfast(fromPrisma(prisma), options);
+export interface Services {
+  readonly hf: Holdfast<unknown>;
+  readonly catalog: Catalog;
+  /** Of the stock: movements are kept by it. */
+  readonly name?: string;
+  /** Where what is on hand is kept, if it is in a column of the shop's own. */
+  readonly levels?: OwnLevels | undefined;
+}
+
+export function shopOf({ hf, catalog, levels, name = "shop" }: Services) {
   const shelf = stock<{ reference: "purchase" | "ml-order" }>(hf, {
-    name: "shop",
-    levels: { table: "holdfast_example_variant", sku: "sku", onHand: "stock" },
+    name,
+    ...(levels && { levels }),
   });
 
   /** The purchase and its movements are one transaction: both are there, or neither. */
   async function checkout(email: string, items: readonly Item[]): Promise<string> {
     const id = randomUUID();
-    const variants = await prisma.variant.findMany({ where: { sku: { in: items.map(({ sku }) => sku) } } });
-    const price = new Map(variants.map(({ sku, cents }) => [sku, cents]));
+    const price = await catalog.prices(items.map(({ sku }) => sku));
     const cents = items.reduce((sum, { sku, quantity }) => sum + (price.get(sku) ?? 0) * quantity, 0);
     await hf.transaction(async (tx) => {
-      await tx.client.purchase.create({ data: { id, email, cents } });
+      await catalog.purchase(tx, { id, email, cents });
       // Last: from here on others who want the same things wait for the end of this transaction.
       await shelf.apply(taken(items), {
         tx,

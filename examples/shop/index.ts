@@ -1,19 +1,23 @@
+import { randomUUID } from "node:crypto";
 import { once } from "node:events";
 import type { AddressInfo } from "node:net";
 import { PrismaPg } from "@prisma/adapter-pg";
-import { HazardError } from "holdfast";
-import { command, hazardOf, open } from "../support.ts";
-import { appOf, shopOf } from "./app.ts";
+import { HazardError, type HoldfastOptions, holdfast, sql } from "holdfast";
+import { fromPrisma } from "holdfast/prisma";
+import { type Database, connect, kindOf, open } from "../database.ts";
+import { command, hazardOf, open as openPg } from "../support.ts";
+import { type Services, appOf, shopOf } from "./app.ts";
+import { byPrisma, bySql } from "./catalog.ts";
 import { PrismaClient } from "./generated/client.ts";
 import { checkoutWithBank } from "./naive.ts";
 import { sell } from "./textbook.ts";
 
 const tables = {
   holdfast_example_variant:
-    "sku text PRIMARY KEY, title text NOT NULL, cents int NOT NULL, stock int NOT NULL",
-  holdfast_example_purchase: "id text PRIMARY KEY, email text NOT NULL, cents int NOT NULL",
+    "sku varchar(40) PRIMARY KEY, title varchar(100) NOT NULL, cents int NOT NULL, stock int NOT NULL",
+  holdfast_example_purchase: "id varchar(40) PRIMARY KEY, email varchar(100) NOT NULL, cents int NOT NULL",
   holdfast_example_movement:
-    "external_id text, sku text, quantity int NOT NULL, balance_after int NOT NULL, PRIMARY KEY (external_id, sku)",
+    "external_id varchar(40), sku varchar(40), quantity int NOT NULL, balance_after int NOT NULL, PRIMARY KEY (external_id, sku)",
 };
 
 export interface Result {
@@ -24,7 +28,8 @@ export interface Result {
   readonly left: Readonly<Record<string, number>>;
   readonly channels: Readonly<Record<string, number>>;
   readonly books: string;
-  readonly textbook: { readonly sold: number; readonly refused: number; readonly left: number };
+  /** On PostgreSQL. */
+  readonly textbook?: { readonly sold: number; readonly refused: number; readonly left: number };
   /** What Holdfast says of a checkout that charges the card while it keeps others from the stock. */
   readonly naive: string;
 }
@@ -62,8 +67,8 @@ async function storm(base: string): Promise<Pick<Result, "checkout" | "marketpla
   };
 }
 
-async function textbook(url: string): Promise<Result["textbook"]> {
-  await using place = await open(url, tables);
+async function textbook(url: string): Promise<NonNullable<Result["textbook"]>> {
+  await using place = await openPg(url, tables);
   const { pool } = place;
   await pool.query("INSERT INTO holdfast_example_variant VALUES ('CAP', 'A cap', 1500, 20)");
   const names = { variants: "holdfast_example_variant", movements: "holdfast_example_movement" };
@@ -79,39 +84,70 @@ async function textbook(url: string): Promise<Result["textbook"]> {
 }
 
 /** As a test would: with `hazards: "throw"` the transaction fails, and nothing of it is kept. */
-async function naive(prisma: PrismaClient, bank: string): Promise<string> {
-  const shop = shopOf(prisma, { hazards: "throw" });
+async function naive(url: string, name: string, bank: string): Promise<string> {
+  await using own = served(url, { hazards: "throw" });
   try {
-    await checkoutWithBank(shop, bank, "MUG");
+    await checkoutWithBank(shopOf({ ...own, name }), bank, "MUG");
     return "no hazard";
   } catch (error) {
     if (!(error instanceof HazardError)) throw error;
     return hazardOf(error);
-  } finally {
-    await shop.hf.close();
   }
 }
 
-export async function main(url: string): Promise<Result> {
-  const byHand = await textbook(url);
-  await using place = await open(url, tables);
-  const { pool, hf: admin } = place;
-  await admin.migrate();
-  // What a shop has before it adopts this.
-  await pool.query(
-    "INSERT INTO holdfast_example_variant VALUES ('CAP', 'A cap', 1500, 20), ('MUG', 'A mug', 900, 1000), ('SHIRT', 'A shirt', 2500, 10)",
-  );
+/**
+ * On PostgreSQL with Prisma, whose client is generated for one kind of database, and with what is on hand in the shop's own column.
+ * Elsewhere Holdfast keeps it: [recipe-stock](../recipe-stock/index.ts) is for a column of one's own.
+ */
+function served(url: string, options: HoldfastOptions = {}): Services & AsyncDisposable {
+  const database = connect(url, options);
+  if (database.kind !== "postgres")
+    return {
+      hf: database.hf,
+      catalog: bySql(database),
+      [Symbol.asyncDispose]: database[Symbol.asyncDispose],
+    };
   const prisma = new PrismaClient({ adapter: new PrismaPg({ connectionString: url }) });
-  const shop = shopOf(prisma);
+  const hf = holdfast(fromPrisma(prisma), options);
+  return {
+    hf,
+    catalog: byPrisma(prisma),
+    levels: { table: "holdfast_example_variant", sku: "sku", onHand: "stock" },
+    async [Symbol.asyncDispose]() {
+      await hf.close();
+      await prisma.$disconnect();
+      await database[Symbol.asyncDispose]();
+    },
+  };
+}
+
+/** What a shop has before it adopts this. */
+async function stocked({ hf, query }: Database): Promise<Record<string, number>> {
+  const [cap, mug, shirt] = [20, 1000, 10];
+  await hf.migrate();
+  await query(sql`INSERT INTO holdfast_example_variant (sku, title, cents, stock)
+    VALUES ('CAP', 'A cap', 1500, ${cap}), ('MUG', 'A mug', 900, ${mug}), ('SHIRT', 'A shirt', 2500, ${shirt})`);
+  return { CAP: cap, MUG: mug, SHIRT: shirt };
+}
+
+export async function main(url: string): Promise<Result> {
+  const byHand = kindOf(url) === "postgres" ? await textbook(url) : undefined;
+  await using place = await open(url, tables);
+  const had = await stocked(place);
+  await using services = served(url);
+  // Another name each time: the example may have been run before.
+  const name = `shop-${randomUUID()}`;
+  const shop = shopOf({ ...services, name });
   const { shelf } = shop;
   const server = appOf(shop).listen(0, "127.0.0.1");
   try {
     await once(server, "listening");
     const before = new Date();
-    await shelf.adopt();
+    if (services.levels) await shelf.adopt();
+    else for (const [sku, count] of Object.entries(had)) await shelf.adjustTo(sku, count);
     const { port } = server.address() as AddressInfo;
     const { checkout, marketplace } = await storm(`http://127.0.0.1:${port}`);
-    const hazard = await naive(prisma, `http://127.0.0.1:${port}/`);
+    const hazard = await naive(url, name, `http://127.0.0.1:${port}/`);
     const levels = await shelf.levels();
     const { movements } = await shelf.history({ source: "ML_SALE", limit: 1000 });
     const channels = (await shelf.byChannel({ from: before })).filter(({ decreased }) => decreased > 0);
@@ -122,14 +158,12 @@ export async function main(url: string): Promise<Result> {
       left: Object.fromEntries(levels.map(({ sku, onHand }) => [sku, onHand])),
       channels: Object.fromEntries(channels.map(({ source, net }) => [source, net])),
       books: ok ? "add up" : findings.map(({ text }) => text).join("; "),
-      textbook: byHand,
+      ...(byHand && { textbook: byHand }),
       naive: hazard,
     };
   } finally {
     server.close();
     server.closeAllConnections();
-    await shop.hf.close();
-    await prisma.$disconnect();
   }
 }
 

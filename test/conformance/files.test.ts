@@ -1,3 +1,3 @@
 import { conformanceOn } from "../harness/conformance.ts";
 
-conformanceOn("file", "process");
+conformanceOn("file");

@@ -92,6 +92,14 @@ describe("fragments", () => {
     expect(postgres(sql`x${sql.join([])}y`)).toEqual({ text: "xy", values: [] });
   });
 
+  test("repeated have the same text around other values", () => {
+    const pairs = sql`VALUES ${sql.repeat(["(", ", ", ")"], ", ", [1, "a", 2, "b"])}`;
+    expect(postgres(pairs)).toEqual({ text: "VALUES ($1, $2), ($3, $4)", values: [1, "a", 2, "b"] });
+    expect(sqlite(sql.repeat(["", ""], ", ", [1])).text).toBe("?");
+    const names = sql.repeat(["", " = ", ""], " OR ", [sql.id("a"), 1, sql.id("b"), 2]);
+    expect(mysql(names)).toEqual({ text: "`a` = ? OR `b` = ?", values: [1, 2] });
+  });
+
   test("cannot be changed afterwards", () => {
     expect(() => Object.assign(sql`SELECT 1`, { parts: ["DROP TABLE t"] })).toThrow(TypeError);
   });
@@ -107,6 +115,7 @@ describe("names", () => {
     expect(postgres(statement).text).toBe('SELECT * FROM "my ""table"""."a`b"');
     expect(sqlite(statement).text).toBe('SELECT * FROM "my ""table"""."a`b"');
     expect(mysql(statement).text).toBe('SELECT * FROM `my "table"`.`a``b`');
+    expect(postgres(statement).text).toBe('SELECT * FROM "my ""table"""."a`b"');
   });
 
   test.each([

@@ -3,7 +3,7 @@ import { describe, expect, inject, test } from "vitest";
 import { decideAmendment } from "../../../packages/holdfast/src/quota/decide/amend.ts";
 import { QuotaLedger } from "../../../packages/holdfast/src/quota/decide/check.ts";
 import { decideUses } from "../../../packages/holdfast/src/quota/decide/consume.ts";
-import { type BucketRow, capOf } from "../../../packages/holdfast/src/quota/decide/rows.ts";
+import { type BucketRow, capOf, compareNames } from "../../../packages/holdfast/src/quota/decide/rows.ts";
 import { ceilOf, floorOf } from "../../../packages/holdfast/src/quota/decide/windows.ts";
 import type {
   Amendment,
@@ -260,4 +260,30 @@ test("products that are larger than a number holds exactly are divided exactly",
     if (floorOf(a, b, c) !== floor || ceilOf(a, b, c) !== ceil) wrong.push([a, b, c]);
   }
   expect(wrong).toEqual([]);
+});
+
+test("names are ordered by their bytes", () => {
+  const next = random(inject("seed"));
+  const units = [
+    "a",
+    "b",
+    " ",
+    "\u00e4",
+    "\ud7ff",
+    "\ue000",
+    "\uffff",
+    "\u{10000}",
+    "\u{1f600}",
+    "\u{10ffff}",
+  ];
+  const name = () =>
+    Array.from({ length: Math.floor(next() * 4) }, () => units[Math.floor(next() * units.length)]).join("");
+  for (let i = 0; i < 5000; i++) {
+    const [a, b] = [name(), name()];
+    expect([a, b, Math.sign(compareNames(a, b))]).toEqual([
+      a,
+      b,
+      Buffer.compare(Buffer.from(a), Buffer.from(b)),
+    ]);
+  }
 });

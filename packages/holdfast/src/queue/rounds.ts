@@ -2,13 +2,11 @@
  * What all workers of an instance do together: say that they live, look for those of others that do not, and look for jobs
  * while they have none. One statement a second, whatever the number of queues.
  */
-import { randomUUID } from "node:crypto";
 import { hostname } from "node:os";
 import { isSupported } from "../seam/capabilities.ts";
 import type { Connection } from "../seam/database.ts";
 import { emit } from "../events/events.ts";
 import { within } from "../waiting/interrupt.ts";
-import { key } from "../seam/key.ts";
 import { NoConnectionError } from "../seam/errors.ts";
 import { Pauses } from "../transaction/retry.ts";
 import type { InstanceContext } from "../transaction/scope.ts";
@@ -205,13 +203,15 @@ export class Rounds {
    */
   async #secure(signal: AbortSignal): Promise<void> {
     const { context, instance, store } = this.#batcher;
+    const { sessionLock } = store.workers;
+    if (!sessionLock) return;
     for (let pause = secureMs.least; !signal.aborted; pause = Math.min(pause * 2, secureMs.most)) {
       try {
         const support = await context.sessionSupport();
         if (signal.aborted) return;
         if (isSupported(support)) {
-          const lock = `holdfast:queue:workers:${randomUUID()}`;
-          const session = await instance.hold(key(lock), { signal });
+          const { lock, key } = sessionLock();
+          const session = await instance.hold(key, { signal });
           if (signal.aborted) return await this.#letGo(session);
           pause = secureMs.least;
           this.#held = { lock, session };

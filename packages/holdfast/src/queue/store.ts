@@ -6,6 +6,7 @@
  * is what a claim does, by whatever the engine has for it, and the conformance suite says what it must come to.
  */
 import type { Connection } from "../seam/database.ts";
+import type { Key } from "../seam/key.ts";
 import type { How } from "../seam/store.ts";
 
 export type { How };
@@ -265,6 +266,8 @@ export interface QueueStore<C extends Connection> {
 
 /** Who works on a queue. Numbers of workers are never used twice. */
 export interface QueueWorkers<C extends Connection> {
+  /** A new lock for a session to hold, and what it is called here. Absent: nobody asks for it, and workers are known by their signs of life alone. */
+  readonly sessionLock?: () => { readonly lock: string; readonly key: Key };
   enlist(
     connection: C,
     queue: number,

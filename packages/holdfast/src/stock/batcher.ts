@@ -4,11 +4,12 @@ import { Remembered } from "../batch/remembered.ts";
 import type { Repeats } from "../batch/repeats.ts";
 import { type CallAbout, type CallOptions, type Sent, placeOf, send } from "../batch/calls.ts";
 import type { Connection } from "../seam/database.ts";
+import { UnsupportedError } from "../seam/errors.ts";
 import { storeOf } from "../transaction/instance.ts";
 import { type InstanceContext, contextOf } from "../transaction/scope.ts";
 import type { How, Soon } from "../seam/store.ts";
 import { sameLines, spotName } from "./domain.ts";
-import type { StockBook, StockOrder, StockStore, OrderVerdict } from "./store.ts";
+import type { StockBook, StockOrder, StockOwnTables, StockStore, OrderVerdict } from "./store.ts";
 
 export interface StockCall extends StockOrder {
   /** The id, as the caller knows it. */
@@ -37,6 +38,14 @@ export function stockBatcherOf(hf: unknown, book: StockBook): StockBatcher {
   return batcher;
 }
 
+/** What is on hand in a table of the caller's: not every engine can. */
+export function ownTablesOf({ ownTables }: StockStore<Connection>): StockOwnTables<Connection> {
+  if (ownTables) return ownTables;
+  throw new UnsupportedError(
+    "stock: here what is on hand is kept in tables of Holdfast's own. Leave `levels` out; or keep your column under row locks, as examples/recipe-stock does (docs/stock.md#in-a-shop-that-is-there-already)",
+  );
+}
+
 export class StockBatcher {
   readonly context: InstanceContext<unknown, Connection>;
   readonly book: StockBook;
@@ -58,7 +67,9 @@ export class StockBatcher {
   }
 
   get store(): StockStore<Connection> {
-    return storeOf(this.context, "stock", "stock");
+    const store: StockStore<Connection> = storeOf(this.context, "stock", "stock");
+    if (this.book.table) ownTablesOf(store);
+    return store;
   }
 
   order(call: StockCall, options: CallOptions): Promise<OrderVerdict> {

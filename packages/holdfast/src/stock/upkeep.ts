@@ -2,14 +2,13 @@
 import { checkNames } from "../input/options.ts";
 import { checkTrust } from "../input/trust.ts";
 import { optionalText } from "../input/values.ts";
-import type { Connection } from "../seam/database.ts";
-import { UnsupportedError, UsageError } from "../seam/errors.ts";
-import { type StockBatcher, longMs } from "./batcher.ts";
+import { UsageError } from "../seam/errors.ts";
+import { type StockBatcher, longMs, ownTablesOf } from "./batcher.ts";
 import { aboutOf } from "./checks.ts";
 import { type Finding, explain } from "./domain.ts";
 import { ownId } from "./ids.ts";
 import type { Places } from "./places.ts";
-import type { Facts, StockOwnTables, StockStore } from "./store.ts";
+import type { Facts } from "./store.ts";
 import type { ReconcileOptions, Reconciliation } from "./types.ts";
 
 const reconcileNames = new Set(["sku", "location", "repair", "trust", "by", "note"]);
@@ -59,7 +58,7 @@ export class Upkeep {
       this.#places.everywhere.map((batcher) =>
         batcher.alone(
           undefined,
-          (connection, store, book, how) => ownTables(store).adopt(connection, book, how),
+          (connection, store, book, how) => ownTablesOf(store).adopt(connection, book, how),
           longMs,
         ),
       ),
@@ -71,7 +70,7 @@ export class Upkeep {
     const { book } = this.#places;
     if (!book.table) throw new UsageError("guardSql: there is no table of yours, see `levels`");
     const [batcher] = this.#places.everywhere as readonly [StockBatcher];
-    return ownTables(batcher.store).guard(book);
+    return ownTablesOf(batcher.store).guard(book);
   }
 }
 
@@ -92,10 +91,4 @@ async function* factsOf(
     after = facts.at(-1);
     if (facts.length < most) return;
   }
-}
-
-function ownTables(store: StockStore<Connection>): StockOwnTables<Connection> {
-  if (!store.ownTables)
-    throw new UnsupportedError("stock: this engine keeps what is on hand itself: leave `levels` out");
-  return store.ownTables;
 }

@@ -76,6 +76,7 @@ export function storeDialectIn(schema: string): StoreDialect<DuckdbConnection> {
     },
 
     locking: () => sql``,
+    uniqueKeys: false,
     savepoints: false,
 
     // There is no unique index to ask: one that meets a row which an older snapshot still sees refuses it, though it is gone.

@@ -4,6 +4,7 @@
  * store of its own, on the same tables.
  */
 import type { Failure, SqlConnection } from "../../seam/database.ts";
+import type { Key } from "../../seam/key.ts";
 import type { Statement } from "../../seam/sql.ts";
 import type { ColumnKind, Table } from "./table.ts";
 
@@ -50,7 +51,7 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
    */
   indexed?(table: Table): Statement;
   /** The same of DELETE: of the rows that have these values in these columns, with which an index begins. */
-  removing?(table: Table, columns: readonly string[], rows: readonly (readonly Statement[])[]): Statement;
+  removing?(table: Table, columns: readonly string[], rows: readonly (readonly unknown[])[]): Statement;
   /**
    * INSERT that leaves alone what is there, by the table's key, and does not fail for it. `counted`: the rows that it has affected are
    * those that were not there.
@@ -76,6 +77,8 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   /** So many characters of text in one statement, and in one value. Absent: as many as there may be. */
   readonly largest?: number;
   failure(connection: C, error: unknown): Failure | undefined;
+  /** False: nothing keeps out a second row with the same key, so what may be there is looked for before it is written. */
+  readonly uniqueKeys?: false;
   /** False: there are none, so a transaction is kept or undone as a whole. */
   readonly savepoints?: false;
   /** Throws if the connection is in no transaction, which a caller has said it is. Absent where that is known otherwise. */
@@ -90,6 +93,11 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
    * row is locked.
    */
   exclude?(name: string, shared: boolean): Statement;
+  /**
+   * Locks of sessions, by a number: the server gives them back when their process is gone, and whether one is free can be asked for many at
+   * once. Absent: processes are known by their signs of life alone.
+   */
+  readonly sessionLocks?: { key(number: number): Key; isFree(number: Statement): Statement };
   /** CREATE TABLE and its indexes, for engines whose migrations do not have them written out. */
   create(table: Table): readonly Statement[];
 }

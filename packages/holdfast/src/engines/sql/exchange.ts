@@ -55,12 +55,16 @@ const repeatingMs = 1000;
 export class RepeatedIds {
   #until = 0;
 
+  constructor({ uniqueKeys }: Pick<StoreDialect, "uniqueKeys">) {
+    if (uniqueKeys === false) this.#until = Infinity;
+  }
+
   get lately(): boolean {
     return performance.now() < this.#until;
   }
 
   note(): void {
-    this.#until = performance.now() + repeatingMs;
+    this.#until = Math.max(this.#until, performance.now() + repeatingMs);
   }
 }
 

@@ -95,21 +95,38 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
 
   /** The row, or one of the rows, with these values. */
   matching<T extends Table>(of: T, rows: readonly Partial<RowOf<T>>[]): Statement {
-    const [first] = rows;
-    if (this.dialect.plain && first && rows.length > 1) {
-      const columns = Object.keys(first);
-      const values = this.#plain(of, columns, rows);
-      if (!values.includes(null)) {
-        const unit = ["(", ...columns.slice(1).flatMap(() => [" = ", " AND "]), " = ", ")"];
-        const named = values.flatMap((value, i) => [id(columns[i % columns.length] as string), value]);
-        return sql`(${sql.repeat(unit, " OR ", named)})`;
-      }
-    }
+    const short = this.dialect.plain && this.#inShort(of, rows);
+    if (short) return short;
     const alternatives = rows.map((row) => {
       const conditions = Object.entries(row).map(([column, value]) => this.is(of, column, value));
       return sql`(${sql.join(conditions, " AND ")})`;
     });
     return alternatives.length === 0 ? sql`1 = 0` : sql`(${sql.join(alternatives, " OR ")})`;
+  }
+
+  /** The same of several, none of which has NULL, without a fragment for each; where they differ in one column, as a list of that. */
+  #inShort<T extends Table>(of: T, rows: readonly Partial<RowOf<T>>[]): Statement | undefined {
+    const [first, ...others] = rows as readonly Readonly<Record<string, unknown>>[];
+    if (!first || others.length === 0) return undefined;
+    const columns = Object.keys(first);
+    const values = this.#plain(of, columns, rows);
+    if (values.includes(null)) return undefined;
+    const differing = columns.filter((column) => others.some((row) => row[column] !== first[column]));
+    const [only] = differing;
+    if (only !== undefined && differing.length === 1) {
+      const common = columns
+        .filter((column) => column !== only)
+        .map((column) => this.is(of, column, first[column]));
+      const list = this.among(
+        of,
+        only,
+        [first, ...others].map((row) => row[only]),
+      );
+      return sql`(${sql.join([...common, list], " AND ")})`;
+    }
+    const unit = ["(", ...columns.slice(1).flatMap(() => [" = ", " AND "]), " = ", ")"];
+    const named = values.flatMap((value, i) => [id(columns[i % columns.length] as string), value]);
+    return sql`(${sql.repeat(unit, " OR ", named)})`;
   }
 
   /** `columns`: only these. */
@@ -349,9 +366,7 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
     const valueIn = (row: Partial<RowOf<T>>, column: string): unknown => row[column as keyof RowOf<T>];
     const { removing } = this.dialect;
     if (removing && rows.length > 1) {
-      const values = rows.map((row) =>
-        columns.map((column) => this.dialect.write(kindOf(from, column), valueIn(row, column))),
-      );
+      const values = rows.map((row) => columns.map((column) => valueIn(row, column)));
       return (await connection.query(removing(from, columns, values))).affected;
     }
     const keys = rows.map((row) =>

@@ -43,9 +43,12 @@ export function decideGiveBack(
 /** Why a job has failed whose worker was lost during its last attempt. */
 export const lost = "the worker was lost while it had this job";
 
-/** A worker that did not say in time that it lives. */
-export function isGone({ beat, ttl }: Pick<WorkerState, "beat" | "ttl">, moment: number): boolean {
-  return beat < moment - ttl * millisecond;
+/** A worker that did not say in time that it lives, or whose session has ended. */
+export function isGone(
+  { beat, ttl, unlocked = false }: Pick<WorkerState, "beat" | "ttl"> & { readonly unlocked?: boolean },
+  moment: number,
+): boolean {
+  return unlocked || beat < moment - ttl * millisecond;
 }
 
 export interface Swept {

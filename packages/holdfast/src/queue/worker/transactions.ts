@@ -181,7 +181,8 @@ export class JobTransactions<P> {
       const job = await scope.work(({ connection }) =>
         batcher.store.transactional.takeOne(connection, settings.number, last, { savepoint }, inTransaction),
       );
-      if (job) await this.#putBack(scope, job, error, times);
+      // Since the rollback somebody else may have had it, and have counted the same attempt.
+      if (job?.failures === last.failures) await this.#putBack(scope, job, error, times);
     });
   }
 

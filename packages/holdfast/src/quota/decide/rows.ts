@@ -116,10 +116,19 @@ export function standingOf(line: LineRow): BucketStanding {
 
 export const milliseconds = (moment: number): number => moment / 1000;
 
-/** As all engines order names: by their bytes in UTF-8. */
+/** As all engines order names: by their bytes in UTF-8, and so by their characters. */
 export function compareNames(a: string, b: string): number {
-  return a === b ? 0 : Buffer.compare(Buffer.from(a), Buffer.from(b));
+  const length = Math.min(a.length, b.length);
+  for (let i = 0; i < length; i++) {
+    const [x, y] = [a.charCodeAt(i), b.charCodeAt(i)];
+    if (x !== y) return rankOf(x) - rankOf(y);
+  }
+  return a.length - b.length;
 }
+
+/** Of a unit of UTF-16: halves of characters come after all that are whole. */
+const rankOf = (unit: number): number =>
+  unit < 0xd800 ? unit : unit < 0xe000 ? unit + 0x2000 : unit - 0x800;
 
 export const unusual = (value: number, usual: number): number | undefined =>
   value === usual ? undefined : value;

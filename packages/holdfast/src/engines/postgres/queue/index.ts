@@ -1,3 +1,4 @@
+import { randomUUID } from "node:crypto";
 import type { SqlConnection } from "../../../seam/database.ts";
 import { key, keyIn } from "../../../seam/key.ts";
 import { type Statement, own, sql } from "../../../seam/sql.ts";
@@ -32,6 +33,11 @@ import { transactional } from "./transactional.ts";
 import { list, texts } from "../values.ts";
 
 const workers: QueueWorkers<SqlConnection> = {
+  sessionLock() {
+    const lock = `holdfast:queue:workers:${randomUUID()}`;
+    return { lock, key: key(lock) };
+  },
+
   async enlist(connection, queue, { ttlMs, name, lock }) {
     const [row] = await ask(
       connection,

@@ -1,10 +1,12 @@
 /** The generic store of queues: an engine that has a dialect gets it with one line, `queues: queueStore(dialect)`. */
+import { randomInt } from "node:crypto";
 import type { SqlConnection } from "../../../seam/database.ts";
 import { sql } from "../../../seam/sql.ts";
 import {
   type Arrival,
   type QueueDecided,
   type HeldLease,
+  type LeaseRow,
   type QueueRow,
   decideAdd,
   decideFinish,
@@ -115,7 +117,11 @@ class Work<C extends SqlConnection> {
     const { rows } = this.#queue;
     const named = [...new Set([...whole, ...ended.map(({ lease }) => lease)])];
     return this.#queue.run(connection, how, async () => {
-      const leases = await this.#lease(connection, worker, named);
+      // What is in the lease matters to those alone that free something, or fail.
+      const plain = ended.every(
+        ({ job, failure }) => !failure && job.key === undefined && job.group === undefined,
+      );
+      const leases = await this.#lease(connection, worker, named, plain);
       // When, and how, is asked by those alone that come again.
       const failed = ended.some(({ failure }) => failure);
       const [settings] = failed
@@ -153,11 +159,15 @@ class Work<C extends SqlConnection> {
     return { jobs: swept.jobs, queues: swept.queues, ready };
   }
 
-  /** Those of these leases that are this worker's, in one order. */
-  async #lease(connection: C, worker: number, ids: readonly number[]) {
+  /** Those of these leases that are this worker's, in one order. `plain`: without their jobs. */
+  async #lease(connection: C, worker: number, ids: readonly number[], plain = false): Promise<LeaseRow[]> {
     const { rows } = this.#queue;
     const where = sql`${rows.among(leaseTable, "id", ids)} AND ${rows.is(leaseTable, "worker", worker)}`;
-    return rows.select(connection, leaseTable, where, { order: sql`id`, locking: "update" });
+    const options = { order: sql`id`, locking: "update" as const };
+    if (!plain) return rows.select(connection, leaseTable, where, options);
+    const columns = ["id", "worker", "queue", "counted", "size", "done", "since"] as const;
+    const found = await rows.select(connection, leaseTable, where, { ...options, columns });
+    return found.map((lease) => ({ ...lease, jobs: "[]" }));
   }
 
   async #decide<T>(connection: C, decide: (held: HeldLease | undefined) => QueueDecided<T>): Promise<T> {
@@ -170,19 +180,19 @@ class Work<C extends SqlConnection> {
   }
 
   /**
-   * Workers that did not say in time that they live; and, if it is to be thorough, leases of workers that are not there any more,
+   * Workers that did not say in time that they live, or whose session has ended; and, if it is to be thorough, leases of workers that are not there any more,
    * which were found to be gone while they claimed.
    */
   async #sweep(connection: C, thorough: boolean): Promise<{ jobs: number; queues: readonly string[] }> {
     const { rows, dialect } = this.#queue;
     const moment = await rows.clock(connection);
-    const all = await rows.select(connection, workerTable, sql`1 = 1`, { columns: ["id", "beat", "ttl"] });
+    const all = await this.#queue.workers(connection, sql`1 = 1`);
     const gone = all.filter((worker) => isGone(worker, moment)).map(({ id }) => id);
-    const found = await rows.select(connection, workerTable, rows.among(workerTable, "id", gone), {
+    const found = await this.#queue.workers(connection, rows.among(workerTable, "id", gone), {
       order: sql`id`,
       locking: "skip",
     });
-    // It may have said so meanwhile.
+    // It may have said so meanwhile, or have another session.
     const dead = found.filter((worker) => isGone(worker, moment));
     if (dead.length === 0 && !thorough) return { jobs: 0, queues: [] };
     const theirs = dead.map(({ queue, id }) => ({ queue, worker: id }));
@@ -272,21 +282,35 @@ function arrivalOf(
   return { payload, priority, runAt: due ?? later, group, key, replace };
 }
 
+/** A session's lock is a number here, which nobody else has. */
+const largestLock = 2 ** 47;
+const numbered = (lock: string | undefined) => (lock === undefined ? {} : { lock: Number(lock) });
+
 function workersOf<C extends SqlConnection>(queue: QueueRows<C>): QueueWorkers<C> {
   const { rows, dialect } = queue;
+  const { sessionLocks } = dialect;
   return {
-    /** Whether somebody's session is there cannot be asked: workers are known by their signs of life alone. */
-    enlist: (connection, number, { ttlMs, name }, how) =>
+    ...(sessionLocks && {
+      sessionLock() {
+        const number = randomInt(1, largestLock);
+        return { lock: String(number), key: sessionLocks.key(number) };
+      },
+    }),
+
+    enlist: (connection, number, { ttlMs, name, lock }, how) =>
       queue.run(connection, how, async () => {
         const [id] = (await dialect.numbers(connection, "queue_worker", 1)) as [number];
         const beat = await rows.clock(connection);
         await rows.insertMissing(connection, workerTable, [
-          { id, queue: number, beat, since: beat, ttl: ttlMs, name },
+          { id, queue: number, beat, since: beat, ttl: ttlMs, name, ...numbered(lock) },
         ]);
         return id;
       }),
 
-    locked: () => Promise.resolve(),
+    locked: (connection, workers, lock, how) =>
+      queue.run(connection, how, async () => {
+        await rows.update(connection, workerTable, rows.among(workerTable, "id", workers), numbered(lock));
+      }),
 
     beat: (connection, workers, how) =>
       queue.run(connection, how, async () => {

@@ -105,7 +105,7 @@ export function queueLists<C extends SqlConnection>(queue: QueueRows<C>): QueueL
 }
 
 interface Workers {
-  readonly all: readonly StoredWorker[];
+  readonly all: readonly (StoredWorker & { readonly unlocked?: boolean })[];
   readonly moment: number;
 }
 
@@ -118,7 +118,7 @@ class Lists<C extends SqlConnection> {
 
   async workers(connection: C): Promise<Workers> {
     const { rows } = this.#queue;
-    const all = await rows.select(connection, workerTable, sql`1 = 1`, { order: sql`id` });
+    const all = await this.#queue.workers(connection, sql`1 = 1`, { order: sql`id` });
     return { all, moment: await rows.clock(connection) };
   }
 

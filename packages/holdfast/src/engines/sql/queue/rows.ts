@@ -27,8 +27,10 @@ import {
   leaseTable,
   markTable,
   readyTable,
+  type StoredWorker,
+  workerTable,
 } from "./tables.ts";
-import { StoredRows } from "../rows.ts";
+import { type StoredSelection, StoredRows } from "../rows.ts";
 import type { NewRow, Table } from "../table.ts";
 
 /** Rows in one statement: servers take some ten thousand values. */
@@ -46,6 +48,27 @@ export class QueueRows<C extends SqlConnection> {
   constructor(dialect: StoreDialect<C>) {
     this.dialect = dialect;
     this.rows = new StoredRows(dialect);
+  }
+
+  /** `unlocked`: its session has ended. */
+  async workers(
+    connection: C,
+    where: Statement,
+    options: StoredSelection = {},
+  ): Promise<readonly (StoredWorker & { readonly unlocked?: boolean })[]> {
+    const { rows, dialect } = this;
+    const all = await rows.select(connection, workerTable, where, options);
+    const locks = new Set(all.flatMap(({ lock }) => lock ?? []));
+    if (!dialect.sessionLocks || locks.size === 0) return all;
+    const column = sql`${sql.id("lock")}`;
+    const { rows: found } = await connection.query(
+      sql`SELECT ${column} AS free FROM ${dialect.table(workerTable.name)} WHERE ${rows.among(workerTable, "lock", [...locks])} AND ${dialect.sessionLocks.isFree(column)}`,
+    );
+    const free = new Set(found.map((row) => Number(row["free"])));
+    return all.map((worker) => ({
+      ...worker,
+      unlocked: worker.lock !== undefined && free.has(worker.lock),
+    }));
   }
 
   /** In a transaction of its own, or in the one that is there. */

@@ -29,7 +29,7 @@ import { quotaUpkeep } from "./upkeep.ts";
 export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Quotas<C> {
   const rows = new QuotaRows(dialect);
   const exchanges = new Exchanges(dialect);
-  const repeated = new RepeatedIds();
+  const repeated = new RepeatedIds(dialect);
 
   /** In the caller's transaction an id that is taken must be found before it is written: the failure would be the transaction's. */
   const lookOf = (named: boolean, { free }: How): LookForIds =>
@@ -37,16 +37,18 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
 
   return {
     consume(connection, batch: UseBatch, how): Promise<Verdicts> {
-      const wanted = batch.buckets.map(({ quota, subject, definition }, place) => ({
+      const wanted = batch.buckets.map(({ quota, subject, definition }) => ({
         quota,
         subject,
         rule: batch.definitions[definition]?.rule ?? { window: "none" as const },
-        ids: batch.uses.filter(({ bucket }) => bucket === place).map(({ id }) => id),
-        holds: batch.uses
-          .filter(({ bucket, holdMs }) => bucket === place && holdMs !== undefined)
-          .map(({ id }) => id),
+        ids: [] as string[],
+        holds: [] as string[],
         allGrants: false,
       }));
+      for (const { bucket, id, holdMs } of batch.uses) {
+        wanted[bucket]?.ids.push(id);
+        if (holdMs !== undefined) wanted[bucket]?.holds.push(id);
+      }
       const decide = (view: UsesView, look: LookForIds) => decideUses(view, { ...batch, look });
       const question = { wanted, free: how.free, look: lookOf(batch.look, how), repeated, decide };
       return exchanges.run(connection, how, new QuotaExchange(rows, connection, question));

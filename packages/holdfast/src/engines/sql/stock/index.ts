@@ -26,7 +26,7 @@ import type { StoreDialect } from "../dialect.ts";
 import { ExchangeConflict, type StoreExchange, Exchanges, RepeatedIds, inOrder } from "../exchange.ts";
 import { StoredRows, chunksOf } from "../rows.ts";
 import { stockLists } from "./lists.ts";
-import { keptHere, stockLevel, stockMovement, stockReservation, stockReserved } from "./tables.ts";
+import { stockLevel, stockMovement, stockReservation, stockReserved } from "./tables.ts";
 import { stockUpkeep } from "./upkeep.ts";
 import type { RowOf, Table } from "../table.ts";
 
@@ -36,12 +36,11 @@ const fewLevels = 3;
 export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): StockStore<C> {
   const rows = new StoredRows(dialect);
   const exchanges = new Exchanges(dialect);
-  const repeated = new RepeatedIds();
+  const repeated = new RepeatedIds(dialect);
   const run = <T>(connection: C, how: How, exchange: StockExchange<T>): Promise<T> =>
     rows.present(connection, "A table of stock", () => exchanges.run(connection, how, exchange));
   return {
     async decide(connection, book, orders, { make, look, ...how }) {
-      keptHere(book);
       const calls = orders.map((order) => ({
         ...order,
         of: order.kind === "reserve" ? order.id : undefined,
@@ -55,7 +54,6 @@ export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): S
     },
 
     async follow(connection, book, sequel, how) {
-      keptHere(book);
       const work = new StockWork(rows, connection, book, how);
       const call = await rows.present(connection, "A table of stock", () => work.find(sequel));
       if (typeof call === "string")
@@ -65,7 +63,6 @@ export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): S
     },
 
     async minimum(connection, book, spot, min, how) {
-      keptHere(book);
       const work = new StockWork(rows, connection, book, how);
       const read = (locked: boolean, needs: readonly StockNeed[]) =>
         work.read([spot], [], { locked, needs, look: false });

@@ -3,7 +3,7 @@ import type { SqlConnection } from "../../../seam/database.ts";
 import { type Statement, sql } from "../../../seam/sql.ts";
 import type { StockBook, MovementFilter, StockLists, StockMovement } from "../../../stock/store.ts";
 import { type StoredRows, valueOf } from "../rows.ts";
-import { keptHere, stockLevel, stockMovement, stockReserved } from "./tables.ts";
+import { stockLevel, stockMovement, stockReserved } from "./tables.ts";
 import { kindOf } from "../table.ts";
 
 /** `BookInfo.levels` is counted up to here. */
@@ -18,7 +18,6 @@ export function stockLists<C extends SqlConnection>(rows: StoredRows<C>): StockL
   const textual = (value: unknown) => valueOf("text", value) as string | undefined;
   return {
     async levels(connection, book, { skus, location, after, most }) {
-      keptHere(book);
       if (skus?.length === 0) return [];
       const conditions = [sql`t.book = ${dialect.write("text", book.name)}`];
       if (skus) conditions.push(sql`t.sku IN (${sql.join(skus.map((sku) => dialect.write("text", sku)))})`);
@@ -60,7 +59,6 @@ export function stockLists<C extends SqlConnection>(rows: StoredRows<C>): StockL
     },
 
     async history(connection, book, filter, { after, most }) {
-      keptHere(book);
       const where = [...matching(rows, book, filter), ...(after === undefined ? [] : [below(rows, after)])];
       const names = Object.keys(stockMovement.columns);
       const columns = names.map(
@@ -92,7 +90,6 @@ export function stockLists<C extends SqlConnection>(rows: StoredRows<C>): StockL
     },
 
     async levelAt(connection, book, { sku, location }, at) {
-      keptHere(book);
       const where = matching(rows, book, { ...everything, sku, location });
       // A movement is shown with the millisecond in which it was made: all of that one counts.
       where.push(sql`m.at <= ${dialect.write("moment", Math.floor(at) * 1000 + 999)}`);
@@ -104,7 +101,6 @@ export function stockLists<C extends SqlConnection>(rows: StoredRows<C>): StockL
     },
 
     async channels(connection, book, filter) {
-      keptHere(book);
       const found = await ask(
         connection,
         sql`SELECT m.source AS source, count(*) AS movements, sum(CASE WHEN m.quantity > 0 THEN m.quantity ELSE 0 END) AS increased,

@@ -1,6 +1,4 @@
 /** The tables of stock. */
-import { UnsupportedError } from "../../../seam/errors.ts";
-import type { StockBook } from "../../../stock/store.ts";
 import { table } from "../table.ts";
 
 export const stockLevel = table({
@@ -71,7 +69,3 @@ export const stockReserved = table({
 });
 
 export const stockTables = [stockLevel, stockMovement, stockReservation, stockReserved] as const;
-
-export function keptHere({ table: own }: StockBook): void {
-  if (own) throw new UnsupportedError("stock: this engine keeps what is on hand itself: leave `levels` out");
-}

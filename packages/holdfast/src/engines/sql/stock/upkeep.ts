@@ -13,7 +13,7 @@ import {
 import type { LevelRow } from "../../../stock/decide/rows.ts";
 import type { StockBook, Facts, FactsPage, Spot, StockUpkeep } from "../../../stock/store.ts";
 import { type StoredRows, chunksOf } from "../rows.ts";
-import { keptHere, stockLevel, stockMovement, stockReserved } from "./tables.ts";
+import { stockLevel, stockMovement, stockReserved } from "./tables.ts";
 
 /** Movements of a read. */
 const page = 5000;
@@ -39,7 +39,6 @@ export function stockUpkeep<C extends SqlConnection>(rows: StoredRows<C>): Stock
   return {
     facts: (connection, book, which, how) =>
       rows.present(connection, "A table of stock", async () => {
-        keptHere(book);
         const levels = await rows.select(connection, stockLevel, onPage(rows, book, which), {
           order: rows.order(stockLevel),
           limit: which.most,
@@ -67,7 +66,6 @@ export function stockUpkeep<C extends SqlConnection>(rows: StoredRows<C>): Stock
 
     repair: (connection, book, spot, repair, how) =>
       rows.present(connection, "A table of stock", () => {
-        keptHere(book);
         return within(connection, how, async () => {
           const level = await locked(connection, book, spot);
           if (!level) return;

@@ -1,0 +1,3 @@
+import { conformanceOn } from "../harness/conformance.ts";
+
+conformanceOn("process");
