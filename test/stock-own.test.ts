@@ -11,7 +11,9 @@ import {
 } from "holdfast/stock";
 import { Pool, type PoolClient } from "pg";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { type Backend, backends } from "./backends.ts";
 import { type TestDatabase, createDatabase } from "./harness/databases.ts";
+import { missing, placeFor } from "./harness/places.ts";
 
 let database: TestDatabase;
 let pool: Pool;
@@ -271,4 +273,45 @@ test("a table or column that is not there is named", async () => {
   await expect(wrong({ sku: "code" })).rejects.toThrow("code");
   await expect(wrong({ onHand: "n" })).rejects.toThrow("n");
   expect(() => stock(hf, { levels: { ...levels, onHand: "" } })).toThrow("name of a table or column");
+});
+
+describe.each(
+  ["pg for Citus", "mysql2 on MySQL", "mysql2 on MariaDB", "better-sqlite3"].map(
+    (name) => backends.find((each) => each.name === name) as Backend,
+  ),
+)("$name", (backend) => {
+  test("a table of the shop's own is refused, and the recipe for one is named", async ({ skip }) => {
+    const lacking = missing(backend);
+    skip(lacking !== undefined, lacking);
+    const place = await placeFor(backend);
+    const site = await backend.open(place.url);
+    const there = holdfast(site.database);
+    try {
+      await there.migrate();
+      const own = stock(there, { name: "own", levels });
+      const calls = [
+        () => own.level("CAP"),
+        () => own.levels(),
+        () => own.decrease("CAP", 1),
+        () => own.reserve([{ sku: "CAP", quantity: 1 }]),
+        () => own.setMinimum("CAP", 1),
+        () => own.history(),
+        () => own.byChannel(),
+        () => own.reconcile(),
+        () => own.adopt(),
+      ];
+      for (const call of calls)
+        await expect(call(), String(call)).rejects.toMatchObject({
+          code: "HF_UNSUPPORTED",
+          message: expect.stringContaining("examples/recipe-stock"),
+        });
+      // Without it there is stock, in tables of Holdfast's own.
+      await stock(there).increase("CAP", 3);
+      expect(await stock(there).level("CAP")).toMatchObject({ onHand: 3 });
+    } finally {
+      await there.close();
+      await site.close();
+      await place.drop();
+    }
+  });
 });

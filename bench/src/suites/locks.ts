@@ -45,7 +45,7 @@ async function oneStatement(send: Send, user: number): Promise<void> {
 
 /** Prepared, as its tagged templates are, and its `unsafe` by itself is not. */
 function byPostgres(sql: ISql): Send {
-  return (text, values) => sql.unsafe(text, values, { prepare: true });
+  return (text, values) => sql.unsafe(text, values as number[], { prepare: true });
 }
 
 const onPg = (url: string, size: number): Driver => pgDriver(new Pool({ connectionString: url, max: size }));

@@ -45,6 +45,8 @@ export interface ConnectOptions {
   readonly embedded?: boolean;
   /** Kinds that the verb knows; default: all. */
   readonly kinds?: readonly Kind[];
+  /** What to do with another kind: a sentence. */
+  readonly instead?: string;
   readonly application?: string;
   readonly holdfast?: HoldfastOptions;
   /** Connections at the most. Default 4. */
@@ -96,7 +98,7 @@ export async function connect(options: ConnectOptions): Promise<Server> {
   const kind = kindOf(url);
   if (options.kinds && !options.kinds.includes(kind))
     throw new Failure(
-      `${withoutSecrets(url)} (${by}) is ${names[kind]}; this works on ${options.kinds.map((each) => names[each]).join(", ")}.`,
+      `${withoutSecrets(url)} (${by}) is ${names[kind]}; this works on ${options.kinds.map((each) => names[each]).join(", ")}.${options.instead === undefined ? "" : ` ${options.instead}`}`,
     );
   try {
     return await open(url, kind, options);

@@ -14,7 +14,7 @@ export const bytes = 1000;
 /** Never reached: every operation writes, so all contestants do the same work. */
 export const quota = 1_000_000_000_000;
 
-export type Send = (text: string, values: number[]) => Promise<readonly Record<string, unknown>[]>;
+export type Send = (text: string, values: unknown[]) => Promise<readonly Record<string, unknown>[]>;
 export type Body = (send: Send, user: number) => Promise<void>;
 
 /** One client, and the same operation on it in two ways. */
@@ -149,30 +149,35 @@ export async function mysqlDriver(pool: MysqlPool, namespace = "upload"): Promis
   };
 }
 
-async function readCommitted(connection: PoolConnection, body: (send: Send) => Promise<void>): Promise<void> {
+async function readCommitted<T>(connection: PoolConnection, body: (send: Send) => Promise<T>): Promise<T> {
   await connection.query("SET TRANSACTION ISOLATION LEVEL READ COMMITTED");
   await connection.query("START TRANSACTION");
   try {
-    await body(byMysql(connection));
+    const result = await body(byMysql(connection));
     await connection.query("COMMIT");
+    return result;
   } catch (error) {
     await connection.query("ROLLBACK");
     throw error;
   }
 }
 
+/** A transaction on MySQL or MariaDB, as it is written by hand. */
+export async function mysqlTransaction<T>(pool: MysqlPool, body: (send: Send) => Promise<T>): Promise<T> {
+  const connection = await pool.getConnection();
+  try {
+    return await readCommitted(connection, body);
+  } finally {
+    connection.release();
+  }
+}
+
 function mysqlForUpdate(pool: MysqlPool): Driver["textbook"] {
-  return async (user, body) => {
-    const connection = await pool.getConnection();
-    try {
-      await readCommitted(connection, async (send) => {
-        await send("SELECT id FROM person WHERE id = ? FOR UPDATE", [user]);
-        await body(send, user);
-      });
-    } finally {
-      connection.release();
-    }
-  };
+  return (user, body) =>
+    mysqlTransaction(pool, async (send) => {
+      await send("SELECT id FROM person WHERE id = ? FOR UPDATE", [user]);
+      await body(send, user);
+    });
 }
 
 export async function fillMysql(pool: MysqlPool, users: number): Promise<void> {

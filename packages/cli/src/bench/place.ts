@@ -2,6 +2,7 @@
 import type { Pool as MysqlPool } from "mysql2/promise";
 import type { Pool } from "pg";
 import { describe } from "../describe.ts";
+import { within } from "../doctor/bounded.ts";
 import { Failure } from "../failure.ts";
 import type { Own, OwnDatabase, OwnKind } from "../own-database.ts";
 import type { Server, Session } from "../server.ts";
@@ -38,6 +39,9 @@ export async function placeKind(server: Server): Promise<OwnKind> {
     `${server.shown}: this user may create neither a database nor a schema. The benchmarks need one of their own, and remove it again: give the user that right (ALTER ROLE … CREATEDB, or GRANT CREATE ON DATABASE …), or name no database, and they run on a server of their own.`,
   );
 }
+
+/** For connections that do not end by themselves. */
+const endMs = 3000;
 
 /** Connections besides those of the benchmarks: ours, and those that a queue's worker keeps. */
 const spare = 5;
@@ -183,11 +187,15 @@ async function makeMysql(
     what: "database",
     name,
     connections,
-    pool: () =>
-      createPool({
+    pool() {
+      const pool = createPool({
         uri: url.href.replace(/^mariadb:/i, "mysql:"),
         connectionLimit: connections,
         supportBigNumbers: true,
-      }),
+      });
+      // Also if its suite could not be opened: what is left of it would keep the process from ending.
+      cleanup.defer(() => within(endMs, pool.end()).catch(() => {}));
+      return pool;
+    },
   };
 }

@@ -1,12 +1,14 @@
 /** Jobs that do nothing: a table with SKIP LOCKED, as it is written by hand, and holdfast/queue. */
 import { setTimeout as sleep } from "node:timers/promises";
-import { holdfast } from "holdfast";
+import { type Holdfast, holdfast } from "holdfast";
+import { fromMysql2 } from "holdfast/mysql2";
 import { fromPg } from "holdfast/pg";
 import { queue } from "holdfast/queue";
+import type { Pool as MysqlPool } from "mysql2/promise";
 import type { Pool } from "pg";
-import { transaction } from "./locks.ts";
+import { byMysql, mysqlTransaction, transaction } from "./locks.ts";
 import { type Round, type Timing, inTurns, medians, roundCount } from "./measure.ts";
-import type { PostgresPlace } from "./place.ts";
+import type { MysqlPlace, PostgresPlace } from "./place.ts";
 import {
   type Cell,
   type Opened,
@@ -32,33 +34,43 @@ interface Way {
 /** So many are enqueued with one call. */
 const perCall = 1000;
 
-function tableOf(name: string, pool: Pool, workers: number, run: (name: string) => Worked): Way {
+function tableOf(workers: number, fill: (jobs: number) => Promise<void>, work: Worked): Way {
   return {
-    async fill(jobs) {
-      await pool.query(`TRUNCATE ${name}`);
-      await pool.query(
-        `INSERT INTO ${name} (payload) SELECT jsonb_build_object('n', n) FROM generate_series(0, $1::int - 1) n`,
-        [jobs],
-      );
-      await pool.query(`ANALYZE ${name}`);
-    },
+    fill,
     async drain(_, handler, signal) {
-      const work = run(name);
       const worker = async (): Promise<void> => {
-        while (await work(pool, handler)) signal?.throwIfAborted();
+        while (await work(handler)) signal?.throwIfAborted();
       };
       await Promise.all(Array.from({ length: workers }, worker));
     },
   };
 }
 
+async function fillPostgres(pool: Pool, table: string, jobs: number): Promise<void> {
+  await pool.query(`TRUNCATE ${table}`);
+  await pool.query(
+    `INSERT INTO ${table} (payload) SELECT jsonb_build_object('n', n) FROM generate_series(0, $1::int - 1) n`,
+    [jobs],
+  );
+  await pool.query(`ANALYZE ${table}`);
+}
+
+async function fillMysql(pool: MysqlPool, table: string, jobs: number): Promise<void> {
+  await pool.query(`TRUNCATE ${table}`);
+  for (let n = 0; n < jobs; n += perCall)
+    await pool.query(`INSERT INTO ${table} (payload) VALUES ?`, [
+      Array.from({ length: Math.min(perCall, jobs - n) }, (_, i) => [JSON.stringify({ n: n + i })]),
+    ]);
+  await pool.query(`ANALYZE TABLE ${table}`);
+}
+
 /** Does one job; false if there is none. */
-type Worked = (pool: Pool, handler: (n: number) => void) => Promise<boolean>;
+type Worked = (handler: (n: number) => void) => Promise<boolean>;
 
 /** Claimed, done and deleted in one transaction: a worker that dies leaves the job as it was. */
 const skipLocked =
-  (table: string): Worked =>
-  (pool, handler) =>
+  (pool: Pool, table: string): Worked =>
+  (handler) =>
     transaction(pool, async (client) => {
       const { rows } = await client.query<{ payload: Payload }>(
         `DELETE FROM ${table} WHERE id = (SELECT id FROM ${table} ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING payload`,
@@ -69,8 +81,8 @@ const skipLocked =
 
 /** The first that is there, done, then deleted. */
 const unlocked =
-  (table: string): Worked =>
-  async (pool, handler) => {
+  (pool: Pool, table: string): Worked =>
+  async (handler) => {
     const { rows } = await pool.query<{ id: string; payload: Payload }>(
       `SELECT id, payload FROM ${table} ORDER BY id LIMIT 1`,
     );
@@ -79,6 +91,35 @@ const unlocked =
       await pool.query(`DELETE FROM ${table} WHERE id = $1`, [id]);
     }
     return rows.length > 0;
+  };
+
+/** MariaDB brings JSON as text. */
+const numberOf = (payload: unknown): number =>
+  (typeof payload === "string" ? (JSON.parse(payload) as Payload) : (payload as Payload)).n;
+
+const skipLockedOnMysql =
+  (pool: MysqlPool, table: string): Worked =>
+  (handler) =>
+    mysqlTransaction(pool, async (send) => {
+      const [row] = await send(
+        `SELECT id, payload FROM ${table} ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED`,
+        [],
+      );
+      if (!row) return false;
+      handler(numberOf(row["payload"]));
+      await send(`DELETE FROM ${table} WHERE id = ?`, [row["id"]]);
+      return true;
+    });
+
+const unlockedOnMysql =
+  (pool: MysqlPool, table: string): Worked =>
+  async (handler) => {
+    const send = byMysql(pool);
+    const [row] = await send(`SELECT id, payload FROM ${table} ORDER BY id LIMIT 1`, []);
+    if (!row) return false;
+    handler(numberOf(row["payload"]));
+    await send(`DELETE FROM ${table} WHERE id = ?`, [row["id"]]);
+    return true;
   };
 
 /** Jobs for a drain of about so long: not so few that starting counts, nor so many that filling takes for ever. */
@@ -121,28 +162,73 @@ function drains(ways: Readonly<Record<string, Way>>): Cell {
 
 const inTrial = 200;
 
-async function open({ pool: make, connections }: PostgresPlace): Promise<Opened> {
+const tables = ["job", "unlocked_job", "single_job"];
+
+async function onPostgres({ pool: make, connections }: PostgresPlace): Promise<Opened> {
   // A worker of Holdfast keeps connections for messages and for its sign of life.
   const pool = make(connections + 2);
-  const hf = holdfast(fromPg(pool));
-  await hf.migrate();
-  const jobs = queue<Payload>(hf, "bench");
-  const singles = queue<Payload>(hf, "bench-singles");
-  for (const table of ["job", "unlocked_job", "single_job"])
+  for (const table of tables)
     await pool.query(
       `CREATE TABLE ${table} (id bigserial PRIMARY KEY, payload jsonb NOT NULL, at timestamptz NOT NULL DEFAULT now())`,
     );
+  const table = (name: string, work: typeof skipLocked) =>
+    tableOf(connections, (jobs) => fillPostgres(pool, name, jobs), work(pool, name));
+  return open({
+    hf: holdfast(fromPg(pool)),
+    connections,
+    ways: { [naive]: table("unlocked_job", unlocked), [byHand]: table("job", skipLocked) },
+    enqueue: async (n) => void (await pool.query("INSERT INTO single_job (payload) VALUES ($1)", [{ n }])),
+    filled: async () => void (await pool.query("ANALYZE")),
+    close: () => pool.end(),
+  });
+}
+
+async function onMysql({ pool: make, connections }: MysqlPlace): Promise<Opened> {
+  const pool = make();
+  for (const table of tables)
+    await pool.query(
+      `CREATE TABLE ${table} (id bigint AUTO_INCREMENT PRIMARY KEY, payload json NOT NULL, at timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6))`,
+    );
+  const table = (name: string, work: typeof skipLockedOnMysql) =>
+    tableOf(connections, (jobs) => fillMysql(pool, name, jobs), work(pool, name));
+  return open({
+    hf: holdfast(fromMysql2(pool)),
+    connections,
+    ways: { [naive]: table("unlocked_job", unlockedOnMysql), [byHand]: table("job", skipLockedOnMysql) },
+    enqueue: async (n) =>
+      void (await pool.query("INSERT INTO single_job (payload) VALUES (?)", [JSON.stringify({ n })])),
+    // InnoDB counts by itself.
+    filled: async () => {},
+    close: () => pool.end(),
+  });
+}
+
+interface Ground {
+  readonly hf: Holdfast<unknown>;
+  readonly connections: number;
+  /** By hand. */
+  readonly ways: Readonly<Record<string, Way>>;
+  /** One job, by hand. */
+  enqueue(n: number): Promise<void>;
+  /** Jobs of Holdfast have been added. */
+  filled(): Promise<void>;
+  close(): Promise<void>;
+}
+
+async function open({ hf, connections, ways: hands, enqueue, filled, close }: Ground): Promise<Opened> {
+  await hf.migrate();
+  const jobs = queue<Payload>(hf, "bench");
+  const singles = queue<Payload>(hf, "bench-singles");
   const workers = connections;
   const ways: Readonly<Record<string, Way>> = {
-    [naive]: tableOf("unlocked_job", pool, workers, unlocked),
-    [byHand]: tableOf("job", pool, workers, skipLocked),
+    ...hands,
     [ours]: {
       async fill(count) {
         for (let n = 0; n < count; n += perCall)
           await jobs.enqueueMany(
             Array.from({ length: Math.min(perCall, count - n) }, (_, i) => ({ payload: { n: n + i } })),
           );
-        await pool.query("ANALYZE");
+        await filled();
       },
       async drain(count, handler, signal) {
         let done = 0;
@@ -169,11 +255,7 @@ async function open({ pool: make, connections }: PostgresPlace): Promise<Opened>
     cells: [
       alternating("enqueue", {
         contestants: [
-          {
-            name: byHand,
-            call: async (turn) =>
-              void (await pool.query("INSERT INTO single_job (payload) VALUES ($1)", [{ n: turn }])),
-          },
+          { name: byHand, call: enqueue },
           { name: ours, call: async (turn) => void (await singles.enqueue({ n: turn })) },
         ],
         callers: connections * perConnection,
@@ -205,7 +287,7 @@ async function open({ pool: make, connections }: PostgresPlace): Promise<Opened>
     ),
     async [Symbol.asyncDispose]() {
       await hf.close();
-      await pool.end();
+      await close();
     },
   };
 }
@@ -215,7 +297,7 @@ export const queues: Suite = {
   about: "jobs that do nothing: enqueued one by one, 8 requests under way for each connection; drained",
   contestants: {
     [naive]: "SELECT the first job, run it, DELETE it",
-    [byHand]: "one job per transaction: DELETE … FOR UPDATE SKIP LOCKED, run it, COMMIT",
+    [byHand]: "one job per transaction: claimed FOR UPDATE SKIP LOCKED and deleted, run, COMMIT",
     [ours]: "queue(hf, …).enqueue(job) and .work(handler)",
   },
   own: [ours],
@@ -223,5 +305,6 @@ export const queues: Suite = {
   measured: 5,
   // No lock: jobs of a drain, which are never fewer than a hundred.
   inLine: (connections) => 600 / connections,
-  postgres: open,
+  postgres: onPostgres,
+  mysql: onMysql,
 };

@@ -1,11 +1,12 @@
 /** One unit of a quota: a sum under a lock, by hand, and holdfast/quota. */
-import { holdfast } from "holdfast";
+import { type Holdfast, holdfast } from "holdfast";
+import { fromMysql2 } from "holdfast/mysql2";
 import { fromPg } from "holdfast/pg";
 import { quota } from "holdfast/quota";
 import type { ClientBase, Pool } from "pg";
-import { transaction } from "./locks.ts";
+import { type Send, byMysql, mysqlTransaction, transaction } from "./locks.ts";
 import { scatter } from "./measure.ts";
-import type { PostgresPlace } from "./place.ts";
+import type { MysqlPlace, PostgresPlace } from "./place.ts";
 import { type Opened, type Suite, alternating, byHand, naive, ours, perConnection, scarce } from "./suite.ts";
 
 export const limit = 1_000_000_000;
@@ -43,19 +44,72 @@ const users = 1000;
 const rowsPerUser = 100;
 const few = 10;
 
-async function open({ pool: make, connections }: PostgresPlace): Promise<Opened> {
+async function onPostgres({ pool: make, connections }: PostgresPlace): Promise<Opened> {
   const pool = make();
-  const hf = holdfast(fromPg(pool));
-  await hf.migrate();
   await makeUses(pool, users, rowsPerUser);
+  return open({
+    hf: holdfast(fromPg(pool)),
+    connections,
+    unlocked: (user, most) => sumAndInsert(pool, user, most),
+    locked: (user, most) => lockAndSum(pool, user, most),
+    close: () => pool.end(),
+  });
+}
+
+/** The user's row is the lock: a named lock would outlive a transaction that fails. */
+async function onMysql({ pool: make, connections }: MysqlPlace): Promise<Opened> {
+  const pool = make();
+  await pool.query("CREATE TABLE consumer (id int PRIMARY KEY)");
+  await pool.query(
+    "CREATE TABLE use_of (id bigint AUTO_INCREMENT PRIMARY KEY, user_id int NOT NULL, amount int NOT NULL, KEY (user_id, amount))",
+  );
+  // Those of trials, too: whom nobody else of the contestants has met.
+  const everybody = [0, 10_000, 20_000].flatMap((from) =>
+    Array.from({ length: from === 0 ? users : 100 }, (_, i) => [from + i]),
+  );
+  await pool.query("INSERT INTO consumer VALUES ?", [everybody]);
+  for (let n = 0; n < rowsPerUser; n += 10)
+    await pool.query("INSERT INTO use_of (user_id, amount) VALUES ?", [
+      Array.from({ length: users * 10 }, (_, i) => [i % users, 1]),
+    ]);
+  await pool.query("ANALYZE TABLE use_of");
+  const sum = async (send: Send, user: number, most: number): Promise<void> => {
+    const [row] = await send("SELECT coalesce(sum(amount), 0) AS used FROM use_of WHERE user_id = ?", [user]);
+    if (Number(row?.["used"]) + 1 > most) throw new UsedUp("used up");
+    await send("INSERT INTO use_of (user_id, amount) VALUES (?, 1)", [user]);
+  };
+  return open({
+    hf: holdfast(fromMysql2(pool)),
+    connections,
+    unlocked: (user, most) => sum(byMysql(pool), user, most),
+    locked: (user, most) =>
+      mysqlTransaction(pool, async (send) => {
+        await send("SELECT id FROM consumer WHERE id = ? FOR UPDATE", [user]);
+        await sum(send, user, most);
+      }),
+    close: () => pool.end(),
+  });
+}
+
+interface Ground {
+  readonly hf: Holdfast<unknown>;
+  readonly connections: number;
+  /** One unit, unless so many are used. */
+  unlocked(user: number, most: number): Promise<void>;
+  locked(user: number, most: number): Promise<void>;
+  close(): Promise<void>;
+}
+
+async function open({ hf, connections, unlocked, locked, close }: Ground): Promise<Opened> {
+  await hf.migrate();
   const units = quota(hf, { name: "units", limit });
   const fewUnits = quota(hf, { name: "few", limit: few });
   let calls = 0;
   const consume = async (user: number): Promise<void> =>
     void (await units.consume(`user-${user}`, 1, { id: `request-${++calls}` }));
   const ways: Readonly<Record<string, (user: number) => Promise<void>>> = {
-    [naive]: (user) => sumAndInsert(pool, user, limit),
-    [byHand]: (user) => lockAndSum(pool, user),
+    [naive]: (user) => unlocked(user, limit),
+    [byHand]: (user) => locked(user, limit),
     [ours]: consume,
   };
   const callers = connections * perConnection;
@@ -88,21 +142,21 @@ async function open({ pool: make, connections }: PostgresPlace): Promise<Opened>
           until,
           callers,
           few,
-          granted(10_000, (user) => sumAndInsert(pool, user, few)),
+          granted(10_000, (user) => unlocked(user, few)),
         ),
       [byHand]: (until) =>
         scarce(
           until,
           callers,
           few,
-          granted(20_000, (user) => lockAndSum(pool, user, few)),
+          granted(20_000, (user) => locked(user, few)),
         ),
       [ours]: (until) =>
         scarce(until, callers, few, async (nth) => (await fewUnits.tryConsume(`user-${nth}`)).granted),
     },
     async [Symbol.asyncDispose]() {
       await hf.close();
-      await pool.end();
+      await close();
     },
   };
 }
@@ -112,7 +166,8 @@ export const quotas: Suite = {
   about: "one unit of a quota, with 8 requests under way for each connection",
   contestants: {
     [naive]: "SELECT sum(…), then INSERT",
-    [byHand]: "an advisory lock, SELECT sum(…), INSERT, COMMIT; 100 rows for each user at first",
+    [byHand]:
+      "an advisory lock (MySQL, MariaDB: the user's row), SELECT sum(…), INSERT, COMMIT; 100 rows for each user at first",
     [ours]: "quota(hf, …).consume(user, 1, { id }), with a line in the ledger",
   },
   own: [ours],
@@ -120,5 +175,6 @@ export const quotas: Suite = {
   measured: 6,
   // By hand 3, from the lock to COMMIT.
   inLine: (connections) => 3 * perConnection * connections,
-  postgres: open,
+  postgres: onPostgres,
+  mysql: onMysql,
 };

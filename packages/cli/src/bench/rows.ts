@@ -1,10 +1,11 @@
 /** A row that is read, decided upon and written: 1 taken from a balance, or moved to another one. */
-import { type Holdfast, holdfast, versioned } from "holdfast";
+import { type Holdfast, holdfast, sql, versioned } from "holdfast";
+import { fromMysql2 } from "holdfast/mysql2";
 import { fromPg } from "holdfast/pg";
 import type { ClientBase, Pool, PoolClient } from "pg";
-import { transaction } from "./locks.ts";
+import { type Send, byMysql, mysqlTransaction, transaction } from "./locks.ts";
 import { scatter } from "./measure.ts";
-import type { PostgresPlace } from "./place.ts";
+import type { MysqlPlace, PostgresPlace } from "./place.ts";
 import { type Opened, type Suite, type Trial, alternating, byHand, naive, ours, untilDone } from "./suite.ts";
 
 export const balance = 1_000_000_000;
@@ -73,11 +74,13 @@ function payer(found: readonly Account[], id: number): Account {
   return found.find((row) => Number(row.id) === id) as Account;
 }
 
-const versions: Operation = ({ hf }) => {
+function byVersions(hf: Holdfast<unknown>): (id: number) => Promise<void> {
   // Nobody is to give up: who reads in vain is a matter of the time it takes.
   const accounts = versioned<Account>(hf, "account", { attempts: 100_000 });
   return async (id) => void (await accounts.update(id, (row) => ({ balance: less(row) })));
-};
+}
+
+const versions: Operation = ({ hf }) => byVersions(hf);
 
 export const oneRow = {
   holdfast:
@@ -174,19 +177,84 @@ const operations: Readonly<Record<string, Operation>> = {
 const many = 1000;
 const takenInTrial = 200;
 
-async function open({ pool: make, connections }: PostgresPlace): Promise<Opened> {
+async function onPostgres({ pool: make, connections }: PostgresPlace): Promise<Opened> {
   const ground = groundOn(make());
   const { pool, hf } = ground;
   await pool.query(table);
-  const calls = Object.entries(operations).map(([name, operation]) => [name, operation(ground)] as const);
+  return open({
+    connections,
+    calls: Object.entries(operations).map(([name, operation]) => [name, operation(ground)]),
+    fill: (count) => fill(pool, count),
+    missing: () => missing(pool),
+    async close() {
+      await hf.close();
+      await pool.end();
+    },
+  });
+}
+
+async function onMysql({ pool: make, connections }: MysqlPlace): Promise<Opened> {
+  const pool = make();
+  const hf = holdfast(fromMysql2(pool));
+  await pool.query(table.replace("owner text", "owner varchar(40)"));
+  const written = (send: Send, id: number, left: number) =>
+    send("UPDATE account SET balance = ? WHERE id = ?", [left, id]);
+  const selected = async (send: Send, id: number, lock = "") =>
+    (await send(`SELECT * FROM account WHERE id = ?${lock}`, [id]))[0] as unknown as Account;
+  return open({
+    connections,
+    calls: Object.entries<(id: number) => Promise<unknown>>({
+      async [naive](id) {
+        const send = byMysql(pool);
+        await written(send, id, less(await selected(send, id)));
+      },
+      [byHand]: (id) =>
+        mysqlTransaction(pool, async (send) =>
+          written(send, id, less(await selected(send, id, " FOR UPDATE"))),
+        ),
+      [ours]: (id) =>
+        hf.transaction(async (tx) => {
+          const row = await tx.row<Account>("account", id);
+          await tx.query(sql`UPDATE account SET balance = ${less(row)} WHERE id = ${id}`);
+        }),
+      [byVersion]: byVersions(hf),
+    }),
+    async fill(count) {
+      await pool.query("TRUNCATE account");
+      await pool.query("INSERT INTO account (id, owner, balance) VALUES ?", [
+        Array.from({ length: count }, (_, i) => [i + 1, `owner of ${i + 1}`, balance]),
+      ]);
+    },
+    async missing() {
+      const [row] = await byMysql(pool)("SELECT sum(? - balance) AS missing FROM account", [balance]);
+      return Number(row?.["missing"] ?? 0);
+    },
+    async close() {
+      await hf.close();
+      await pool.end();
+    },
+  });
+}
+
+interface Field {
+  readonly connections: number;
+  readonly calls: readonly (readonly [name: string, call: (id: number, other: number) => Promise<unknown>])[];
+  /** So many rows, and nothing taken from them. */
+  fill(count: number): Promise<void>;
+  /** What was taken from all of them. */
+  missing(): Promise<number>;
+  close(): Promise<void>;
+}
+
+function open({ connections, calls, fill: filled, missing: taken, close }: Field): Opened {
   const cell = (name: string, ids: (turn: number) => [number, number]) =>
     alternating(name, {
       contestants: calls.map(([contestant, call]) => ({
         name: contestant,
-        call: (turn) => call(...ids(turn)),
+        call: async (turn) => void (await call(...ids(turn))),
       })),
       callers: connections,
-      reset: () => fill(pool, many),
+      reset: () => filled(many),
     });
   return {
     cells: [cell("1,000 rows", (turn) => idsOf(turn, many)), cell("one hot row", () => [1, 2])],
@@ -194,7 +262,7 @@ async function open({ pool: make, connections }: PostgresPlace): Promise<Opened>
       calls.map(([name, call]) => [
         name,
         async ({ ms, signal }): Promise<Trial> => {
-          await fill(pool, 1);
+          await filled(1);
           let started = 0;
           const since = performance.now();
           const caller = async (): Promise<void> => {
@@ -205,16 +273,13 @@ async function open({ pool: make, connections }: PostgresPlace): Promise<Opened>
             }
           };
           await Promise.all(Array.from({ length: connections }, caller));
-          const counted = await missing(pool);
+          const counted = await taken();
           const text = counted === started ? "exact" : `${started - counted} of ${started} lost`;
           return { expected: started, counted, text };
         },
       ]),
     ),
-    async [Symbol.asyncDispose]() {
-      await hf.close();
-      await pool.end();
-    },
+    [Symbol.asyncDispose]: close,
   };
 }
 
@@ -232,5 +297,6 @@ export const rows: Suite = {
   measured: 8,
   // From the lock to COMMIT: 3 and 3; a version that somebody else has changed is read and written again.
   inLine: (connections) => 10 * connections,
-  postgres: open,
+  postgres: onPostgres,
+  mysql: onMysql,
 };

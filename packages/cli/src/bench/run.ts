@@ -3,7 +3,7 @@ import { confirmed, declined } from "../confirm.ts";
 import { within } from "../doctor/bounded.ts";
 import { Failure, Interrupted, exitCodes, interruptible } from "../failure.ts";
 import { OwnDatabase, type OwnKind, dropStatement, leftovers, tidy } from "../own-database.ts";
-import { type Server, connect } from "../server.ts";
+import { type Server, connect, kindOf } from "../server.ts";
 import { note, print, printJson } from "../terminal.ts";
 import { unless } from "../unless.ts";
 import { given } from "../url.ts";
@@ -66,14 +66,14 @@ export async function runBench(names: readonly string[], options: BenchOptions):
 }
 
 function list(wanted: readonly Suite[], json: boolean | undefined): void {
-  const on = (suite: Suite): string[] => ["PostgreSQL", ...(suite.mysql ? ["MySQL", "MariaDB"] : [])];
+  const on = ["PostgreSQL", "MySQL", "MariaDB"];
   if (json) {
     printJson({
       suites: wanted.map((suite) => ({
         suite: suite.name,
         about: suite.about,
         contestants: suite.contestants,
-        on: on(suite),
+        on,
         needsDatabase: suite.needsDatabase,
       })),
     });
@@ -81,7 +81,7 @@ function list(wanted: readonly Suite[], json: boolean | undefined): void {
   }
   for (const [i, suite] of wanted.entries()) {
     if (i > 0) print();
-    print(`${suite.name}: ${suite.about} (${on(suite).join(", ")})`);
+    print(`${suite.name}: ${suite.about} (${on.join(", ")})`);
     const width = Math.max(...Object.keys(suite.contestants).map(({ length }) => length));
     for (const [name, what] of Object.entries(suite.contestants)) print(`  ${name.padEnd(width)}  ${what}`);
   }
@@ -96,11 +96,9 @@ function choose(
   const leftOut: { suite: string; why: string }[] = [];
   const chosen = wanted.filter((suite) => {
     const why =
-      server.kind !== "postgres" && !suite.mysql
-        ? "it is for PostgreSQL."
-        : suite.needsDatabase && what === "schema"
-          ? "it needs a database of its own, because the tables of Holdfast are in a schema of a fixed name, which may be in use in this one; this user may not create one (ALTER ROLE … CREATEDB)."
-          : undefined;
+      suite.needsDatabase && what === "schema"
+        ? "it needs a database of its own, because the tables of Holdfast are in a schema of a fixed name, which may be in use in this one; this user may not create one (ALTER ROLE … CREATEDB)."
+        : undefined;
     if (why !== undefined) leftOut.push({ suite: suite.name, why });
     return why === undefined;
   });
@@ -149,8 +147,13 @@ async function bench(
   begun: () => void,
 ): Promise<BenchResult | undefined> {
   const { connections, seconds, yes, url, schema } = options;
+  const named = given(url);
+  if (named && kindOf(named.url) === "sqlite")
+    throw new Failure(
+      `${named.url} (${named.by}) is SQLite, whose drivers let one statement of a process run at a time: callers in one process are in nobody's way, and there is nothing to compare. What several processes on one file come to is in docs/benchmarks.md; \`npm run bench -- patterns\` in a checkout measures it.`,
+    );
   await using cleanup = new AsyncDisposableStack();
-  const embedded = given(url) === undefined;
+  const embedded = named === undefined;
   const connecting = connect({
     url,
     schema,
@@ -234,8 +237,7 @@ type Timed = Required<Omit<Timing, "onRound">>;
 
 async function run(suite: Suite, place: Place, timing: Timed, screen: Screen): Promise<SuiteResult> {
   const { signal } = timing;
-  const opening = place.family === "postgres" ? suite.postgres(place) : suite.mysql?.(place);
-  if (!opening) throw new Error(`${suite.name} is not for this server`);
+  const opening = place.family === "postgres" ? suite.postgres(place) : suite.mysql(place);
   let opened: Opened | undefined;
   try {
     opened = await unless(signal, opening);

@@ -1,11 +1,13 @@
 /** Orders that take from stock: by hand in several ways, and holdfast/stock. All write a movement per line. */
-import { holdfast } from "holdfast";
+import { type Holdfast, holdfast } from "holdfast";
+import { fromMysql2 } from "holdfast/mysql2";
 import { fromPg } from "holdfast/pg";
 import { InsufficientStockError, type Stock, stock } from "holdfast/stock";
+import type { ResultSetHeader } from "mysql2/promise";
 import type { ClientBase, Pool } from "pg";
-import { transaction } from "./locks.ts";
+import { type Send, byMysql, mysqlTransaction, transaction } from "./locks.ts";
 import { scatter } from "./measure.ts";
-import type { PostgresPlace } from "./place.ts";
+import type { MysqlPlace, PostgresPlace } from "./place.ts";
 import { type Opened, type Suite, alternating, byHand, naive, ours, perConnection, scarce } from "./suite.ts";
 
 export const skus = 1000;
@@ -92,11 +94,15 @@ export async function makeShop(admin: Pool): Promise<Stock> {
     "INSERT INTO variant SELECT 'sku-' || lpad(n::text, 4, '0'), $1 FROM generate_series(0, $2::int - 1) n",
     [plenty, skus],
   );
-  const hf = holdfast(fromPg(admin));
+  const shop = await stocked(holdfast(fromPg(admin)));
+  await admin.query("VACUUM ANALYZE");
+  return shop;
+}
+
+async function stocked(hf: Holdfast<unknown>): Promise<Stock> {
   await hf.migrate();
   const shop = stock(hf, { name: "bench" });
   await shop.apply(Array.from({ length: skus }, (_, i) => ({ sku: skuOf(i), quantity: plenty })));
-  await admin.query("VACUUM ANALYZE");
   return shop;
 }
 
@@ -115,16 +121,107 @@ const conditionalByHand = "conditional UPDATE";
 const few = 10;
 const tries = 20;
 
-async function open({ pool: make, connections }: PostgresPlace): Promise<Opened> {
+async function onPostgres({ pool: make, connections }: PostgresPlace): Promise<Opened> {
   const pool = make();
   const shop = await makeShop(pool);
-  let orders = 0;
-  const ways: Readonly<Record<string, (order: Skus) => Promise<void>>> = {
-    [naive]: (order) => unlocked(pool, order, String(++orders)),
-    [byHand]: (order) => textbook(pool, order, String(++orders)),
-    [conditionalByHand]: (order) => conditional(pool, order, String(++orders)),
-    [ours]: (order) => apply(shop, order, String(++orders)),
+  return open({
+    shop,
+    connections,
+    ways: {
+      [naive]: (order, reference) => unlocked(pool, order, reference),
+      [byHand]: (order, reference) => textbook(pool, order, reference),
+      [conditionalByHand]: (order, reference) => conditional(pool, order, reference),
+    },
+    add: async (some, count) =>
+      void (await pool.query("INSERT INTO variant SELECT unnest($1::text[]), $2", [some, count])),
+    close: () => pool.end(),
+  });
+}
+
+async function onMysql({ pool: make, connections }: MysqlPlace): Promise<Opened> {
+  const pool = make();
+  await pool.query(
+    "CREATE TABLE variant (sku varchar(40) PRIMARY KEY, stock int NOT NULL CHECK (stock >= 0))",
+  );
+  await pool.query(`CREATE TABLE movement (id bigint AUTO_INCREMENT PRIMARY KEY, sku varchar(40) NOT NULL, quantity int NOT NULL,
+    source varchar(20) NOT NULL, reference_type varchar(20), reference_id varchar(40),
+    at timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6), KEY (sku, at))`);
+  const add = async (some: Skus, count: number): Promise<void> =>
+    void (await pool.query("INSERT INTO variant VALUES ?", [some.map((sku) => [sku, count])]));
+  await add(
+    Array.from({ length: skus }, (_, i) => skuOf(i)),
+    plenty,
+  );
+  const hf = holdfast(fromMysql2(pool));
+  const shop = await stocked(hf);
+  const noted = (send: Send, order: Skus, reference: string) =>
+    send("INSERT INTO movement (sku, quantity, source, reference_type, reference_id) VALUES ?", [
+      order.map((sku) => [sku, -1, "ORDER", "order", reference]),
+    ]);
+  const left = (found: readonly Record<string, unknown>[], order: Skus): void => {
+    if (found.length < order.length || found.some((row) => Number(row["stock"]) < 1))
+      throw new NotEnough("not enough");
   };
+  return open({
+    shop,
+    connections,
+    ways: {
+      async [naive](order, reference) {
+        const send = byMysql(pool);
+        for (const sku of order) {
+          const found = await send("SELECT stock FROM variant WHERE sku = ?", [sku]);
+          left(found, [sku]);
+          await send("UPDATE variant SET stock = ? WHERE sku = ?", [Number(found[0]?.["stock"]) - 1, sku]);
+        }
+        await noted(send, order, reference);
+      },
+      [byHand]: (order, reference) =>
+        mysqlTransaction(pool, async (send) => {
+          left(
+            await send("SELECT stock FROM variant WHERE sku IN (?) ORDER BY sku FOR UPDATE", [order]),
+            order,
+          );
+          await send("UPDATE variant SET stock = stock - 1 WHERE sku IN (?)", [order]);
+          await noted(send, order, reference);
+        }),
+      [conditionalByHand]: (order, reference) =>
+        mysqlTransaction(pool, async (send) => {
+          for (const sku of order) {
+            const taken = (await send("UPDATE variant SET stock = stock - 1 WHERE sku = ? AND stock >= 1", [
+              sku,
+            ])) as unknown as ResultSetHeader;
+            if (taken.affectedRows === 0) throw new NotEnough("not enough");
+          }
+          await noted(send, order, reference);
+        }),
+    },
+    add,
+    async close() {
+      await hf.close();
+      await pool.end();
+    },
+  });
+}
+
+interface Ground {
+  readonly shop: Stock;
+  readonly connections: number;
+  /** By hand. */
+  readonly ways: Readonly<Record<string, (order: Skus, reference: string) => Promise<void>>>;
+  /** So many of each, of SKUs that are new. */
+  add(some: Skus, count: number): Promise<void>;
+  close(): Promise<void>;
+}
+
+function open({ shop, connections, ways: hands, add, close }: Ground): Opened {
+  let orders = 0;
+  const all = { ...hands, [ours]: (order: Skus, reference: string) => apply(shop, order, reference) };
+  const ways: Readonly<Record<string, (order: Skus) => Promise<void>>> = Object.fromEntries(
+    Object.entries(all).map(([contestant, way]) => [
+      contestant,
+      (order: Skus) => way(order, String(++orders)),
+    ]),
+  );
   const callers = connections * perConnection;
   const cell = (name: string, order: (turn: number) => Skus) =>
     alternating(name, {
@@ -142,7 +239,7 @@ async function open({ pool: make, connections }: PostgresPlace): Promise<Opened>
         contestant,
         async (until) => {
           const trial = Array.from({ length: tries }, (_, nth) => `trial-${i}-${nth}`);
-          await pool.query("INSERT INTO variant SELECT unnest($1::text[]), $2", [trial, few]);
+          await add(trial, few);
           await shop.apply(trial.map((sku) => ({ sku, quantity: few })));
           return scarce(until, callers, few, async (nth) => {
             try {
@@ -156,9 +253,7 @@ async function open({ pool: make, connections }: PostgresPlace): Promise<Opened>
         },
       ]),
     ),
-    async [Symbol.asyncDispose]() {
-      await pool.end();
-    },
+    [Symbol.asyncDispose]: close,
   };
 }
 
@@ -176,5 +271,6 @@ export const stocks: Suite = {
   measured: 8,
   // By hand 3 and 2, from the first row to COMMIT.
   inLine: (connections) => 5 * perConnection * connections,
-  postgres: open,
+  postgres: onPostgres,
+  mysql: onMysql,
 };

@@ -83,9 +83,9 @@ export interface Suite {
    * in line for one lock. What a server that is far away takes longer for.
    */
   readonly inLine: (connections: number) => number;
-  /** Make its tables, on the servers that it is for. */
+  /** Make its tables. */
   readonly postgres: (place: PostgresPlace) => Promise<Opened>;
-  readonly mysql?: (place: MysqlPlace) => Promise<Opened>;
+  readonly mysql: (place: MysqlPlace) => Promise<Opened>;
 }
 
 /** Callers at a time, one after the other each, on the same data in every round. */

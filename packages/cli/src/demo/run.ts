@@ -162,7 +162,13 @@ async function database(
     return { url: (await unless(signal, starting)).url() };
   }
   screen.working("Connecting …");
-  const connecting = connect({ url, kinds: ["postgres"], application: "holdfast demo", most: 1 });
+  const connecting = connect({
+    url,
+    kinds: ["postgres"],
+    instead: "Name none, and it starts one of its own; `holdfast certify` tries locks on this one.",
+    application: "holdfast demo",
+    most: 1,
+  });
   cleanup.defer(async () => (await connecting.catch(() => undefined))?.[Symbol.asyncDispose]());
   const server = await unless(signal, connecting);
   const [limits] = await server.query(
