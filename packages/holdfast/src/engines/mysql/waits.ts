@@ -71,11 +71,10 @@ export async function bounded<T>(
 }
 
 /** An abort may end this very statement; the next one comes after it. */
-async function insistOn(connection: SqlConnection, text: string): Promise<void> {
+async function insistOn(connection: SqlConnection, text: string): Promise<Result> {
   for (let attempt = 1; ; attempt++) {
     try {
-      await connection.query(sql.raw(text));
-      return;
+      return await connection.query(sql.raw(text));
     } catch (error) {
       if (attempt === 3 || failureOf(connection, error) !== "canceled") throw error;
     }
@@ -150,15 +149,27 @@ export async function brieflyLasting<T>(
   try {
     await connection.query(
       sql.raw(
-        `SET @holdfast_wait = @@innodb_lock_wait_timeout, @holdfast_autocommit = @@autocommit, SESSION innodb_lock_wait_timeout = ${seconds}, ${readCommitted}, SESSION autocommit = 0`,
+        `SET @holdfast_wait = @@innodb_lock_wait_timeout, @holdfast_autocommit = @@autocommit, @holdfast_committed = 0, SESSION innodb_lock_wait_timeout = ${seconds}, ${readCommitted}, SESSION autocommit = 0`,
       ),
     );
     const value = await body();
-    await connection.query(sql.raw(`SET SESSION autocommit = 1, ${asBefore}`));
+    await commit(connection);
     return value;
   } catch (error) {
     await undo(connection);
     throw error;
+  }
+}
+
+async function commit(connection: SqlConnection): Promise<void> {
+  try {
+    await connection.query(sql.raw(`SET SESSION autocommit = 1, @holdfast_committed = 1, ${asBefore}`));
+  } catch (error) {
+    if (failureOf(connection, error) !== "canceled") throw error;
+    // It may have been too late for that.
+    const { rows } = await insistOn(connection, "SELECT @holdfast_committed AS committed");
+    if (Number(rows[0]?.["committed"]) !== 1) throw error;
+    await insistOn(connection, `SET ${asBefore}`);
   }
 }
 

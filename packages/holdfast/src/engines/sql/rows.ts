@@ -285,13 +285,20 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
     where: Statement,
     set: Partial<RowOf<T>>,
   ): Promise<number> {
-    const assignments = Object.entries(set).map(
-      ([column, value]) => sql`${name(column)} = ${this.dialect.write(kindOf(of, column), value)}`,
-    );
     const { affected }: Result = await connection.query(
-      sql`UPDATE ${this.#found(of)} SET ${sql.join(assignments)} WHERE ${where}`,
+      sql`UPDATE ${this.#found(of)} SET ${this.#assignments(of, Object.entries(set))} WHERE ${where}`,
     );
     return affected;
+  }
+
+  #assignments(of: Table, set: readonly (readonly [string, unknown])[]): Statement {
+    const { plain } = this.dialect;
+    if (!plain)
+      return sql.join(
+        set.map(([column, value]) => sql`${name(column)} = ${this.dialect.write(kindOf(of, column), value)}`),
+      );
+    const values = set.flatMap(([column, value]) => [id(column), plain(kindOf(of, column), value)]);
+    return sql.repeat(["", " = ", ""], ", ", values);
   }
 
   /** Each with values of its own, found by one column. All of them have the same columns. `also`: a condition for all of them. */
@@ -304,9 +311,14 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
   ): Promise<number> {
     const [first] = rows;
     if (!first) return 0;
+    if (rows.length === 1) {
+      const { [key]: found, ...set } = first as Readonly<Record<string, unknown>>;
+      const it = this.is(of, key, found);
+      return this.update(connection, of, also ? sql`${also} AND ${it}` : it, set as Partial<RowOf<T>>);
+    }
     const plain = (row: Partial<RowOf<T>>, column: string): unknown => row[column as keyof RowOf<T>];
     const { given, table } = this.dialect;
-    if (given && rows.length > 1) {
+    if (given) {
       const columns = Object.keys(first);
       const lists = columns.map((column) => ({
         name: column,
