@@ -163,14 +163,16 @@ describe.each(["mysql2 on MySQL", "mysql2 on MariaDB", "better-sqlite3"])("%s", 
           await each.enqueueMany(some(waiting));
           await each.enqueueMany(Array.from({ length: waiting }, (__, n) => ({ payload: n, ...later })));
         }
+        const read = new Set<string>();
         for (const transactional of [false, true]) {
           seen.length = 0;
-          await work(60, transactional);
+          await work(400, transactional);
           const { tables, whole } = await explained(backend, site, seen);
-          // It happened, or it was not shown.
-          for (const name of ["ready", "grouped"]) expect(tables).toContain(`holdfast_queue_${name}`);
           expect(whole).toEqual([]);
+          for (const table of tables) read.add(table);
         }
+        // It happened, or it was not shown.
+        for (const table of ["ready", "grouped"]) expect([...read]).toContain(`holdfast_queue_${table}`);
         // A question that no index answers is found out, or the above would prove nothing.
         const without = sql`SELECT id FROM ${ourTable(backend, "queue_ready")} WHERE attempt = ${7}`;
         expect((await explained(backend, site, [without])).whole).toHaveLength(1);
