@@ -510,6 +510,26 @@ function sharedPglite(name: string): Promise<PGlite> {
   return pglite;
 }
 
+const drivers = backends.filter(
+  ({ manyProcesses, name, orm }) => manyProcesses && !orm && !name.includes(", one"),
+);
+/** Another server or client for the same statements, of which conformance tells what differs. */
+const alike = new Set([
+  "pg on an older PostgreSQL",
+  "pg for Citus",
+  "postgres.js through PgBouncer",
+  "mysql2 on MariaDB",
+  "mariadb on MySQL",
+  "node:sqlite",
+]);
+
+/**
+ * Those on which campaigns run that start many processes and take minutes: each way in which locks are taken, once. With
+ * HOLDFAST_LONG (`npm run test:long`) every driver on every server.
+ */
+export const campaigns: readonly Backend[] =
+  process.env["HOLDFAST_LONG"] === "1" ? drivers : drivers.filter(({ name }) => !alike.has(name));
+
 export function backendNamed(name: string): Backend {
   const found = backends.find((b) => b.name === name);
   if (!found) throw new Error(`There is no backend ${name}`);

@@ -4,7 +4,7 @@ import { ConnectionLostError, type Holdfast, type TransactionOptions, holdfast, 
 import { type ConformanceSite, execute } from "holdfast/testing";
 import { Client } from "pg";
 import { afterAll, beforeAll, describe, expect, test, type TestContext } from "vitest";
-import { type Backend, backendNamed, backends } from "./backends.ts";
+import { type Backend, backendNamed, backends, campaigns } from "./backends.ts";
 import { createDatabase, serverUrl } from "./harness/databases.ts";
 import { type Place, missing, placeFor } from "./harness/places.ts";
 import { startWorker } from "./harness/processes.ts";
@@ -44,13 +44,10 @@ async function scene<T>(
   }
 }
 
-const shared = backends.filter(
-  ({ manyProcesses, name, orm }) => manyProcesses && !orm && !name.includes(", one"),
-);
-const evicting = shared.filter(({ server }) => !["mariadb", "mysql", "file"].includes(server));
+const evicting = campaigns.filter(({ server }) => !["mariadb", "mysql", "file"].includes(server));
 
 describe("a holder that is killed", () => {
-  test.for(shared)("leaves the lock to the waiter, and nothing written: $name", (backend, { skip }) =>
+  test.for(campaigns)("leaves the lock to the waiter, and nothing written: $name", (backend, { skip }) =>
     scene(skip, backend, async ({ place, hf, effects }) => {
       const arg: HolderArg = { backend: backend.name, url: place.url, deadline: 60_000 };
       const holder = startWorker<string>(worker, arg);

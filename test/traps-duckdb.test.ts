@@ -16,7 +16,9 @@ let [a, b]: DuckDBConnection[] = [];
 
 beforeAll(async () => {
   instance = await DuckDBInstance.create(":memory:");
-  [hf, other] = [holdfast(fromDuckdb(instance)), holdfast(fromDuckdb(instance))];
+  // Many wait for each other here, and the machine may be busy.
+  const patience = { wait: 60_000 };
+  [hf, other] = [holdfast(fromDuckdb(instance), patience), holdfast(fromDuckdb(instance), patience)];
   await Promise.all([hf.migrate(), other.migrate()]);
   [a, b] = [await instance.connect(), await instance.connect()];
 });
