@@ -506,7 +506,7 @@ describe.concurrent("networks", () => {
   test.each(clients)("one that is cut whenever it is renewed, four times, costs no lease: $name", (backend) =>
     through(backend, async (net, hf) => {
       // Two thirds of it are for four connections, each made anew, on a machine that may be busy.
-      const lease = await hf.lease(key("cut"), { ttl: 15_000 });
+      const lease = await hf.lease(key("cut"), { ttl: 30_000 });
       const { until } = lease;
       let left = 4;
       net.cutWhen((direction, chunk) => {
@@ -514,7 +514,7 @@ describe.concurrent("networks", () => {
           direction === "to-server" && chunk.toString("latin1").includes("UPDATE holdfast.lease");
         return renewal && left-- > 0 ? "cut-before" : "pass";
       });
-      await eventually(() => lease.until > until);
+      await eventually(() => lease.until > until, { timeout: 60_000 });
       expect(left).toBeLessThan(0);
       lease.throwIfLost();
       await lease.release();
