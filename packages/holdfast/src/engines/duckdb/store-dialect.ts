@@ -4,7 +4,7 @@
  */
 import { type Key, key } from "../../seam/key.ts";
 import { own, sql } from "../../seam/sql.ts";
-import type { NumberSequence, StoreDialect } from "../sql/dialect.ts";
+import { type StoreDialect, numberSequences } from "../sql/dialect.ts";
 import { type ColumnKind, type Table, kindOf, mayBeNull } from "../sql/table.ts";
 import { type DuckdbConnection, dialect } from "./dialect.ts";
 import { PatternsBusy, classify, isMissingTable } from "./errors.ts";
@@ -21,18 +21,9 @@ const types: Readonly<Record<ColumnKind, string>> = {
   serial: "bigint",
 };
 
-const sequences: readonly NumberSequence[] = [
-  "fence",
-  "audit",
-  "queue",
-  "queue_job",
-  "queue_lease",
-  "queue_worker",
-];
-
 const sequenceOf = (name: string) => `${name}_number`;
 
-export const numberSequences = sequences.map(
+export const sequences = numberSequences.map(
   (name) => sql`CREATE SEQUENCE IF NOT EXISTS ${own(sequenceOf(name))}`,
 );
 

@@ -12,12 +12,12 @@ import { scheduleStore, scheduleTables } from "../sql/schedule.ts";
 import { stockStore } from "../sql/stock/index.ts";
 import { stockTables } from "../sql/stock/tables.ts";
 import type { DuckdbConnection } from "./dialect.ts";
-import { numberSequences, storeDialectIn } from "./store-dialect.ts";
+import { sequences, storeDialectIn } from "./store-dialect.ts";
 
 const { create } = storeDialectIn(defaultSchema);
 
 export const storeTables: readonly Statement[] = [
-  ...numberSequences,
+  ...sequences,
   ...[...quotaTables, ...stockTables, ...queueTables, ...scheduleTables, ...auditTables].flatMap(create),
 ];
 

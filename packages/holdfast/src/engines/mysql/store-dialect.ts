@@ -2,7 +2,7 @@
 import type { SqlConnection } from "../../seam/database.ts";
 import { key } from "../../seam/key.ts";
 import { type Statement, own, sql } from "../../seam/sql.ts";
-import type { Locking, NumberSequence, StoreDialect } from "../sql/dialect.ts";
+import { type Locking, type NumberSequence, type StoreDialect, numberSequences } from "../sql/dialect.ts";
 import { type ColumnKind, type Table, kindOf, mayBeNull } from "../sql/table.ts";
 import { brieflyLasting, failureOf, insist, isMissing, lasting } from "./waits.ts";
 
@@ -85,19 +85,10 @@ const point = "holdfast_store";
 /** In whole seconds, as the server counts. MySQL takes 0 for 1. */
 const secondsOf = (waitMs: number): number => (waitMs <= 1 ? 0 : Math.min(Math.ceil(waitMs / 1000), 1e8));
 
-const numbered: readonly NumberSequence[] = [
-  "fence",
-  "audit",
-  "queue",
-  "queue_job",
-  "queue_lease",
-  "queue_worker",
-];
-
 const counterOf = (sequence: NumberSequence) => `number_${sequence}`;
 
 /** Of numbers: no row stays in them. */
-export const counters: readonly Statement[] = numbered.map(
+export const counters: readonly Statement[] = numberSequences.map(
   (sequence) =>
     sql`CREATE TABLE IF NOT EXISTS ${own(counterOf(sequence))} (id bigint NOT NULL AUTO_INCREMENT PRIMARY KEY) ENGINE=InnoDB`,
 );

@@ -16,7 +16,15 @@ import type { ColumnKind, Table } from "./table.ts";
 export type Locking = "update" | "skip" | "share" | "current";
 
 /** Whose numbers they are. */
-export type NumberSequence = "fence" | "audit" | "queue" | "queue_job" | "queue_lease" | "queue_worker";
+export const numberSequences = [
+  "fence",
+  "audit",
+  "queue",
+  "queue_job",
+  "queue_lease",
+  "queue_worker",
+] as const;
+export type NumberSequence = (typeof numberSequences)[number];
 
 /** A value for each row. */
 export interface GivenColumn {
