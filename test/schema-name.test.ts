@@ -171,13 +171,18 @@ describe("PostgreSQL", () => {
       await eventually(() => done.length === 1);
       // The lock of its session, by which others see that it lives, is the one that it says.
       const schema = [app, other].find((each) => of(each) === two) as string;
-      const { rows } = await pool.query<{ holds: boolean | null }>(
-        `SELECT EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1
+      const locks = async () => {
+        const { rows } = await pool.query<{ said: boolean; holds: boolean }>(
+          `SELECT w.lock IS NOT NULL AS said, EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.objsubid = 1
   AND ((l.classid::bigint << 32) | l.objid::bigint) = w.lock) AS holds
 FROM "${schema}".queue_worker w JOIN "${schema}".queue q ON q.id = w.queue WHERE q.name = $1`,
-        [name],
-      );
-      expect(rows).toEqual([{ holds: true }]);
+          [name],
+        );
+        return rows;
+      };
+      // It works before it has one.
+      await eventually(async () => (await locks()).every(({ said }) => said));
+      expect(await locks()).toEqual([{ said: true, holds: true }]);
       expect(done).toEqual(["of the second"]);
       expect(await mine.counts()).toMatchObject({ waiting: 1, running: 0 });
       await worker.stop();
