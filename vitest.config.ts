@@ -70,6 +70,7 @@ export default defineConfig({
     fsModuleCache: !mutant,
     include: ["test/**/*.test.ts", "packages/*/src/**/*.test.ts"],
     globalSetup: ["test/harness/servers.ts"],
+    setupFiles: ["test/harness/cpu.ts"],
     sequence: { sequencer: LongestFirst },
     pool: "forks",
     // On two cores: many tests wait more than they work.

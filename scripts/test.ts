@@ -54,6 +54,7 @@ if (tally === undefined) {
   passed += tally.passed;
   failed += tally.failed + tally.errors;
   skipped = tally.skipped.length;
+  console.log(processors(tally.cpuSeconds));
   for (const { name, reason } of tally.skipped) console.log(`skipped: ${name}: ${reason}`);
   if (tally.passed + tally.failed === 0) {
     failed++;
@@ -71,6 +72,14 @@ if (process.env["CI"]) {
 }
 process.exitCode = failed === 0 ? 0 : 1;
 console.log(`${passed} passed, ${failed} failed${skipped > 0 ? `, ${skipped} skipped` : ""}`);
+
+/** The time of a run is what they take, if there are two of them: what to look at when it becomes too long. */
+function processors(seconds: Tally["cpuSeconds"]): string {
+  const all = Object.entries(seconds).toSorted(([, a], [, b]) => b - a);
+  const total = all.reduce((sum, [, each]) => sum + each, 0);
+  const most = all.slice(0, 40).map(([file, each]) => `${file} ${Math.round(each)}`);
+  return `Processor time of the tests, without servers: ${Math.round(total / 60)} min. Most, in s: ${most.join(", ")}`;
+}
 
 async function firstFailure(commands: string[][]): Promise<string | undefined> {
   for (const command of commands) {

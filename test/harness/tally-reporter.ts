@@ -9,14 +9,17 @@ export interface Tally {
   skipped: { name: string; reason: string }[];
   /** Files that could not be loaded, failing hooks, and errors outside of tests. */
   errors: number;
+  /** Of the processors, by file, its processes included, and not the servers. */
+  cpuSeconds: Record<string, number>;
 }
 
 export default class TallyReporter implements Reporter {
   readonly #file: string | undefined = process.env["HOLDFAST_TALLY"];
 
   onTestRunEnd(modules: readonly TestModule[], unhandled: readonly SerializedError[]): void {
-    const tally: Tally = { passed: 0, failed: 0, skipped: [], errors: unhandled.length };
+    const tally: Tally = { passed: 0, failed: 0, skipped: [], errors: unhandled.length, cpuSeconds: {} };
     for (const module of modules) {
+      tally.cpuSeconds[module.relativeModuleId] = module.meta().cpuSeconds ?? 0;
       tally.errors += module.errors().length;
       for (const suite of module.children.allSuites()) tally.errors += suite.errors().length;
       for (const test of module.children.allTests()) count(tally, test);
