@@ -530,6 +530,11 @@ const alike = new Set([
 export const campaigns: readonly Backend[] =
   process.env["HOLDFAST_LONG"] === "1" ? drivers : drivers.filter(({ name }) => !alike.has(name));
 
+const plain = new Set(["pg", "mysql2 on MySQL", "mariadb on MariaDB", "better-sqlite3"]);
+/** One for each server, for campaigns whose locks `lost-update.test.ts` tries on all of the above. */
+export const plainCampaigns: readonly Backend[] =
+  process.env["HOLDFAST_LONG"] === "1" ? drivers : drivers.filter(({ name }) => plain.has(name));
+
 export function backendNamed(name: string): Backend {
   const found = backends.find((b) => b.name === name);
   if (!found) throw new Error(`There is no backend ${name}`);

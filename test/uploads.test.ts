@@ -24,19 +24,25 @@ async function onDatabase<T>(body: (url: string, client: Client) => Promise<T>):
   }
 }
 
-test.for(orms)("%s: 8 processes × 50 uploads of one user, quota for 37", { timeout: 300_000 }, (orm) =>
-  onDatabase(async (url, client) => {
-    const arg: UploadArg = { orm, url, user: "ada", uploads: 50 };
-    const granted = await runWorkers<number>(worker, 8, arg);
-    const { rows } = await client.query(
-      "SELECT count(*)::int AS n, sum(bytes)::int AS bytes FROM user_image",
-    );
-    expect({ granted: granted.reduce((a, b) => a + b), ...rows[0] }).toEqual({
-      granted: 37,
-      n: 37,
-      bytes: 3700,
-    });
-  }),
+/** Each loads its ORM, which takes longer than the calls. */
+const processes = process.env["HOLDFAST_LONG"] === "1" ? 8 : 4;
+
+test.for(orms)(
+  `%s: ${processes} processes × 50 uploads of one user, quota for 37`,
+  { timeout: 300_000 },
+  (orm) =>
+    onDatabase(async (url, client) => {
+      const arg: UploadArg = { orm, url, user: "ada", uploads: 50 };
+      const granted = await runWorkers<number>(worker, processes, arg);
+      const { rows } = await client.query(
+        "SELECT count(*)::int AS n, sum(bytes)::int AS bytes FROM user_image",
+      );
+      expect({ granted: granted.reduce((a, b) => a + b), ...rows[0] }).toEqual({
+        granted: 37,
+        n: 37,
+        bytes: 3700,
+      });
+    }),
 );
 
 test.for(orms)("%s: another user is not blocked by one whose lock is held", (orm) =>

@@ -2,6 +2,7 @@
 import { type ChildProcessByStdio, spawn } from "node:child_process";
 import type { Readable, Writable } from "node:stream";
 import { fileURLToPath } from "node:url";
+import { bundled } from "./bundled.ts";
 
 export const root = fileURLToPath(new URL("../../", import.meta.url));
 
@@ -18,8 +19,11 @@ export interface CommandOptions {
   readonly input?: string;
 }
 
+const main = `${root}packages/cli/src/bin.ts`;
 /** Arguments of Node for the command in this checkout. */
-export const bin = ["--conditions=holdfast-source", `${root}packages/cli/src/bin.ts`] as const;
+export const bin = [...bundled, main] as const;
+/** Threads of the explorer need the library's own files. */
+const binOfRaces = ["--conditions=holdfast-source", main] as const;
 
 /** Without the variables that would name a database, or change what is printed. */
 export function environment(more: NodeJS.ProcessEnv = {}): NodeJS.ProcessEnv {
@@ -44,7 +48,7 @@ export interface Running {
 }
 
 export function start(args: readonly string[], { env, cwd = root, input }: CommandOptions = {}): Running {
-  const child = spawn(process.execPath, [...bin, ...args], {
+  const child = spawn(process.execPath, [...(args[0] === "race" ? binOfRaces : bin), ...args], {
     cwd,
     env: environment(env),
     stdio: ["pipe", "pipe", "pipe"],

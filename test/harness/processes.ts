@@ -1,6 +1,7 @@
 import { type ChildProcess, fork, spawn } from "node:child_process";
 import { Socket } from "node:net";
 import { fileURLToPath, pathToFileURL } from "node:url";
+import { bundled } from "./bundled.ts";
 import { Inbox } from "./inbox.ts";
 import { reviveError, type FromWorker, type ToWorker } from "./worker-protocol.ts";
 
@@ -38,7 +39,7 @@ export async function runWorkers<T = unknown>(
 export function startWorker<T = unknown>(file: string | URL, arg?: unknown): Worker<T> {
   const href = file instanceof URL || file.startsWith("file:") ? String(file) : pathToFileURL(file).href;
   const child = fork(MAIN, {
-    execArgv: ["--conditions=holdfast-source"],
+    execArgv: [...bundled],
     serialization: "advanced",
     stdio: ["ignore", "inherit", "inherit", "ipc"],
   });

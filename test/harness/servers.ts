@@ -1,6 +1,7 @@
 import { randomInt } from "node:crypto";
 import type { TestProject } from "vitest/node";
 import { type EmbeddedPostgres, startPostgres } from "../../packages/cli/src/embedded.ts";
+import { bundleLibrary } from "./bundle.ts";
 import { type DebianPackage, installMissing } from "./debian.ts";
 import { OLD_HOME, oldBinaries } from "./old-postgres.ts";
 import { mariadbPackage, startMariadb } from "./mariadb.ts";
@@ -97,6 +98,7 @@ export default async function setup(project: TestProject): Promise<() => Promise
     return withTemplate(postgres);
   };
   await Promise.all([
+    bundleLibrary(),
     provide("postgres", startPostgres18).then(() =>
       provide("pgbouncer", async () => {
         await installed;
