@@ -39,7 +39,7 @@ export async function open(url: string): Promise<Orders> {
         const { id } = await manager.save(Purchase, { userId, sku });
         await limit.consume(userId, 1, { tx: manager });
         await shelf.decrease(sku, 1, { tx: manager, source: "ORDER" });
-        await receipts.enqueue({ orderId: String(id) }, { tx: manager });
+        await receipts.enqueue({ orderId: id }, { tx: manager });
       }),
     work: () =>
       receipts.work((job) =>

@@ -288,7 +288,7 @@ export async function leases(): Promise<void> {
   // @ts-expect-error a fence is given, not chosen
   lease.fence = 7;
   // The client's own, too.
-  await fenced({} as PoolClient, lease);
+  await new Pool().connect().then((client) => fenced(client, lease));
   // @ts-expect-error text is no transaction
   await fenced("tx", lease);
   // @ts-expect-error a session lock has no fence

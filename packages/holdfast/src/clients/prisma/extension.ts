@@ -28,10 +28,19 @@ import { type PrismaVersioned, type UpdateArgs, updateVersioned, type versionedN
 
 type FindName = "findMany" | "findFirst" | "findUnique";
 
+/** Nothing but what is known. */
+type Only<Given, Known> = { readonly [K in Exclude<keyof Given, keyof NonNullable<Known>>]?: never };
+
+type Part<A, Name extends string> = A extends { readonly [K in Name]?: infer Value } ? Value : never;
+
 /** The arguments of Prisma's own, and more of ours; nothing else. */
 type With<T, A, Name extends FindName, More, Names extends string> = A &
   PrismaArgs<T, Name> &
-  More & { readonly [K in Exclude<keyof A, keyof PrismaArgs<T, Name> | Names>]?: never };
+  More & {
+    readonly [K in Exclude<keyof A, keyof PrismaArgs<T, Name> | Names>]?: never;
+  } & {
+    readonly [K in keyof A & ("select" | "include" | "omit")]?: Only<A[K], Part<PrismaArgs<T, Name>, K>>;
+  };
 
 type Locked<T, A, Name extends FindName> = With<T, A, Name, { readonly lock?: PrismaLock }, "lock">;
 

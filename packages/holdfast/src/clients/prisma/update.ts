@@ -16,13 +16,19 @@ type Counting<T> = {
 
 type Data<T> = PrismaArgs<T, "updateMany"> extends { data: infer D } ? D : never;
 
+/** All of it is optional: a function, whatever it returns, would be taken for one. */
+interface NoFunction {
+  readonly [Symbol.hasInstance]?: never;
+}
+
 /** Of `updateVersioned`, besides what `findUnique` takes. */
 export type PrismaVersioned<T> = {
   /**
    * What to set, if `where` names the version that was read; or a function of the row as it is, which may run several times
    * and returns what to set, or nothing.
    */
-  readonly data: Data<T> | ((row: PrismaWhole<T>) => Data<T> | undefined | Promise<Data<T> | undefined>);
+  readonly data:
+    (Data<T> & NoFunction) | ((row: PrismaWhole<T>) => Data<T> | undefined | Promise<Data<T> | undefined>);
   /** How often a function is asked before `StaleVersionError`. Default 10. */
   readonly attempts?: number;
 } & ("version" extends Counting<T>

@@ -367,7 +367,7 @@ export const onceCases = suite("once", {
     ];
     for (const options of wrong)
       await assert.rejects(once(hf, fresh, never, options), UsageError, Object.keys(options).join());
-    await assert.rejects(once(hf, fresh, never, { tx: {} as never }), NotInTransactionError);
+    await assert.rejects(once(hf, fresh, never, { tx: {} }), NotInTransactionError);
     await assert.rejects(once(hf, fresh, undefined as never), UsageError);
     await assert.rejects(once({} as never, fresh, never), UsageError);
     await hf.transaction(async (tx) => {
