@@ -9,6 +9,7 @@ import {
   LockNotAvailableError,
   LockTimeoutError,
   NotInTransactionError,
+  StaleVersionError,
   SerializationError,
   TransactionAbortedError,
   UnsupportedError,
@@ -21,6 +22,7 @@ import {
   key,
 } from "holdfast";
 import { fromPrisma, holdfast } from "holdfast/prisma";
+import { quota } from "holdfast/quota";
 import { createPool } from "mariadb";
 import { type Connection, type RowDataPacket, createConnection } from "mysql2/promise";
 import { afterAll, beforeAll, beforeEach, describe, expect, expectTypeOf, test } from "vitest";
@@ -365,6 +367,62 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
     });
   });
 
+  describe("updateVersioned", () => {
+    const where = { orderId_position: { orderId: order, position: 1 } };
+
+    test("of those who read the same version one writes; a function decides anew", async () => {
+      const writing = Array.from({ length: 8 }, (_, i) =>
+        prisma.orderLine.updateVersioned({ where: { ...where, version: 0n }, data: { quantity: i } }),
+      );
+      const results = await Promise.allSettled(writing);
+      const written = results.flatMap((each) => (each.status === "fulfilled" ? [each.value] : []));
+      expect(written).toMatchObject([{ version: 1n }]);
+      for (const each of results)
+        if (each.status === "rejected") expect(each.reason).toBeInstanceOf(StaleVersionError);
+      const from = written[0]?.quantity ?? Number.NaN;
+      const adding = Array.from({ length: 8 }, () =>
+        prisma.orderLine.updateVersioned({
+          where,
+          data: ({ quantity }) => ({ quantity: quantity + 1 }),
+          include: { product: true },
+        }),
+      );
+      for (const each of await Promise.all(adding)) expect(each.product?.name).toBe("pen");
+      expect(await prisma.orderLine.findUnique({ where })).toMatchObject({
+        quantity: from + 8,
+        version: 9n,
+      });
+    });
+
+    test("under a snapshot, what has changed since is stale", async () => {
+      const stale = prisma.$transaction(async (tx) => {
+        await tx.orderLine.findUnique({ where });
+        await second.query(`UPDATE \`order line\` SET qty = 99, version = 1 WHERE line_no = 1`);
+        return tx.orderLine.updateVersioned({
+          where,
+          data: ({ quantity }) => ({ quantity: quantity + 1 }),
+        });
+      });
+      await expect(stale).rejects.toBeInstanceOf(StaleVersionError);
+      expect(await prisma.orderLine.findUnique({ where })).toMatchObject({ quantity: 99, version: 1n });
+    });
+  });
+
+  test("patterns take part in Prisma's own transactions", async () => {
+    const uploads = quota(prisma.$holdfast, { name: "uploads", limit: 3 });
+    const upload = () =>
+      prisma.$transaction(
+        async (tx) => {
+          await uploads.consume("ada", 1, { tx });
+          await tx.upload.create({ data: { userId: "ada", bytes: 1 } });
+        },
+        { isolationLevel: "ReadCommitted", maxWait: 60_000, timeout: 60_000 },
+      );
+    const results = await Promise.allSettled(Array.from({ length: 8 }, upload));
+    expect(results.filter(({ status }) => status === "fulfilled")).toHaveLength(3);
+    expect([await prisma.upload.count(), (await uploads.peek("ada")).used]).toEqual([3, 3]);
+  });
+
   describe("transactions", () => {
     test("in a $transaction of one's own, and not after its end", async () => {
       await expect(prisma.$lock(key("a"))).rejects.toThrow(NotInTransactionError);
@@ -651,8 +709,7 @@ test("SQLite is refused, since whoever uses the client meanwhile is in the trans
   try {
     expect(() => fromPrisma(prisma)).toThrow(UnsupportedError);
     expect(() => fromPrisma(prisma)).toThrow(/holdfast\/better-sqlite3/);
-    const extended = prisma.$extends(holdfast());
-    expect(() => extended.$exact({}, async () => {})).toThrow(UnsupportedError);
+    expect(() => prisma.$extends(holdfast())).toThrow(UnsupportedError);
     // The reason: should this ever fail, it is gone.
     await prisma.$executeRawUnsafe(
       "CREATE TABLE upload (id integer PRIMARY KEY, user_id text NOT NULL, bytes integer NOT NULL)",

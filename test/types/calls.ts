@@ -287,8 +287,10 @@ export async function leases(): Promise<void> {
   await hf.lease(one, { ttl: "5s" });
   // @ts-expect-error a fence is given, not chosen
   lease.fence = 7;
-  // @ts-expect-error the client is no transaction of Holdfast
-  await fenced({} as PoolClient, lease);
+  // The client's own, too.
+  await new Pool().connect().then((client) => fenced(client, lease));
+  // @ts-expect-error text is no transaction
+  await fenced("tx", lease);
   // @ts-expect-error a session lock has no fence
   await hf.transaction(async (tx) => fenced(tx, await hf.hold(one)));
   void [parts, found];

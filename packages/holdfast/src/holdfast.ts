@@ -23,6 +23,7 @@ import {
 import { sections } from "./context/section.ts";
 import { callSites } from "./context/call-site.ts";
 import { Started } from "./transaction/lifecycle.ts";
+import type { Turns } from "./waiting/turns.ts";
 import { type MigrationState, applyMigrations, migrationSql, migrationStates } from "./migrations.ts";
 import { withConnection } from "./transaction/one-shot.ts";
 import { type HoldfastOptions, checkDefaults, checkOptions } from "./options.ts";
@@ -94,6 +95,7 @@ export class Holdfast<Native> {
       wrongConnection,
       watch: watch(watched, show),
       rows: new Rows(() => this.#context),
+      join: (native, turns) => this.#join(native, turns),
       started: new Started(),
       ...(shard && { guard: shard.guard, elsewhere: shard.elsewhere }),
       names: (locks) => keyNames(locks, show),
@@ -212,6 +214,10 @@ export class Holdfast<Native> {
 
   /** Takes part in a transaction that you opened and will end: `await hf.join(tx).lock(key(…))`. */
   join(native: Native): Transaction<Native> {
+    return this.#join(native);
+  }
+
+  #join(native: Native, turns?: Turns): Scope<Native, Connection> {
     const connection = this.#database.join(native);
     const { watch: watched } = this.#context;
     const site = watched?.wantsPlaces ? callSites.here(this.join, siteFrames) : undefined;
@@ -223,6 +229,7 @@ export class Holdfast<Native> {
       attempt: 1,
       joined: true,
       section,
+      turns,
     });
   }
 

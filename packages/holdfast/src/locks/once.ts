@@ -36,7 +36,7 @@ export interface OnceOptions<Native = unknown> {
    */
   readonly issuedAt?: Date | undefined;
   /** Takes part in this transaction: effects and record are kept if it is committed. */
-  readonly tx?: Transaction<Native> | undefined;
+  readonly tx?: Transaction<Native> | Native | undefined;
   /** Inside a transaction's body: in a transaction of its own, kept also if that is rolled back. */
   readonly separate?: boolean;
   /** As in `hf.transaction`. Not with `tx`. */
@@ -95,7 +95,7 @@ export async function once<Native, T>(
     throw new UsageError("once(hf, id, body): the body must be an async function");
   const { issuedAt, tx, separate, wait, signal, deadline, retry } = options;
   const record = idText(idKey(parts));
-  scopeFor(context, options, `once ${label}`);
+  const within = scopeFor(context, options, `once ${label}`);
   const { replay, name } = context.database.engine;
   if (!replay) throw new UnsupportedError(`once: nothing is kept of calls on ${name}`);
 
@@ -149,7 +149,8 @@ export async function once<Native, T>(
   } as const;
   try {
     // A savepoint: a body that fails, and whose error is swallowed, must leave no effects without a record.
-    if (tx) return await tx.transaction(common, run);
+    if (tx && within)
+      return await (within as Transaction<unknown> as Transaction<Native>).transaction(common, run);
     return await hf.transaction(
       {
         ...common,

@@ -4,7 +4,13 @@ import { RowsMissingError, UsageError } from "../seam/errors.ts";
 import { made } from "../events/made.ts";
 import { checkNames } from "../input/options.ts";
 import { type RowKey, type TableName, tableName } from "../seam/row-options.ts";
-import { type InstanceContext, type Transaction, contextOf, scopeOf } from "../transaction/scope.ts";
+import {
+  type InstanceContext,
+  type Transaction,
+  contextOf,
+  scopeNamed,
+  scopeOf,
+} from "../transaction/scope.ts";
 import type { Transactor } from "../transaction/transaction.ts";
 import { checkAttempts, nameOf, untilFresh } from "./version/fresh.ts";
 import { type Place, inPlace } from "./version/place.ts";
@@ -40,7 +46,7 @@ export class Versioned<R extends object, Native = unknown> {
   /** The row as it is now, without a lock; undefined if there is none. */
   async read(
     id: RowKey<R>,
-    options: { tx?: Transaction<Native>; separate?: boolean } = {},
+    options: { tx?: Transaction<Native> | Native; separate?: boolean } = {},
   ): Promise<R | undefined> {
     checkNames("read", options, new Set(["tx", "separate"]));
     return (await this.#work(options, (work) => this.#rows.read(work, [id])))[0] as R | undefined;
@@ -173,7 +179,10 @@ export class Versioned<R extends object, Native = unknown> {
 
   #within<T>(options: UpdateOptions<Native>, body: (tx: Transaction<Native>) => Promise<T>): Promise<T> {
     // A savepoint: what one row's stale version undoes must not be half of the caller's transaction.
-    if (options.tx !== undefined) return options.tx.transaction(body);
+    if (options.tx !== undefined) {
+      const scope = scopeNamed(this.#context, options.tx, "versioned") as Transaction<unknown>;
+      return (scope as Transaction<Native>).transaction(body);
+    }
     const { signal, separate = false } = options;
     return this.#hf.transaction({ ...(signal && { signal }), separate }, body);
   }

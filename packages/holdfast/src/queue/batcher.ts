@@ -38,6 +38,8 @@ export class QueueBatcher {
   readonly context: InstanceContext<unknown, Connection>;
   readonly instance: Instance;
   readonly notifier: Notifier<unknown, Connection>;
+  /** Queues whose numbers are asked for, on a connection that does not come. */
+  readonly #starved = new Set<string>();
   readonly #numbers = new Map<string, Promise<number>>();
   readonly #lines = new Map<string, Line>();
   readonly #marks: Batcher<Leased, boolean>;
@@ -113,12 +115,19 @@ export class QueueBatcher {
       asking.catch(() => this.#numbers.delete(name));
     }
     if (!scope) return asking;
+    // Whoever comes next would wait in vain, too, and hold its own connection meanwhile.
+    if (this.#starved.has(name)) return inside(scope);
     try {
       return await within(besideMs, asking);
     } catch (error) {
       // Everybody who holds a connection may be waiting for one more.
-      if (error instanceof Silence || error instanceof NoConnectionError) return inside(scope);
-      throw error;
+      if (!(error instanceof Silence || error instanceof NoConnectionError)) throw error;
+      if (error instanceof Silence && !this.#starved.has(name)) {
+        this.#starved.add(name);
+        const over = () => void this.#starved.delete(name);
+        asking.then(over, over);
+      }
+      return inside(scope);
     }
   }
 

@@ -1,5 +1,5 @@
 import type { Connection } from "../seam/database.ts";
-import { scopeOf } from "../transaction/scope.ts";
+import { type InstanceContext, scopeNamed } from "../transaction/scope.ts";
 import { JobLostError } from "./errors.ts";
 import type { ClaimedJob, Leased } from "./store.ts";
 
@@ -23,6 +23,7 @@ export interface JobBatch {
 export interface JobKeeper {
   /** Of its queue. */
   readonly name: string;
+  readonly context: InstanceContext<unknown, Connection>;
   complete(connection: Connection, job: Leased): Promise<boolean>;
 }
 
@@ -105,7 +106,7 @@ export class JobOf<P> implements Job<P> {
   }
 
   async complete(tx: unknown): Promise<void> {
-    const scope = scopeOf(tx, "job.complete");
+    const scope = scopeNamed(this.#keeper.context, tx, "job.complete");
     const { lost } = this.#batch;
     if (lost) throw new JobLostError(this.#keeper.name, this.id, lost);
     const ours = await scope.work(

@@ -1,7 +1,6 @@
 /** What calls of quotas take, and what they answer. */
 import type { Wait } from "../seam/database.ts";
 import type { Period } from "../time/windows.ts";
-import type { Transaction } from "../transaction/scope.ts";
 
 /** Whom a limit is for: text, a number, or several dimensions such as `{ org: "acme", model: "large" }`. */
 export type Subject = string | number | bigint | Readonly<Record<string, string | number>>;
@@ -40,7 +39,7 @@ export interface EntryOptions {
    * Takes part in this transaction: rolled back with it. Others who use the same subject wait for its end. Without it:
    * in the transaction of the same instance whose body calls, if there is one.
    */
-  readonly tx?: Transaction<unknown> | undefined;
+  readonly tx?: object | undefined;
   /** Inside a transaction's body: apart from it. What was used stays used also if it is rolled back. */
   readonly separate?: boolean;
   /** Milliseconds to wait while somebody's transaction has the subject. Default: the instance's (5 s). */

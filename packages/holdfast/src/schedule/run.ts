@@ -2,7 +2,7 @@
 import type { Connection } from "../seam/database.ts";
 import { message } from "../seam/errors.ts";
 import { emit } from "../events/events.ts";
-import { type InstanceContext, type Transaction, scopeOf } from "../transaction/scope.ts";
+import { type InstanceContext, scopeNamed } from "../transaction/scope.ts";
 import type { How, Soon } from "../seam/store.ts";
 import { sleep } from "../waiting/wait.ts";
 import { watched } from "../waiting/watched-signal.ts";
@@ -27,7 +27,7 @@ export interface Run {
    * Ends the run in a transaction of the same database: what the transaction writes, and that the run is done, are
    * committed together or not at all. Throws if the run is no longer this process's.
    */
-  complete(tx: Transaction<unknown>): Promise<void>;
+  complete(tx: object): Promise<void>;
 }
 
 /** What a run needs of the database. */
@@ -97,8 +97,8 @@ export class Active implements Run {
     this.#controller.abort(reason);
   }
 
-  async complete(tx: Transaction<unknown>): Promise<void> {
-    const scope = scopeOf(tx, "run.complete(tx)");
+  async complete(tx: object): Promise<void> {
+    const scope = scopeNamed(this.#keeper.context, tx, "run.complete(tx)");
     const { store, waitMs } = this.#keeper;
     const ended = await scope.work(
       async ({ connection, joined }) =>

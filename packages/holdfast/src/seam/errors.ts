@@ -336,8 +336,15 @@ export class TransactionAbortedError extends HoldfastError {
 
 /** `hf.join(client)` on a client that is in no transaction: a lock taken there would be gone at once. */
 export class NotInTransactionError extends HoldfastError {
-  constructor(detail: string, cause?: unknown) {
-    super("HF_NOT_IN_TRANSACTION", `hf.join: ${detail}`, { cause });
+  readonly #detail: string;
+  constructor(detail: string, cause?: unknown, options: { call?: string; cause?: unknown } = {}) {
+    super("HF_NOT_IN_TRANSACTION", `${options.call ?? "hf.join"}: ${detail}`, { cause });
+    this.#detail = detail;
+  }
+
+  /** The same, of another call than `hf.join`. */
+  of(call: string): NotInTransactionError {
+    return new NotInTransactionError(this.#detail, this.cause, { call });
   }
 }
 

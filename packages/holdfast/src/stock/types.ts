@@ -1,7 +1,6 @@
 /** What calls of stock take, and what they answer. */
 import type { Trust } from "../input/trust.ts";
 import type { Wait } from "../seam/database.ts";
-import type { Transaction } from "../transaction/scope.ts";
 import type { Finding } from "./domain.ts";
 
 /** Words of the caller's own: `stock<{ source: "POS" | "AMAZON"; reference: "order" | "count" }>(hf)`. */
@@ -60,7 +59,7 @@ export interface ReadOptions {
    * Takes part in this transaction: rolled back with it. Others who want the same SKU wait for its end. Without it: in
    * the transaction of the same instance whose body calls, if there is one.
    */
-  readonly tx?: Transaction<unknown> | undefined;
+  readonly tx?: object | undefined;
   /** Inside a transaction's body: apart from it. What was moved stays moved also if it is rolled back. */
   readonly separate?: boolean;
 }

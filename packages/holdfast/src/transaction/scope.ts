@@ -1,5 +1,5 @@
 import type { Connection, Isolation, Result, Row, Wait } from "../seam/database.ts";
-import { ShardError, UnsupportedError, UsageError } from "../seam/errors.ts";
+import { NotInTransactionError, ShardError, UnsupportedError, UsageError } from "../seam/errors.ts";
 import { type Inside, apart } from "../context/inside.ts";
 import { interruptible } from "../waiting/interrupt.ts";
 import { type LockRequest, type Lockable, canonical, keyNames, wanted } from "../seam/key.ts";
@@ -44,6 +44,8 @@ const nestedNames = new Set(["lock", "wait", "signal", "isolation", "readOnly"])
 export interface InstanceContext<Native, C extends Connection> extends Instance<Native, C> {
   readonly current: Inside<Scope<Native, C>>;
   readonly rows: RowLocker<Scope<Native, C>, C>;
+  /** Takes part in a transaction of the client's own. `turns`: shared by all who name it so. */
+  join(native: Native, turns: Turns): Scope<Native, C>;
 }
 
 export interface Place<Native, C extends Connection> {
@@ -62,6 +64,8 @@ export interface Place<Native, C extends Connection> {
   /** Where it was opened. */
   readonly site?: CallSite | undefined;
   readonly section?: Section | undefined;
+  /** Of statements, where there may be other scopes of the same transaction. */
+  readonly turns?: Turns | undefined;
 }
 
 interface Proof<C extends Connection> {
@@ -93,7 +97,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
 
   /** Statements that must not interleave: a sibling's savepoint inside ours would be rolled back with it. */
   get #queue(): Turns {
-    return (this.#lazyQueue ??= new Turns());
+    return (this.#lazyQueue ??= this.#place.turns ?? new Turns());
   }
 
   get client(): Native {
@@ -142,6 +146,11 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
   /** Whether the transaction was kept, on another connection once it is over. Undefined: nobody can tell. */
   wasKept(connection: C): Promise<boolean> | undefined {
     return this.#proof?.ask(connection);
+  }
+
+  /** Whether this is what the client calls the transaction. */
+  isCalled(native: unknown): boolean {
+    return this.#place.native === native;
   }
 
   get open(): boolean {
@@ -330,7 +339,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
         throw this.#explain(error);
       });
       const stop = options.signal ? signal : this.#place.stop;
-      const inner = new Scope(this.#context, { ...this.#place, signal, stop }, [], this);
+      const inner = new Scope(this.#context, { ...this.#place, signal, stop, turns: undefined }, [], this);
       try {
         if (requests.length > 0) await inner.lock(requests, { wait });
         const value = await this.#context.current.run(inner, () => body(inner));
@@ -382,9 +391,39 @@ export function contextOf(instance: unknown, call: string): InstanceContext<unkn
 /** The scope behind a `tx` of `hf.transaction` or `hf.join`, for what takes one as an argument. */
 export function scopeOf(tx: unknown, call: string): Scope<unknown, Connection> {
   if (tx instanceof Scope) return tx as Scope<unknown, Connection>;
-  throw new UsageError(
-    `${call}: this is no transaction of Holdfast. Pass the \`tx\` of hf.transaction(async (tx) => …), or hf.join(yourTransaction).`,
+  throw noTransaction(call);
+}
+
+function noTransaction(call: string): UsageError {
+  return new UsageError(
+    `${call}: this is no transaction. Pass the \`tx\` of hf.transaction(async (tx) => …), or of a transaction that your client has opened.`,
   );
+}
+
+/** Of transactions that calls name by the client's own object: of two at once one waits for the other. */
+const turnsOf = new WeakMap<object, Turns>();
+
+/** The same, or a transaction of the client's own: that of the body which calls, or one that this instance joins. */
+export function scopeNamed(
+  home: InstanceContext<unknown, Connection>,
+  tx: unknown,
+  call: string,
+): Scope<unknown, Connection> {
+  if (tx instanceof Scope) return tx as Scope<unknown, Connection>;
+  if ((typeof tx !== "object" && typeof tx !== "function") || tx === null) throw noTransaction(call);
+  const current = home.current.getStore();
+  if (current?.isCalled(tx)) return current;
+  if (home.guard)
+    throw new UsageError(
+      `${call}: which of several databases this transaction is in is not to be seen. Pass shards.on(key).join(tx), or call it in the body of shards.transaction(…).`,
+    );
+  let turns = turnsOf.get(tx);
+  if (!turns) turnsOf.set(tx, (turns = new Turns()));
+  try {
+    return home.join(tx, turns);
+  } catch (error) {
+    throw error instanceof NotInTransactionError ? error.of(call) : error;
+  }
 }
 
 /**
@@ -403,7 +442,7 @@ export function scopeFor(
     if (context.elsewhere?.()) throw astray(call);
     return context.current.getStore();
   }
-  const scope = scopeOf(tx, call);
+  const scope = scopeNamed(context, tx, call);
   if (separate) throw new UsageError(`${call}: either \`tx\` or \`separate\`, not both`);
   if (scope.context !== context && scope.context.guard && context.guard) throw astray(call);
   if (scope.context !== context)

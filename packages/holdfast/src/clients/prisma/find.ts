@@ -25,6 +25,7 @@ export interface Delegate {
   findMany(args: Values): PromiseLike<Values[]>;
   findFirst(args: Values): PromiseLike<Values | null>;
   findUnique(args: Values): PromiseLike<Values | null>;
+  updateMany(args: Values): PromiseLike<{ readonly count: number }>;
 }
 
 /** What Prisma's generated client knows of the schema at run time. */

@@ -265,8 +265,8 @@ const late =
 type Parts = Pick<Database<object, SqlConnection>, "engine" | "traits" | "unwrap" | "join"> &
   Required<Pick<Database<object, SqlConnection>, "connect" | "transaction">>;
 
-export function prismaOnMysql(client: object): Parts {
-  const { _engineConfig, _engine, ...prisma } = parts(client);
+export function prismaOnMysql(client: object, opener: () => object): Parts {
+  const { _engineConfig, _engine, $connect } = client as Client;
   const factory = _engineConfig?.adapter;
   if (factory?.adapterName !== adapterName || !_engine)
     throw new UnsupportedError(
@@ -280,7 +280,7 @@ export function prismaOnMysql(client: object): Parts {
     throw new NotInTransactionError("this transaction of Prisma's has ended, or is one of another client");
   };
   const pool = async (): Promise<MariadbPool> => {
-    await prisma.$connect();
+    await $connect?.call(client);
     const [adapter] = [...(adapters.get(factory) ?? [])].slice(-1);
     if (!adapter) throw new UsageError(late);
     return adapter.underlyingDriver();
@@ -313,7 +313,7 @@ export function prismaOnMysql(client: object): Parts {
       };
       const options = { timeout: timeoutMs, maxWait: deadlineMs };
       try {
-        return await wishes.run({ isolation, taken: false }, () => prisma.$transaction(run, options));
+        return await wishes.run({ isolation, taken: false }, () => transactionOn(opener(), run, options));
       } catch (error) {
         // Prisma's own word for a pool that had none to give until the deadline.
         if ((error as { code?: unknown } | null)?.code === "P2028") signal?.throwIfAborted();
@@ -326,15 +326,8 @@ export function prismaOnMysql(client: object): Parts {
 }
 
 /** Its methods are of a proxy, and need it. */
-function parts(client: object) {
-  const prisma = client as Client;
-  return {
-    _engineConfig: prisma._engineConfig,
-    _engine: prisma._engine,
-    $connect: () => prisma.$connect?.(),
-    $transaction: <T>(body: (tx: object) => Promise<T>, options: object) =>
-      prisma.$transaction(body as never, options as never) as Promise<T>,
-  };
+function transactionOn<T>(client: object, body: (tx: object) => Promise<T>, options: object): Promise<T> {
+  return (client as Client).$transaction(body as never, options as never) as Promise<T>;
 }
 
 interface PrismaError {

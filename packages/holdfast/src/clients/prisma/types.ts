@@ -71,3 +71,6 @@ interface Selection {
 
 /** What a delegate of type `T` finds with arguments of type `A`. */
 export type PrismaFound<T, A> = PayloadOf<T> extends Payload ? Found<PayloadOf<T>, A> : never;
+
+/** All columns of it. */
+export type PrismaWhole<T> = PayloadOf<T> extends { scalars: infer S } ? S : never;

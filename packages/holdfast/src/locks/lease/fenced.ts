@@ -1,7 +1,7 @@
 import { require } from "../../seam/capabilities.ts";
 import { StaleFenceError, UnsupportedError, UsageError } from "../../seam/errors.ts";
-import { type Transaction, scopeOf } from "../../transaction/scope.ts";
-import { gripOf } from "./granted.ts";
+import { scopeNamed } from "../../transaction/scope.ts";
+import { knownLease } from "./granted.ts";
 import type { Lease } from "./types.ts";
 
 /**
@@ -10,17 +10,17 @@ import type { Lease } from "./types.ts";
  * was asleep before. In a database other than the one that keeps the lease, it fails if a newer fence of the same
  * key has been here before.
  */
-export async function fenced(tx: Transaction<unknown>, lease: Lease): Promise<void> {
-  const grip = gripOf(lease);
-  if (!grip) throw new UsageError("fenced(tx, lease): this is no lease of hf.lease or of a semaphore");
-  const scope = scopeOf(tx, "fenced(tx, lease)");
+export async function fenced(tx: object, lease: Lease): Promise<void> {
+  const known = knownLease(lease);
+  if (!known) throw new UsageError("fenced(tx, lease): this is no lease of hf.lease or of a semaphore");
+  const scope = scopeNamed(known.home, tx, "fenced(tx, lease)");
   const { engine } = scope.context.database;
   const site = scope.locking();
   const newest = await scope.work(
     async ({ connection, capabilities, joined }) => {
       require(capabilities.leases, "Leases");
       if (!engine.leases) throw new UnsupportedError(`Leases: ${engine.name} does not keep any`);
-      return engine.leases.fence(connection, grip, joined);
+      return engine.leases.fence(connection, known.grip, joined);
     },
     undefined,
     [`lease ${lease.name}`],

@@ -5,6 +5,7 @@ import type { Connection } from "../../seam/database.ts";
 import type { ClaimResult, Grip } from "../../seam/leases.ts";
 import { Turns } from "../../waiting/turns.ts";
 import { watched } from "../../waiting/watched-signal.ts";
+import type { InstanceContext } from "../../transaction/scope.ts";
 import { retrying } from "../../transaction/retry.ts";
 import type { Errands } from "./errands.ts";
 import { type LeaseTerms, checkTtl, trust } from "./terms.ts";
@@ -18,13 +19,21 @@ export interface Keeper {
   >;
   /** Those that it has given and not got back. */
   readonly held: Set<Granted>;
+  readonly context: InstanceContext<unknown, Connection>;
 }
 
-const grips = new WeakMap<object, Grip>();
+interface Known {
+  /** By which the database knows it. */
+  readonly grip: Grip;
+  /** Whose it is. */
+  readonly home: InstanceContext<unknown, Connection>;
+}
 
-/** By which the database knows it. Undefined: it is no lease of ours. */
-export function gripOf(lease: unknown): Grip | undefined {
-  return typeof lease === "object" && lease !== null ? grips.get(lease) : undefined;
+const known = new WeakMap<object, Known>();
+
+/** Undefined: it is no lease of ours. */
+export function knownLease(lease: unknown): Known | undefined {
+  return typeof lease === "object" && lease !== null ? known.get(lease) : undefined;
 }
 
 /** A lease that is held: renews itself, and knows when it can no longer be relied on. */
@@ -72,7 +81,7 @@ export class Granted implements Lease {
     this.since = grant.since;
     this.#until = grant.until;
     this.#signal = watched(this.#controller.signal, () => this.#look());
-    grips.set(this, grip);
+    known.set(this, { grip, home: keeper.context });
     // It goes on after whatever transaction it is asked for in.
     apart(() => {
       this.#arm();

@@ -13,7 +13,7 @@ export interface UpdateOptions<Native = unknown> {
   readonly attempts?: number;
   readonly signal?: AbortSignal | undefined;
   /** Takes part in this transaction. Without it: in the one of the same instance whose body calls, if there is one. */
-  readonly tx?: Transaction<Native>;
+  readonly tx?: Transaction<Native> | Native;
   /** Inside a transaction's body: apart from it. What is written stays also if that is rolled back. */
   readonly separate?: boolean;
 }

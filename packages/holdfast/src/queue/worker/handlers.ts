@@ -40,6 +40,10 @@ export class Handlers<P> implements JobKeeper {
     return this.#worker.settings.queue;
   }
 
+  get context(): JobKeeper["context"] {
+    return this.#worker.batcher.context;
+  }
+
   complete(connection: Connection, job: Leased): Promise<boolean> {
     const { batcher, member } = this.#worker;
     return batcher.store.completion.complete(connection, member.id ?? 0, job, inTransaction);

@@ -326,7 +326,7 @@ export const leaseCases: ConformanceCase[] = [
         ["renew that is no answer", () => hf.lease(lock, { renew: "no" as never })],
         ["a signal that is none", () => hf.lease(lock, { signal: {} as never })],
         ["fenced without a lease", () => hf.transaction((tx) => fenced(tx, {} as never))],
-        ["fenced without a transaction", () => fenced({} as never, {} as never)],
+        ["fenced without a transaction", () => fenced({}, {} as never)],
       ];
       for (const [what, call] of bad) await assert.rejects(call, UsageError, what);
     },

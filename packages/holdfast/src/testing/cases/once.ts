@@ -1,4 +1,10 @@
-import { LockNotAvailableError, LockTimeoutError, OnceError, UsageError } from "../../seam/errors.ts";
+import {
+  LockNotAvailableError,
+  LockTimeoutError,
+  NotInTransactionError,
+  OnceError,
+  UsageError,
+} from "../../seam/errors.ts";
 import type { KeyPart } from "../../seam/key.ts";
 import type { Transaction } from "../../transaction/scope.ts";
 import { once } from "../../index.ts";
@@ -357,10 +363,11 @@ export const onceCases = suite("once", {
       { issuedAt: Date.now() },
       { payload: undefined },
       { signal: {} },
-      { tx: {} },
+      { tx: 1 },
     ];
     for (const options of wrong)
       await assert.rejects(once(hf, fresh, never, options), UsageError, Object.keys(options).join());
+    await assert.rejects(once(hf, fresh, never, { tx: {} }), NotInTransactionError);
     await assert.rejects(once(hf, fresh, undefined as never), UsageError);
     await assert.rejects(once({} as never, fresh, never), UsageError);
     await hf.transaction(async (tx) => {

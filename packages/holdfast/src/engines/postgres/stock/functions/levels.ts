@@ -76,3 +76,9 @@ BEGIN
   room := t.on_hand - t.reserved;
 END
 $function$`;
+
+/** Movements as people read them: with the names of what was moved. */
+export const entries = sql`CREATE OR REPLACE VIEW ${own("stock_entry")} AS
+  SELECT l.book, l.sku, l.location, m.version, m.kind, m.quantity, m.balance, m.at, m.source, m.external_id, m.reference_type,
+    m.reference_id, m.user_id, m.note, m.origin
+  FROM ${own("stock_movement")} m JOIN ${own("stock_level")} l ON l.id = m.level`;
