@@ -81,7 +81,7 @@ export const jobs: Race = {
   async reset({ pool, hf }, way) {
     await pool.query("TRUNCATE mail, sent");
     const ids = Array.from({ length: total }, (_, i) => i + 1);
-    if (way === "Holdfast")
+    if (way === "Holdfast queue")
       await queue<Mail>(hf, "mails").enqueueMany(ids.map((id) => ({ payload: { id } })));
     else await pool.query("INSERT INTO mail (id, status) SELECT unnest($1::int[]), 'new'", [ids]);
   },
@@ -97,7 +97,7 @@ export const jobs: Race = {
       run: naive,
     },
     {
-      name: "Holdfast",
+      name: "Holdfast queue",
       code: [
         'const mails = queue<Mail>(hf, "mails");',
         "const inTransaction = { transactional: true, concurrency } as const;",
@@ -118,8 +118,8 @@ export const jobs: Race = {
       expected: total,
       right: counted === total && most === 1 && failures(tally) === 0,
       text: sentence(
-        `${counted} mails sent of ${total}`,
-        most > 1 && `one of them ${most} times`,
+        `${counted} mails of ${total}`,
+        most > 1 && `one ${most} times`,
         mails < total && `${total - mails} never`,
         failureText(tally),
       ),

@@ -1,5 +1,5 @@
-import type { Holdfast } from "holdfast";
-import { stock } from "holdfast/stock";
+import { type Holdfast, key } from "holdfast";
+import { type Stock, stock } from "holdfast/stock";
 import type { ClientBase, Pool } from "pg";
 import {
   type Race,
@@ -29,23 +29,30 @@ async function stockOf(client: ClientBase, sku: string): Promise<number> {
 const takePiece = (client: ClientBase, sku: string): Promise<unknown> =>
   client.query("UPDATE item SET pieces = pieces - 1 WHERE sku = $1", [sku]);
 
-const addSale = (client: ClientBase, sku: string, buyer: number): Promise<unknown> =>
-  client.query("INSERT INTO sale (sku, buyer) VALUES ($1, $2)", [sku, buyer]);
+const addSale = (client: Pick<ClientBase, "query"> | Pool, sku: string, buyer: number): Promise<unknown> =>
+  (client as Pool).query("INSERT INTO sale (sku, buyer) VALUES ($1, $2)", [sku, buyer]);
+
+/** The same by hand and with a lock. */
+async function buy(client: ClientBase, sku: string, buyer: number): Promise<void> {
+  if ((await stockOf(client, sku)) < 1) throw new Refused();
+  await work();
+  await takePiece(client, sku);
+  await addSale(client, sku, buyer);
+}
 
 const naive = (pool: Pool, sku: string, buyer: number): Promise<void> =>
-  byHand(pool, async (client) => {
-    if ((await stockOf(client, sku)) < 1) throw new Refused();
-    await work();
-    await takePiece(client, sku);
-    await addSale(client, sku, buyer);
+  byHand(pool, (client) => buy(client, sku, buyer));
+
+const locked = (hf: Holdfast<ClientBase>, sku: string, buyer: number): Promise<void> =>
+  hf.transaction({ lock: key("item", sku) }, async (tx) => {
+    await buy(tx.client, sku, buyer); // the same code
   });
 
-const exact = (hf: Holdfast<ClientBase>, sku: string, buyer: number): Promise<void> =>
-  hf.transaction(async (tx) => {
-    await work();
-    await stock(hf).decrease(sku, 1, { tx });
-    await addSale(tx.client, sku, buyer);
-  });
+async function counted(goods: Stock, pool: Pool, sku: string, buyer: number): Promise<void> {
+  await goods.decrease(sku, 1); // throws if there is none left
+  await work();
+  await addSale(pool, sku, buyer);
+}
 
 /** All want the first one first, then the second, and so on. */
 const skuOf = (i: number): string => skus[i % items] ?? "";
@@ -65,7 +72,7 @@ export const lastItem: Race = {
     CREATE TABLE sale (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, sku text NOT NULL, buyer int NOT NULL)`,
   async reset({ pool, hf }, way) {
     await pool.query("TRUNCATE item, sale");
-    if (way === "Holdfast") await stock(hf).apply(skus.map((sku) => ({ sku, quantity: 1 })));
+    if (way === "Holdfast stock") await stock(hf).apply(skus.map((sku) => ({ sku, quantity: 1 })));
     else await pool.query("INSERT INTO item (sku, pieces) SELECT unnest($1::text[]), 1", [skus]);
   },
   ways: [
@@ -80,10 +87,27 @@ export const lastItem: Race = {
       run: (stage) => callers(stage, items, (buyer, i) => naive(stage.pool, skuOf(i), buyer)),
     },
     {
-      name: "Holdfast",
-      code: ["await stock(hf).decrease(sku, 1, { tx });", "await addSale(tx.client, sku, buyer);"],
-      why: "It takes the piece, or throws InsufficientStockError if there is none.",
-      run: (stage) => callers(stage, items, (buyer, i) => exact(stage.hf, skuOf(i), buyer)),
+      name: "Holdfast lock",
+      code: [
+        'hf.transaction({ lock: key("item", sku) }, async (tx) => {',
+        "  await buy(tx.client, sku, buyer); // the same code",
+        "});",
+      ],
+      why: "One buyer of an item at a time. Buyers of other items do not wait.",
+      run: (stage) => callers(stage, items, (buyer, i) => locked(stage.hf, skuOf(i), buyer)),
+    },
+    {
+      name: "Holdfast stock",
+      code: [
+        "const goods = stock(hf);",
+        "await goods.decrease(sku, 1); // throws if there is none left",
+        "await addSale(pool, sku, buyer);",
+      ],
+      why: "Holdfast keeps the pieces: one round trip, in which calls of the same moment go together.",
+      run({ hf, pool, ...rest }) {
+        const goods = stock(hf);
+        return callers({ hf, pool, ...rest }, items, (buyer, i) => counted(goods, pool, skuOf(i), buyer));
+      },
     },
   ],
   async find({ pool }, _, tally) {
@@ -97,8 +121,8 @@ export const lastItem: Race = {
       expected: items,
       right: counted === items && most === 1 && failures(tally) === 0,
       text: sentence(
-        `${counted} pieces sold of ${items}`,
-        most > 1 && `one of them ${most} times`,
+        `${counted} sold of ${items}`,
+        most > 1 && `one ${most} times`,
         sold < items && `${items - sold} not sold`,
         failureText(tally),
       ),

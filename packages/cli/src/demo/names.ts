@@ -2,4 +2,10 @@
 export const raceNames = ["quota", "last-item", "transfers", "jobs", "cron"] as const;
 export type RaceName = (typeof raceNames)[number];
 
-export type WayName = "naive" | "SERIALIZABLE" | "Holdfast";
+/** What Holdfast has for them. */
+export type Tool = "lock" | "quota" | "stock" | "rows" | "queue" | "schedule";
+
+export type WayName = "naive" | "SERIALIZABLE" | `Holdfast ${Tool}`;
+
+/** Whether exactness is promised of it. */
+export const isOurs = (way: WayName): boolean => way.startsWith("Holdfast");

@@ -5,12 +5,15 @@ import { chart } from "./chart.ts";
 import { workMs } from "./race.ts";
 import {
   type DemoResult,
+  type Next,
   type RaceResult,
   type WayResult,
   conclusion,
   marks,
   reasonOf,
   saidOf,
+  speedOf,
+  timesOf,
 } from "./result.ts";
 
 const own = `
@@ -30,7 +33,7 @@ th[scope=rowgroup] { padding-top: 14px; border: 0; } th[scope=row] { font-weight
 @media (max-width: 720px) { td, th { padding-right: 10px; } .way pre { white-space: pre-wrap; } }
 `;
 
-export function page(result: DemoResult, next: readonly (readonly [string, string])[]): string {
+export function page(result: DemoResult, { more, own: yours }: Next): string {
   const { races, exact, postgres, server, processes, callers } = result;
   const facts = {
     PostgreSQL: postgres + (server === undefined ? ", a server of its own" : ` on ${server}`),
@@ -61,14 +64,15 @@ export function page(result: DemoResult, next: readonly (readonly [string, strin
 <section aria-labelledby="all">
 <h2 id="all">All of it</h2>
 <div class="scroll" tabindex="0" role="region" aria-label="All results"><table>
-<thead><tr><th scope="col">Written</th><th scope="col"></th><th scope="col">What the tables say</th><th scope="col" class="number">op/s</th></tr></thead>
+<thead><tr><th scope="col">Written</th><th scope="col"></th><th scope="col">What the tables say</th><th scope="col" class="number">op/s</th><th scope="col" class="number">p50/p99 ms</th></tr></thead>
 ${races.map(rows).join("\n")}
 </table></div>
 </section>
 ${races.map(section).join("\n")}
 <section aria-labelledby="next">
-<h2 id="next">Next</h2>
-<ul>${next.map(([what, why]) => `<li><code>${escape(what)}</code>: ${escape(why)}</li>`).join("")}</ul>
+<h2 id="next">More</h2>
+<ul>${more.map(([what, why]) => `<li><code>${escape(what)}</code>: ${escape(why)}</li>`).join("")}</ul>
+<p>${escape(yours.why)}: <code>${escape(yours.command)}</code></p>
 </section>
 </main>
 <script type="application/json" id="facts">${JSON.stringify(result).replaceAll("<", String.raw`\u003c`)}</script>
@@ -78,11 +82,11 @@ ${races.map(section).join("\n")}
 }
 
 function rows({ race, title, ways }: RaceResult): string {
-  const head = `<tr><th scope="rowgroup" colspan="4"><a href="#${escape(race)}">${escape(title)}</a></th></tr>`;
-  const lines = ways.map((way) => {
-    const speed = way.opsPerSecond === undefined ? "" : Math.round(way.opsPerSecond);
-    return `<tr><th scope="row">${escape(way.way)}</th><td class="${way.verdict}">${marks[way.verdict]}</td><td>${escape(saidOf(way))}</td><td class="number">${speed}</td></tr>`;
-  });
+  const head = `<tr><th scope="rowgroup" colspan="5"><a href="#${escape(race)}">${escape(title)}</a></th></tr>`;
+  const lines = ways.map(
+    (way) =>
+      `<tr><th scope="row">${escape(way.way)}</th><td class="${way.verdict}">${marks[way.verdict]}</td><td>${escape(saidOf(way))}</td><td class="number">${speedOf(way)}</td><td class="number">${timesOf(way)}</td></tr>`,
+  );
   return `<tbody>${head}${lines.join("")}</tbody>`;
 }
 

@@ -5,7 +5,7 @@ import type { ClientBase, Pool } from "pg";
 import type { RaceName, WayName } from "./names.ts";
 import type { Setting, Tally } from "./protocol.ts";
 
-export { type RaceName, type WayName, raceNames } from "./names.ts";
+export { type RaceName, type WayName, isOurs, raceNames } from "./names.ts";
 
 export type Size = Pick<Setting, "processes" | "callers">;
 
@@ -43,6 +43,8 @@ export interface Finding {
   readonly text: string;
   /** Whatever else was looked at. */
   readonly facts: Readonly<Record<string, number>>;
+  /** How long each took, in milliseconds, where the calls do not say. */
+  readonly took?: readonly number[];
 }
 
 export interface Race {

@@ -1,10 +1,10 @@
 /** What is told in the end, to people and to programs. */
-import type { Finding, RaceName, WayName } from "./race.ts";
+import { type Finding, type RaceName, type WayName, isOurs } from "./race.ts";
 
 /** wrong: too much, or less than promised. failed: nothing too much, but callers got errors. lucky: it could have been wrong. */
 export type Verdict = "exact" | "wrong" | "failed" | "lucky";
 
-export interface WayResult extends Finding {
+export interface WayResult extends Omit<Finding, "took"> {
   readonly way: WayName;
   readonly verdict: Verdict;
   readonly code: readonly string[];
@@ -57,13 +57,13 @@ export function saidOf({ text, verdict, alone }: WayResult): string {
 
 /** The reason, unless it came out otherwise. */
 export const reasonOf = ({ why, way, verdict }: WayResult): string =>
-  verdict === "lucky" || (way === "Holdfast" && verdict !== "exact") ? "" : why;
+  verdict === "lucky" || (isOurs(way) && verdict !== "exact") ? "" : why;
 
 export function conclusion({ races, exact, seconds }: DemoResult): string {
   const ways = races.flatMap((race) => race.ways);
   const naive = ways.filter(({ way }) => way === "naive");
   const wrong = naive.filter(({ verdict }) => verdict === "wrong").length;
-  const ours = ways.filter(({ way }) => way === "Holdfast");
+  const ours = ways.filter(({ way }) => isOurs(way));
   const right = ours.filter(({ verdict }) => verdict === "exact").length;
   const lucky = naive.filter(({ verdict, alone }) => verdict === "lucky" && !alone).length;
   const alone = naive.filter((each) => each.verdict === "lucky" && each.alone).length;
@@ -74,16 +74,35 @@ export function conclusion({ races, exact, seconds }: DemoResult): string {
   ].join(" ");
 }
 
-/** What to look at next. In a checkout, its files. */
-export function whatNext(
-  inCheckout: boolean,
-  only: readonly RaceName[],
-): readonly (readonly [string, string])[] {
+export const speedOf = ({ opsPerSecond }: WayResult): string =>
+  opsPerSecond === undefined ? "" : String(Math.round(opsPerSecond));
+
+/** Half of the calls took no longer than the first, all but one of a hundred than the second: "3.1/18" */
+export function timesOf({ p50Ms, p99Ms }: WayResult): string {
+  const shown = (ms: number): string => (ms < 10 ? ms.toFixed(1) : String(Math.round(ms)));
+  return p50Ms === undefined || p99Ms === undefined ? "" : `${shown(p50Ms)}/${shown(p99Ms)}`;
+}
+
+export interface Next {
+  /** What to read or run, and why. */
+  readonly more: readonly (readonly [what: string, why: string])[];
+  /** The same on code of one's own. */
+  readonly own: { readonly why: string; readonly command: string };
+}
+
+/** In a checkout, its files. */
+export function whatNext(inCheckout: boolean, only: readonly RaceName[]): Next {
   if (!inCheckout)
-    return [
-      ["npm install holdfast", "and its README: how to put it into your code"],
-      ["npx @holdfast/cli race --help", "find such a race in your own code"],
-    ];
+    return {
+      more: [
+        ["npm install holdfast", "and its README: how to put it into your code"],
+        ["npx @holdfast/cli choose", "three questions, and the code that answers them"],
+      ],
+      own: {
+        why: "Find such a race in your own code (`race --help` shows such a file)",
+        command: "npx @holdfast/cli race upload.race.ts",
+      },
+    };
   const pages: Readonly<Record<RaceName, readonly [string, string]>> = {
     quota: ["docs/quota.md", "quotas and credits, in one round trip"],
     "last-item": ["docs/stock.md", "stock that is never oversold"],
@@ -91,10 +110,16 @@ export function whatNext(
     jobs: ["docs/queue.md", "jobs in the same database"],
     cron: ["docs/schedules.md", "each tick once, on any number of instances"],
   };
-  return [
-    ["README.md", "how to put it into your code"],
-    ["docs/choose.md", "a lock, a constraint, SERIALIZABLE: which one when"],
-    ...only.map((name) => pages[name]),
-    ["docs/races.md", "find such a race in your own code"],
-  ];
+  return {
+    more: [
+      ["README.md", "how to put it into your code"],
+      ["docs/choose.md", "a lock, a constraint, SERIALIZABLE: which one when"],
+      ...only.map((name) => pages[name]),
+      ["docs/races.md", "tests that find such races"],
+    ],
+    own: {
+      why: "Find such a race in your own code: put your function into a copy of this file",
+      command: "npx holdfast race examples/race/scenarios.ts",
+    },
+  };
 }

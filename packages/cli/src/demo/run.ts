@@ -17,7 +17,7 @@ import { unless } from "../unless.ts";
 import { Crew, type CrewResult } from "./crew.ts";
 import { page } from "./page.ts";
 import { spareConnections } from "./protocol.ts";
-import { type Place, type Race, type Way, one } from "./race.ts";
+import { type Place, type Race, type Way, isOurs, one } from "./race.ts";
 import { races } from "./races.ts";
 import { type DemoResult, type RaceResult, type WayResult, verdictOf, whatNext } from "./result.ts";
 import { Screen } from "./screen.ts";
@@ -126,7 +126,7 @@ async function play(options: DemoOptions, screen: Screen, signal: AbortSignal): 
     }
     results.push({ race: name, title, what, counts, ways });
   }
-  const ours = results.flatMap(({ ways }) => ways).filter(({ way }) => way === "Holdfast");
+  const ours = results.flatMap(({ ways }) => ways).filter(({ way }) => isOurs(way));
   return {
     exact: ours.every(({ verdict }) => verdict === "exact"),
     ...head,
@@ -214,10 +214,10 @@ async function resultOf(
   { tally, latenciesMs, seconds }: CrewResult,
   options: DemoOptions,
 ): Promise<WayResult> {
-  const sorted = latenciesMs.toSorted((a, b) => a - b);
+  const { took = latenciesMs, ...found } = await race.find(place, way.name, tally, options);
+  const sorted = took.toSorted((a, b) => a - b);
   const at = (share: number): number =>
     sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] ?? 0;
-  const found = await race.find(place, way.name, tally, options);
   return {
     way: way.name,
     verdict: verdictOf(way.name, found),

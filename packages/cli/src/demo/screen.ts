@@ -5,17 +5,20 @@ import { colorsOf, note, print, printJson, table } from "../terminal.ts";
 import { type Race, type Way, workMs } from "./race.ts";
 import {
   type DemoResult,
+  type Next,
   type Verdict,
   type WayResult,
   conclusion,
   marks,
   reasonOf,
   saidOf,
+  speedOf,
+  timesOf,
 } from "./result.ts";
 
 const indent = "   ";
-/** Where code and results begin. */
-const column = indent.length + "SERIALIZABLE".length + 2;
+/** Code and results, below the name of the way: so that they fit a terminal of 80 columns. */
+const inner = `${indent}  `;
 const mostColumns = 100;
 
 export class Screen {
@@ -95,9 +98,9 @@ export class Screen {
 
   start({ name, code }: Way, total: number, does: string): void {
     this.#say();
-    for (const [i, line] of code.entries())
-      this.#say(`${(indent + (i === 0 ? name : "")).padEnd(column)}${this.#colors.dim(line)}`);
-    this.#start(`${" ".repeat(column)}{bar}  {value}/{total} ${does}`, total);
+    this.#say(`${indent}${name}`);
+    for (const line of code) this.#say(`${inner}${this.#colors.dim(line)}`);
+    this.#start(`${inner}{bar}  {value}/{total} ${does}`, total);
   }
 
   progress(finished: number): void {
@@ -106,10 +109,9 @@ export class Screen {
 
   finish(result: WayResult): void {
     this.clear();
-    const start = " ".repeat(column);
-    this.#say(`${start}${this.#paint(result.verdict, `${marks[result.verdict]} ${saidOf(result)}`)}`);
+    this.#say(`${inner}${this.#paint(result.verdict, `${marks[result.verdict]} ${saidOf(result)}`)}`);
     const reason = reasonOf(result);
-    if (reason !== "") this.#tell(reason, start);
+    if (reason !== "") this.#tell(reason, inner);
   }
 
   #paint(verdict: Verdict, text: string): string {
@@ -117,7 +119,7 @@ export class Screen {
     return { exact: green, wrong: red, failed: yellow, lucky: yellow }[verdict](text);
   }
 
-  result(result: DemoResult, next: readonly (readonly [string, string])[]): void {
+  result(result: DemoResult, { more, own }: Next): void {
     if (this.#json) {
       printJson(result);
       return;
@@ -125,7 +127,7 @@ export class Screen {
     this.#say();
     this.#say(
       table(
-        ["race", "written", "", "what the tables say", "op/s"],
+        ["written", "what the tables say", "op/s", "p50/p99 ms"],
         rowsOf(result, this.#paint.bind(this)),
         this.#colors,
       ),
@@ -133,27 +135,30 @@ export class Screen {
     this.#say();
     this.#tell(conclusion(result));
     this.#say();
-    this.#say("Next:");
-    const width = Math.max(...next.map(([what]) => what.length));
-    for (const [what, why] of next) this.#say(`  ${what.padEnd(width)}  ${why}`);
+    this.#say("More:");
+    const width = Math.max(...more.map(([what]) => what.length));
+    for (const [what, why] of more) this.#say(`  ${what.padEnd(width)}  ${why}`);
+    this.#say();
+    this.#say(`${own.why}:`);
+    this.#say(`  ${this.#colors.bold(own.command)}`);
   }
 }
 
 type Paint = (verdict: Verdict, text: string) => string;
 
 function rowsOf({ races }: DemoResult, paint: Paint): string[][] {
-  const speeds = races.flatMap(({ ways }) => ways.map(speedOf));
-  const width = Math.max("op/s".length, ...speeds.map(({ length }) => length));
-  return races.flatMap(({ race, ways }) =>
-    ways.map((way, i) => [
-      i === 0 ? race : "",
-      way.way,
-      paint(way.verdict, marks[way.verdict]),
-      saidOf(way),
-      speedOf(way).padStart(width),
+  const ways = races.flatMap((race) => race.ways);
+  const right = (title: string, of: (way: WayResult) => string): ((way: WayResult) => string) => {
+    const width = Math.max(title.length, ...ways.map((way) => of(way).length));
+    return (way) => of(way).padStart(width);
+  };
+  const [speed, times] = [right("op/s", speedOf), right("p50/p99 ms", timesOf)];
+  return races.flatMap((race) =>
+    race.ways.map((way) => [
+      way.way === "naive" ? `${race.race}: naive` : `  ${way.way}`,
+      `${paint(way.verdict, marks[way.verdict])} ${saidOf(way)}`,
+      speed(way),
+      times(way),
     ]),
   );
 }
-
-const speedOf = ({ opsPerSecond }: WayResult): string =>
-  opsPerSecond === undefined ? "" : String(Math.round(opsPerSecond));

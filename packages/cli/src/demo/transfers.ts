@@ -95,7 +95,7 @@ export const transfers: Race = {
         }),
     },
     {
-      name: "Holdfast",
+      name: "Holdfast rows",
       code: [
         'const [payer] = await tx.rows<Account>("account", [from, to]);',
         "await move(tx.client, from, to);",
@@ -125,7 +125,7 @@ export const transfers: Race = {
       right: counted === expected && deadlocks === 0 && money === due && failures(tally) === 0,
       text: sentence(
         `${counted} transfers of ${expected}`,
-        deadlocks > 0 && `${deadlocks} deadlocks (40P01)`,
+        deadlocks > 0 && `${deadlocks} deadlocks`,
         deadlocks === 0 && "no deadlock",
         money !== due && `${money} in the accounts instead of ${due}`,
         failureText({ ...tally, failed }),

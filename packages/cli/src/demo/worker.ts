@@ -1,7 +1,8 @@
 /** One of the demo's processes, as a replica of a service is: it has connections of its own, and takes orders. */
 import { subscribe } from "node:diagnostics_channel";
-import { holdfast } from "holdfast";
+import { type Events, holdfast } from "holdfast";
 import { fromPg } from "holdfast/pg";
+import { QuotaExceededError } from "holdfast/quota";
 import { InsufficientStockError } from "holdfast/stock";
 import { Pool } from "pg";
 import { describe } from "../describe.ts";
@@ -19,6 +20,7 @@ class Replica {
   readonly #pool: Pool;
   readonly #hf;
   #tally = newTally();
+  #latenciesMs: number[] = [];
 
   constructor(setting: Setting) {
     this.#setting = setting;
@@ -32,6 +34,11 @@ class Replica {
     this.#pool.on("connect", (client) => client.on("error", () => {}));
     this.#hf = holdfast(fromPg(this.#pool), { wait });
     subscribe("holdfast:transaction:retry", () => void this.#tally.retried++);
+    // Jobs are called by the worker of a queue, and not by us.
+    subscribe("holdfast:queue:done", (event) => {
+      this.#tally.granted++;
+      this.#latenciesMs.push((event as Events["holdfast:queue:done"]).durationMs);
+    });
   }
 
   /** Opens all connections, and asks the server what it can, so that no way pays for it. */
@@ -44,7 +51,7 @@ class Replica {
 
   async run(way: Way, shared: boolean): Promise<void> {
     const tally = (this.#tally = newTally());
-    const latenciesMs: number[] = [];
+    const latenciesMs: number[] = (this.#latenciesMs = []);
     let reached = 0;
     const told = (): number => (shared ? reached : latenciesMs.length);
     const progress = setInterval(() => tell({ kind: "progress", finished: told() }), 50);
@@ -74,9 +81,12 @@ class Replica {
   }
 }
 
+/** What the rules say no to: no failures. */
+const refusals = [Refused, QuotaExceededError, InsufficientStockError];
+
 /** Whether it is no failure. */
 function count(tally: Tally, error: unknown): boolean {
-  if (error instanceof Refused || error instanceof InsufficientStockError) {
+  if (refusals.some((kind) => error instanceof kind)) {
     tally.refused++;
     return true;
   }
