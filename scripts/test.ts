@@ -22,7 +22,10 @@ const CHECKS: Record<string, string[][]>[] = [
   {
     lint: [["oxlint", "--type-aware", "--deny-warnings"]],
     format: [["prettier", "--check", "."]],
-    typecheck: [["tsc", "-p", "tsconfig.json", "--noEmit"]],
+    typecheck: [
+      ["tsc", "-p", "tsconfig.json", "--noEmit"],
+      ["tsc", "-p", "site", "--noEmit"],
+    ],
   },
 ];
 

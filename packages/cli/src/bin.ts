@@ -3,7 +3,7 @@
 import { tooOld } from "./node-version.ts";
 
 const why = tooOld();
-if (why === undefined) await import("./program.ts");
+if (why === undefined) await (await import("./program.ts")).run();
 else {
   console.error(`holdfast: ${why}`);
   process.exitCode = 2;

@@ -29,7 +29,8 @@ const { version }: { version: string } = JSON.parse(
   readFileSync(new URL("../package.json", import.meta.url), "utf8"),
 );
 
-const program = new Command("holdfast")
+/** With all its verbs, also for what is written about them. */
+export const program = new Command("holdfast")
   .description("Makes code that checks, then writes, exact under concurrency.")
   .version(version)
   .showHelpAfterError("`holdfast --help` lists the commands.")
@@ -65,9 +66,11 @@ for (const register of [
 ])
   register(program);
 
-try {
-  await program.parseAsync();
-  printJsonError();
-} catch (error) {
-  complain(error);
+export async function run(): Promise<void> {
+  try {
+    await program.parseAsync();
+    printJsonError();
+  } catch (error) {
+    complain(error);
+  }
 }

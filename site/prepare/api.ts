@@ -1,0 +1,87 @@
+/** The reference of what applications import, from the types and their comments. */
+import { mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join, relative, resolve } from "node:path";
+import { fileURLToPath } from "node:url";
+import { Application, Converter, type ProjectReflection, ReflectionKind, type TypeDocOptions } from "typedoc";
+import type { PluginOptions } from "typedoc-plugin-markdown";
+import { read, root } from "./places.ts";
+
+export interface ApiPage {
+  readonly path: string;
+  readonly page: string;
+}
+
+interface Manifest {
+  exports: Record<string, string | { "holdfast-source"?: string }>;
+}
+
+/** The names that source files are imported by. */
+function entrances(): Map<string, string> {
+  const manifest: Manifest = JSON.parse(read("packages/holdfast/package.json"));
+  return new Map(
+    Object.entries(manifest.exports).flatMap(([name, target]) => {
+      const source = typeof target === "string" ? undefined : target["holdfast-source"];
+      return source === undefined
+        ? []
+        : [[resolve(root, "packages/holdfast", source), join("holdfast", name)]];
+    }),
+  );
+}
+
+export async function api(): Promise<ApiPage[]> {
+  const names = entrances();
+  const out = mkdtempSync(join(tmpdir(), "holdfast-api-"));
+  const options: TypeDocOptions & PluginOptions = {
+    plugin: [fileURLToPath(import.meta.resolve("typedoc-plugin-markdown"))],
+    tsconfig: join(root, "site/tsconfig.api.json"),
+    entryPoints: [...names.keys()],
+    out,
+    // They have been checked by the compiler of the repository.
+    skipErrorChecking: true,
+    logLevel: "Error",
+    excludeExternals: true,
+    excludePrivate: true,
+    excludeInternal: true,
+    disableSources: true,
+    readme: "none",
+    router: "module",
+    entryFileName: "index",
+    hidePageHeader: true,
+    hideBreadcrumbs: true,
+    parametersFormat: "table",
+    interfacePropertiesFormat: "table",
+    classPropertiesFormat: "table",
+    typeDeclarationFormat: "table",
+    propertyMembersFormat: "table",
+  };
+  try {
+    const app = await Application.bootstrapWithPlugins(options);
+    app.converter.on(Converter.EVENT_RESOLVE_BEGIN, ({ project }) => trimErrors(project));
+    const project = await app.convert();
+    if (project === undefined) throw new Error("The reference could not be made");
+    for (const module of project.children ?? [])
+      module.name = names.get(project.files.getReflectionPath(module) ?? "") ?? module.name;
+    await app.generateOutputs(project);
+    return readdirSync(out, { recursive: true, withFileTypes: true })
+      .filter((entry) => entry.isFile() && entry.name.endsWith(".md"))
+      .map((entry) => join(entry.parentPath, entry.name))
+      .map((file) => ({ path: relative(out, file), page: readFileSync(file, "utf8") }));
+  } finally {
+    rmSync(out, { recursive: true });
+  }
+}
+
+/** Nobody but the library makes errors: how they are made, and what all of them have, is left out of each. */
+function trimErrors(project: ProjectReflection): void {
+  const classes = project
+    .getReflectionsByKind(ReflectionKind.Class)
+    .filter(({ name }) => name.endsWith("Error"));
+  for (const error of classes) {
+    if (!error.isDeclaration()) continue;
+    const left = error.children?.filter(
+      (member) => member.kind === ReflectionKind.Constructor || member.inheritedFrom !== undefined,
+    );
+    for (const member of left ?? []) project.removeReflection(member);
+  }
+}
