@@ -12,7 +12,7 @@ export default defineConfig({
   markdown: {
     anchor: { slugify: slug },
     languageAlias: { prisma: "graphql" },
-    theme: { light: "github-light-high-contrast", dark: "github-dark" },
+    theme: { light: "github-light-high-contrast", dark: "github-dark-default" },
   },
   themeConfig: {
     nav: [

@@ -1,11 +1,21 @@
 /** The reference of what applications import, from the types and their comments. */
-import { mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
+import { createHash } from "node:crypto";
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  readdirSync,
+  rmSync,
+  writeFileSync,
+} from "node:fs";
 import { tmpdir } from "node:os";
-import { join, relative, resolve } from "node:path";
+import { dirname, join, relative, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { Application, Converter, type ProjectReflection, ReflectionKind, type TypeDocOptions } from "typedoc";
 import type { PluginOptions } from "typedoc-plugin-markdown";
-import { read, root } from "./places.ts";
+import { anchorsOf } from "../.vitepress/slug.ts";
+import { filesIn, read, root } from "./places.ts";
 
 export interface ApiPage {
   readonly path: string;
@@ -29,7 +39,19 @@ function entrances(): Map<string, string> {
   );
 }
 
+/** Making it takes longer than anything else here, so it is kept until a source changes. */
 export async function api(): Promise<ApiPage[]> {
+  const hash = createHash("sha256");
+  for (const path of ["site/prepare/api.ts", ...filesIn("packages/holdfast/src")]) hash.update(read(path));
+  const kept = join(root, "site/.vitepress/cache", `api-${hash.digest("hex").slice(0, 16)}.json`);
+  if (existsSync(kept)) return JSON.parse(readFileSync(kept, "utf8"));
+  const pages = await makeApi();
+  mkdirSync(dirname(kept), { recursive: true });
+  writeFileSync(kept, JSON.stringify(pages));
+  return pages;
+}
+
+async function makeApi(): Promise<ApiPage[]> {
   const names = entrances();
   const out = mkdtempSync(join(tmpdir(), "holdfast-api-"));
   const options: TypeDocOptions & PluginOptions = {
@@ -66,10 +88,22 @@ export async function api(): Promise<ApiPage[]> {
     return readdirSync(out, { recursive: true, withFileTypes: true })
       .filter((entry) => entry.isFile() && entry.name.endsWith(".md"))
       .map((entry) => join(entry.parentPath, entry.name))
-      .map((file) => ({ path: relative(out, file), page: readFileSync(file, "utf8") }));
+      .map((file) => ({ path: relative(out, file), page: anchored(readFileSync(file, "utf8")) }));
   } finally {
     rmSync(out, { recursive: true });
   }
+}
+
+/** Some links to a heading count one that is not there: `#queuecounts-1`, where there is but one. */
+function anchored(markdown: string): string {
+  const anchors = anchorsOf(markdown);
+  return markdown.replaceAll(/\(#([\w-]+)-\d+\)/g, (link, first: string) =>
+    anchors.has(link.slice(2, -1)) ||
+    markdown.includes(`<a id="${link.slice(2, -1)}">`) ||
+    !anchors.has(first)
+      ? link
+      : `(#${first})`,
+  );
 }
 
 /** Nobody but the library makes errors: how they are made, and what all of them have, is left out of each. */

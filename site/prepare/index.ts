@@ -51,7 +51,8 @@ export async function prepare(): Promise<void> {
 export function prepareDocs(): void {
   for (const path of filesIn("docs")) {
     const inside = path.slice("docs/".length);
-    if (path.endsWith(".md")) page(inside, inside === "errors.md" ? shortTable(read(path)) : read(path), path);
+    if (path.endsWith(".md"))
+      page(inside, inside === "errors.md" ? shortTable(read(path)) : read(path), path);
     else {
       const bytes = readFileSync(join(root, path));
       write(path.endsWith(".svg") ? inside : join("public", inside), bytes);
