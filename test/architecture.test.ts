@@ -138,12 +138,12 @@ function mayImport(from: string, to: string, typeOnly: boolean, entrances: Reado
     );
   if (mine.startsWith("clients"))
     return (
-      ["seam", "waiting", "context", "transaction", "clients"].includes(theirs) ||
+      ["seam", "input", "waiting", "context", "transaction", "clients"].includes(theirs) ||
       theirs.startsWith("engines/") ||
       // Each is one door. How the connections of another work may be of use, as an ORM is built on drivers.
       (theirs.startsWith("clients/") && !entrances.has(to)) ||
-      // An extension of a client, such as Prisma's, makes an instance of its own.
-      theirs === "holdfast.ts"
+      // An extension of a client, such as Prisma's, makes an instance of its own, and says in the client's words what locks are there.
+      ["holdfast.ts", "locks"].includes(theirs)
     );
   if (mine.startsWith("engines/"))
     return (

@@ -289,6 +289,10 @@ describe("on two databases", () => {
         const tx = shards.on(key("uploads", even)).join(client);
         await uploads.consume(even, 1, { tx });
         await expect(uploads.consume(odd, 1, { tx })).rejects.toBeInstanceOf(ShardError);
+        // In which of them it is, the client itself does not say.
+        await expect(uploads.consume(even, 1, { tx: client })).rejects.toThrow(
+          /shards\.on\(key\)\.join\(tx\)/,
+        );
         await client.query("ROLLBACK");
       } finally {
         client.release();

@@ -1,4 +1,5 @@
 /** What `prisma.$extends(holdfast())` adds, and the rest of Holdfast with Prisma's own transactions. */
+import { readFileSync } from "node:fs";
 import { PrismaPg } from "@prisma/adapter-pg";
 import {
   type Holdfast,
@@ -369,12 +370,43 @@ describe("updateVersioned", () => {
   });
 });
 
+const page = readFileSync(new URL("../../docs/adapters/prisma.md", import.meta.url), "utf8");
+/** What the page says in a language. */
+const block = (language: string, containing: string) =>
+  [...page.matchAll(new RegExp(`^\`\`\`${language}\\n(.*?)^\`\`\``, "gms"))]
+    .map(([, text = ""]) => text)
+    .find((text) => text.includes(containing)) ?? "";
+const views = block("sql", "CREATE VIEW");
+
+test("the models of the page are those that are tried here", () => {
+  const schema = readFileSync(new URL("../prisma/schema.prisma", import.meta.url), "utf8");
+  expect(schema.replaceAll('  @@schema("public")\n', "")).toContain(block("prisma", "CreditEntry").trim());
+});
+
+test("its SQL can be migrations of Prisma's, also in an empty database, and again", async () => {
+  const shadow = await createDatabase("postgres");
+  const own = new Client({ connectionString: shadow.url });
+  await own.connect();
+  try {
+    const migration = prisma.$holdfast.migrationSql();
+    for (const text of [migration, views, migration]) await own.query(text);
+    const { rows } = await own.query(
+      "SELECT table_schema AS schema, table_name AS name FROM information_schema.tables WHERE table_schema IN ('public', 'holdfast') ORDER BY 1, 2",
+    );
+    // In the schema that Prisma looks at there is nothing but what it was told of.
+    expect(rows.filter(({ schema }) => schema === "public").map(({ name }) => name as string)).toEqual([
+      "article_movement",
+      "credit_entry",
+    ]);
+    expect(rows.length).toBeGreaterThan(20);
+  } finally {
+    await own.end();
+    await shadow.drop();
+  }
+});
+
 test("ledger and movements are views, which `include` takes", async () => {
-  await client.query(`
-    CREATE VIEW credit_entry AS
-      SELECT subject AS user_id, version, kind, amount, used, credit, at FROM holdfast.quota_entry WHERE quota = 'credits';
-    CREATE VIEW article_movement AS
-      SELECT sku, location, version, kind, quantity, balance, source, at FROM holdfast.stock_entry WHERE book = 'articles';
+  await client.query(`${views}
     INSERT INTO "user" VALUES ('u1', 'Ada'), ('u2', 'Bob');
     INSERT INTO article VALUES ('MUG', 'Mug');
   `);

@@ -1,4 +1,5 @@
 /** What is special of Prisma on MySQL and MariaDB, and why SQLite is refused. */
+import { readFileSync } from "node:fs";
 import { basename } from "node:path";
 import { PrismaBetterSqlite3 } from "@prisma/adapter-better-sqlite3";
 import { PrismaMariaDb } from "@prisma/adapter-mariadb";
@@ -406,6 +407,15 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
       await expect(stale).rejects.toBeInstanceOf(StaleVersionError);
       expect(await prisma.orderLine.findUnique({ where })).toMatchObject({ quantity: 99, version: 1n });
     });
+  });
+
+  test("docs/adapters/prisma.md names every table that Prisma Migrate is to leave alone", async () => {
+    const page = readFileSync(new URL("../../docs/adapters/prisma.md", import.meta.url), "utf8");
+    const named = [...page.matchAll(/^\s+"(holdfast_\w+)",$/gm)].map(([, name]) => name);
+    const [rows] = await second.query<RowDataPacket[]>(
+      "SELECT table_name AS name FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name LIKE 'holdfast%'",
+    );
+    expect(named).toEqual(rows.map(({ name }) => name as string).toSorted());
   });
 
   test("patterns take part in Prisma's own transactions", async () => {

@@ -4,7 +4,7 @@ import type { Database, DriverError, Isolation, Row, SqlConnection, Violated } f
 import { NotInTransactionError, UnsupportedError, UsageError, message } from "../../seam/errors.ts";
 import { observeMethod } from "../observe.ts";
 import { sql } from "../../seam/sql.ts";
-import { checkOutPg, roomOfPg, unwrapPg } from "../pg/connection.ts";
+import { type PgFactory, type PgPool, checkOutPg, listenPg, roomOfPg, unwrapPg } from "../pg/connection.ts";
 import { seeTransactions, settledHere } from "./end.ts";
 import { prismaOnMysql } from "./mysql.ts";
 import { Lending, knownPool, lendingTo, poolOf, seePrismaPg } from "./pg.ts";
@@ -261,7 +261,7 @@ function onPostgres(client: PrismaClientLike, opener: Opener): Parts {
     traits: {
       client: "prisma",
       cancel: false,
-      listen: false,
+      listen: pinned,
       embedded: false,
       single: false,
       pinned,
@@ -272,6 +272,8 @@ function onPostgres(client: PrismaClientLike, opener: Opener): Parts {
         const pool = await poolOf(client);
         return checkOutPg(pool, (pool as { options?: object }).options, purpose);
       },
+      listen: async (channel, wake, signal) =>
+        listenPg((await poolOf(client)) as PgPool & PgFactory, channel, wake, signal),
       room: () => {
         const pool = knownPool(client);
         return pool && roomOfPg(pool);
