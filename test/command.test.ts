@@ -22,6 +22,7 @@ const needed: Readonly<Record<string, readonly string[]>> = {
   hold: ["a"],
   bench: ["--yes"],
   migrate: ["--yes"],
+  import: ["pg-boss"],
 };
 /** Work without a database, and with a terminal only. */
 const apart = new Set(["completion", "order", "top"]);

@@ -9,6 +9,7 @@ import { demo } from "./commands/demo.ts";
 import { doctor } from "./commands/doctor.ts";
 import { exec } from "./commands/exec.ts";
 import { hold } from "./commands/hold.ts";
+import { importJobs } from "./commands/import.ts";
 import { keys } from "./commands/keys.ts";
 import { kill } from "./commands/kill.ts";
 import { lease } from "./commands/lease.ts";
@@ -58,6 +59,7 @@ for (const register of [
   migrate,
   strategy,
   queue,
+  importJobs,
   schedule,
   quota,
   stock,

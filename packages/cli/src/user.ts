@@ -1,7 +1,7 @@
 /** Whom the server takes us for, and what it does not let us do. */
 import type { Server } from "./server.ts";
 
-export async function userOf({ kind, query }: Server): Promise<string> {
+export async function userOf({ kind, query }: Pick<Server, "kind" | "query">): Promise<string> {
   if (kind === "sqlite") return "This process";
   const text = kind === "postgres" ? "SELECT current_user AS name" : "SELECT CURRENT_USER() AS name";
   const rows = await query(text).catch(() => []);

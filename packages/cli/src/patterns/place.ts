@@ -3,7 +3,7 @@ import { HoldfastError } from "holdfast";
 import { describe } from "../describe.ts";
 import { Failure, Interrupted } from "../failure.ts";
 import { shown } from "../text.ts";
-import { type Server, connect } from "../server.ts";
+import { type ConnectOptions, type Server, connect } from "../server.ts";
 import { isDenied, userOf } from "../user.ts";
 
 export interface PlaceOptions {
@@ -17,8 +17,10 @@ export async function onServer<T>(
   verb: string,
   { url, schema, spread }: PlaceOptions,
   work: (server: Server) => Promise<T>,
+  how: Pick<ConnectOptions, "kinds" | "instead"> = {},
 ): Promise<T> {
-  await using server = await connect({ url, schema, spread, application: `holdfast ${verb} ${process.pid}` });
+  const application = `holdfast ${verb} ${process.pid}`;
+  await using server = await connect({ ...how, url, schema, spread, application });
   try {
     return await work(server);
   } catch (error) {
