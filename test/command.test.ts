@@ -25,7 +25,7 @@ const needed: Readonly<Record<string, readonly string[]>> = {
   import: ["pg-boss"],
 };
 /** Work without a database, and with a terminal only. */
-const apart = new Set(["completion", "order", "top"]);
+const apart = new Set(["choose", "completion", "order", "top"]);
 
 test("docs/command.md lists them all", () => {
   const docs = readFileSync(`${root}docs/command.md`, "utf8");

@@ -4,9 +4,7 @@
  */
 import { execFile } from "node:child_process";
 import {
-  copyFileSync,
   cpSync,
-  existsSync,
   mkdirSync,
   mkdtempSync,
   readFileSync,
@@ -20,9 +18,11 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { normalize } from "node:path/posix";
 import { fileURLToPath } from "node:url";
+import { Client } from "pg";
 import { publint } from "publint";
 import { formatMessage } from "publint/utils";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { pack } from "../scripts/pack.ts";
 import { createDatabase, unavailable } from "./harness/databases.ts";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
@@ -76,22 +76,6 @@ async function must(...call: Parameters<typeof run>): Promise<string> {
 
 const tool = (name: string) => join(root, "node_modules/.bin", name);
 
-/** Builds and packs a copy; returns where the tarball is. */
-async function pack(into: string): Promise<string> {
-  const copy = join(into, "packages/holdfast");
-  mkdirSync(copy, { recursive: true });
-  for (const name of readdirSync(library))
-    if (name !== "dist" && name !== "node_modules" && !name.endsWith(".tgz"))
-      cpSync(join(library, name), join(copy, name), { recursive: true });
-  copyFileSync(join(root, "tsconfig.base.json"), join(into, "tsconfig.base.json"));
-  symlinkSync(join(root, "node_modules"), join(into, "node_modules"));
-  await must(copy, tool("tsc"), ["-p", "."]);
-  const [packed] = JSON.parse(await must(copy, "npm", ["pack", "--json", "--offline"])) as [
-    { filename: string },
-  ];
-  return join(copy, packed.filename);
-}
-
 function newProject(name: string): string {
   const folder = join(workshop, name);
   mkdirSync(join(folder, "node_modules/holdfast"), { recursive: true });
@@ -101,7 +85,7 @@ function newProject(name: string): string {
 
 beforeAll(async () => {
   workshop = realpathSync(mkdtempSync(join(tmpdir(), "holdfast-package-")));
-  tarball = await pack(join(workshop, "repository"));
+  [tarball = ""] = pack(["holdfast"], join(workshop, "packed"));
   [project, bare] = [newProject("project"), newProject("bare")];
   for (const folder of [project, bare])
     await must(folder, "tar", ["-xzf", tarball, "-C", "node_modules/holdfast", "--strip-components=1"]);
@@ -113,7 +97,7 @@ beforeAll(async () => {
     .filter((entry) => entry.isFile())
     .map((entry) => join(entry.parentPath, entry.name).slice(installed.length + 1));
   manifest = JSON.parse(readFileSync(join(installed, "package.json"), "utf8")) as Manifest;
-});
+}, 600_000);
 
 afterAll(() => rmSync(workshop, { recursive: true, force: true }));
 
@@ -317,31 +301,94 @@ describe("npm install", () => {
   });
 });
 
-describe("the first example of the README", () => {
-  const file = "first-example.ts";
+/** Blocks of the README that npm shows, in their order. */
+const blocks = (language: string): string[] =>
+  [
+    ...readFileSync(join(library, "README.md"), "utf8").matchAll(
+      new RegExp(`^\`\`\`${language}\\n(.*?)^\`\`\`$`, "gms"),
+    ),
+  ].map(([, code = ""]) => code);
+
+/** What stands in the table of the README, as a program. */
+function lines(): string {
+  const table = readFileSync(join(library, "README.md"), "utf8")
+    .split("\n")
+    .filter((line) => /^\| (?:a|credits|stock|jobs)\b.*\[`/.test(line))
+    .map((line) => /\[`(.*)`\]\(/.exec(line)?.[1] ?? "");
+  expect(table).toHaveLength(7);
+  // What was left out there.
+  const written = table.map((line) => `{ ${line.replace("{ … }", "{ void tx; }").replace("…", "")}; }`);
+  return `
+import { DatabaseSync } from "node:sqlite";
+import { type Transaction, holdfast, key, versioned } from "holdfast";
+import { fromNodeSqlite } from "holdfast/node-sqlite";
+import { queue } from "holdfast/queue";
+import { quota } from "holdfast/quota";
+import { schedule } from "holdfast/schedule";
+import { stock } from "holdfast/stock";
+
+interface Article { id: number; title: string; version: number }
+const db = new DatabaseSync("table.db");
+db.exec("CREATE TABLE article (id integer PRIMARY KEY, title text, version integer NOT NULL DEFAULT 0)");
+db.exec("INSERT INTO article (id, title) VALUES (1, ' Hello ')");
+db.close();
+const hf = holdfast(fromNodeSqlite(() => new DatabaseSync("table.db")));
+await hf.migrate();
+await stock(hf).increase("CAP", 5);
+const credits = quota(hf, { name: "credits", limit: 0 });
+const emails = queue<{ to: string }>(hf, "emails");
+const [userId, orderId, to, id, tokens] = ["ada", "1001", "ada@example.com", 1, 700];
+await credits.grant(userId, 1000);
+const sent: string[] = [];
+const send = async (mail: { to: string }): Promise<void> => void sent.push(mail.to);
+const report = async (tick: Date): Promise<void> => void tick;
+async function all(outer: Transaction<unknown>): Promise<void> {
+  const tx = outer;
+${written.filter((line) => line.includes("emails")).join("\n")}
+}
+await hf.transaction(all);
+${written.filter((line) => !line.includes("emails")).join("\n")}
+while (sent.length === 0) await new Promise((resolve) => setTimeout(resolve, 20));
+const [row] = await hf.transaction((tx) => tx.rows<Article>("article", [1]));
+console.log(JSON.stringify({
+  uploads: (await quota(hf, { name: "uploads", limit: 100, per: "day" }).peek(userId)).used,
+  credits: (await credits.peek(userId)).credit,
+  caps: (await stock(hf).level("CAP"))?.onHand,
+  sent,
+  article: [row?.title, row?.version],
+}));
+await hf.close();
+`;
+}
+
+const prismaFile = "upload.ts";
+const pgFile = "first-example.ts";
+const proofFile = "proof.ts";
+
+describe("the README", () => {
+  const file = pgFile;
 
   beforeAll(() => {
-    const readme = existsSync(join(library, "README.md"))
-      ? readFileSync(join(library, "README.md"), "utf8")
-      : "";
-    const code = /^```ts\n(.*?)^```$/ms.exec(readme)?.[1];
-    if (code === undefined) throw new Error("packages/holdfast/README.md has no ```ts block");
-    writeFileSync(join(project, file), code);
+    const [prisma, pg, proof] = blocks("ts");
+    if (!prisma || !pg || !proof) throw new Error("packages/holdfast/README.md has three ```ts blocks");
+    cpSync(join(root, "test/generated/prisma"), join(project, "generated/prisma"), { recursive: true });
+    writeFileSync(join(project, prismaFile), prisma);
+    writeFileSync(join(project, pgFile), pg);
+    writeFileSync(join(project, proofFile), proof);
+    writeFileSync(join(project, "table.ts"), lines());
   });
 
   const check = (name: string, ...flags: string[]) =>
     run(project, tool("tsc"), ["--strict", "--noEmit", "--types", "node", ...flags, name]);
   const asNode = ["--module", "nodenext", "--skipLibCheck"];
 
-  test("is about this package", () => {
-    expect(readFileSync(join(project, file), "utf8")).toMatch(/from "holdfast"/);
-  });
-
   test.each([
     ["for Node", asNode],
     ["for a bundler", ["--module", "esnext", "--moduleResolution", "bundler", "--skipLibCheck"]],
   ])("compiles %s", async (_, flags) => {
-    expect(await check(file, ...flags)).toEqual({ code: 0, output: "", errors: "" });
+    // With Prisma the client is one of the reader's own files, imported as such.
+    const own = ["--allowImportingTsExtensions", "--target", "es2024", prismaFile, proofFile, "table.ts"];
+    expect(await check(file, ...flags, ...own)).toEqual({ code: 0, output: "", errors: "" });
   });
 
   test("the types hold for whoever looks into them, too", async () => {
@@ -365,16 +412,87 @@ describe("the first example of the README", () => {
     expect(output).toMatch(/wrong\.ts\(5,/);
   });
 
-  test("runs", async ({ skip }) => {
+  test("what it says of each problem does it", async () => {
+    const output = await must(project, process.execPath, ["table.ts"]);
+    expect(JSON.parse(output)).toEqual({
+      uploads: 1,
+      credits: 300,
+      caps: 3,
+      sent: ["ada@example.com"],
+      article: ["Hello", 1],
+    });
+  });
+
+  const uploads = `CREATE TABLE upload (id serial PRIMARY KEY, user_id text NOT NULL, bytes int NOT NULL)`;
+
+  async function onPostgres(
+    skip: (condition: boolean, note?: string) => void,
+    body: (url: string, client: Client) => Promise<void>,
+  ): Promise<void> {
     const why = unavailable("postgres");
     skip(why !== undefined, why);
     const database = await createDatabase("postgres");
+    const client = new Client({ connectionString: database.url });
     try {
-      const outcome = await run(project, process.execPath, [file], { DATABASE_URL: database.url });
-      expect(outcome).toMatchObject({ code: 0, errors: "" });
-      expect(outcome.output.trim()).not.toBe("");
+      await client.connect();
+      await client.query(uploads);
+      await body(database.url, client);
     } finally {
+      await client.end();
       await database.drop();
     }
-  });
+  }
+
+  test("pg: it prints what it says", ({ skip }) =>
+    onPostgres(skip, async (url) => {
+      const outcome = await run(project, process.execPath, [file], { DATABASE_URL: url });
+      expect(outcome).toMatchObject({ code: 0, errors: "" });
+      const said = /^It prints `(.*?)`/m.exec(readFileSync(join(library, "README.md"), "utf8"))?.[1];
+      expect(outcome.output.trim()).toBe(said);
+    }));
+
+  test("Prisma: exact in three processes", ({ skip }) =>
+    onPostgres(skip, async (url, client) => {
+      const script = `import { upload } from "./${prismaFile}";
+        const answers = await Promise.all(Array.from({ length: 20 }, () => upload("ada", 10)));
+        console.log(answers.filter(Boolean).length);
+        process.exit();`;
+      writeFileSync(join(project, "uploads.ts"), script);
+      const env = { DATABASE_URL: url };
+      const said = await Promise.all(
+        [1, 2, 3].map(() => must(project, process.execPath, ["uploads.ts"], env)),
+      );
+      expect(said.reduce((sum, text) => sum + Number(text), 0)).toBe(10);
+      const { rows } = await client.query("SELECT sum(bytes)::int AS bytes FROM upload");
+      expect(rows).toEqual([{ bytes: 100 }]);
+    }));
+
+  test("the proof: the race is found as it says, and is gone with the lock", ({ skip }) =>
+    onPostgres(skip, async (url, client) => {
+      await client.query("DROP TABLE upload; CREATE TABLE upload (bytes int NOT NULL)");
+      const env = { DATABASE_URL: url };
+      const { code, errors, output } = await run(project, process.execPath, [proofFile], env);
+      expect(code, output).toBe(1);
+      const [said = ""] = blocks("text");
+      expect(said).not.toBe("");
+      // Its long lines are broken for people.
+      const words = (text: string): string => text.replaceAll(/\s+/g, " ").trim();
+      expect(words(errors)).toContain(words(said));
+      const fixed = readFileSync(join(project, proofFile), "utf8")
+        .replace("const client = await pool.connect();", "")
+        .replace('await client.query("BEGIN");', "")
+        .replace(
+          "const { rows } = await client",
+          'await hf.transaction({ lock: key("upload", "ada") }, async ({ client }) => { const { rows } = await client',
+        )
+        .replace('await client.query("COMMIT");', "});")
+        .replace("client.release();", "")
+        .replace("const pool", 'import { holdfast, key } from "holdfast";\nconst pool')
+        .replace("async function naive", "const hf = holdfast(fromPg(pool));\nasync function naive");
+      writeFileSync(join(project, "fixed.ts"), `${fixed}process.exit();\n`);
+      const green = await must(project, process.execPath, ["fixed.ts"], env);
+      const line = /it prints `(✓.*?)`/.exec(readFileSync(join(library, "README.md"), "utf8"))?.[1];
+      const number = /\d+ runs/;
+      expect(green.trim().replace(number, "")).toBe(line?.replace(number, ""));
+    }));
 });

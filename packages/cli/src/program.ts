@@ -4,6 +4,7 @@ import { Command } from "commander";
 import { audit } from "./commands/audit.ts";
 import { bench } from "./commands/bench.ts";
 import { certify } from "./commands/certify.ts";
+import { choose } from "./commands/choose.ts";
 import { completion } from "./commands/completion.ts";
 import { demo } from "./commands/demo.ts";
 import { doctor } from "./commands/doctor.ts";
@@ -44,6 +45,7 @@ export const program = new Command("holdfast")
 
 for (const register of [
   demo,
+  choose,
   doctor,
   certify,
   race,

@@ -1,0 +1,103 @@
+/**
+ * The README of the repository, and those that npm shows. `HOLDFAST_WRITE_DOCS=1 vitest run test/readme.test.ts` writes that of the
+ * library anew. What is in it is run by `packaging.test.ts`.
+ */
+import { existsSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
+import { dirname, join, normalize } from "node:path/posix";
+import { fileURLToPath } from "node:url";
+import { format } from "prettier";
+import { describe, expect, test } from "vitest";
+
+const root = fileURLToPath(new URL("..", import.meta.url));
+const read = (file: string): string => readFileSync(`${root}${file}`, "utf8");
+
+interface Manifest {
+  readonly homepage: string;
+  readonly bugs: { readonly url: string };
+  readonly repository: { readonly type: string; readonly url: string; readonly directory?: string };
+  readonly keywords?: readonly string[];
+}
+
+const manifest = (folder: string): Manifest => JSON.parse(read(`${folder}package.json`)) as Manifest;
+
+/** The one place that says where the repository is: `repository` of the root's package.json. */
+const repository = manifest("")
+  .repository.url.replace(/^git\+/, "")
+  .replace(/\.git$/, "");
+
+/** Links that work wherever it is shown. */
+const absolute = (text: string): string =>
+  text
+    .replaceAll(/\]\((?!https?:|#)([^)]+)\)/g, `](${repository}/blob/main/$1)`)
+    .replaceAll(/<img src="(?!https?:)([^"]+)"/g, `<img src="${repository}/raw/main/$1"`);
+
+/** What links can lead to: titles, as GitHub and sites made of these pages name them. */
+const placesOf = (text: string): string[] =>
+  [...text.replaceAll(/^```.*?^```$/gms, "").matchAll(/^#+ (.*)$/gm)].map(([, title = ""]) =>
+    title
+      .toLowerCase()
+      .replaceAll(/[^\p{L}\p{N}_\- ]/gu, "")
+      .replaceAll(" ", "-"),
+  );
+
+test("no page has a dead link", () => {
+  const pages = readdirSync(`${root}docs`, { recursive: true, encoding: "utf8" })
+    .filter((file) => file.endsWith(".md"))
+    .map((file) => `docs/${file}`);
+  const dead: string[] = [];
+  for (const page of [...pages, "README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md"]) {
+    const text = read(page).replaceAll(/^```.*?^```$/gms, "");
+    for (const [, target = ""] of text.matchAll(/\]\((?!https?:|mailto:)([^)\s]+)\)/g)) {
+      const [path = "", place] = target.split("#");
+      const file = path === "" ? page : normalize(join(dirname(page), path));
+      if (!existsSync(`${root}${file}`)) dead.push(`${page}: ${target}`);
+      else if (place !== undefined && file.endsWith(".md") && !placesOf(read(file)).includes(place))
+        dead.push(`${page}: ${target}`);
+    }
+  }
+  expect(dead).toEqual([]);
+});
+
+test("npm shows the same text, with links that lead to the repository", async () => {
+  const file = "packages/holdfast/README.md";
+  const wanted = await format(absolute(read("README.md")), {
+    parser: "markdown",
+    printWidth: 110,
+    proseWrap: "preserve",
+  });
+  if (process.env["HOLDFAST_WRITE_DOCS"] === "1") writeFileSync(`${root}${file}`, wanted);
+  expect(read(file)).toBe(wanted);
+});
+
+describe.each(["holdfast", "cli"])("packages/%s", (name) => {
+  test("its package.json says where it is from", () => {
+    const { homepage, bugs, repository: own, keywords } = manifest(`packages/${name}/`);
+    const workspace = manifest("");
+    expect({ homepage, bugs }).toEqual({ homepage: workspace.homepage, bugs: workspace.bugs });
+    expect(own).toEqual({ ...workspace.repository, directory: `packages/${name}` });
+    expect(keywords?.length).toBeGreaterThan(5);
+    expect(homepage.startsWith(repository) && bugs.url.startsWith(repository)).toBe(true);
+  });
+
+  test("its README leads to files that are there", () => {
+    const text = read(`packages/${name}/README.md`);
+    const targets = [...text.matchAll(/\]\(([^)]+)\)|<img src="([^"]+)"/g)].map(
+      ([, link, image]) => link ?? image ?? "",
+    );
+    expect(targets.length).toBeGreaterThan(5);
+    for (const target of targets) {
+      expect(target.startsWith(`${repository}/`), target).toBe(true);
+      const [path = "", place] = target
+        .slice(repository.length + 1)
+        .replace(/^(?:blob|raw)\/main\//, "")
+        .split("#");
+      expect(existsSync(`${root}${path}`), target).toBe(true);
+      if (place !== undefined) expect(placesOf(read(path)), target).toContain(place);
+    }
+  });
+});
+
+test("the README is short: what there is besides is in docs/overview.md", () => {
+  expect(read("README.md").split("\n").length).toBeLessThan(170);
+  expect(read("docs/overview.md").match(/^- /gm)?.length).toBeGreaterThan(24);
+});
