@@ -7,7 +7,7 @@ import { jobs, queue } from "holdfast/queue";
 import { Pool, type PoolClient } from "pg";
 import { PgBoss } from "pg-boss";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { type Outcome, command } from "./harness/command.ts";
+import { type Outcome, command, start } from "./harness/command.ts";
 import { type TestDatabase, createDatabase } from "./harness/databases.ts";
 import { type Worker, startWorker } from "./harness/processes.ts";
 import { eventually } from "./harness/wait.ts";
@@ -332,7 +332,38 @@ describe("what maps to what", () => {
     );
   });
 
+  test("stopped in the middle: nothing was moved", async () => {
+    await hf.migrate();
+    await withBoss(database.url, async (boss) => {
+      await boss.createQueue("stopped", { policy: "short" });
+      for (const singletonKey of ["a", "b", "c"]) await boss.send("stopped", {}, { singletonKey });
+    });
+    const stopped = queue(hf, "stopped");
+    await hf.transaction(async (tx) => {
+      // It waits for the end of this one, with some added already.
+      await stopped.enqueue({}, { key: "c", tx });
+      const running = start(["import", "pg-boss", "--queue", "stopped", "--yes"], {
+        env: { HOLDFAST_URL: database.url },
+      });
+      await eventually(async () => {
+        const { rowCount } = await hf.outside(() =>
+          pool.query(
+            "SELECT FROM pg_stat_activity WHERE application_name LIKE 'holdfast import%' AND wait_event_type = 'Lock'",
+          ),
+        );
+        return rowCount === 1;
+      });
+      running.child.kill("SIGINT");
+      // 2: on a machine that is so slow that it had given up by then.
+      expect([130, 2]).toContain((await running.done).code);
+    });
+    expect(await stopped.counts()).toMatchObject({ waiting: 1, delayed: 0 });
+    const { rows } = await pool.query("SELECT count(*)::int AS n FROM pgboss.job WHERE name = 'stopped'");
+    expect(rows).toEqual([{ n: 3 }]);
+  });
+
   test("graphile-worker", async () => {
+    await hf.migrate();
     const far = new Date(Date.now() + 86_400_000);
     await withGraphile(database.url, async (utils) => {
       await utils.addJob("send", { n: 1 });
