@@ -7,6 +7,7 @@ import { dirname, join, normalize } from "node:path/posix";
 import { fileURLToPath } from "node:url";
 import { format } from "prettier";
 import { describe, expect, test } from "vitest";
+import { readmeChart } from "./harness/readme-chart.ts";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
 const read = (file: string): string => readFileSync(`${root}${file}`, "utf8");
@@ -56,6 +57,13 @@ test("no page has a dead link", () => {
     }
   }
   expect(dead).toEqual([]);
+});
+
+test("its chart is made of what the bench has drawn", () => {
+  const file = "docs/readme.svg";
+  const wanted = readmeChart(read("docs/quota.svg"));
+  if (process.env["HOLDFAST_WRITE_DOCS"] === "1") writeFileSync(`${root}${file}`, wanted);
+  expect(read(file)).toBe(wanted);
 });
 
 test("npm shows the same text, with links that lead to the repository", async () => {
