@@ -1,6 +1,5 @@
 import { PrismaPg } from "@prisma/adapter-pg";
-import { key } from "holdfast";
-import { holdfast } from "holdfast/prisma";
+import { holdfast, key } from "holdfast/prisma";
 import { type Uploads, patient, quotaBytes, start } from "../uploads.ts";
 import { PrismaClient } from "./generated/client.ts";
 

@@ -1,5 +1,6 @@
 /** What `prisma.$extends(holdfast())` adds, and the rest of Holdfast with Prisma's own transactions. */
-import { readFileSync } from "node:fs";
+import { readFileSync, rmSync, writeFileSync } from "node:fs";
+import process from "node:process";
 import { PrismaPg } from "@prisma/adapter-pg";
 import {
   type Holdfast,
@@ -274,6 +275,14 @@ describe("the rest of Holdfast", () => {
       await eventually(() => held.signal.aborted);
       await held.release().catch(() => {});
       expect(await own.upload.count()).toBe(0);
+      // And the rest of it.
+      await own.$transaction((tx) => quota(hf, { name: "versions", limit: 3 }).consume("uses", 1, { tx }));
+      const where = { orderId_position: { orderId: order, position: 1 } };
+      const line = await own.orderLine.updateVersioned({
+        where: { ...where, version: 0n },
+        data: { quantity: 11 },
+      });
+      expect(line).toMatchObject({ quantity: 11, version: 1n });
     } finally {
       await hf.close();
       await made.$disconnect();
@@ -377,6 +386,37 @@ const block = (language: string, containing: string) =>
     .map(([, text = ""]) => text)
     .find((text) => text.includes(containing)) ?? "";
 const views = block("sql", "CREATE VIEW");
+
+test("what the page begins with is exact", async () => {
+  const generated = new URL("../generated/prisma-page.ts", import.meta.url);
+  const text = block("ts", "export const upload").replace(
+    "./generated/prisma/client.ts",
+    "./prisma/client.ts",
+  );
+  writeFileSync(generated, text);
+  process.env["DATABASE_URL"] = database.url;
+  // Made just now: nothing of it is known to the compiler.
+  const {
+    prisma: its,
+    upload,
+    change,
+  } = (await import(generated.href)) as {
+    prisma: typeof prisma;
+    upload(userId: string, bytes: number): Promise<unknown>;
+    change(userId: string, id: number, body: string): Promise<unknown>;
+  };
+  try {
+    const uploads = await Promise.allSettled(Array.from({ length: 9 }, () => upload("ada", 200_000)));
+    expect(uploads.filter(({ status }) => status === "fulfilled")).toHaveLength(5);
+    await quota(its.$holdfast, { name: "changes", limit: 100, per: "day" }).consume("ada", 97);
+    const changes = await Promise.allSettled(Array.from({ length: 6 }, (_, i) => change("ada", 1, `${i}`)));
+    expect(changes.filter(({ status }) => status === "fulfilled")).toHaveLength(3);
+  } finally {
+    await its.$holdfast.close();
+    await its.$disconnect();
+    rmSync(generated);
+  }
+});
 
 test("the models of the page are those that are tried here", () => {
   const schema = readFileSync(new URL("../prisma/schema.prisma", import.meta.url), "utf8");
