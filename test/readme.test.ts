@@ -2,11 +2,11 @@
  * The README of the repository, and those that npm shows. `HOLDFAST_WRITE_DOCS=1 vitest run test/readme.test.ts` writes that of the
  * library anew. What is in it is run by `packaging.test.ts`.
  */
-import { existsSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
-import { dirname, join, normalize } from "node:path/posix";
+import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import { format } from "prettier";
 import { describe, expect, test } from "vitest";
+import { anchorsOf } from "../site/.vitepress/slug.ts";
 import { readmeChart } from "./harness/readme-chart.ts";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
@@ -31,33 +31,6 @@ const absolute = (text: string): string =>
   text
     .replaceAll(/\]\((?!https?:|#)([^)]+)\)/g, `](${repository}/blob/main/$1)`)
     .replaceAll(/<img src="(?!https?:)([^"]+)"/g, `<img src="${repository}/raw/main/$1"`);
-
-/** What links can lead to: titles, as GitHub and sites made of these pages name them. */
-const placesOf = (text: string): string[] =>
-  [...text.replaceAll(/^```.*?^```$/gms, "").matchAll(/^#+ (.*)$/gm)].map(([, title = ""]) =>
-    title
-      .toLowerCase()
-      .replaceAll(/[^\p{L}\p{N}_\- ]/gu, "")
-      .replaceAll(" ", "-"),
-  );
-
-test("no page has a dead link", () => {
-  const pages = readdirSync(`${root}docs`, { recursive: true, encoding: "utf8" })
-    .filter((file) => file.endsWith(".md"))
-    .map((file) => `docs/${file}`);
-  const dead: string[] = [];
-  for (const page of [...pages, "README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md"]) {
-    const text = read(page).replaceAll(/^```.*?^```$/gms, "");
-    for (const [, target = ""] of text.matchAll(/\]\((?!https?:|mailto:)([^)\s]+)\)/g)) {
-      const [path = "", place] = target.split("#");
-      const file = path === "" ? page : normalize(join(dirname(page), path));
-      if (!existsSync(`${root}${file}`)) dead.push(`${page}: ${target}`);
-      else if (place !== undefined && file.endsWith(".md") && !placesOf(read(file)).includes(place))
-        dead.push(`${page}: ${target}`);
-    }
-  }
-  expect(dead).toEqual([]);
-});
 
 test("its chart is made of what the bench has drawn", () => {
   const file = "docs/readme.svg";
@@ -100,7 +73,7 @@ describe.each(["holdfast", "cli"])("packages/%s", (name) => {
         .replace(/^(?:blob|raw)\/main\//, "")
         .split("#");
       expect(existsSync(`${root}${path}`), target).toBe(true);
-      if (place !== undefined) expect(placesOf(read(path)), target).toContain(place);
+      if (place !== undefined) expect([...anchorsOf(read(path))], target).toContain(place);
     }
   });
 });

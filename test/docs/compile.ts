@@ -138,6 +138,7 @@ export async function problemsOf(blocks: readonly Block[]): Promise<string[]> {
         exactOptionalPropertyTypes: false,
         verbatimModuleSyntax: false,
         isolatedModules: false,
+        erasableSyntaxOnly: false,
         experimentalDecorators: true,
       },
       // Without it nothing below a folder that begins with a dot would be looked at.
