@@ -67,6 +67,7 @@ async function makeApi(): Promise<ApiPage[]> {
     excludeInternal: true,
     disableSources: true,
     readme: "none",
+    groupOrder: ["Functions", "Variables", "Classes", "*"],
     router: "module",
     entryFileName: "index",
     hidePageHeader: true,

@@ -31,8 +31,7 @@ export function errorCodes(): ErrorCode[] {
           `## What to do`,
           sentence(what),
           `## Retry`,
-          `- \`retryable\`: ${retryable}`,
-          `- Holdfast runs it again by itself: ${again}`,
+          `- \`retryable\`: ${retryable}\n- Holdfast runs it again by itself: ${again}`,
           `All codes, and what errors carry: [errors](errors.md).`,
           "",
         ].join("\n\n"),
@@ -43,6 +42,7 @@ export function errorCodes(): ErrorCode[] {
 /** On the site each code has a page of its own: the table of all of them does with what it takes to find the right one. */
 export const shortTable = (markdown: string): string =>
   markdown
+    .replace('(column "again")', "(the page of a code says where)")
     .split("\n")
     .map((line) => {
       if (!/^\| (`HF_|code|-)/.test(line) || cells(line).length !== 6) return line;

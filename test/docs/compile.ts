@@ -3,13 +3,14 @@
  * from what a reader has (reader.ts), or from Holdfast; what is in none of these is the reader's own, and may be anything.
  */
 import { execFile } from "node:child_process";
-import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { root } from "../harness/command.ts";
 import type { Block } from "./markdown.ts";
 
-/** With a dot: nothing else looks into it. */
-const folder = join(root, "test/.docs");
+/** Apart from the sources, which other tests look through, and with their packages. */
+let folder = "";
 
 interface Module extends Block {
   /** Below the folder. */
@@ -69,9 +70,8 @@ function exported(): Set<string> {
   return new Set(names.map((name) => name.split(" as ").at(-1) ?? "").filter(Boolean));
 }
 
-const readerNames = declared(
-  readFileSync(new URL("reader.ts", import.meta.url), "utf8").replaceAll("$", "_DOLLAR_"),
-);
+const reader = join(root, "test/docs/reader.ts");
+const readerNames = declared(readFileSync(reader, "utf8").replaceAll("$", "_DOLLAR_"));
 
 function write(path: string, text: string): void {
   const file = join(folder, path);
@@ -117,7 +117,19 @@ const unknown = /type 'never'|is of type 'unknown'|^Untyped function calls/;
 
 /** What the compiler has against them, as `file:line: message`. */
 export async function problemsOf(blocks: readonly Block[]): Promise<string[]> {
-  rmSync(folder, { recursive: true, force: true });
+  const place = mkdtempSync(join(tmpdir(), "holdfast-docs-"));
+  folder = join(place, "test");
+  try {
+    write("package.json", '{ "type": "module" }');
+    symlinkSync(join(root, "node_modules"), join(place, "node_modules"));
+    symlinkSync(join(root, "test/node_modules"), join(folder, "node_modules"));
+    return await problemsIn(blocks);
+  } finally {
+    rmSync(place, { recursive: true });
+  }
+}
+
+async function problemsIn(blocks: readonly Block[]): Promise<string[]> {
   const modules = blocks.map((block, i): Module => {
     const body = filled(block.code);
     const page = block.file.replaceAll(/[/.]/g, "-");
@@ -126,7 +138,7 @@ export async function problemsOf(blocks: readonly Block[]): Promise<string[]> {
   write(
     "tsconfig.json",
     JSON.stringify({
-      extends: "../../tsconfig.base.json",
+      extends: join(root, "tsconfig.base.json"),
       compilerOptions: {
         noEmit: true,
         customConditions: ["holdfast-source"],
@@ -139,10 +151,10 @@ export async function problemsOf(blocks: readonly Block[]): Promise<string[]> {
         verbatimModuleSyntax: false,
         isolatedModules: false,
         erasableSyntaxOnly: false,
+        rewriteRelativeImportExtensions: false,
         experimentalDecorators: true,
       },
-      // Without it nothing below a folder that begins with a dot would be looked at.
-      include: ["../.docs/**/*.ts"],
+      include: ["**/*.ts"],
     }),
   );
   // As authentication adds it.
@@ -176,7 +188,7 @@ export async function problemsOf(blocks: readonly Block[]): Promise<string[]> {
     write(
       path,
       path === "docs-quick-start-md/generated/prisma/client.ts"
-        ? 'export * from "../../../../generated/prisma/client.ts";\n'
+        ? `export * from "${join(root, "test/generated/prisma/client.ts")}";\n`
         : [...names]
             .map((name) =>
               name === "default"
@@ -206,12 +218,12 @@ function origin(
   // The first one: others on the page are other ways to do it. Where there are tabs, that of pg.
   const earlier = [...before.filter(({ tab }) => tab === "pg"), ...before.filter(({ tab }) => !tab)];
   if (module.tab !== undefined && readerNames.has(`${name}_DOLLAR_${module.tab}`))
-    return `import { ${name}$${module.tab} as ${name} } from "../../docs/reader.ts";`;
+    return `import { ${name}$${module.tab} as ${name} } from "${reader}";`;
   for (const { path, declares, body } of earlier) {
     if (declares.has(name)) return `import { ${name} } from "../${path}";`;
     const imported = imports(body).get(name);
     if (imported !== undefined) return imported;
   }
-  if (readerNames.has(name)) return `import { ${name} } from "../../docs/reader.ts";`;
+  if (readerNames.has(name)) return `import { ${name} } from "${reader}";`;
   return own.has(name) ? `import { ${name} } from "holdfast";` : undefined;
 }

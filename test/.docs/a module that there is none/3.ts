@@ -1,0 +1,2 @@
+import { quota } from "holdfast/quotas";
+export {};

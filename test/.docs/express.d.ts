@@ -1,0 +1,1 @@
+declare namespace Express { interface Request { user?: any } }
