@@ -321,11 +321,16 @@ export async function tell(
   joined: boolean,
 ): Promise<void> {
   if (joined) await connection.locate?.();
-  connection.writerQueue?.board?.publish(
-    connection,
-    ids,
-    joined ? () => connection.inTransaction : undefined,
-  );
+  connection.writerQueue?.board?.publish(connection, ids, joined ? () => isIn(connection) : undefined);
+}
+
+/** A handle that the caller has closed is in no transaction, and says so by throwing. */
+function isIn(connection: SqliteConnection): boolean {
+  try {
+    return connection.inTransaction;
+  } catch {
+    return false;
+  }
 }
 
 async function refuseDeferred(connection: SqliteConnection): Promise<void> {

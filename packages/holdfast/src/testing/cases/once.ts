@@ -199,7 +199,7 @@ export const onceCases = suite("once", {
     const { hf, other, site, fresh } = ground;
     const name = await table(ground);
     const body = effect(name);
-    const first = await site.ownTransaction((native) => once(hf, fresh, body, { tx: hf.join(native) }));
+    const first = await site.ownTransaction((native) => once(hf, fresh, body, { tx: native }));
     assert.deepEqual(first, { status: "done", value: { run: 1 }, replayed: false });
     const again = await site.ownTransaction((native) => once(hf, fresh, never, { tx: hf.join(native) }));
     assert.deepEqual(again, { ...first, replayed: true });
