@@ -1,12 +1,15 @@
 /** The first page: what it is, and the way to the page of one's own problem. */
 import { read } from "./places.ts";
 
-/** The table that docs/choose.md begins with. */
-function chooser(): string {
-  const [, table] = /\n(\|[\s\S]*?)\n\n/.exec(read("docs/choose.md")) ?? [];
-  if (table === undefined) throw new Error("docs/choose.md begins with no table");
-  // Its anchors are those of the page.
-  return table.replaceAll("](#", "](choose.md#");
+/** The table that the README begins with. */
+const starts = (): string => ofReadme(/\n(\|[\s\S]*?)\n\n/);
+
+const install = (): string => ofReadme(/\n(## Install\n[\s\S]*?)(?=\n## )/);
+
+function ofReadme(part: RegExp): string {
+  const [, text] = part.exec(read("README.md")) ?? [];
+  if (text === undefined) throw new Error(`README.md has no ${part}`);
+  return text.replaceAll("](docs/", "](");
 }
 
 export const home = (): string => `---
@@ -31,7 +34,9 @@ hero:
 
 ## Where to start
 
-${chooser()}
+${starts()}
+
+${install()}
 
 ## Also
 
