@@ -118,7 +118,8 @@ const unknown = /type 'never'|is of type 'unknown'|^Untyped function calls/;
 /** What the compiler has against them, as `file:line: message`. */
 export async function problemsOf(blocks: readonly Block[]): Promise<string[]> {
   const place = mkdtempSync(join(tmpdir(), "holdfast-docs-"));
-  folder = join(place, "test");
+  // Deep enough for what a block imports from above it.
+  folder = join(place, "a/b/c/test");
   try {
     write("package.json", '{ "type": "module" }');
     symlinkSync(join(root, "node_modules"), join(place, "node_modules"));

@@ -1,2 +1,0 @@
-import { quota } from "holdfast/quotas";
-export {};

@@ -1,5 +1,0 @@
-const holdfst: any = undefined; type holdfst = any;
-import { pool } from "../../docs/reader.ts";
-import { fromPg } from "holdfast/pg";
-holdfst(fromPg(pool));
-export {};

@@ -1,1 +1,0 @@
-declare namespace Express { interface Request { user?: any } }
