@@ -134,7 +134,7 @@ describe.each(sqlServers)("on %s", (name) => {
       explore("apart", {
         db: sql.db,
         reset,
-        actors: { A: atomic, B: () => sleep(300).then(atomic) },
+        actors: { A: atomic, B: () => sleep(1500).then(atomic) },
         invariant: once1,
       }),
     ).rejects.toThrow(/keeps them apart/);

@@ -27,12 +27,16 @@ import { transactionCases } from "./cases/transaction.ts";
 import { versionCases } from "./cases/version.ts";
 import type { ConformanceCase, ConformanceSite, Ground } from "./ground.ts";
 
+/** Cases that are about waits say how long; the others are not about how fast the machine is. */
+const wait = 30_000;
+
 /** The two sites of one backend, ready for cases. */
 export async function prepare(
   one: ConformanceSite,
   two: ConformanceSite,
-  options: Pick<HoldfastOptions, "schema"> = {},
+  { schema }: Pick<HoldfastOptions, "schema"> = {},
 ): Promise<(name: string) => Promise<Ground>> {
+  const options = { wait, ...(schema !== undefined && { schema }) };
   const [hf, other] = [holdfast(one.database, options), holdfast(two.database, options)];
   await Promise.all([hf.migrate(), other.migrate()]);
   const capabilities = await hf.capabilities();

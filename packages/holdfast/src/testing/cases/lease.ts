@@ -572,7 +572,7 @@ export const leaseCases: ConformanceCase[] = [
 
     "gives a place back that ran out": permitted(async ({ hf, other, fresh }) => {
       const of = (instance: typeof hf) =>
-        instance.semaphore(key("place", fresh), { permits: 2, ttl: 200, renew: false });
+        instance.semaphore(key("place", fresh), { permits: 2, ttl: 1000, renew: false });
       const lost = await Promise.all([of(hf).acquire(), of(hf).acquire()]);
       const taken = await of(other).acquire({ wait: patience, permits: 2 });
       for (const permit of lost) {

@@ -20,6 +20,8 @@ import { TestGate, assert, during, sql, suite, table } from "./support.ts";
 
 /** For machines that are busy; nothing takes that long. */
 const patience = 60_000;
+/** Of one that dies: longer than a busy machine stands still, or it is lost before it dies. */
+const claimMs = 2000;
 const pause = (ms: number) => new Promise<void>((resolve) => setTimeout(resolve, ms));
 
 async function eventually(what: string, so: () => boolean | Promise<boolean>): Promise<void> {
@@ -303,7 +305,7 @@ export const scheduleCases = suite("schedule", {
     const dying = fragile(site.database);
     const late: unknown[] = [];
     const taken = new TestGate();
-    const options = { every: 200, ttl: 500, backoff: 1, overlap: "queue" } as const;
+    const options = { every: 200, ttl: claimMs, backoff: 1, overlap: "queue" } as const;
     const victims: Run[] = [];
     const instance = another(dying.database);
     const victim = make(instance, options, async (run) => {
@@ -344,7 +346,7 @@ export const scheduleCases = suite("schedule", {
   "gives up the run of a process that died if no attempt is left": kept(
     async ({ hf, site, another, make, over, fresh }) => {
       const dying = fragile(site.database);
-      const options = { every: 200, ttl: 500, retries: 0, overlap: "queue" } as const;
+      const options = { every: 200, ttl: claimMs, retries: 0, overlap: "queue" } as const;
       let begun = 0;
       const instance = another(dying.database);
       await make(instance, options, async () => {
