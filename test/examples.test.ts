@@ -7,6 +7,7 @@ import { fileURLToPath } from "node:url";
 import { beforeEach, describe, expect, test } from "vitest";
 import { holdfast, sql } from "holdfast";
 import { type Backend, backends } from "./backends.ts";
+import { bundled } from "./harness/bundled.ts";
 import { missing, placeFor } from "./harness/places.ts";
 
 const root = fileURLToPath(new URL("../", import.meta.url));
@@ -16,7 +17,7 @@ async function run(
   args: string[],
   env: NodeJS.ProcessEnv = {},
 ): Promise<{ code: number | null; output: string }> {
-  const child = spawn(process.execPath, ["--conditions=holdfast-source", file, ...args], {
+  const child = spawn(process.execPath, [...bundled, file, ...args], {
     cwd: root,
     env: { ...process.env, ...env },
     stdio: ["ignore", "pipe", "pipe"],
