@@ -16,7 +16,6 @@ const groups: Record<string, string[]> = {
     "quota-http",
     "stock",
     "queue",
-    "queue-migrate",
     "schedules",
     "leaders",
     "once",

@@ -132,7 +132,9 @@ export function holdfast<Tx = PrismaTransaction>(options: HoldfastOptions = {}):
 function scopeIn(hf: Holdfast<object>, tx: object, call: string) {
   if (!isTransaction(tx))
     throw new NotInTransactionError(
-      `${call} outside of a transaction: the lock would be gone at once. Use prisma.$exact(…) or prisma.$transaction(async (tx) => …), and the \`tx\` of it.`,
+      "this is no transaction, and the lock would be gone at once. Use prisma.$exact(…) or prisma.$transaction(async (tx) => …), and the `tx` of it.",
+      undefined,
+      { call },
     );
   return scopeNamed(contextOf(hf, call), tx, call);
 }
