@@ -30,6 +30,42 @@ async function isSettled(running: Promise<unknown>): Promise<boolean> {
 }
 
 /**
+ * Asks the server to end what a connection is doing, and asks again until it has ended: a request that arrives before its
+ * statement has begun finds nothing to end, and the server forgets it. The second one comes late enough (a round trip,
+ * usually) not to hit what is sent to clean up after the first.
+ */
+class Cancelling {
+  readonly #connection: Connection;
+  readonly #silence: NodeJS.Timeout;
+  #asking: Promise<void> = Promise.resolve();
+  #again: NodeJS.Timeout | undefined;
+  #ended = false;
+
+  constructor(connection: Connection, onSilence: (error: Silence) => void) {
+    this.#connection = connection;
+    this.#silence = setTimeout(() => onSilence(new Silence()), graceMs);
+    this.#ask(250);
+  }
+
+  #ask(againMs: number): void {
+    // Caught at once: a request that fails must not end the process while the statement is still running.
+    const asking = this.#connection.cancel?.().catch(() => {}) ?? Promise.resolve();
+    this.#asking = asking.then(() => {
+      if (this.#ended) return;
+      this.#again = setTimeout(() => this.#ask(Math.min(2 * againMs, 1000)), againMs);
+    });
+  }
+
+  /** It has ended: resolves when no request of ours can hit a later statement. {@link Silence} if none knows. */
+  async end(): Promise<void> {
+    this.#ended = true;
+    clearTimeout(this.#silence);
+    clearTimeout(this.#again);
+    await within(graceMs, this.#asking);
+  }
+}
+
+/**
  * Runs statements that an abort ends on the server. Returns only when the cancel request can no longer hit a
  * later statement, so the connection is clean for whatever comes next; unless the server falls silent, which is
  * told by `onSilence`.
@@ -47,17 +83,14 @@ export async function interruptible<T>(
     signal.throwIfAborted();
     return running;
   }
-  let cancelling: Promise<void> | undefined;
-  let timer: NodeJS.Timeout | undefined;
+  let cancelling: Cancelling | undefined;
   let fallSilent!: (error: Silence) => void;
   const answer = new Promise<T>((resolve, reject) => {
     fallSilent = reject;
     running.then(resolve, reject);
   });
   const onAbort = () => {
-    // Caught at once: a request that fails must not end the process while the statement is still running.
-    cancelling = connection.cancel?.().catch(() => {});
-    if (connection.cancel) timer = setTimeout(() => fallSilent(new Silence()), graceMs);
+    if (connection.cancel) cancelling = new Cancelling(connection, fallSilent);
   };
   if (signal.aborted) onAbort();
   else signal.addEventListener("abort", onAbort, { once: true });
@@ -70,9 +103,8 @@ export async function interruptible<T>(
     if (error instanceof Silence) onSilence();
     throw signal.aborted ? signal.reason : error;
   } finally {
-    clearTimeout(timer);
     signal.removeEventListener("abort", onAbort);
-    if (cancelling) await within(graceMs, cancelling).catch(onSilence);
+    await cancelling?.end().catch(onSilence);
   }
 }
 
@@ -85,12 +117,9 @@ export async function boundedBy<T>(
   ms: number,
   run: () => Promise<T>,
 ): Promise<{ readonly value: T } | undefined> {
-  let cancelling: Promise<void> | undefined;
+  let cancelling: Cancelling | undefined;
   let fallSilent!: (error: Silence) => void;
-  let timer = setTimeout(() => {
-    cancelling = connection.cancel?.().catch(() => {});
-    timer = setTimeout(() => fallSilent(new Silence()), graceMs);
-  }, ms);
+  const timer = setTimeout(() => (cancelling = new Cancelling(connection, fallSilent)), ms);
   try {
     const value = await new Promise<T>((resolve, reject) => {
       fallSilent = reject;
@@ -103,6 +132,6 @@ export async function boundedBy<T>(
     throw error;
   } finally {
     clearTimeout(timer);
-    if (cancelling) await within(graceMs, cancelling).catch(() => {});
+    await cancelling?.end().catch(() => {});
   }
 }
