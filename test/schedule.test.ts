@@ -20,6 +20,7 @@ import { Pool, type PoolClient } from "pg";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, inject, test } from "vitest";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
 import { startWorker } from "./harness/processes.ts";
+import { startProxy } from "./harness/proxy.ts";
 import { eventually } from "./harness/wait.ts";
 
 let database: TestDatabase;
@@ -135,6 +136,27 @@ test("five instances: each tick once, in order, and each knows the one before", 
   expect(ticks.slice(1).map(({ previous }) => previous)).toEqual(found.slice(0, -1));
   expect(ticks.every(({ fence }, i) => i === 0 || fence > (ticks[i - 1]?.fence ?? 0))).toBe(true);
 });
+
+test.each(["last", "none", "all"] as const)(
+  "an interval that is shorter than a round trip is run as fast as that goes (%s)",
+  async (catchUp) => {
+    const proxy = await startProxy({ port: Number(new URL(database.url).port) });
+    const far = new Pool({ connectionString: proxy.url(database.url) });
+    far.on("error", () => {});
+    const distant = holdfast(fromPg(far));
+    const seen: number[] = [];
+    const one = schedule(distant, name, { every: 20, catchUp }, ({ tick }) => void seen.push(tick.getTime()));
+    begun.push(one);
+    await one.start();
+    proxy.delayMs = 20;
+    await eventually(() => seen.length > 4);
+    expect(seen).toEqual([...new Set(seen)].toSorted((a, b) => a - b));
+    await one.stop();
+    await distant.close();
+    await far.end();
+    await proxy.close();
+  },
+);
 
 test("cron, with seconds and a zone", async () => {
   const ticks: number[] = [];

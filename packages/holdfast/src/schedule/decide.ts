@@ -392,13 +392,13 @@ export interface Candidates {
   readonly first: number;
   /** The newest until now; of a backlog that is worked off, the next of it. */
   readonly tick: number;
-  /** The first one after `tick`. */
+  /** The first one that makes `tick` out of date. */
   readonly next: number | undefined;
 }
 
 /**
  * Which tick is asked for, and how. "all": each, in order, whenever that is. "last": the newest, for all that were missed, as
- * long as none has come after it. "none": the newest too, and it is run if it is not older than its grace; else it is passed
+ * long as it is not out of date. "none": the newest too, and it is run if it is not older than its grace; else it is passed
  * over.
  */
 export function wishFor(

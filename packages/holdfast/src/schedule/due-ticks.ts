@@ -4,6 +4,9 @@ import { type ScheduleWish, wishFor } from "./decide.ts";
 import type { ScheduleDefinition } from "./definition.ts";
 import { due } from "./ticks.ts";
 
+/** As long as the database may take to decide: a tick is not out of date because the next one has come meanwhile. */
+const slowMs = 5000;
+
 export class DueTicks {
   readonly #definition: ScheduleDefinition<never>;
   /** Ticks that are to be caught up with, in order, once they have been counted. */
@@ -28,7 +31,13 @@ export class DueTicks {
       return wishFor("all", graceMs, { after, now, first, tick, next: undefined });
     }
     const [tick = first] = await due(rhythm, after, now, 1);
-    return wishFor(catchUp, graceMs, { after, now, first, tick, next: rhythm.after(tick) });
+    return wishFor(catchUp, graceMs, {
+      after,
+      now,
+      first,
+      tick,
+      next: rhythm.after(Math.max(tick, now + slowMs)),
+    });
   }
 
   tellMissed({ missed: [first, before] }: ScheduleWish): void {
