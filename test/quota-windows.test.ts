@@ -4,12 +4,15 @@
  */
 import { setTimeout as sleep } from "node:timers/promises";
 import { type Holdfast, holdfast } from "holdfast";
+import { fromMysql2 } from "holdfast/mysql2";
 import { fromPg } from "holdfast/pg";
 import { type Quota, type QuotaOptions, quota } from "holdfast/quota";
+import { createPool } from "mysql2/promise";
 import { Pool, type PoolClient } from "pg";
 import { afterAll, beforeAll, describe, expect, inject, test } from "vitest";
-import { type TestDatabase, createDatabase } from "./harness/databases.ts";
+import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
 import { checkLedger, linesOf } from "./harness/quota-ledger.ts";
+import { startProxy } from "./harness/proxy.ts";
 import { random } from "./harness/random.ts";
 
 const long = process.env["HOLDFAST_LONG"] === "1";
@@ -263,6 +266,42 @@ describe("found by random histories", () => {
       expect(await of.refund("u", id), JSON.stringify(rule)).toMatchObject({ used: 5, amount: 4 });
       expect(await of.tryConsume("u"), JSON.stringify(rule)).toMatchObject({ granted: false });
       expect(await of.reconcile("u")).toMatchObject({ findings: [] });
+    }
+  });
+});
+
+describe.each(["postgres", "mariadb"] as const)("far from %s", (server) => {
+  test("windows that are shorter than it takes to decide: the database has the last word all the same", async ({
+    skip,
+  }) => {
+    const why = unavailable(server);
+    skip(why !== undefined, why);
+    const place = await createDatabase(server);
+    const proxy = await startProxy({ port: Number(new URL(place.url).port) });
+    const far =
+      server === "postgres"
+        ? new Pool({ connectionString: proxy.url(place.url) })
+        : createPool({ uri: proxy.url(place.url) });
+    const database = "totalCount" in far ? fromPg(far) : fromMysql2(far);
+    const distant = holdfast(database as ReturnType<typeof fromPg>);
+    try {
+      await distant.migrate();
+      const limited = quota(distant, { name: "short", limit: 5, per: 20 });
+      proxy.delayMs = 40;
+      const answers = await Promise.all(Array.from({ length: 8 }, () => limited.tryConsume("ada")));
+      const within = new Map<number, number>();
+      for (const { granted, at } of answers) {
+        const start = Math.floor(at.getTime() / 20);
+        if (granted) within.set(start, (within.get(start) ?? 0) + 1);
+      }
+      expect([...within.values()].every((uses) => uses <= 5)).toBe(true);
+      expect(within.size).toBeGreaterThan(0);
+      expect(await limited.peek("ada")).toMatchObject({ limit: 5 });
+    } finally {
+      await distant.close();
+      await far.end();
+      await proxy.close();
+      await place.drop();
     }
   });
 });

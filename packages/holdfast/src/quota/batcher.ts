@@ -11,7 +11,7 @@ import type { Bucket, Definition, Elsewhere, Late, Quotas, Use, UseVerdict } fro
 
 /** One limit of one call. */
 export interface UsePart {
-  readonly quota: { readonly name: string; definition(now: number): Definition };
+  readonly quota: { readonly name: string; definition(now: number, until: number): Definition };
   readonly subject: string;
   readonly limit: number | undefined;
   /** As it is kept; and as the caller knows it. */
@@ -22,6 +22,31 @@ export interface UsePart {
   readonly details: string | undefined;
   /** The caller gave the id: it may have been used before. */
   readonly named: boolean;
+}
+
+/** What is named to the database of a quota, as it takes now. */
+export type DefinitionOf = (quota: UsePart["quota"]) => Definition;
+
+/**
+ * Which windows are named: those around now. If they were over by the time the database decided, for the way there is long or
+ * somebody had the row, more are named with each attempt.
+ */
+class NamedWindows {
+  #aheadMs = 0;
+  #sentAt = performance.now();
+
+  /** `skew`: of the database's clock. */
+  at(skew: number): DefinitionOf {
+    const now = Date.now() + skew;
+    return (quota) => quota.definition(now, now + this.#aheadMs);
+  }
+
+  /** They were over, perhaps. */
+  extend(): void {
+    const tookMs = performance.now() - this.#sentAt;
+    this.#aheadMs = Math.max(2 * this.#aheadMs, 4 * tookMs);
+    this.#sentAt = performance.now();
+  }
 }
 
 /** With more, the answers of a batch come so late that callers wait for each other. */
@@ -70,13 +95,13 @@ export class QuotaBatcher {
   /** A statement of its own, in the caller's transaction or outside of any; again, if what was named is out of date. */
   async alone<T extends object>(
     options: CallOptions | undefined,
-    work: (connection: Connection, now: number, how: How) => Soon<T | Late>,
+    work: (connection: Connection, definitionOf: DefinitionOf, how: How) => Soon<T | Late>,
     about: CallAbout & { readonly ms?: number },
   ): Promise<T> {
     const place = placeOf(this.context, options ?? {}, "quota");
     return send(this.context, place, about, async (connection, how) => {
-      for (;;) {
-        const answer = await work(connection, Date.now() + this.#skew, how);
+      for (const windows = new NamedWindows(); ; windows.extend()) {
+        const answer = await work(connection, windows.at(this.#skew), how);
         if (!("late" in answer)) return answer;
         this.#skew = answer.late - Date.now();
       }
@@ -89,21 +114,22 @@ export class QuotaBatcher {
     sent: Sent,
   ): Promise<readonly Decided[]> {
     const { again, waitMs, free } = sent;
-    for (let make = false; ; make = true) {
+    const windows = new NamedWindows();
+    for (let make = false; ; make = true, windows.extend()) {
       const definitions: Definition[] = [];
       const places = new Map<UsePart["quota"], number>();
       const buckets: Bucket[] = [];
       const bucketPlaces = new Map<string, number>();
       const uses: Use[] = [];
       let look = again;
-      const now = Date.now() + this.#skew;
+      const definitionOf = windows.at(this.#skew);
       for (const [group, parts] of calls.entries()) {
         for (const part of parts) {
           const { quota, subject, limit, id, amount, holdMs, details, named } = part;
           let definition = places.get(quota);
           if (definition === undefined) {
             places.set(quota, (definition = definitions.length));
-            definitions.push(quota.definition(now));
+            definitions.push(definitionOf(quota));
           }
           const name = nameOf(part);
           let bucket = bucketPlaces.get(name);

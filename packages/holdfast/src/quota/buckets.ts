@@ -53,7 +53,7 @@ export class Buckets {
     return this.run("peek", bucket.subject, options, (batcher) =>
       batcher.alone(
         options,
-        (connection, now, how) => batcher.store.peek(connection, terms.definition(now), bucket, how),
+        (connection, definitionOf, how) => batcher.store.peek(connection, definitionOf(terms), bucket, how),
         { names: [this.nameOf(bucket.subject)] },
       ),
     );
@@ -75,12 +75,8 @@ export class Buckets {
     const done = await this.run(what.kind, text, options, (batcher) =>
       batcher.alone(
         options,
-        (connection, now, how) =>
-          batcher.store.amend(
-            connection,
-            { ...what, definition: terms.definition(now), bucket, details },
-            how,
-          ),
+        (connection, definitionOf, how) =>
+          batcher.store.amend(connection, { ...what, definition: definitionOf(terms), bucket, details }, how),
         about,
       ),
     );

@@ -81,8 +81,8 @@ export class Ledger {
       (batcher) =>
         batcher.alone(
           undefined,
-          (connection, now, how) =>
-            batcher.store.upkeep.reconcile(connection, terms.definition(now), bucket, repair, how),
+          (connection, definitionOf, how) =>
+            batcher.store.upkeep.reconcile(connection, definitionOf(terms), bucket, repair, how),
           about,
         ),
     );

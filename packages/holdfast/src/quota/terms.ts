@@ -62,10 +62,10 @@ export class Terms {
     return found === Infinity ? undefined : found;
   }
 
-  /** As engines are told, with the windows around this time. */
-  definition(now: number): Definition {
+  /** As engines are told, with the windows around this time; `until`: and all up to that one. */
+  definition(now: number, until = now): Definition {
     const known = this.#definition;
-    if (known && now >= known.from && now < known.until) return known.definition;
+    if (known && now >= known.from && until < known.until) return known.definition;
     const { window = "fixed", parts = 20, over = "reject", limit } = this.#options;
     const span = this.#span;
     const common = {
@@ -73,7 +73,7 @@ export class Terms {
       over: over === "record" ? undefined : over === "reject" ? 0 : over,
     };
     const per = (span?.ms ?? 0) * 1000;
-    const starts = span && window === "fixed" ? startsAround(span, this.#zone, now) : [];
+    const starts = span && window === "fixed" ? startsAround(span, this.#zone, now, until) : [];
     const definition: Definition = {
       ...common,
       rule: !span

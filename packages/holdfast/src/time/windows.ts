@@ -29,14 +29,14 @@ export function spanOf(call: string, period: Period): Span {
   return { unit, count, ms: checkSpan(call, "per, in milliseconds,", count * lengths[unit]) };
 }
 
-/** Beginnings of the windows around a moment: one before, its own, and two after. */
-export function startsAround(span: Span, timeZone: string, now: number): number[] {
-  if (!calendar.has(span.unit)) {
-    const own = Math.floor(now / span.ms) * span.ms;
-    return [own - span.ms, own, own + span.ms, own + 2 * span.ms];
-  }
-  const own = windowNumber(span, timeZone, now);
-  return [-1, 0, 1, 2].map((more) => windowStart(span, timeZone, own + more));
+/** Beginnings of the windows around a moment: one before, its own, and two after that, or after the window of a later moment. */
+export function startsAround(span: Span, timeZone: string, now: number, until = now): number[] {
+  const byCalendar = calendar.has(span.unit);
+  const number = (at: number) => (byCalendar ? windowNumber(span, timeZone, at) : Math.floor(at / span.ms));
+  const first = number(now) - 1;
+  return Array.from({ length: number(until) + 3 - first }, (_, i) =>
+    byCalendar ? windowStart(span, timeZone, first + i) : (first + i) * span.ms,
+  );
 }
 
 /** Windows are numbered: by years, by months or by days since 1970, on the wall. */
