@@ -66,8 +66,13 @@ describe("CommonJS", () => {
     expect(stdout.trim()).toBe(names.map(() => "true").join());
   });
 
-  test("cron patterns find the package croner from where the bundle is", async () => {
+  test.each([
+    ["where the bundle is", {}],
+    // As Turbopack has it, in builds of Next.js.
+    ["where the program is, if the bundle does not know its own place", { __filename: '"/ROOT/self.js"' }],
+  ])("cron patterns find the package croner from %s", async (_, define) => {
     const outfile = join(folder, "cron.cjs");
+    rmSync(join(folder, "node_modules"), { recursive: true, force: true });
     mkdirSync(join(folder, "node_modules"));
     const croner = createRequire(import.meta.url).resolve("croner/package.json");
     symlinkSync(dirname(croner), join(folder, "node_modules/croner"));
@@ -79,6 +84,7 @@ describe("CommonJS", () => {
       },
       format: "cjs",
       outfile,
+      define,
     });
     const { stdout } = await run(process.execPath, [outfile], { cwd: tmpdir() });
     expect(stdout.trim()).toBe("1970-01-01T03:00:00.000Z");

@@ -149,15 +149,22 @@ test(
     const told = await Promise.all(asked.map(ask));
     const cell = (value: Capabilities[keyof Capabilities]) =>
       shownCapability(value) === "no" ? "no" : "yes";
-    const table = [
-      `|  | ${names.join(" | ")} |`,
-      `| --- | ${names.map(() => "---").join(" | ")} |`,
-      ...features.map(
-        ([feature, needs]) => `| ${feature} | ${told.map((each) => cell(each[needs])).join(" | ")} |`,
-      ),
-    ].join("\n");
-    console.log(table);
-    await hold(page, "engines", table);
-    await hold(readme, "engines", table);
+    const tableOf = (rows: readonly (readonly [feature: string, answers: string])[]) =>
+      [
+        `|  | ${names.join(" | ")} |`,
+        `| --- | ${names.map(() => "---").join(" | ")} |`,
+        ...rows.map(([feature, answers]) => `| ${feature} | ${answers} |`),
+      ].join("\n");
+    const rows = features.map(
+      ([feature, needs]) => [feature, told.map((each) => cell(each[needs])).join(" | ")] as const,
+    );
+    console.log(tableOf(rows));
+    await hold(page, "engines", tableOf(rows));
+    // The README has a line for all that is to be had in the same places.
+    const alike = Map.groupBy(rows, ([, answers]) => answers);
+    const grouped = [...alike].map(
+      ([answers, group]) => [group.map(([feature]) => feature).join("; "), answers] as const,
+    );
+    await hold(readme, "engines", tableOf(grouped));
   },
 );

@@ -79,6 +79,6 @@ describe.each(["holdfast", "cli"])("packages/%s", (name) => {
 });
 
 test("the README is short: what there is besides is in docs/overview.md", () => {
-  expect(read("README.md").split("\n").length).toBeLessThan(170);
+  expect(read("README.md").split("\n").length).toBeLessThan(120);
   expect(read("docs/overview.md").match(/^- /gm)?.length).toBeGreaterThan(24);
 });

@@ -3,6 +3,7 @@
  * clocks are changed is our own business (time/zone.ts), so that it is the same with every version of croner, and as documented.
  */
 import { createRequire } from "node:module";
+import { isAbsolute } from "node:path";
 import { UsageError, message } from "../seam/errors.ts";
 import { self } from "../context/self.ts";
 import { ScheduleError } from "./errors.ts";
@@ -111,15 +112,23 @@ export function installed(): object {
   } catch (error) {
     throw new ScheduleError(
       "HF_CRONER_MISSING",
-      "schedule: `cron` needs the package croner, which is not installed: npm install croner. " +
-        "(Or use `every`; or pass a parser's own object, if your program is bundled: `cron: new Cron(pattern, { timezone })`.)",
+      "schedule: `cron` needs the package croner, which is not to be found: npm install croner. " +
+        "(Or use `every`. If your program is bundled: leave holdfast and croner out of the bundle, or pass a parser's own " +
+        "object, `cron: new Cron(pattern, { timezone })`.)",
       error,
     );
   }
 }
 
+/** From here, or from where the program is: bundlers (that of Next.js) may say of this file that it is where there is none. */
 function load(name: string): object {
-  return createRequire(self ?? "/")(name) as object;
+  try {
+    return createRequire(self ?? "/")(name) as object;
+  } catch (error) {
+    const program = process.argv[1];
+    if (program === undefined || !isAbsolute(program)) throw error;
+    return createRequire(program)(name) as object;
+  }
 }
 
 function version(): string {
