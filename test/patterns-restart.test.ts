@@ -65,22 +65,29 @@ describe.each(long ? (["mariadb", "mysql"] as const) : (["mariadb"] as const))("
         try {
           for (const each of callers) await each.message("ready");
           for (const each of callers) each.send("go");
+          const left = async () => {
+            const { waiting, delayed, running } = await errands(hf).counts();
+            return waiting + delayed + running;
+          };
+          const atKills: number[] = [];
+          let asking = callers.length;
+          for (const { result } of callers) void result.finally(() => asking--).catch(() => {});
           for (let kill = 0; kill < (long ? 5 : 2); kill++) {
             for (let asked = 0; asked < 20; asked++)
               await Promise.race([
                 callers[kill % 2]?.message("asked"),
                 ...callers.map(({ result }) => result),
               ]);
+            // It happens in the middle, or it was not shown.
+            expect(asking).toBeGreaterThan(0);
+            atKills.push(await left());
             await server.restart("SIGKILL");
           }
+          expect(atKills[0]).toBeGreaterThan(0);
+          if (long)
+            console.log(`${name}: jobs that were left when the server was killed: ${atKills.join(", ")}`);
           const results = await Promise.all(callers.map(({ result }) => result));
-          await eventually(
-            async () => {
-              const { waiting, delayed, running } = await errands(hf).counts();
-              return waiting + delayed + running === 0;
-            },
-            { timeout: 300_000, interval: 100 },
-          );
+          await eventually(async () => (await left()) === 0, { timeout: 300_000, interval: 100 });
           for (const what of ["quota", "stock"] as const)
             expect(results.flatMap((each) => each[what].granted).length, what).toBe(limit);
         } finally {
