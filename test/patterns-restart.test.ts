@@ -79,11 +79,10 @@ describe.each(long ? (["mariadb", "mysql"] as const) : (["mariadb"] as const))("
           const atKills: number[] = [];
           for (let kill = 0; kill < kills; kill++) {
             const before = await eventually(left);
-            await eventually(async () => {
-              const now = await left();
-              if (now < before && now > 0) atKills[kill] = now;
-              return atKills[kill];
-            });
+            let now = before;
+            await eventually(async () => (now = await left()) < before, { timeout: 120_000 });
+            expect(now).toBeGreaterThan(0);
+            atKills.push(now);
             await server.restart("SIGKILL");
           }
           if (long)
