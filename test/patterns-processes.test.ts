@@ -22,12 +22,17 @@ const asker = new URL("./workers/pattern-callers.ts", import.meta.url);
 const jobber = new URL("./workers/pattern-jobs.ts", import.meta.url);
 const long = process.env["HOLDFAST_LONG"] === "1";
 const processes = 4;
-const kills = long ? 60 : 3;
+const kills = long ? 30 : 3;
 /** Of each process. */
 const attempts = long ? 1000 : 150;
 /** Of jobs. */
 const count = long ? 5000 : 400;
 const seed = `HOLDFAST_SEED=${inject("seed")}`;
+
+/** A campaign says what it did: that it was green is not enough. */
+function say(what: string, figures: Readonly<Record<string, number>>): void {
+  if (long) console.log(seed, what, figures);
+}
 
 /** What the processes were told that came to their end. `killed`: so many are killed in the middle, and begin again. */
 async function rush(arg: Omit<PatternCallersArg, "ids">, killed: number) {
@@ -39,6 +44,7 @@ async function rush(arg: Omit<PatternCallersArg, "ids">, killed: number) {
     return worker;
   };
   const crew = await Promise.all(Array.from({ length: processes }, (_, place) => begin(place)));
+  let interrupted = 0;
   try {
     for (const each of crew) each.send("go");
     for (let i = 0; i < killed; i++) {
@@ -48,7 +54,7 @@ async function rush(arg: Omit<PatternCallersArg, "ids">, killed: number) {
       for (let asked = 1 + next() * 60; asked > 0; asked--) await victim.message("asked").catch(() => {});
       await sleep(next() * 3);
       victim.sigkill();
-      await victim.exited;
+      if ((await victim.exited).signal === "SIGKILL") interrupted++;
       (crew[place] = await begin(place)).send("go");
     }
     const results = await Promise.all(crew.map(({ result }) => result));
@@ -56,7 +62,8 @@ async function rush(arg: Omit<PatternCallersArg, "ids">, killed: number) {
       granted: results.flatMap((each) => each[what].granted).toSorted(),
       refused: results.reduce((sum, each) => sum + each[what].refused, 0),
     });
-    return { quota: all("quota"), stock: all("stock"), errors: results.flatMap(({ errors }) => errors) };
+    const errors = results.flatMap((each) => each.errors);
+    return { quota: all("quota"), stock: all("stock"), errors, interrupted };
   } finally {
     for (const each of crew) each.sigkill();
     await Promise.all(crew.map(({ exited }) => exited));
@@ -82,6 +89,14 @@ async function allGranted(backend: string): Promise<void> {
     const sold = movements.filter(({ quantity }) => quantity < 0).map(({ externalId }) => externalId);
     expect(sold.toSorted(), seed).toEqual(told.stock.granted);
     expect(await shop(hf).reconcile(), seed).toMatchObject({ ok: true, findings: [] });
+    // It happened, or it was not shown.
+    expect(told.interrupted, seed).toBeGreaterThan(0);
+    say(backend, {
+      kills: told.interrupted,
+      asked,
+      quota: told.quota.granted.length,
+      stock: told.stock.granted.length,
+    });
   });
 }
 
@@ -105,6 +120,7 @@ async function allWorked(backend: string, how: PatternJobsArg["how"]): Promise<v
     };
     const begin = () => startWorker(jobber, { backend, url, how } satisfies PatternJobsArg);
     const crew = Array.from({ length: processes }, begin);
+    const start = performance.now();
     let killed = 0;
     try {
       while (long ? (await left()) > 0 : killed < kills) {
@@ -125,6 +141,7 @@ async function allWorked(backend: string, how: PatternJobsArg["how"]): Promise<v
     expect(killed, seed).toBeGreaterThanOrEqual(3);
     expect(await errands(site.hf).failed(), seed).toEqual([]);
     expect(await effects(site), seed).toEqual({ all: count, jobs: count });
+    say(`${backend}, ${how}`, { jobs: count, killed, seconds: (performance.now() - start) / 1000 });
   });
 }
 
@@ -135,7 +152,7 @@ const drivers = ["node:sqlite", "libsql"];
 describe.each([...all, ...drivers])("%s", (backend) => {
   test(
     "a limit of 100, and the last 100 units: 100 are granted, and each id has one answer",
-    { timeout: 240_000 },
+    { timeout: long ? 900_000 : 240_000 },
     ({ skip }) => {
       const why = missingFor(backend);
       skip(why !== undefined, why);
@@ -148,7 +165,7 @@ describe.each(all)("jobs, %s", (backend) => {
   const ways = backend === withoutWal ? (["complete"] as const) : (["transactional"] as const);
   test.for(long ? (["transactional", "complete"] as const) : ways)(
     "every effect once, while workers are killed: %s",
-    { timeout: 600_000 },
+    { timeout: 900_000 },
     (how, { skip }) => {
       const why = missingFor(backend);
       skip(why !== undefined, why);
@@ -166,6 +183,7 @@ describe("as people write it", () => {
       const told = await rush({ backend: "better-sqlite3", url, naive: true }, 0);
       expect(told.quota.granted.length).toBeGreaterThan(limit);
       expect(told.stock.granted.length).toBeGreaterThan(limit);
+      say("naive", { quota: told.quota.granted.length, stock: told.stock.granted.length });
     }),
   );
 
