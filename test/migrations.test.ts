@@ -74,9 +74,12 @@ describe.each(versions)("what %s has released", (version) => {
   );
 
   test("tables come by numbers, routines do not", () => {
-    for (const instance of instances.values()) {
+    for (const [engine, instance] of instances) {
       const tables = instance().migrationSql({ only: "tables" });
-      expect(tables).not.toMatch(/CREATE (OR REPLACE )?(FUNCTION|VIEW|PROCEDURE|TRIGGER)/);
+      expect(tables).not.toMatch(/CREATE (OR REPLACE )?(FUNCTION|PROCEDURE|TRIGGER)/);
+      // PostgreSQL writes down which text a view was made of; elsewhere they have numbers, as tables do.
+      if (engine === "postgres") expect(tables).not.toMatch(/\bVIEW\b/);
+      else expect(tables.match(/\bVIEW\b/g)).toHaveLength(2);
     }
   });
 });

@@ -33,12 +33,14 @@ const proofs: readonly (readonly [feature: string, ...how: (readonly [kind: stri
     ["random, killed", "quota-random.test.ts"],
     ["model of windows", "quota-windows.test.ts"],
     ["every client", "quota-adapters.test.ts"],
+    ["its views", "entries.test.ts"],
     ["processes", "patterns-processes.test.ts"],
   ],
   [
     "`stock`",
     ["random, killed", "stock-random.test.ts"],
     ["every client", "patterns-adapters.test.ts"],
+    ["its views", "entries.test.ts"],
     ["processes", "patterns-processes.test.ts"],
   ],
   [

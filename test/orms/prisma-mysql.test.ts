@@ -24,6 +24,7 @@ import {
 } from "holdfast";
 import { fromPrisma, holdfast } from "holdfast/prisma";
 import { quota } from "holdfast/quota";
+import { stock as shelfOf } from "holdfast/stock";
 import { createPool } from "mariadb";
 import { type Connection, type RowDataPacket, createConnection } from "mysql2/promise";
 import { afterAll, beforeAll, beforeEach, describe, expect, expectTypeOf, test } from "vitest";
@@ -413,7 +414,7 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
     const page = readFileSync(new URL("../../docs/adapters/prisma.md", import.meta.url), "utf8");
     const named = [...page.matchAll(/^\s+"(holdfast_\w+)",$/gm)].map(([, name]) => name);
     const [rows] = await second.query<RowDataPacket[]>(
-      "SELECT table_name AS name FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name LIKE 'holdfast%'",
+      "SELECT table_name AS name FROM information_schema.tables WHERE table_schema = DATABASE() AND table_type = 'BASE TABLE' AND table_name LIKE 'holdfast%'",
     );
     expect(named).toEqual(rows.map(({ name }) => name as string).toSorted());
   });
@@ -712,7 +713,58 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
       await early.$disconnect();
     }
   });
+
+  test("ledger and movements are views, which `include` takes", async () => {
+    for (const view of viewsOfThePage()) await second.query(view);
+    await second.query("CREATE TABLE user (id varchar(100) PRIMARY KEY, name varchar(100) NOT NULL)");
+    await second.query("CREATE TABLE article (sku varchar(100) PRIMARY KEY, name varchar(100) NOT NULL)");
+    await second.query("INSERT INTO user VALUES ('u1', 'Ada'), ('u2', 'Bob')");
+    await second.query("INSERT INTO article VALUES ('MUG', 'Mug')");
+    const credits = quota(prisma.$holdfast, { name: "credits", limit: 0 });
+    await credits.grant("u1", 10);
+    await prisma.$transaction((tx) => credits.consume("u1", 4, { tx }));
+    const users = await prisma.user.findMany({
+      include: { credits: { orderBy: { version: "asc" } } },
+      orderBy: { id: "asc" },
+    });
+    const shown = ({ kind, amount, credit }: { kind: string; amount: bigint; credit: bigint }) => [
+      kind,
+      amount,
+      credit,
+    ];
+    expect(users.map(({ name, credits: entries }) => [name, entries.map(shown)])).toEqual([
+      [
+        "Ada",
+        [
+          ["grant", 10n, 10n],
+          ["consume", 4n, 6n],
+        ],
+      ],
+      ["Bob", []],
+    ]);
+    const [newest] = (await credits.history("u1", { limit: 1 })).entries;
+    expect(Math.abs((users[0]?.credits[1]?.at.getTime() ?? 0) - (newest?.at.getTime() ?? 0))).toBeLessThan(2);
+    const shelf = shelfOf(prisma.$holdfast, { name: "articles" });
+    await shelf.increase("MUG", 3);
+    await shelf.decrease("MUG", 1, { source: "ORDER" });
+    const article = await prisma.article.findUnique({
+      where: { sku: "MUG" },
+      include: { movements: { where: { source: "ORDER" } } },
+    });
+    expect(article?.movements).toMatchObject([
+      { kind: "apply", quantity: -1n, balance: 2n, location: "main" },
+    ]);
+  });
 });
+
+/** Of docs/adapters/prisma.md. */
+function viewsOfThePage(): string[] {
+  const text = readFileSync(new URL("../../docs/adapters/prisma.md", import.meta.url), "utf8");
+  const [, block = ""] = /^```sql\n(CREATE VIEW credit_entry.*?)^```$/ms.exec(text) ?? [];
+  const views = block.replaceAll("holdfast.", "holdfast_").split(";\n").filter(Boolean);
+  expect(views).toHaveLength(2);
+  return views;
+}
 
 test("SQLite is refused, since whoever uses the client meanwhile is in the transaction too", async () => {
   const prisma = new SqliteClient({ adapter: new PrismaBetterSqlite3({ url: ":memory:" }) });

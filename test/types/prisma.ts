@@ -75,6 +75,23 @@ export async function versions(): Promise<void> {
     attempts: 3,
   });
   const quantity: number = picked.quantity;
+  const where = { orderId_position: { orderId: "", position: 1 } };
+  await prisma.orderLine.updateVersioned({
+    where,
+    data: (row) => {
+      if (row.quantity > 3) return;
+      return { state: "Packed", quantity: { increment: 1 } };
+    },
+  });
+  await prisma.orderLine.updateVersioned({
+    where,
+    data: ({ state }) => (state === "Open" ? { state: "Packed" } : { quantity: 1 }),
+  });
+  await prisma.orderLine.updateVersioned({ where, data: async () => ({ state: "Packed" }) });
+  await prisma.orderLine.updateVersioned({
+    where,
+    data: async ({ state }) => (state === "Open" ? { state: "Packed" } : undefined),
+  });
   // @ts-expect-error it was not selected
   void picked.state;
   // Another field counts.
@@ -93,6 +110,15 @@ export async function versions(): Promise<void> {
   await prisma.document.updateVersioned({ where: { di: 1, version: 3 }, data: { body: "x" } });
   // @ts-expect-error or in what a function returns
   await prisma.document.updateVersioned({ where: { id: 1 }, data: () => ({ body: 1 }) });
+  // @ts-expect-error or in one that it returns besides others
+  await prisma.document.updateVersioned({ where: { id: 1 }, data: () => ({ body: "x", bdy: "x" }) });
+  // @ts-expect-error or by itself
+  await prisma.document.updateVersioned({ where: { id: 1 }, data: (row) => ({ bdy: row.body }) });
+  await prisma.document.updateVersioned({
+    where: { id: 1 },
+    // @ts-expect-error or later, or not always
+    data: async (row) => (row.version > 3 ? { body: row.body, bdy: "x" } : undefined),
+  });
   // @ts-expect-error or gets
   await prisma.document.updateVersioned({ where: { id: 1 }, data: (row) => ({ body: row.text }) });
   // @ts-expect-error a typo

@@ -24,7 +24,13 @@ import {
 import { readsOf } from "./mysql.ts";
 import { openerOf, openers } from "./openings.ts";
 import type { PrismaArgs, PrismaFound, PrismaSelecting } from "./types.ts";
-import { type PrismaVersioned, type UpdateArgs, updateVersioned, type versionedNames } from "./update.ts";
+import {
+  type PrismaDecided,
+  type PrismaVersioned,
+  type UpdateArgs,
+  updateVersioned,
+  type versionedNames,
+} from "./update.ts";
 
 type FindName = "findMany" | "findFirst" | "findUnique";
 
@@ -44,7 +50,7 @@ type With<T, A, Name extends FindName, More, Names extends string> = A &
 
 type Locked<T, A, Name extends FindName> = With<T, A, Name, { readonly lock?: PrismaLock }, "lock">;
 
-type Versioned<T, A> = With<T, A, "findUnique", PrismaVersioned<T>, (typeof versionedNames)[number]>;
+type Versioned<T, A, R> = With<T, A, "findUnique", PrismaVersioned<T, R>, (typeof versionedNames)[number]>;
 
 /** What `prisma.$extends(holdfast())` adds. */
 export interface PrismaExtension<Tx = PrismaTransaction> {
@@ -95,9 +101,9 @@ export interface PrismaExtension<Tx = PrismaTransaction> {
        * `updateVersioned({ where: { id, version }, data })` throws `StaleVersionError` else, and with a function,
        * `updateVersioned({ where: { id }, data: (row) => ({ … }) })`, the row is read and decided upon anew.
        */
-      updateVersioned<T, A extends PrismaSelecting>(
+      updateVersioned<T, A extends PrismaSelecting, const R extends PrismaDecided<T>>(
         this: T,
-        args: Versioned<T, A>,
+        args: Versioned<T, A, R>,
       ): Promise<PrismaFound<T, A>>;
     };
   };

@@ -21,14 +21,25 @@ interface NoFunction {
   readonly [Symbol.hasInstance]?: never;
 }
 
+/** What a function for `data` may return. */
+export type PrismaDecided<T> = Data<T> | undefined | Promise<Data<T> | undefined>;
+
+/** Fields of what it returns that the model does not have: as all of `Data` is optional, they would go unnoticed. */
+type NoOthers<R, Known> =
+  R extends Promise<infer Later>
+    ? Promise<NoOthers<Later, Known>>
+    : R extends object
+      ? { readonly [K in Exclude<keyof R, keyof Known>]?: never }
+      : R;
+
 /** Of `updateVersioned`, besides what `findUnique` takes. */
-export type PrismaVersioned<T> = {
+export type PrismaVersioned<T, R> = {
   /**
    * What to set, if `where` names the version that was read; or a function of the row as it is, which may run several times
    * and returns what to set, or nothing.
    */
   readonly data:
-    (Data<T> & NoFunction) | ((row: PrismaWhole<T>) => Data<T> | undefined | Promise<Data<T> | undefined>);
+    (Data<T> & NoFunction) | ((row: PrismaWhole<T>) => PrismaDecided<T> & R & NoOthers<R, Data<T>>);
   /** How often a function is asked before `StaleVersionError`. Default 10. */
   readonly attempts?: number;
 } & ("version" extends Counting<T>

@@ -1,10 +1,16 @@
 import type { Migration, Migrations } from "../../seam/database.ts";
 import { type Names, type Statement, own, sql } from "../../seam/sql.ts";
+import { entryViews } from "../sql/entries.ts";
 import { type DuckdbConnection, render } from "./dialect.ts";
 import { leaseTables } from "./leases.ts";
 import { lockTable } from "./locks.ts";
 import { replayTable } from "./replay.ts";
 import { storeTables } from "./stores.ts";
+
+const views = entryViews({
+  create: sql.raw("CREATE VIEW IF NOT EXISTS"),
+  moment: (column) => sql`make_timestamptz(CAST(${column} AS bigint))`,
+});
 
 const migrationTable = sql`CREATE TABLE IF NOT EXISTS ${own("migration")} (
   id integer NOT NULL,
@@ -18,6 +24,7 @@ const all: readonly Migration[] = [
   { id: 3, name: "leases", statements: leaseTables },
   { id: 4, name: "once", statements: replayTable },
   { id: 5, name: "patterns", statements: storeTables },
+  { id: 6, name: "entries", statements: views },
 ];
 
 async function read(connection: DuckdbConnection): Promise<Pick<Migration, "id" | "name">[]> {

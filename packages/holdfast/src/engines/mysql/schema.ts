@@ -3,6 +3,7 @@ import { UnsupportedError } from "../../seam/errors.ts";
 import { makeStale } from "../../seam/routine.ts";
 import { type Names, type Statement, own, sql } from "../../seam/sql.ts";
 import { auditTables } from "../sql/audit.ts";
+import { entryViews } from "../sql/entries.ts";
 import { queueTables } from "../sql/queue/tables.ts";
 import { quotaTables } from "../sql/quota/tables.ts";
 import { scheduleTables } from "../sql/schedule.ts";
@@ -24,6 +25,13 @@ const patternTables: readonly Table[] = [
   ...scheduleTables,
   ...auditTables,
 ];
+
+/** Names are kept as bytes, so that each is another one; to be read they are texts, and still that. */
+const views = entryViews({
+  create: sql.raw("CREATE OR REPLACE SQL SECURITY INVOKER VIEW"),
+  text: (column) => sql`CONVERT(${column} USING utf8mb4) COLLATE utf8mb4_bin`,
+  moment: (column) => sql`TIMESTAMPADD(MICROSECOND, ${column}, CAST('1970-01-01' AS datetime(6)))`,
+});
 
 const migrationTable = sql`CREATE TABLE IF NOT EXISTS ${own("migration")} (
   id int NOT NULL PRIMARY KEY,
@@ -62,6 +70,7 @@ const all: readonly Migration[] = [
     statements: [...counters, ...patternTables.flatMap((each) => storeDialect.create(each))],
   },
   { id: 7, name: "transactions whose COMMIT can be looked up", statements: outcomeTable },
+  { id: 8, name: "entries", statements: views },
 ];
 
 /** "Duplicate column name": whoever ran this statement before us did not come to say so. */

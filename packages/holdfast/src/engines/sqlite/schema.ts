@@ -1,10 +1,16 @@
 import type { Migration, Migrations } from "../../seam/database.ts";
 import { type Names, type Statement, own, sql } from "../../seam/sql.ts";
 import { asWriter } from "./begin.ts";
+import { entryViews } from "../sql/entries.ts";
 import { type SqliteConnection, render } from "./dialect.ts";
 import { leaseTables } from "./leases.ts";
 import { replayTable } from "./replay.ts";
 import { storeTables } from "./stores.ts";
+
+const views = entryViews({
+  create: sql.raw("CREATE VIEW IF NOT EXISTS"),
+  moment: (column) => sql`strftime('%Y-%m-%dT%H:%M:%fZ', ${column} / 1000000.0, 'unixepoch')`,
+});
 
 const migrationTable = sql`CREATE TABLE IF NOT EXISTS ${own("migration")} (
   id integer NOT NULL PRIMARY KEY,
@@ -17,6 +23,7 @@ const all: readonly Migration[] = [
   { id: 2, name: "leases", statements: leaseTables },
   { id: 3, name: "once", statements: replayTable },
   { id: 4, name: "patterns", statements: storeTables },
+  { id: 5, name: "entries", statements: views },
 ];
 
 async function read(connection: SqliteConnection): Promise<Pick<Migration, "id" | "name">[]> {
