@@ -13,6 +13,8 @@ import type { QueueArg } from "./workers/queue-worker.ts";
 
 const file = new URL("./workers/queue-worker.ts", import.meta.url);
 const long = process.env["HOLDFAST_LONG"] === "1";
+/** Of a campaign: 30 kills alone are a minute and a half. */
+const timeout = long ? 900_000 : 120_000;
 
 describe.each(["postgres", "pgbouncer"] as const)("on %s", (server) => {
   const why = unavailable(server);
@@ -69,7 +71,7 @@ describe.each(["postgres", "pgbouncer"] as const)("on %s", (server) => {
           const { waiting, delayed, running } = await q.counts();
           return waiting + delayed + running === 0;
         },
-        { timeout: 100_000, interval: 100 },
+        { timeout: long ? 600_000 : 100_000, interval: 100 },
       );
       expect(await q.failed()).toEqual([]);
     } finally {
@@ -79,10 +81,11 @@ describe.each(["postgres", "pgbouncer"] as const)("on %s", (server) => {
     const { rows } = await pool.query(
       "SELECT count(*)::int AS effects, count(DISTINCT job)::int AS distinct FROM effect",
     );
+    if (long) console.log(`${server}, ${how}: 30 kills,`, rows[0]);
     return rows[0] as { effects: number; distinct: number };
   }
 
-  test("every effect exactly once, while workers are killed: complete(tx)", async () => {
+  test("every effect exactly once, while workers are killed: complete(tx)", { timeout }, async () => {
     const jobs = long ? 50_000 : 2000;
     expect(await storm("complete", jobs), `HOLDFAST_SEED=${inject("seed")}`).toEqual({
       effects: jobs,
@@ -93,6 +96,7 @@ describe.each(["postgres", "pgbouncer"] as const)("on %s", (server) => {
   // What a pooler makes of it is the same as above.
   test.for(server === "postgres" || long ? ["transactional"] : [])(
     "every effect exactly once, while workers are killed: %s",
+    { timeout },
     async () => {
       const jobs = long ? 20_000 : 1000;
       expect(await storm("transactional", jobs), `HOLDFAST_SEED=${inject("seed")}`).toEqual({
@@ -102,35 +106,39 @@ describe.each(["postgres", "pgbouncer"] as const)("on %s", (server) => {
     },
   );
 
-  test("stopped past its time, taken over, and woken up: it completes nothing, and is told so", async () => {
-    const rounds = long ? 200 : 3;
-    const q = queue<number>(hf, `stop ${++made}`);
-    for (let round = 0; round < rounds; round++) {
-      const sleeper = start({ queue: q.name, slow: true, ttlMs: 300 });
-      let heir: Worker | undefined;
-      try {
-        await sleeper.message("ready");
-        await q.enqueue(round);
-        await sleeper.message("begun");
-        sleeper.sigstop();
-        heir = start({ queue: q.name, slow: true, ttlMs: 3000 });
-        await heir.message("begun");
-        heir.send("go");
-        expect(await heir.message("ended")).toEqual({ lost: false, aborted: false });
-        sleeper.sigcont();
-        sleeper.send("go");
-        expect(await sleeper.message("ended")).toEqual({ lost: true, aborted: true });
-      } finally {
-        for (const each of [sleeper, heir]) {
-          each?.sigcont();
-          each?.sigkill();
+  test(
+    "stopped past its time, taken over, and woken up: it completes nothing, and is told so",
+    { timeout },
+    async () => {
+      const rounds = long ? 200 : 3;
+      const q = queue<number>(hf, `stop ${++made}`);
+      for (let round = 0; round < rounds; round++) {
+        const sleeper = start({ queue: q.name, slow: true, ttlMs: 300 });
+        let heir: Worker | undefined;
+        try {
+          await sleeper.message("ready");
+          await q.enqueue(round);
+          await sleeper.message("begun");
+          sleeper.sigstop();
+          heir = start({ queue: q.name, slow: true, ttlMs: 3000 });
+          await heir.message("begun");
+          heir.send("go");
+          expect(await heir.message("ended")).toEqual({ lost: false, aborted: false });
+          sleeper.sigcont();
+          sleeper.send("go");
+          expect(await sleeper.message("ended")).toEqual({ lost: true, aborted: true });
+        } finally {
+          for (const each of [sleeper, heir]) {
+            each?.sigcont();
+            each?.sigkill();
+          }
+          await Promise.all([sleeper.exited, heir?.exited]);
         }
-        await Promise.all([sleeper.exited, heir?.exited]);
       }
-    }
-    const { rows } = await pool.query("SELECT count(*)::int AS n FROM effect");
-    expect(rows).toEqual([{ n: rounds }]);
-  });
+      const { rows } = await pool.query("SELECT count(*)::int AS n FROM effect");
+      expect(rows).toEqual([{ n: rounds }]);
+    },
+  );
 
   test("a worker that is asked to stop leaves nothing behind", async () => {
     const q = queue<number>(hf, `bye ${++made}`);
