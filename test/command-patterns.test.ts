@@ -186,7 +186,7 @@ describe("migrate", () => {
     const [made, printed] = [join(folder, "made.db"), join(folder, "printed.db")];
     new DatabaseSync(made).close();
     const applied = await command(["migrate", "--yes", "--json", "--url", `file:${made}`]);
-    expect(json<{ applied: unknown[] }>(applied).applied).toHaveLength(4);
+    expect(json<{ applied: unknown[] }>(applied).applied).toHaveLength(5);
     const db = new DatabaseSync(printed);
     db.exec((await command(["migrate", "print", "--engine", "sqlite"])).out);
     const shape = (of: DatabaseSync) =>

@@ -45,8 +45,11 @@ describe.each(backends.filter(({ name }) => chosen.includes(name)))("$name", (ba
       for (const from of ["quota_entry", "stock_entry"] as const) {
         expect((await ask(columns[from], from)).length).toBeGreaterThan(1);
         // A date and time of MySQL's has no zone, and clients take it for one of theirs.
-        const shown = sql.raw(backend.name.includes(" on ") ? "CONCAT(at, 'Z')" : "at");
-        for (const row of await execute(site, sql`SELECT ${shown} AS at FROM ${view(backend.name, from)}`)) {
+        const shown = backend.name.includes(" on ") ? sql`CONCAT(at, 'Z')` : sql`${sql.id("at")}`;
+        for (const row of await execute(
+          site,
+          sql`SELECT ${shown} AS ${sql.id("at")} FROM ${view(backend.name, from)}`,
+        )) {
           const at = typeof row["at"] === "string" ? row["at"] : String(row["at"] ?? "");
           // DuckDB's client hands out an object that is written without `T` and with an offset.
           const moment = row["at"] instanceof Date ? row["at"] : new Date(at.replace(/([+-]\d\d)$/, "$1:00"));
