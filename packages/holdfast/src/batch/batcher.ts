@@ -58,6 +58,8 @@ export class Batcher<Item, Answer, Prepared = void> {
       most,
       ...(together !== undefined && { together }),
       names: (item) => batching.about(item).names,
+      // A batch is of many callers, who are in different transactions, or in none.
+      apart: (start) => detached(context, start),
       run: (items, terms) => this.#run(items, terms),
       late: (item, waitedMs, cause) => waitedInVain(context, batching.about(item), waitedMs, cause),
     });
@@ -66,11 +68,15 @@ export class Batcher<Item, Answer, Prepared = void> {
   async add(item: Item, options: CallOptions): Promise<Answer> {
     const { call, about, decide } = this.#batching;
     const place = placeOf(this.#context, options, call);
-    if (!place.scope)
-      // A batch is of many callers, who are in different transactions, or in none.
-      return this.#context.started.during(call, () =>
-        detached(this.#context, () => this.#coalescer.add(item, place.signal, place.waitMs)),
-      );
+    if (!place.scope) {
+      const { started } = this.#context;
+      started.begin(call);
+      try {
+        return await this.#coalescer.add(item, place.signal, place.waitMs);
+      } finally {
+        started.end();
+      }
+    }
     const prepared = await this.#prepare(place);
     const [answer] = await send(this.#context, place, about(item), (connection, how) =>
       decide(connection, [item], { ...how, joined: true, prepared }),

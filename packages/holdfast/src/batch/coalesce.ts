@@ -13,6 +13,8 @@ export interface CoalesceOptions<Item, Answer> {
   readonly together?: number;
   /** What an item needs for itself alone: those that need the same wait for each other, if one has to wait. */
   readonly names?: (item: Item) => readonly string[];
+  /** Begins a batch outside of whatever the one who came last is in. */
+  readonly apart?: (start: () => void) => void;
   /** Answers in the order of the items; an error among them is that item's own. What is thrown is everybody's. */
   readonly run: (items: readonly Item[], terms: CoalesceTerms) => Promise<readonly (Answer | Failed)[]>;
   /** What is told to one who has waited for so long in vain. */
@@ -74,7 +76,7 @@ export class Coalescer<Item, Answer> {
   #line: BatchLine<Item, Answer> = [];
   /** By what somebody waits for: who came later and needs it too. */
   readonly #behind = new Map<string, BatchLine<Item, Answer>>();
-  readonly #apart = new Turns(most);
+  readonly #turns = new Turns(most);
   #flying = 0;
   /** Batches that have given up their place. */
   #slow = 0;
@@ -93,7 +95,7 @@ export class Coalescer<Item, Answer> {
       const waiting = signal ? this.#leaving(alone, signal) : alone;
       if (this.#stands(waiting)) return;
       this.#line.push(waiting);
-      if (this.#flying === 0 && !this.#busy) this.#go();
+      if (this.#flying === 0 && !this.#busy) this.#apart(() => this.#go());
       else this.#soon();
     });
   }
@@ -127,10 +129,18 @@ export class Coalescer<Item, Answer> {
   #soon(): void {
     if (this.#called || this.#flying >= this.#options.inFlight) return;
     this.#called = true;
-    setImmediate(() => {
-      this.#called = false;
-      while (this.#line.length > 0 && this.#flying < this.#options.inFlight) this.#go();
-    });
+    this.#apart(() =>
+      setImmediate(() => {
+        this.#called = false;
+        while (this.#line.length > 0 && this.#flying < this.#options.inFlight) this.#go();
+      }),
+    );
+  }
+
+  #apart(start: () => void): void {
+    const { apart } = this.#options;
+    if (apart) apart(start);
+    else start();
   }
 
   #go(): void {
@@ -170,10 +180,11 @@ export class Coalescer<Item, Answer> {
     for (let left = batch; left.length > 0;) {
       const stop = new AbortController();
       const now = performance.now();
+      const recall = () => stop.abort();
       let until = Infinity;
       for (const waiting of left) {
         waiting.since ??= now;
-        waiting.recall = () => stop.abort();
+        waiting.recall = recall;
         // With those that have waited longer: not all of them are to come again for every one whose time is over.
         until = Math.min(until, Math.max(waiting.since + waiting.waitMs, now + waiting.waitMs / 10));
       }
@@ -276,7 +287,7 @@ export class Coalescer<Item, Answer> {
 
   async #oneByOne(group: BatchLine<Item, Answer>): Promise<void> {
     const release = this.#block(group);
-    await this.#apart.run(async () => {
+    await this.#turns.run(async () => {
       for (let next = 0; next < group.length;) {
         const start = next++;
         while (next < group.length && !this.#several(group.slice(start, next + 1))) next++;

@@ -35,11 +35,10 @@ export class Buckets {
   }
 
   /** What uses something, of one subject. */
-  async use(part: UsePart, options: CallOptions): Promise<UseVerdict> {
-    const [verdict] = await this.run("consume", part.subject, options, (batcher) =>
+  use(part: UsePart, options: CallOptions): Promise<readonly [UseVerdict]> {
+    return this.run("consume", part.subject, options, (batcher) =>
       batcher.consume([part], options),
-    );
-    return verdict as UseVerdict;
+    ) as Promise<readonly unknown[]> as Promise<readonly [UseVerdict]>;
   }
 
   /** As errors show it. */

@@ -64,8 +64,10 @@ export class Quota {
   /** Uses some, or says that there is not enough. */
   async tryConsume(subject: Subject, amount = 1, options: EntryOptions = {}): Promise<Granted | Denied> {
     checkNames("consume", options, entryOptions);
-    const part = await usePart(this.#terms, subject, amount, options, undefined);
-    return useAnswer(this.#terms, part, await this.#buckets.use(part, options));
+    const made = usePart(this.#terms, subject, amount, options, undefined);
+    const part = made instanceof Promise ? await made : made;
+    const [verdict] = await this.#buckets.use(part, options);
+    return useAnswer(this.#terms, part, verdict);
   }
 
   /** Keeps some apart, for what is not known yet: settle it at what it came to, or release it. */
@@ -74,7 +76,8 @@ export class Quota {
     const { holdFor = 900_000 } = options;
     checkSpan("hold", "holdFor", holdFor);
     const part = await usePart(this.#terms, subject, amount, options, holdFor);
-    const answer = granted(useAnswer(this.#terms, part, await this.#buckets.use(part, options)));
+    const [verdict] = await this.#buckets.use(part, options);
+    const answer = granted(useAnswer(this.#terms, part, verdict));
     return {
       ...answer,
       settle: (actual, more) => this.settle(subject, answer.id, actual, more),

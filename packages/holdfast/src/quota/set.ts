@@ -56,7 +56,7 @@ export class QuotaSet {
         throw new UsageError(`quota.all: ${value.length} values for ${this.#quotas.length} quotas`);
     const id = options.id === undefined ? randomUUID() : options.id;
     const parts = await Promise.all(
-      this.#quotas.map((one, i) =>
+      this.#quotas.map(async (one, i) =>
         usePart(
           one.terms,
           each<Subject>(subjects, i),

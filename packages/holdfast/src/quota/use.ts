@@ -4,32 +4,35 @@ import { emit } from "../events/events.ts";
 import type { UsePart } from "./batcher.ts";
 import { checkAmount, detailsOf, idOf, textOf } from "./checks.ts";
 import { QuotaExceededError, conflict } from "./errors.ts";
+import type { Soon } from "../seam/store.ts";
 import type { UseVerdict } from "./store.ts";
 import type { Terms } from "./terms.ts";
 import type { Denied, EntryOptions, Granted, Subject } from "./types.ts";
 
-export async function usePart(
+/** At once, unless its limit is computed. */
+export function usePart(
   terms: Terms,
   subject: Subject,
   amount: number,
   options: EntryOptions,
   holdMs: number | undefined,
-): Promise<UsePart> {
+): Soon<UsePart> {
   checkAmount(amount);
   const given = options.id === undefined ? randomUUID() : options.id;
   const text = textOf(subject);
-  const limit = terms.limitOf(subject);
-  return {
+  const found = terms.limitOf(subject);
+  const part = (limit: number | undefined): UsePart => ({
     quota: terms,
     subject: text,
-    limit: limit instanceof Promise ? await limit : limit,
+    limit,
     id: options.id === undefined ? given : idOf(given),
     given,
     amount,
     holdMs,
     details: detailsOf(options),
     named: options.id !== undefined,
-  };
+  });
+  return found instanceof Promise ? found.then(part) : part(found);
 }
 
 export function useAnswer(terms: Terms, part: UsePart, verdict: UseVerdict): Granted | Denied {

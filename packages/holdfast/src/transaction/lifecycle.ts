@@ -39,13 +39,22 @@ export class Started {
 
   /** A call, which `close` waits for. Throws once the instance is closed. */
   async during<T>(call: string, work: () => Promise<T>): Promise<T> {
-    this.check(call);
-    this.#calls++;
+    this.begin(call);
     try {
       return await work();
     } finally {
-      if (--this.#calls === 0) this.#idle?.();
+      this.end();
     }
+  }
+
+  /** The same, of one that is ended by whoever has begun it. */
+  begin(call: string): void {
+    this.check(call);
+    this.#calls++;
+  }
+
+  end(): void {
+    if (--this.#calls === 0) this.#idle?.();
   }
 
   /** Ends everything, and waits for it as long as is stated. `inside`: of a call that is under way, which it cannot wait for. */

@@ -6,6 +6,7 @@
 import type { Failure, SqlConnection } from "../../seam/database.ts";
 import type { Key } from "../../seam/key.ts";
 import type { Statement } from "../../seam/sql.ts";
+import type { AtOnce } from "./at-once.ts";
 import type { ColumnKind, Table } from "./table.ts";
 
 /**
@@ -75,6 +76,15 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
    * it throws. Nobody's row is waited for longer than this, which is classified "lock-timeout". The connection is in none.
    */
   transaction<T>(connection: C, waitMs: number, work: () => Promise<T>): Promise<T>;
+  /**
+   * The same of work that waits for nothing, where statements are answered at once. Undefined, of the work: it is rolled back. Absent, or
+   * undefined itself, where they are not: by this engine, or on this connection.
+   */
+  atOnce?<T>(
+    connection: C,
+    waitMs: number,
+    work: (at: AtOnce) => T | undefined,
+  ): Promise<T | undefined> | undefined;
   /** The same inside of the caller's transaction: only the patience. Afterwards that is as it was. */
   inside<T>(connection: C, waitMs: number, work: () => Promise<T>): Promise<T>;
   /**

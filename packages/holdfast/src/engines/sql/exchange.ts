@@ -52,11 +52,13 @@ const repeatingMs = 1000;
  * To look for the ids of a batch takes longer than all else that it does, and hardly any has been used: outside of transactions of
  * others one that is taken is met when it is written, which undoes the batch, and it is looked for then.
  */
-export class RepeatedIds {
+export class RepeatedIds<C extends SqlConnection = SqlConnection> {
+  readonly #dialect: Pick<StoreDialect<C>, "uniqueKeys" | "failure">;
   #until = 0;
 
-  constructor({ uniqueKeys }: Pick<StoreDialect, "uniqueKeys">) {
-    if (uniqueKeys === false) this.#until = Infinity;
+  constructor(dialect: Pick<StoreDialect<C>, "uniqueKeys" | "failure">) {
+    this.#dialect = dialect;
+    if (dialect.uniqueKeys === false) this.#until = Infinity;
   }
 
   get lately(): boolean {
@@ -65,6 +67,17 @@ export class RepeatedIds {
 
   note(): void {
     this.#until = Math.max(this.#until, performance.now() + repeatingMs);
+  }
+
+  /** What was done, or undefined if it was undone since an id is taken: by now they are looked for. */
+  async noting<T>(connection: C, doing: Promise<T> | undefined): Promise<T | undefined> {
+    try {
+      return await doing;
+    } catch (error) {
+      if (this.#dialect.failure(connection, error) !== "unique") throw error;
+      this.note();
+      return undefined;
+    }
   }
 }
 

@@ -183,18 +183,25 @@ function fileBusy(waitedMs: number, busy: Busy): FileBusyError {
 const inOwn =
   "This client is inside a transaction of your own: end it first, use hf.join(…), or give Holdfast a function that opens another handle.";
 
-/** Runs a body as the file's only writer. Throws `FileBusyError` if it could not become that in time. */
+/**
+ * Runs a body as the file's only writer. Throws `FileBusyError` if it could not become that in time. What is there at once is not waited
+ * for: others wait as long as this is the writer.
+ */
 export async function asWriter<T>(
   connection: SqliteConnection,
   waitMs: number,
-  body: () => Promise<T>,
+  body: () => Soon<T>,
+  ending: (value: T) => "commit" | "rollback" = () => "commit",
 ): Promise<T> {
   if (connection.inTransaction) throw new UsageError(inOwn);
-  const busy = await startWriting(connection, "one-shot", waitMs, connection.giveUp?.signal);
+  const starting = startWriting(connection, "one-shot", waitMs, connection.giveUp?.signal);
+  const busy = starting && (await starting);
   if (busy) throw fileBusy(waitMs, busy);
   try {
-    const value = await body();
-    await finish(connection, "commit");
+    const running = body();
+    const value = running instanceof Promise ? await running : running;
+    const finishing = finish(connection, ending(value));
+    if (finishing) await finishing;
     return value;
   } catch (error) {
     try {

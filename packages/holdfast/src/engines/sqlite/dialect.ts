@@ -1,4 +1,4 @@
-import type { SqlConnection } from "../../seam/database.ts";
+import type { Row, SqlConnection } from "../../seam/database.ts";
 import { UsageError } from "../../seam/errors.ts";
 import { defaultSchema, prefixNames } from "../../seam/names.ts";
 import {
@@ -16,6 +16,8 @@ export interface SqliteConnection extends SqlConnection {
   readonly inTransaction: boolean;
   /** Whether another connection could begin writing now: then this one has not begun to. Undefined: no way to tell. */
   writerIsFree?(): boolean | undefined | Promise<boolean | undefined>;
+  /** Of a statement of ours inside of a transaction, by its text: answered before it returns. Absent where it has to be waited for. */
+  atOnce?(text: string, values: readonly unknown[]): readonly Row[];
   /** Begins at once, unless it returns a promise. `ours`: no statement of the caller's will be in it. */
   begin(mode: "deferred" | "immediate", ours?: boolean): Soon<void>;
   /** To roll back what has ended already is no mistake. */

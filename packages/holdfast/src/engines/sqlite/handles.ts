@@ -5,7 +5,7 @@ import { Turns } from "../../waiting/turns.ts";
 import { OneConnection } from "../../waiting/one-connection.ts";
 import type { Statement } from "../../seam/sql.ts";
 import { type View, type ViewOptions, view } from "../../context/revocable.ts";
-import { GiveUp, type SqliteConnection, render } from "./dialect.ts";
+import { GiveUp, type SqliteConnection, bound, render } from "./dialect.ts";
 import { sqlite } from "./index.ts";
 import { type WriterQueue, writerQueueOf } from "./writer-queue.ts";
 
@@ -191,6 +191,11 @@ class HandleConnection<Handle extends object> implements SqliteConnection {
     this.#check();
     const { text, values } = render(statement);
     return this.handleState.runAgain(text, values);
+  }
+
+  atOnce(text: string, values: readonly unknown[]): readonly Row[] {
+    this.#check();
+    return this.handleState.runAgain(text, values.map(bound)).rows;
   }
 
   begin(mode: "deferred" | "immediate", ours?: boolean): void {

@@ -3,12 +3,12 @@
  * already, in one order with everybody, and what it decides on it is still true when it is written. docs/decisions/0037-one-writer.md
  */
 import type { Result, SqlConnection } from "../../seam/database.ts";
-import { type Statement, own, sql } from "../../seam/sql.ts";
+import { type Names, type Statement, own, sql } from "../../seam/sql.ts";
 import type { StoreDialect } from "../sql/dialect.ts";
 import { type ColumnKind, type Table, kindOf, mayBeNull } from "../sql/table.ts";
 import { ask, asWriter, insist } from "./begin.ts";
 import { clock } from "./clock.ts";
-import { type SqliteConnection, dialect } from "./dialect.ts";
+import { type SqliteConnection, dialect, render } from "./dialect.ts";
 import { explained, failureOf, isBusy } from "./errors.ts";
 
 /** A connection as stores use it. Outside of transactions they only read: without WAL a COMMIT of somebody's keeps them out for a moment. */
@@ -75,6 +75,17 @@ const nextMoment = sql`INSERT INTO ${own("sequence")} (name, given) VALUES ('mom
   ON CONFLICT (name) DO UPDATE SET given = CASE WHEN given BETWEEN excluded.given AND excluded.given + 998 THEN given + 1 ELSE excluded.given END
   RETURNING given`;
 
+const texts = new WeakMap<Names, WeakMap<Statement, string>>();
+
+/** Of a statement that comes again and again: written once. */
+function textOf(statement: Statement, names = dialect.names): string {
+  let known = texts.get(names);
+  if (!known) texts.set(names, (known = new WeakMap()));
+  let text = known.get(statement);
+  if (text === undefined) known.set(statement, (text = render(statement, names).text));
+  return text;
+}
+
 async function writing<T>(connection: StoreConnection, work: () => Promise<T>): Promise<T> {
   connection.writes = true;
   try {
@@ -114,6 +125,28 @@ export const storeDialect: StoreDialect<StoreConnection> = {
   async transaction(connection, waitMs, work) {
     await breathe();
     return asWriter(connection.on, waitMs, () => writing(connection, work));
+  },
+
+  atOnce(connection, waitMs, work) {
+    const { on } = connection;
+    if (!on.atOnce) return undefined;
+    const ask = (statement: Statement, values: readonly unknown[] = []) => {
+      try {
+        return (on as Required<SqliteConnection>).atOnce(textOf(statement, on.names), values);
+      } catch (error) {
+        throw explained(error);
+      }
+    };
+    const now = () => Number(ask(nextMoment)[0]?.["given"]);
+    return (async () => {
+      await breathe();
+      return asWriter(
+        on,
+        waitMs,
+        () => work({ ask, now }),
+        (value) => (value === undefined ? "rollback" : "commit"),
+      );
+    })();
   },
 
   /** One that only reads is refused by SQLite itself, when it is to write. A caller's own may not be the writer yet. */

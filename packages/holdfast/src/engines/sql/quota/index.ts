@@ -18,12 +18,13 @@ import type {
   Rule,
   Verdicts,
 } from "../../../quota/store.ts";
+import { RowsAtOnce } from "../at-once.ts";
 import type { StoreDialect } from "../dialect.ts";
 import { type ExchangeDecided, type StoreExchange, Exchanges, RepeatedIds } from "../exchange.ts";
 import { quotaLists } from "./lists.ts";
 import { quotaMoves } from "./moves.ts";
-import { type NamedBucket, QuotaRows, compareNamed, nameOf } from "./rows.ts";
-import { quotaBuckets } from "./tables.ts";
+import { type NamedBucket, QuotaRows, compareNamed, counted, nameOf } from "./rows.ts";
+import { quotaBuckets, quotaLines } from "./tables.ts";
 import { quotaUpkeep } from "./upkeep.ts";
 
 export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Quotas<C> {
@@ -36,7 +37,11 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
     !free || (named && repeated.lately) ? true : named && "refused";
 
   return {
-    consume(connection, batch: UseBatch, how): Promise<Verdicts> {
+    async consume(connection, batch: UseBatch, how): Promise<Verdicts> {
+      const done = repeated.lately
+        ? undefined
+        : await repeated.noting(connection, usesAtOnce(rows, connection, batch, how));
+      if (done) return done;
       const wanted = batch.buckets.map(({ quota, subject, definition }) => ({
         quota,
         subject,
@@ -82,6 +87,45 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
     upkeep: quotaUpkeep(rows),
     moves: quotaMoves(rows),
   };
+}
+
+/**
+ * Uses as most are: of buckets that are there, with nothing held and no credits, and with room. Undefined: they are not, or have to be
+ * waited for.
+ */
+function usesAtOnce<C extends SqlConnection>(
+  { rows }: QuotaRows<C>,
+  connection: C,
+  batch: UseBatch,
+  { waitMs, free }: How,
+): Promise<Verdicts | undefined> | undefined {
+  const { definitions, buckets, uses } = batch;
+  const plain =
+    free &&
+    definitions.every(({ rule }) => rule.window !== "log") &&
+    uses.every(({ holdMs }) => holdMs === undefined);
+  if (!plain) return undefined;
+  return rows.dialect.atOnce?.(connection, waitMs, (at) => {
+    const tables = new RowsAtOnce(at, rows);
+    const views: BucketView[] = [];
+    for (const { quota, subject } of buckets) {
+      const row = tables.find(quotaBuckets, [quota, subject]);
+      if (!row || row.held > 0 || row.credit > 0) return undefined;
+      views.push({ row });
+    }
+    const decided = decideUses(
+      { now: tables.now(), buckets: views },
+      { ...batch, look: batch.look && "refused" },
+    );
+    if ("need" in decided) return undefined;
+    const { verdicts, writes } = decided;
+    for (const bucket of writes.buckets.update) {
+      const { quota, subject, ...set } = counted(bucket);
+      tables.update(quotaBuckets, [quota, subject], set);
+    }
+    tables.insert(quotaLines, writes.lines.insert);
+    return verdicts;
+  });
 }
 
 interface Wanted extends NamedBucket {

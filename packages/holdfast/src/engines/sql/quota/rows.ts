@@ -317,7 +317,7 @@ export interface RowSpan {
 }
 
 /** All but what stays as it is while it counts here. */
-function counted(bucket: BucketRow) {
+export function counted(bucket: BucketRow) {
   const { id: _id, moves: _moves, moved_to: _to, moved_from: _from, ...row } = bucket;
   return row;
 }

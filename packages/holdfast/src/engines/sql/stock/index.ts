@@ -22,6 +22,7 @@ import {
 import type { LevelRow, ReservationRow } from "../../../stock/decide/rows.ts";
 import { ofReservation, ofSale } from "../../../stock/decide/sequel.ts";
 import type { StockBook, Sequel, Spot, StockStore, OrderVerdict } from "../../../stock/store.ts";
+import { RowsAtOnce } from "../at-once.ts";
 import type { StoreDialect } from "../dialect.ts";
 import { ExchangeConflict, type StoreExchange, Exchanges, RepeatedIds, inOrder } from "../exchange.ts";
 import { StoredRows, chunksOf } from "../rows.ts";
@@ -45,6 +46,10 @@ export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): S
         ...order,
         of: order.kind === "reserve" ? order.id : undefined,
       }));
+      const done = repeated.lately
+        ? undefined
+        : await repeated.noting(connection, ordersAtOnce(rows, connection, book, calls, how));
+      if (done) return done;
       const work = new StockWork(rows, connection, book, how, make);
       if (make && how.free && dialect.optimistic)
         await rows.present(connection, "A table of stock", () => work.makeLevels(calls));
@@ -76,6 +81,35 @@ export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): S
     lists: stockLists(rows),
     upkeep: stockUpkeep(rows),
   };
+}
+
+/** Orders as most are: of levels that are there, and with room. Undefined: they are not, or have to be waited for. */
+function ordersAtOnce<C extends SqlConnection>(
+  rows: StoredRows<C>,
+  connection: C,
+  { name: book }: StockBook,
+  calls: readonly StockCall[],
+  { waitMs, free }: How,
+): Promise<readonly OrderVerdict[] | undefined> | undefined {
+  if (!free || !calls.every((call) => call.kind !== "reserve" && writesItsId(call))) return undefined;
+  return rows.dialect.atOnce?.(connection, waitMs, (at) => {
+    const tables = new RowsAtOnce(at, rows);
+    const levels: LevelRow[] = [];
+    for (const { sku, location } of spotsOf(calls)) {
+      const level = tables.find(stockLevel, [book, sku, location]);
+      if (!level) return undefined;
+      levels.push(level);
+    }
+    const nothing = { returned: [], reservations: [], reserved: [], cleared: new Set<number>() };
+    const decided = decide({ book, at: tables.now(), levels, movements: [], ...nothing }, calls);
+    // What is not done may have been done before, or may find room where something has run out.
+    if ("need" in decided || decided.verdicts.some(({ outcome }) => outcome !== "done")) return undefined;
+    const { verdicts, writes } = decided;
+    for (const { after } of writes.levels)
+      tables.update(stockLevel, [book, after.sku, after.location], changed(after));
+    tables.insert(stockMovement, writes.movements);
+    return verdicts;
+  });
 }
 
 type StockExchange<T> = StoreExchange<StockView, StockNeed, T, StockWrites>;
