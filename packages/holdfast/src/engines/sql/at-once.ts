@@ -2,19 +2,10 @@
  * Rows of a database that is part of this process. Its statements are answered at once, so a batch is read, decided and written in
  * one go, with nobody's turn in between; and each statement is written once, however often it is sent.
  */
-import type { Row } from "../../seam/database.ts";
 import { type Statement, sql } from "../../seam/sql.ts";
-import type { StoreDialect } from "./dialect.ts";
+import type { AtOnce, StoreDialect } from "./dialect.ts";
 import { type StoredRows, valueOf } from "./rows.ts";
 import { type NewRow, type RowOf, type Table, kindOf } from "./table.ts";
-
-/** What is there inside of a transaction that waits for nothing. */
-export interface AtOnce {
-  /** `statement`: the same object each time, whose values are in the places of these. */
-  ask(statement: Statement, values: readonly unknown[]): readonly Row[];
-  /** Later than what others were given before. */
-  now(): number;
-}
 
 /** Rows that are written with one statement: of a few sizes only, since statements are kept by their text. */
 const portions = [64, 16, 4, 1];

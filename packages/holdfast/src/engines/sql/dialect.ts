@@ -3,10 +3,9 @@
  * process by the same rules as everywhere. An engine that can do better (one function on the server, one round trip) has a
  * store of its own, on the same tables.
  */
-import type { Failure, SqlConnection } from "../../seam/database.ts";
+import type { Failure, Row, SqlConnection } from "../../seam/database.ts";
 import type { Key } from "../../seam/key.ts";
 import type { Statement } from "../../seam/sql.ts";
-import type { AtOnce } from "./at-once.ts";
 import type { ColumnKind, Table } from "./table.ts";
 
 /**
@@ -32,6 +31,14 @@ export interface GivenColumn {
   readonly name: string;
   readonly kind: ColumnKind;
   readonly values: readonly unknown[];
+}
+
+/** What is there inside of a transaction that waits for nothing. */
+export interface AtOnce {
+  /** `statement`: the same object each time, whose values are in the places of these. */
+  ask(statement: Statement, values: readonly unknown[]): readonly Row[];
+  /** Later than what others were given before. */
+  now(): number;
 }
 
 export interface StoreDialect<C extends SqlConnection = SqlConnection> {
