@@ -139,8 +139,8 @@ const features: readonly (readonly [feature: string, needs: keyof Capabilities])
 ];
 
 /** As the README has it: what is to be had in the same places is one line, or as many as can be read. */
-function inFewLines<T extends readonly [feature: string, answers: string]>(
-  rows: readonly T[],
+function inFewLines(
+  rows: readonly (readonly [feature: string, answers: string])[],
 ): (readonly [string, string])[] {
   return [...Map.groupBy(rows, ([, answers]) => answers)].flatMap(([answers, group]) => {
     const lines: string[] = [];
