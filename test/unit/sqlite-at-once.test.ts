@@ -55,30 +55,30 @@ function withoutTime(row: object): object {
   return Object.fromEntries(Object.entries(row).filter(([name]) => !times.has(name)));
 }
 
-/** Few of them come again: after one that does, all are looked for, for a second. */
+/** Few of them come again, if any: after one that does, all are looked for, for a second. */
 function idsOf(next: () => number) {
   let made = 0;
-  return (most: number) => {
+  return (most: number, plain: boolean) => {
     const count = 1 + Math.floor(next() * most);
-    const number = () => (next() < 0.002 ? Math.floor(next() * made) : ++made);
+    const number = () => (!plain && next() < 0.002 ? Math.floor(next() * made) : ++made);
     return [...new Set(Array.from({ length: count }, () => `id-${number()}`))];
   };
 }
 
-/** Ids come again, some with another amount; there are holds, what is refused, and subjects that are new. */
+/** Plain ones first; then ids come again, some with another amount; there are holds, what is refused, and subjects that are new. */
 function uses(connection: SqliteConnection, next: () => number) {
   const any = (most: number) => Math.floor(next() * most);
   const ids = idsOf(next);
-  return async (): Promise<unknown> => {
+  return async (plain: boolean): Promise<unknown> => {
     const subjects = [...new Set(Array.from({ length: 1 + any(3) }, () => `user-${any(5)}`))];
-    const held = next() < 0.1;
+    const held = !plain && next() < 0.1;
     const answer = await quotas.consume(
       connection,
       {
         ...how,
         definitions: [{ rule: { window: "none" }, plans: undefined, over: 0 }],
         buckets: subjects.map((subject) => ({ quota: "units", subject, definition: 0, limit: 900 })),
-        uses: ids(90).map((id, group) => ({
+        uses: ids(90, plain).map((id, group) => ({
           bucket: any(subjects.length),
           id,
           amount: 1 + any(2),
@@ -104,12 +104,12 @@ function orders(connection: SqliteConnection, next: () => number) {
     note: undefined,
   };
   const ids = idsOf(next);
-  return async (): Promise<unknown> => {
-    const reserves = next() < 0.1;
+  return async (plain: boolean): Promise<unknown> => {
+    const reserves = !plain && next() < 0.1;
     const verdicts = await stock.decide(
       connection,
       { name: "shop", table: undefined },
-      ids(12).map((id) => ({
+      ids(12, plain).map((id) => ({
         kind: reserves ? ("reserve" as const) : ("apply" as const),
         id,
         lines: [
@@ -135,7 +135,7 @@ test.each([
   const seed = inject("seed");
   const [one, other] = [await open(`${what}-one.db`, true), await open(`${what}-other.db`, false)];
   const [first, second] = [calls(one.connection, random(seed)), calls(other.connection, random(seed))];
-  for (let i = 0; i < 150; i++) expect(await first(), `seed ${seed}`).toEqual(await second());
+  for (let i = 0; i < 150; i++) expect(await first(i < 40), `seed ${seed}`).toEqual(await second(i < 40));
   for (const table of tables) expect(one.rows(table), `seed ${seed}`).toEqual(other.rows(table));
   expect(one.asked.count).toBeGreaterThan(50);
   expect(other.asked.count).toBe(0);
