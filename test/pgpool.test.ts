@@ -112,7 +112,9 @@ describe.for([
     const { open } = backendNamed(name);
     sites = [await open(server.url), await open(server.url)];
     const [a, b] = sites as [ConformanceSite, ConformanceSite];
-    return [holdfast(a.database), holdfast(b.database)];
+    // Many wait for each other, and the machine may be busy.
+    const patience = { wait: 60_000 };
+    return [holdfast(a.database, patience), holdfast(b.database, patience)];
   };
   afterEach(async () => {
     for (const site of sites ?? []) await site.close();

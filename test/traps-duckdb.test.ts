@@ -404,6 +404,33 @@ test("errors are known by their messages: there are no codes", async () => {
   expect(hf.classify(error.cause)).toBe("canceled");
 });
 
+// Of one that still works, DuckDB ends the process, now or later: it writes where it must not.
+test("a connection is closed when the last statement on it has ended", async () => {
+  const script = `const { DuckDBInstance } = await import("@duckdb/node-api");
+    const { holdfast, sql } = await import("holdfast");
+    const { fromDuckdb } = await import("holdfast/duckdb");
+    const instance = await DuckDBInstance.create(":memory:");
+    for (let i = 0; i < 150; i++) {
+      const hf = holdfast(fromDuckdb(instance), { hazards: "off" });
+      await hf.transaction(async (tx) => {
+        for (let k = 0; k < 4; k++) {
+          tx.query(sql\`SELECT count(*) FROM range(100000)\`).catch(() => {});
+          tx.client.run("SELECT count(*) FROM range(100000)").catch(() => {});
+        }
+      });
+      await hf.close();
+    }
+    console.log("all closed");`;
+  const args = ["--conditions=holdfast-source", "--input-type=module", "-e", script];
+  const { stdout, stderr, signal } = spawnSync(process.execPath, args, {
+    cwd: new URL(".", import.meta.url),
+    encoding: "utf8",
+    timeout: 60_000,
+    killSignal: "SIGKILL",
+  });
+  expect({ stdout, signal }, stderr).toEqual({ stdout: "all closed\n", signal: null });
+});
+
 test("nowait for several keys does not wait for one that somebody takes between two of them", async () => {
   for (let i = 0; i < 20; i++) {
     const [one, two] = [key("between", i, "a"), key("between", i, "b")];

@@ -99,7 +99,8 @@ export default async function mixedLoad(arg: MixedLoadArg): Promise<MixedLoadRes
       { ...options, transactional: true },
     ),
   ];
-  const often = { every: 250, catchUp: "all", ttl: 5000, onError: report } as const;
+  // Nobody dies here, and a machine that is busy with this and more may keep one waiting for seconds.
+  const often = { every: 250, catchUp: "all", ttl: 60_000, onError: report } as const;
   const schedules = [
     schedule(hf, "enqueues", {
       ...often,

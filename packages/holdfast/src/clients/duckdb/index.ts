@@ -19,6 +19,40 @@ export interface DuckdbSource<Handle extends DuckdbHandle> {
   connect(): Promise<Handle>;
 }
 
+/**
+ * Statements of ours that run, by connection. One that is closed meanwhile stands still with the whole process until they have
+ * ended, or takes the process with it if they were about to begin.
+ */
+const running = new WeakMap<DuckdbHandle, Set<Promise<unknown>>>();
+
+function run<Handle extends DuckdbHandle>(
+  handle: Handle,
+  text: string,
+  values?: unknown,
+): ReturnType<Handle["runAndReadAll"]> {
+  const statement = handle.runAndReadAll(text, values as never) as ReturnType<Handle["runAndReadAll"]>;
+  const all = running.get(handle) ?? new Set();
+  running.set(handle, all.add(statement));
+  const ended = () => void all.delete(statement);
+  statement.then(ended, ended);
+  return statement;
+}
+
+/** Undoes what is open. */
+async function close(handle: DuckdbHandle, theirs: () => Promise<void> = async () => {}): Promise<void> {
+  handle.interrupt();
+  // What has not begun yet is not interrupted.
+  const again = setInterval(() => handle.interrupt(), 50);
+  try {
+    await theirs();
+    const ours = running.get(handle);
+    while (ours && ours.size > 0) await Promise.allSettled(ours);
+  } finally {
+    clearInterval(again);
+  }
+  handle.closeSync();
+}
+
 /** The database is part of this process: there is no connection to lose. */
 const never = new AbortController().signal;
 
@@ -47,13 +81,14 @@ export function fromDuckdb<Handle extends DuckdbHandle>(
   const findLocks = async (): Promise<InProcessLocks> => {
     const handle = await instance.connect();
     try {
-      const found = await handle.runAndReadAll(
+      const found = await run(
+        handle,
         "SELECT path FROM duckdb_databases() WHERE database_name = current_database()",
       );
       const [row] = found.getRowObjectsJS() as { path?: unknown }[];
       return InProcessLocks.of(instance, typeof row?.path === "string" ? row.path : undefined);
     } finally {
-      handle.closeSync();
+      await close(handle);
     }
   };
   const places = new Turns(connections);
@@ -70,7 +105,7 @@ export function fromDuckdb<Handle extends DuckdbHandle>(
     },
     async query(statement): Promise<Result> {
       const { text, values } = render(statement);
-      const result = await handle.runAndReadAll(text, values as never);
+      const result = await run(handle, text, values);
       return { rows: result.getRowObjectsJS() as Row[], affected: result.rowsChanged };
     },
     async cancel() {
@@ -86,7 +121,7 @@ export function fromDuckdb<Handle extends DuckdbHandle>(
         return value;
       } finally {
         if (fit) idle.push(other);
-        else other.closeSync();
+        else await close(other);
       }
     },
   });
@@ -115,12 +150,12 @@ export function fromDuckdb<Handle extends DuckdbHandle>(
           seal: seen.seal,
           async release(broken) {
             seen.revoke();
-            if (broken) {
-              // One that is closed while it runs takes the process with it. Closing undoes what is open.
-              handle.interrupt();
+            if (broken) await close(handle, seen.idle);
+            else {
+              // What its body did not wait for must not run in the next one's transaction.
               await seen.idle();
-              handle.closeSync();
-            } else idle.push(handle);
+              idle.push(handle);
+            }
             inProcess.leave(handle);
             leave();
           },
@@ -135,8 +170,8 @@ export function fromDuckdb<Handle extends DuckdbHandle>(
         throw new NotInTransactionError("this is no DuckDBConnection of @duckdb/node-api");
       return connectionOf(behind(native));
     },
-    close() {
-      for (const handle of idle.splice(0)) handle.closeSync();
+    async close() {
+      await Promise.all(idle.splice(0).map((handle) => close(handle)));
     },
   };
 }
