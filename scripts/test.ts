@@ -55,14 +55,16 @@ if (tally === undefined) {
   console.log(`vitest ended before the tests did (exit code ${tests.code})`);
 } else {
   passed += tally.passed;
-  failed += tally.failed + tally.errors;
+  failed += tally.failed.length + tally.errors;
   skipped = tally.skipped.length;
   console.log(processors(tally.cpuSeconds));
   for (const { name, reason } of tally.skipped) console.log(`skipped: ${name}: ${reason}`);
-  if (tally.passed + tally.failed === 0) {
+  // Once more, in short: what was printed of each may be long ago, or cut off.
+  for (const { name, message } of tally.failed.slice(0, 50)) console.log(`failed: ${name}: ${message}`);
+  if (tally.passed + tally.failed.length === 0) {
     failed++;
     console.log("No test ran.");
-  } else if (tests.code !== 0 && tally.failed + tally.errors === 0) {
+  } else if (tests.code !== 0 && tally.failed.length + tally.errors === 0) {
     // A teardown that failed, for example.
     failed++;
     console.log(`vitest ended with exit code ${tests.code}`);

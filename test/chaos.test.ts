@@ -25,7 +25,7 @@ import { type ChaosArg, type Kind, type Line, kinds, limit } from "./workers/cha
 
 const worker = new URL("./workers/chaos.ts", import.meta.url);
 const long = process.env["HOLDFAST_LONG"] !== undefined;
-const forMs = long ? 600_000 : 50_000;
+const forMs = long ? 600_000 : 30_000;
 const processes = 4;
 const callers = 3;
 const subjects = ["0", "1", "2"];

@@ -18,7 +18,7 @@ import { shopOf } from "./workers/stock-random.ts";
 
 const file = new URL("./workers/mixed-load.ts", import.meta.url);
 const long = process.env["HOLDFAST_LONG"] === "1";
-const ms = long ? 600_000 : 10_000;
+const ms = long ? 600_000 : 6000;
 const processes = 3;
 
 describe.each(["mariadb", "mysql"] as const)("%s", (name) => {

@@ -5,7 +5,8 @@ import type { SerializedError } from "vitest";
 /** What a run came to, for scripts/test.ts. Unlike the JSON reporter's, it tells why a test was skipped. */
 export interface Tally {
   passed: number;
-  failed: number;
+  /** Also those that have no result, as their process ended. */
+  failed: { name: string; message: string }[];
   skipped: { name: string; reason: string }[];
   /** Files that could not be loaded, failing hooks, and errors outside of tests. */
   errors: number;
@@ -17,7 +18,7 @@ export default class TallyReporter implements Reporter {
   readonly #file: string | undefined = process.env["HOLDFAST_TALLY"];
 
   onTestRunEnd(modules: readonly TestModule[], unhandled: readonly SerializedError[]): void {
-    const tally: Tally = { passed: 0, failed: 0, skipped: [], errors: unhandled.length, cpuSeconds: {} };
+    const tally: Tally = { passed: 0, failed: [], skipped: [], errors: unhandled.length, cpuSeconds: {} };
     for (const module of modules) {
       tally.cpuSeconds[module.relativeModuleId] = module.meta().cpuSeconds ?? 0;
       tally.errors += module.errors().length;
@@ -30,9 +31,13 @@ export default class TallyReporter implements Reporter {
 
 function count(tally: Tally, test: TestCase): void {
   const result = test.result();
+  const name = `${test.module.relativeModuleId} > ${test.fullName}`;
   if (result.state === "passed") tally.passed++;
   else if (result.state === "skipped") {
     const reason = result.note ?? `marked ${test.options.mode}`;
-    tally.skipped.push({ name: `${test.module.relativeModuleId} > ${test.fullName}`, reason });
-  } else tally.failed++;
+    tally.skipped.push({ name, reason });
+  } else {
+    const [line = ""] = (result.errors?.[0]?.message ?? "it came to no end").split("\n");
+    tally.failed.push({ name, message: line.slice(0, 200) });
+  }
 }

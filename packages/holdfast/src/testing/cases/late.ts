@@ -71,7 +71,7 @@ export const lateCases = suite("late", {
   "writes nothing through its client after the deadline": (ground) =>
     goesOn(
       ground,
-      ({ hf }, body) => hf.transaction({ deadline: 300, retry: false }, (tx) => body(tx.client).then(never)),
+      ({ hf }, body) => hf.transaction({ deadline: 100, retry: false }, (tx) => body(tx.client).then(never)),
       1,
     ),
 
