@@ -27,7 +27,7 @@ async function created(name: string): Promise<TestDatabase> {
 
 beforeAll(async () => {
   // Of its own: other tests look for what bench and race have left on theirs.
-  server = await startPostgres();
+  server = await startPostgres({ settings: { fsync: "off" } });
   full = await created("test_full");
   empty = await created("test_empty");
   for (const { url } of [full, empty]) {

@@ -144,6 +144,42 @@ describe.each(["mariadb", "mysql"] as const)("%s", (server) => {
     expect(await b.counts()).toMatchObject({ waiting: 8 });
   });
 
+  // The server waits whole seconds, here a minute: they have to be sent apart.
+  test("calls that were sent together with one that has to wait do not wait", async () => {
+    const name = named();
+    const patient = holdfast(fromMysql2(pool), { wait: 60_000 });
+    const [of, shop] = [quota(patient, { name, limit: 10 }), stock(patient, { name })];
+    for (const each of ["held", "a", "b"]) {
+      await of.consume(each);
+      await shop.increase(each, 5);
+    }
+    let held: Promise<unknown>[] = [];
+    await during(
+      async (tx) => {
+        await quota(hf, { name, limit: 10 }).consume("held", 1, { tx });
+        await stock(hf, { name }).decrease("held", 1, { tx });
+      },
+      async () => {
+        // What comes while these are under way goes together.
+        const first = [of.consume("a"), shop.decrease("a", 1)];
+        held = [of.consume("held"), shop.decrease("held", 1)];
+        await Promise.all([...first, ...["a", "b", "new"].map((each) => of.consume(each))]);
+        await Promise.all(["a", "b"].map((each) => shop.decrease(each, 1)));
+        await shop.increase("new", 1);
+      },
+    );
+    await Promise.all(held);
+    for (const [subject, used] of Object.entries({ held: 3, a: 3, b: 2, new: 1 }))
+      expect(await of.peek(subject)).toMatchObject({ used });
+    expect((await shop.levels()).map(({ sku, onHand }) => [sku, onHand])).toEqual([
+      ["a", 3],
+      ["b", 4],
+      ["held", 3],
+      ["new", 1],
+    ]);
+    await patient.close();
+  });
+
   test("workers that have some jobs in transactions do not stop others from the rest", async () => {
     const q = queue<number>(hf, named());
     await q.enqueueMany(

@@ -184,6 +184,25 @@ test("a subject that somebody holds keeps nobody from another one", async () => 
   await hf.close();
 });
 
+test("calls that were sent together with one that has to wait do not wait", async () => {
+  const name = named();
+  const hf = holdfast(fromPg(pool), { wait: 60_000 });
+  const q = quota(hf, { name, limit: 100 });
+  for (const each of ["held", "a", "b"]) await q.consume(each);
+  const end = await holding((other, tx) =>
+    quota(other as never, { name, limit: 100 }).consume("held", 1, { tx }),
+  );
+  // What comes while this is under way goes together.
+  const first = q.consume("a");
+  const held = q.consume("held");
+  await Promise.all([first, ...["a", "b", "new"].map((each) => q.consume(each))]);
+  await end();
+  await held;
+  for (const [subject, used] of Object.entries({ held: 3, a: 3, b: 2, new: 1 }))
+    expect(await q.peek(subject)).toMatchObject({ used });
+  await hf.close();
+});
+
 test("the caller's own patience in a transaction is as it was", async () => {
   const hf = holdfast(fromPg(pool));
   const name = named();

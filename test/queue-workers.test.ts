@@ -141,7 +141,7 @@ describe("many queues on few connections, started at the same moment", () => {
   );
 
   test("and the server restarts", async () => {
-    const server = await startPostgres();
+    const server = await startPostgres({ settings: { fsync: "off" } });
     try {
       const first = new Pool({ connectionString: server.url(), max: 1 });
       await holdfast(fromPg(first)).migrate();

@@ -43,7 +43,7 @@ describe("PostgreSQL", () => {
 
   beforeAll(async () => {
     // Of its own: others look for what was made on the tests' server, too.
-    server = await startPostgres();
+    server = await startPostgres({ settings: { fsync: "off" } });
     admin = new Client({ connectionString: server.url() });
     await admin.connect();
     const name = `test_${randomBytes(8).toString("hex")}`;

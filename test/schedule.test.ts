@@ -285,11 +285,12 @@ describe("a run that is not over when the next is due", () => {
     for (let i = 0; i < 3; i++) await make({ every: 100, overlap: "queue" }, handler).start();
     await eventually(() => runs.length === 1);
     const first = runs[0]?.tick.getTime() as number;
-    await eventually(() => Date.now() > first + 500);
+    await eventually(() => Date.now() > first + 1500);
     expect((await (begun[0] as Schedule).runs(100)).length).toBe(1);
     go();
     await eventually(() => runs.length === 2);
-    expect(runs[1]?.tick.getTime()).toBeGreaterThanOrEqual(first + 500);
+    // The newest when somebody looked, who may have been on the way to claim it at this moment.
+    expect(runs[1]?.tick.getTime()).toBeGreaterThan(first + 200);
     expect(runs[1]?.previous?.getTime()).toBe(first);
     go();
   });

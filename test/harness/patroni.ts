@@ -120,6 +120,7 @@ async function startEtcd(): Promise<ServerProcess> {
         `ETCD_UNSUPPORTED_ARCH=${process.arch}`,
         ETCD,
         `--data-dir=${join(dir, "data")}`,
+        "--unsafe-no-fsync",
         `--listen-client-urls=http://127.0.0.1:${port}`,
         `--advertise-client-urls=http://127.0.0.1:${port}`,
         `--listen-peer-urls=http://127.0.0.1:${peer}`,

@@ -34,17 +34,17 @@ async function halves<Item, Answer>(
   terms: CoalesceTerms,
   { first, perhaps }: { readonly first: boolean; readonly perhaps: boolean },
 ): Promise<(Answer | Failed)[]> {
+  const several = items.length > 1 && new Set(items.flatMap((item) => together.about(item).names)).size > 1;
   try {
     const sending = { ...terms, perhaps, once: together.once ?? false };
     const answers = await attempts(context, sending, (connection, how) =>
-      together.decide(connection, items, how),
+      together.decide(connection, items, several ? { ...how, several } : how),
     );
     return [...answers];
   } catch (error) {
     const failed = (item: Item) => new Failed(explain(error, together.about(item), context));
     if (!(error instanceof Unanswered)) return items.map(failed);
     const { why, cause } = error;
-    const several = items.length > 1 && new Set(items.flatMap((item) => together.about(item).names)).size > 1;
     const waited = why === "lock-timeout";
     if (first && !error.perhaps) {
       if (why === "aborted") throw new Undone("aborted", cause);

@@ -113,7 +113,7 @@ export class QuotaBatcher {
     calls: readonly (readonly UsePart[])[],
     sent: Sent,
   ): Promise<readonly Decided[]> {
-    const { again, waitMs, free } = sent;
+    const { again } = sent;
     const windows = new NamedWindows();
     for (let make = false; ; make = true, windows.extend()) {
       const definitions: Definition[] = [];
@@ -146,7 +146,7 @@ export class QuotaBatcher {
         }
       }
       const batch = { definitions, buckets, uses, make, look };
-      const answer = await this.store.consume(connection, batch, { waitMs, free });
+      const answer = await this.store.consume(connection, batch, sent);
       this.#skew = answer.at - Date.now();
       if (answer.missing && answer.elsewhere) return this.#apart(connection, calls, buckets, sent);
       if (answer.missing) continue;

@@ -7,6 +7,8 @@ export interface How {
    * one that the client has begun.
    */
   readonly free: boolean;
+  /** Several calls, about several things: whom one of them has to wait for, the others need not. They are sent apart then. */
+  readonly several?: boolean;
 }
 
 /** Some engines answer at once. */

@@ -4,6 +4,7 @@ import { key } from "../../seam/key.ts";
 import { type Statement, own, sql } from "../../seam/sql.ts";
 import { type Locking, type NumberSequence, type StoreDialect, numberSequences } from "../sql/dialect.ts";
 import { type ColumnKind, type Table, kindOf, mayBeNull } from "../sql/table.ts";
+import { boundedBy } from "../../waiting/interrupt.ts";
 import { brieflyLasting, failureOf, insist, isMissing, lasting } from "./waits.ts";
 
 /** Of an index, in bytes, with pages as large as they usually are. */
@@ -81,6 +82,14 @@ const lockings: Readonly<Record<Exclude<Locking, "current">, Statement>> = {
 const ours = new WeakSet<SqlConnection>();
 
 const point = "holdfast_store";
+
+/** As the server says it, who would have waited longer. */
+class StillLocked extends Error {
+  readonly errno = 1205;
+  constructor() {
+    super("a row that somebody else has was not waited for any longer");
+  }
+}
 
 /** In whole seconds, as the server counts. MySQL takes 0 for 1. */
 const secondsOf = (waitMs: number): number => (waitMs <= 1 ? 0 : Math.min(Math.ceil(waitMs / 1000), 1e8));
@@ -238,6 +247,14 @@ export const storeDialect: StoreDialect<SqlConnection> = {
         ours.delete(connection);
       }
     }),
+
+  async briefly(connection, ms, work) {
+    // A client that cannot ask for it waits for a second, which is the least that the server can.
+    if (!connection.cancel) return work();
+    const done = await boundedBy(connection, ms, work);
+    if (!done) throw new StillLocked();
+    return done.value;
+  },
 
   inside: (connection, waitMs, work) =>
     lasting(connection, secondsOf(waitMs), async () => {

@@ -84,6 +84,11 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
    */
   transaction<T>(connection: C, waitMs: number, work: () => Promise<T>): Promise<T>;
   /**
+   * Of work in such a transaction that may wait for rows: it is ended after so long, with an error that is classified "lock-timeout". Absent
+   * where it is the whole database that somebody has.
+   */
+  briefly?<T>(connection: C, ms: number, work: () => Promise<T>): Promise<T>;
+  /**
    * The same of work that waits for nothing, where statements are answered at once. Undefined, of the work: it is rolled back. Absent, or
    * undefined itself, where they are not: by this engine, or on this connection.
    */

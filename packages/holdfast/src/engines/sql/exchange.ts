@@ -100,6 +100,16 @@ export async function inOrder<T>(
   }
 }
 
+/**
+ * Several calls that wait for somebody's row are sent apart after so long: nobody's turn at a row takes longer, but a transaction of people's.
+ * As on PostgreSQL, whose functions do it.
+ */
+const briefMs = 200;
+/** Of the server itself, if it was not asked to end a wait: the least that some can. */
+const leastMs = 1000;
+
+type Briefly = <T>(work: () => Promise<T>) => Promise<T>;
+
 export class Exchanges<C extends SqlConnection> {
   readonly #dialect: StoreDialect<C>;
   #hot = new Map<string, number>();
@@ -110,10 +120,11 @@ export class Exchanges<C extends SqlConnection> {
 
   async run<View, Need, Answer, Writes>(
     connection: C,
-    { waitMs, free }: How,
+    how: How,
     exchange: StoreExchange<View, Need, Answer, Writes>,
   ): Promise<Answer> {
     const dialect = this.#dialect;
+    const { waitMs, free } = how;
     // A snapshot of the caller's may be older than what others have written: it is never compared, it is locked.
     if (!free) return dialect.inside(connection, waitMs, () => this.#inside(exchange));
     const { names, optimistic = true } = exchange;
@@ -134,9 +145,13 @@ export class Exchanges<C extends SqlConnection> {
         this.#heat(names);
       }
     }
+    const bounded = how.several ? dialect.briefly : undefined;
+    const brief: Briefly | undefined = bounded && ((work) => bounded(connection, briefMs, work));
     for (let attempt = 1; ; attempt++)
       try {
-        return await dialect.transaction(connection, waitMs, () => this.#locked(exchange));
+        return await dialect.transaction(connection, brief ? Math.min(waitMs, leastMs) : waitMs, () =>
+          this.#locked(exchange, brief),
+        );
       } catch (error) {
         // An id that nobody's lock stands for, such as a new one: now it is there to be found.
         const taken = error instanceof ExchangeConflict || dialect.failure(connection, error) === "unique";
@@ -163,8 +178,9 @@ export class Exchanges<C extends SqlConnection> {
 
   async #locked<View, Need, Answer, Writes>(
     exchange: StoreExchange<View, Need, Answer, Writes>,
+    brief?: Briefly,
   ): Promise<Answer> {
-    const decided = await this.#decided(exchange, true);
+    const decided = await this.#decided(exchange, true, brief);
     if (!decided || !(await exchange.write(decided.writes, false)))
       throw new ExchangeConflict(exchange.names);
     return decided.verdicts;
@@ -173,10 +189,11 @@ export class Exchanges<C extends SqlConnection> {
   async #decided<View, Need, Answer, Writes>(
     exchange: StoreExchange<View, Need, Answer, Writes>,
     locked: boolean,
+    brief: Briefly = (work) => work(),
   ): Promise<{ readonly verdicts: Answer; readonly writes: Writes } | undefined> {
     const needs: Need[] = [];
     for (;;) {
-      const decided = exchange.decide(await exchange.read(locked, needs));
+      const decided = exchange.decide(await brief(() => exchange.read(locked, needs)));
       if (!("need" in decided)) return decided;
       if (!locked && exchange.needsLocks?.(decided.need)) return undefined;
       if (needs.push(decided.need) > mostNeeds)
