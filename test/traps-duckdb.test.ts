@@ -404,6 +404,24 @@ test("errors are known by their messages: there are no codes", async () => {
   expect(hf.classify(error.cause)).toBe("canceled");
 });
 
+// The database knows nothing of waits, so nobody else would end it.
+test("who would wait in a circle begins again", async () => {
+  for (let i = 0; i < 10; i++) {
+    const [one, two] = [key("circle", i, "a"), key("circle", i, "b")];
+    const both = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+    let attempts = 0;
+    const run = (from: Holdfast<DuckDBConnection>, mine: number) =>
+      from.transaction({ lock: mine === 0 ? one : two }, async (tx) => {
+        attempts++;
+        both[mine]?.resolve();
+        await Promise.all(both.map(({ promise }) => promise));
+        await tx.lock(mine === 0 ? two : one);
+      });
+    await Promise.all([run(hf, 0), run(other, 1)]);
+    expect(attempts).toBeGreaterThan(2);
+  }
+});
+
 // Of one that still works, DuckDB ends the process, now or later: it writes where it must not.
 test("a connection is closed when the last statement on it has ended", async () => {
   const script = `const { DuckDBInstance } = await import("@duckdb/node-api");

@@ -28,8 +28,16 @@ export class PatternsBusy extends Error {
   }
 }
 
+/** Nobody in the circle would go on before the first of them gives up. */
+export class WaitInCircle extends Error {
+  constructor(name: string) {
+    super(`who holds ${name} waits for a lock that this transaction holds`);
+  }
+}
+
 export function classify(error: DriverError): Failure | undefined {
   if (error instanceof PatternsBusy) return "lock-timeout";
+  if (error instanceof WaitInCircle) return "deadlock";
   const text = error.message;
   if (typeof text !== "string") return undefined;
   const own = text.replace(/^Failed to extract statements: /, "");

@@ -5,6 +5,7 @@
 import type { LockGrant, Wait } from "../../seam/database.ts";
 import type { LockRequest } from "../../seam/key.ts";
 import { Turns } from "../../waiting/turns.ts";
+import { WaitInCircle } from "./errors.ts";
 
 interface KeyLine {
   readonly queue: Turns;
@@ -138,6 +139,7 @@ export class InProcessLocks {
     let line = this.#lines.get(id);
     if (!line) this.#lines.set(id, (line = { queue: new Turns(), users: 0, holder: undefined }));
     const place = line;
+    if (this.#waitsFor(session, place.holder)) throw new WaitInCircle(name);
     place.users++;
     const waiter: KeyHolding = { session, id, name, since: new Date() };
     this.waiting.add(waiter);
@@ -160,6 +162,22 @@ export class InProcessLocks {
     } finally {
       this.waiting.delete(waiter);
     }
+  }
+
+  /**
+   * Whether a holder waits, by way of others or not, for this session. Asked whenever somebody begins to wait: who comes to hold a key
+   * waits for nothing then, so that no circle is closed otherwise.
+   */
+  #waitsFor(session: object, holder: KeyHolding | undefined): boolean {
+    const seen = new Set<object>();
+    for (let next = holder; next && !seen.has(next.session);) {
+      if (next.session === session) return true;
+      seen.add(next.session);
+      const of = next.session;
+      const wanted = [...this.waiting].find((waiter) => waiter.session === of);
+      next = wanted && this.#lines.get(wanted.id)?.holder;
+    }
+    return false;
   }
 
   give(session: object, ids: readonly string[]): void {

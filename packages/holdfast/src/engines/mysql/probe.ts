@@ -39,6 +39,16 @@ function clusterOf(found: ReadonlyMap<string, string>): ClusterGaps | undefined 
   return single === undefined || isOn(single) ? undefined : group;
 }
 
+/** Whether other nodes may take writes, too. */
+export async function isCluster(connection: SqlConnection): Promise<boolean> {
+  return clusterOf(await settingsOf(connection)) !== undefined;
+}
+
+async function settingsOf(connection: SqlConnection): Promise<ReadonlyMap<string, string>> {
+  const { rows } = await connection.query(settings);
+  return new Map(rows.map((each) => [String(each["Variable_name"]), String(each["Value"])]));
+}
+
 const isOn = (value: string | undefined) => value === "ON" || value === "1";
 
 /** "8.0.45-1", "10.11.6-MariaDB-1": what follows the three numbers is the distribution's. */
@@ -81,12 +91,7 @@ export async function probe(
     );
   const version = String(row.version);
   const maria = /mariadb/i.test(version);
-  const found = new Map(
-    (await connection.query(settings)).rows.map((each) => [
-      String(each["Variable_name"]),
-      String(each["Value"]),
-    ]),
-  );
+  const found = await settingsOf(connection);
   refuseLookAlikes(`${version} ${found.get("version_comment") ?? ""}`);
   const oldest = maria ? [10, 6, 0] : [8, 0, 36];
   if (isBefore(version, oldest))

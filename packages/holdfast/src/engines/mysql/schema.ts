@@ -3,6 +3,7 @@ import { UnsupportedError } from "../../seam/errors.ts";
 import { makeStale } from "../../seam/routine.ts";
 import { type Names, type Statement, own, sql } from "../../seam/sql.ts";
 import { auditTables } from "../sql/audit.ts";
+import { sleep } from "../../waiting/wait.ts";
 import { entryViews } from "../sql/entries.ts";
 import { queueTables } from "../sql/queue/tables.ts";
 import { quotaTables } from "../sql/quota/tables.ts";
@@ -13,6 +14,7 @@ import { render } from "./dialect.ts";
 import { leaseProcedures, leaseTables } from "./leases.ts";
 import { outcomeTable } from "./outcome.ts";
 import { replayTable } from "./replay.ts";
+import { isCluster } from "./probe.ts";
 import { routinesOf } from "./routines.ts";
 import { counters, storeDialect } from "./store-dialect.ts";
 import { transactionProcedures } from "./transactions.ts";
@@ -85,9 +87,58 @@ function printed(text: string): string {
 }
 
 async function read(connection: SqlConnection): Promise<Pick<Migration, "id" | "name">[]> {
-  const { rows } = await connection.query(sql`SELECT id, name FROM ${own("migration")} ORDER BY id`);
+  const { rows } = await connection.query(
+    sql`SELECT id, name FROM ${own("migration")} WHERE id <> ${sql.raw(String(underWay))} ORDER BY id`,
+  );
   return rows.map((row) => ({ id: Number(row.id), name: String(row.name) }));
 }
+
+/** In place of a migration: somebody is at it, on one of the nodes of a cluster. */
+const underWay = 0;
+/** Who has said nothing for so long is dead. */
+const silenceSeconds = 60;
+
+/**
+ * One node at a time. Several that make the same view stand still for ever, with all who write (MariaDB 10.11 does): who waits for its
+ * turn to run DDL on the whole cluster has locked the view already, and whoever's turn it is waits for that. What is committed on one
+ * node keeps out the others, which the lock of a session does not.
+ */
+async function oneNode<T>(
+  connection: SqlConnection,
+  run: (sayAlive: () => Promise<unknown>) => Promise<T>,
+): Promise<T> {
+  if (!(await isCluster(connection))) return run(async () => {});
+  const id = sql.raw(String(underWay));
+  const until = performance.now() + 2 * silenceSeconds * 1000;
+  for (;;)
+    try {
+      await connection.query(
+        sql`DELETE FROM ${own("migration")} WHERE id = ${id} AND applied_at < CURRENT_TIMESTAMP - INTERVAL ${sql.raw(String(silenceSeconds))} SECOND`,
+      );
+      await connection.query(sql`INSERT INTO ${own("migration")} (id, name) VALUES (${id}, 'under way')`);
+      break;
+    } catch (error) {
+      const failure = failureOf(connection, error);
+      if (failure !== "unique" && failure !== "deadlock" && failure !== "serialization") throw error;
+      if (performance.now() > until) throw busy();
+      await sleep(100 + 100 * Math.random());
+    }
+  const sayAlive = () =>
+    agreed(connection, () =>
+      connection.query(
+        sql`UPDATE ${own("migration")} SET applied_at = CURRENT_TIMESTAMP WHERE id = ${id} AND applied_at < CURRENT_TIMESTAMP`,
+      ),
+    );
+  try {
+    return await run(sayAlive);
+  } finally {
+    if (!connection.lost.aborted)
+      await agreed(connection, () => connection.query(sql`DELETE FROM ${own("migration")} WHERE id = ${id}`));
+  }
+}
+
+const busy = () =>
+  new UnsupportedError("hf.migrate: another process has been migrating for more than a minute");
 
 /** The lock is one of this node: on a cluster somebody may be at the same on another one, and all but one are undone. */
 async function agreed<T>(connection: SqlConnection, run: () => Promise<T>): Promise<T> {
@@ -95,7 +146,8 @@ async function agreed<T>(connection: SqlConnection, run: () => Promise<T>): Prom
     try {
       return await run();
     } catch (error) {
-      if (attempt === 10 || failureOf(connection, error) !== "deadlock") throw error;
+      const failure = failureOf(connection, error);
+      if (attempt === 10 || (failure !== "deadlock" && failure !== "serialization")) throw error;
     }
   }
 }
@@ -125,17 +177,20 @@ export const migrationsIn = (names: Names): Migrations<SqlConnection> => ({
     if (begun)
       throw new UnsupportedError("hf.migrate: DDL would commit the transaction that this client has opened");
     const [row] = (await connection.query(sql`SELECT GET_LOCK(${name}, 60) AS granted`)).rows;
-    if (String(row?.granted) !== "1")
-      throw new UnsupportedError("hf.migrate: another process has been migrating for more than a minute");
+    if (String(row?.granted) !== "1") throw busy();
     try {
-      await connection.query(migrationTable);
-      const applied = new Set((await read(connection)).map(({ id }) => id));
-      const missing = all.filter(({ id }) => !applied.has(id));
-      for (const migration of missing) {
-        for (const statement of [...migration.statements, record(migration)])
-          await agreed(connection, () => connection.query(statement)).catch(unlessThere);
-      }
-      return [...missing, ...(await makeStale(connection, routinesOf(procedures, names)))];
+      await agreed(connection, () => connection.query(migrationTable));
+      return await oneNode(connection, async (sayAlive) => {
+        const applied = new Set((await read(connection)).map(({ id }) => id));
+        const missing = all.filter(({ id }) => !applied.has(id));
+        for (const migration of missing) {
+          for (const statement of [...migration.statements, record(migration)]) {
+            await agreed(connection, () => connection.query(statement)).catch(unlessThere);
+            await sayAlive();
+          }
+        }
+        return [...missing, ...(await makeStale(connection, routinesOf(procedures, names)))];
+      });
     } finally {
       if (!connection.lost.aborted) await connection.query(sql`SELECT RELEASE_LOCK(${name})`);
     }
