@@ -1,9 +1,10 @@
+import { randomUUID } from "node:crypto";
 import type { Migration, Migrations, SqlConnection } from "../../seam/database.ts";
 import { UnsupportedError } from "../../seam/errors.ts";
 import { makeStale } from "../../seam/routine.ts";
 import { type Names, type Statement, own, sql } from "../../seam/sql.ts";
-import { auditTables } from "../sql/audit.ts";
 import { sleep } from "../../waiting/wait.ts";
+import { auditTables } from "../sql/audit.ts";
 import { entryViews } from "../sql/entries.ts";
 import { queueTables } from "../sql/queue/tables.ts";
 import { quotaTables } from "../sql/quota/tables.ts";
@@ -109,13 +110,15 @@ async function oneNode<T>(
 ): Promise<T> {
   if (!(await isCluster(connection))) return run(async () => {});
   const id = sql.raw(String(underWay));
+  // Who was taken for dead, and is not, must not end another one's turn.
+  const mine = `under way: ${randomUUID()}`;
   const until = performance.now() + 2 * silenceSeconds * 1000;
   for (;;)
     try {
       await connection.query(
         sql`DELETE FROM ${own("migration")} WHERE id = ${id} AND applied_at < CURRENT_TIMESTAMP - INTERVAL ${sql.raw(String(silenceSeconds))} SECOND`,
       );
-      await connection.query(sql`INSERT INTO ${own("migration")} (id, name) VALUES (${id}, 'under way')`);
+      await connection.query(sql`INSERT INTO ${own("migration")} (id, name) VALUES (${id}, ${mine})`);
       break;
     } catch (error) {
       const failure = failureOf(connection, error);
@@ -126,14 +129,16 @@ async function oneNode<T>(
   const sayAlive = () =>
     agreed(connection, () =>
       connection.query(
-        sql`UPDATE ${own("migration")} SET applied_at = CURRENT_TIMESTAMP WHERE id = ${id} AND applied_at < CURRENT_TIMESTAMP`,
+        sql`UPDATE ${own("migration")} SET applied_at = CURRENT_TIMESTAMP WHERE id = ${id} AND name = ${mine} AND applied_at < CURRENT_TIMESTAMP`,
       ),
     );
   try {
     return await run(sayAlive);
   } finally {
     if (!connection.lost.aborted)
-      await agreed(connection, () => connection.query(sql`DELETE FROM ${own("migration")} WHERE id = ${id}`));
+      await agreed(connection, () =>
+        connection.query(sql`DELETE FROM ${own("migration")} WHERE id = ${id} AND name = ${mine}`),
+      );
   }
 }
 
