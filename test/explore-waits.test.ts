@@ -2,6 +2,7 @@
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { setTimeout as sleep } from "node:timers/promises";
 import Sqlite from "better-sqlite3";
 import { fromMysql2 } from "holdfast/mysql2";
 import { fromPg } from "holdfast/pg";
@@ -123,6 +124,49 @@ describe.each(["postgres", "postgresOld"] as const)("on %s", (server) => {
       await client.end();
     }
     await works();
+  });
+
+  test("a deadlock that the server ends before anybody has looked", { timeout }, async () => {
+    await pool.query(
+      "CREATE TABLE account (id int PRIMARY KEY, n int); INSERT INTO account VALUES (1, 0), (2, 0)",
+    );
+    const move = (ids: readonly number[]) => async () => {
+      const client = await pool.connect();
+      try {
+        await client.query("BEGIN");
+        for (const id of ids) await client.query("UPDATE account SET n = n + 1 WHERE id = $1", [id]);
+        await client.query("COMMIT");
+      } catch (error) {
+        await client.query("ROLLBACK");
+        throw error;
+      } finally {
+        client.release();
+      }
+    };
+    // A machine that is busy with others for a while: who waits for whom is known late, and whom it ends is another one.
+    const db = fromPg(pool);
+    const { engine } = db;
+    let runs = 0;
+    const waiting: NonNullable<typeof engine.protocol>["waiting"] = async (...args) => {
+      if (runs < 8) await sleep(100);
+      return (engine.protocol as NonNullable<typeof engine.protocol>).waiting(...args);
+    };
+    const slow = Object.create(db, {
+      engine: {
+        value: Object.create(engine, {
+          protocol: { value: Object.assign(Object.create(engine.protocol ?? null), { waiting }) },
+        }),
+      },
+    }) as typeof db;
+    const report = await explore("moves", {
+      db: slow,
+      reset: async () => void runs++,
+      actors: { A: move([1, 2]), B: move([2, 1]) },
+      invariant: () => {},
+      maxMs: 25_000,
+    });
+    expect(report).toMatchObject({ ok: true });
+    expect(report.deadlocks).toBeGreaterThan(0);
   });
 
   test("an actor that waits for itself", { timeout }, async () => {

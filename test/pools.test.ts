@@ -434,6 +434,24 @@ describe("postgres.js", () => {
     }
   });
 
+  test("what ended a connection is nothing to whoever it is opened anew for", async () => {
+    const client = postgres(database.url, { max: 1 });
+    const hf = holdfast(fromPostgres(client));
+    const calls = {
+      "a transaction": () =>
+        hf.transaction({ retry: false }, async (tx) => (await tx.query(sql`SELECT 1`)).length),
+      "a lock of a session": () => hf.lock(key("anew"), async () => 1),
+    };
+    try {
+      for (const [what, call] of Object.entries(calls)) {
+        await expect(client`SELECT pg_terminate_backend(pg_backend_pid())`).rejects.toThrow();
+        expect(await call(), what).toBe(1);
+      }
+    } finally {
+      await client.end({ timeout: 5 });
+    }
+  });
+
   test("refuses its handle after the transaction, where it would reach into the next one", async () => {
     const client = postgres(database.url, { max: 1 });
     const hf = holdfast(fromPostgres(client));

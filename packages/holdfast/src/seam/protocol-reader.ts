@@ -27,6 +27,8 @@ export interface ProtocolAnswer {
   /** Rows that were read, as text. */
   readonly rows: readonly (readonly string[])[];
   readonly error?: string | undefined;
+  /** The error says that it was ended to end a deadlock. */
+  readonly deadlock?: boolean;
   /** Rows that were touched, if the server says it. */
   readonly affected?: number | undefined;
 }

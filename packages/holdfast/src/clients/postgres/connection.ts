@@ -124,6 +124,17 @@ export class PostgresPin {
   }
 
   async send(text: string, values: unknown[], simple: boolean): Promise<PostgresResult | PostgresResult[]> {
+    // Each connection of the pool may have kept one.
+    for (let left = roomOfPostgres(this.#sql)?.max ?? 10; ; left--)
+      try {
+        return await this.#send(text, values, simple);
+      } catch (error) {
+        if (!(error instanceof Stale) || this.#backend || this.#abandoned || left <= 0) throw error;
+        this.canceller = null;
+      }
+  }
+
+  async #send(text: string, values: unknown[], simple: boolean): Promise<PostgresResult | PostgresResult[]> {
     this.lost.throwIfAborted();
     if (!this.#backend && text === "ROLLBACK") return [];
     if (this.over) throw new UsageError("This connection has been given back", "HF_TRANSACTION_OVER");
@@ -335,9 +346,16 @@ function nameAgain(rows: PostgresResult): void {
   }
 }
 
-function result(rows: PostgresResult): Result {
+function result(answer: PostgresResult): Result {
+  // postgres.js 3.4 counts the rows that came before a connection was closed with those of the next one's first answer, and
+  // leaves as many empty places before these.
+  const rows = answer.length === 0 || 0 in answer ? answer : answer.filter(() => true);
   nameAgain(rows);
-  return { rows, affected: rows.count ?? 0, ...(rows.command !== undefined && { command: rows.command }) };
+  return {
+    rows,
+    affected: answer.count ?? 0,
+    ...(answer.command !== undefined && { command: answer.command }),
+  };
 }
 
 /**

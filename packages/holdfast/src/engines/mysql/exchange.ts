@@ -45,9 +45,13 @@ export interface ProtocolSession {
 export interface Heard {
   readonly rows: string[][];
   error: string | undefined;
+  deadlock?: boolean;
   /** Rows. */
   affected: number | undefined;
 }
+
+/** ER_LOCK_DEADLOCK. */
+const deadlock = 1213;
 
 export const inTransaction = 0x0001;
 const autocommits = 0x0002;
@@ -192,7 +196,9 @@ function statusOf(body: Buffer): number {
 /** Error 0xffff is none: it tells how far a statement has come. */
 function failed(body: Buffer, heard: Heard): boolean {
   const cursor = new Cursor(body, 1);
-  if (cursor.int(2) === 0xffff) return false;
+  const code = cursor.int(2);
+  if (code === 0xffff) return false;
+  if (code === deadlock) heard.deadlock = true;
   const text = cursor.rest().toString("utf8");
   heard.error ??= text.startsWith("#") ? text.slice(6) : text;
   return true;

@@ -135,6 +135,7 @@ class PostgresReader implements ProtocolReader {
     const rows: string[][] = [];
     let ready = false;
     let error: string | undefined;
+    let deadlock = false;
     let affected: number | undefined;
     for (const { letter, body } of this.#received.of(chunk)) {
       if (letter === "Z") {
@@ -144,9 +145,13 @@ class PostgresReader implements ProtocolReader {
         this.#answered = ready;
       } else if (letter === "D") rows.push(rowOf(body));
       else if (letter === "C") affected = Number(/ (\d+)$/.exec(cstring(body)[0])?.[1] ?? NaN);
-      else if (letter === "E") error = /(?:^|\0)M([^\0]*)/.exec(body.toString("utf8"))?.[1];
+      else if (letter === "E") {
+        const fields = body.toString("utf8");
+        error = /(?:^|\0)M([^\0]*)/.exec(fields)?.[1];
+        deadlock ||= /(?:^|\0)C40P01\0/.test(fields);
+      }
     }
-    return { ready, rows, error, affected };
+    return { ready, rows, error, deadlock, affected };
   }
 }
 

@@ -10,6 +10,8 @@ export interface ActorStep {
   readonly connection: number;
   readonly rows: (readonly string[])[];
   error: string | undefined;
+  /** It was ended, since it and others waited for each other. */
+  deadlock: boolean;
   /** Rows that were touched, if it is known. */
   affected: number | undefined;
   /** Known to wait for others now. */
@@ -47,6 +49,7 @@ export function step(
     },
     rows: [],
     error: undefined,
+    deadlock: false,
     affected: undefined,
     blocked: false,
     waitedFor: new Set(),
@@ -133,6 +136,8 @@ export interface ActorStage {
   clear?(actors: readonly Actor[]): Promise<void>;
   /** Statements in which others can come in between where nothing is held back. */
   readonly unseen?: ReadonlySet<string>;
+  /** Whom a deadlock ends can be chosen. Else the server decides, and at once. */
+  readonly victims: boolean;
   /** Whoever tries again what was refused is held back here. Else the schedule sees to it. */
   readonly fair?: boolean;
   /** A transaction was seen that is judged by all that was read, whatever the table. */

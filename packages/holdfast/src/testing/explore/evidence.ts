@@ -50,7 +50,7 @@ export function spans(choices: readonly Choice[]): (Span | undefined)[] {
 
 /** Everybody waited for somebody else. Some servers notice it before it is one, and end one of them with the statement that would make it so. */
 export const wasDeadlock = ({ deadlocks, choices }: ExploreRun): boolean =>
-  deadlocks.length > 0 || choices.some(({ step }) => /deadlock/i.test(step.error ?? ""));
+  deadlocks.length > 0 || choices.some(({ step }) => step.deadlock);
 
 /** A lock that somebody took, and gave back. */
 interface Guard {

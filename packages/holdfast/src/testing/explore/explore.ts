@@ -176,7 +176,6 @@ async function inThreads(
     await ends(threads.ready(), "the import of the actors' modules", importMs);
     const explorer = new Explorer(name, { ...scenario, reset: async () => reset() }, names, threads, {
       equivalence: new Equivalence(prune === false ? undefined : [], { whole: true }),
-      victims: true,
       whole: true,
     });
     return await explorer.levels(() => {});
@@ -232,7 +231,6 @@ async function onSockets(name: string, scenario: Scenario, names: readonly strin
     const exploring = async (reset: () => Promise<unknown>) => {
       const explorer = new Explorer(name, { ...scenario, reset }, names, sockets, {
         equivalence: new Equivalence(scenario.prune === false ? undefined : related),
-        victims: protocol.patience !== undefined,
       });
       try {
         return await explorer.levels((level) => (sockets.level = level));
@@ -330,7 +328,6 @@ export class Explorer {
   readonly #stage: ActorStage;
   readonly #engine: {
     readonly equivalence: Equivalence;
-    readonly victims: boolean;
     readonly whole?: boolean;
   };
   #begun = performance.now();
@@ -350,7 +347,7 @@ export class Explorer {
     scenario: ExploreOptions & { reset: () => Promise<unknown>; invariant: Invariant },
     names: readonly string[],
     stage: ActorStage,
-    engine: { readonly equivalence: Equivalence; readonly victims: boolean; readonly whole?: boolean },
+    engine: { readonly equivalence: Equivalence; readonly whole?: boolean },
   ) {
     this.#name = name;
     this.#scenario = scenario;
@@ -450,7 +447,7 @@ export class Explorer {
     }
     // What it is like is known from the run before the first.
     equivalence.all ||= this.#stage.certified ?? false;
-    const search = new ScheduleSearch(equivalence, most, this.#engine.victims);
+    const search = new ScheduleSearch(equivalence, most, this.#stage.victims);
     const slept = new Set<number>();
     const patient = new Set<number>();
     // What is tried then is not known to be everything.

@@ -108,6 +108,10 @@ class Play {
   readonly #started: Actor[] = [];
   readonly #choices: Choice[] = [];
   readonly #deadlocks: Deadlock[] = [];
+  /** Statements that were ended by these. */
+  readonly #ended = new Set<ActorStep>();
+  /** Whose statements were not answered when the last one was sent, with that one's. */
+  #unanswered: readonly number[] = [];
   readonly #slept = new Set<number>();
   readonly #patient = new Set<number>();
   readonly #together = new Set<string>();
@@ -150,6 +154,7 @@ class Play {
       }
       for (;;) {
         await this.#settle();
+        this.#deadlockPassed();
         if (this.#until) {
           await this.#until;
           this.#until = undefined;
@@ -328,6 +333,7 @@ class Play {
       });
     actor.held.splice(actor.held.indexOf(held), 1);
     actor.sent.add(held.step);
+    this.#unanswered = this.#cast.filter(({ sent }) => sent.size > 0).map(({ index }) => index);
     // What it takes to send it is bounded as well: if it does not end, the statement is one that is not answered.
     const patience = new AbortController();
     const late = sleep(this.#limits.idleMs, undefined, { signal: patience.signal }).catch(() => {});
@@ -483,10 +489,28 @@ class Play {
         `${this.#state()}: nobody can go on, and the server ends none of them. Is a session of an actor in the way of another session of the same actor?`,
       );
     }
-    const victim = steps.find((step) => step.error !== undefined)?.actor;
+    const ended = steps.find((step) => step.error !== undefined);
+    // Else it was something else that has changed: the server takes its time.
+    if (ended || this.#stage.stuck)
+      this.#noteDeadlock(
+        waiting.map(({ index }) => index),
+        ended,
+      );
+  }
+
+  /** The server has ended it while we were still looking who waits for whom. */
+  #deadlockPassed(): void {
+    if (!this.#stage.victims) return;
+    for (const { step } of this.#choices)
+      if (step.deadlock && !this.#ended.has(step)) this.#noteDeadlock(this.#unanswered, step);
+  }
+
+  #noteDeadlock(among: readonly number[], ended: ActorStep | undefined): void {
+    if (ended) this.#ended.add(ended);
+    const victim = ended?.actor;
     if (this.#plan.victim !== undefined && victim !== this.#plan.victim && !this.#plan.lenient)
       this.#diverted = true;
-    this.#deadlocks.push({ at: this.#choices.length, among: waiting.map(({ index }) => index), victim });
+    this.#deadlocks.push({ at: this.#choices.length, among, victim });
   }
 
   /** Whether something changes within this time. */

@@ -66,6 +66,7 @@ export class Sockets implements ActorStage, Listener {
   readonly #requests: Requests<Actor>;
   readonly #around: Around;
   readonly unseen = new Set<string>();
+  readonly victims: boolean;
   certified = false;
   /** Of the actors' transactions; undefined: as they come. */
   level: Isolation | undefined;
@@ -74,6 +75,7 @@ export class Sockets implements ActorStage, Listener {
   constructor(server: Server, work: readonly (() => Promise<unknown>)[]) {
     this.#server = server;
     this.#protocol = server.protocol;
+    this.victims = server.protocol.patience !== undefined;
     this.#work = work;
     this.#aside.over = this.#judge.over = true;
     this.#around = new Around({
@@ -425,6 +427,7 @@ export class Sockets implements ActorStage, Listener {
     }
     sent.step.rows.push(...answer.rows);
     sent.step.error ??= answer.error;
+    sent.step.deadlock ||= answer.deadlock ?? false;
     sent.step.affected = answer.affected ?? sent.step.affected;
     if (answer.ready) sent.step.ends = sent.step.inside && line.reader.inside === false;
     if (answer.ready && sent.step === this.#lost && !around) return this.#lose(line);

@@ -116,7 +116,11 @@ class Turnstile implements StatementHook {
 
   #ask(said: Said): Verdict {
     say(said);
-    Atomics.wait(this.#flags, flag.verdict, verdict.none);
-    return Atomics.exchange(this.#flags, flag.verdict, verdict.none) as Verdict;
+    for (;;) {
+      // It may be woken without one: for the last verdict, which it had found before it fell asleep.
+      Atomics.wait(this.#flags, flag.verdict, verdict.none);
+      const given = Atomics.exchange(this.#flags, flag.verdict, verdict.none) as Verdict;
+      if (given !== verdict.none) return given;
+    }
   }
 }

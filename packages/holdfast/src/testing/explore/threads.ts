@@ -189,6 +189,7 @@ export class Threads implements ActorStage {
   /** Of those that wait for a lock. */
   #order = 0;
   readonly fair = true;
+  readonly victims = true;
   changed: () => void = () => {};
 
   /** Absent: nobody knows where leases are. */
