@@ -224,6 +224,164 @@ describe.each(["mariadb", "mysql"] as const)("%s", (server) => {
     expect(seen.toSorted((a, b) => a - b)).toEqual(Array.from({ length: 12 }, (_, n) => n));
   });
 
+  /** What was sent on these connections; what a procedure does is not counted. */
+  async function messages(from: Pool, size: number, work: () => Promise<unknown>): Promise<number> {
+    const count = async () => {
+      const all = await Promise.all(Array.from({ length: size }, () => from.getConnection()));
+      let sum = 0;
+      for (const each of all) {
+        const [[row]] = await each.query<RowDataPacket[]>("SHOW SESSION STATUS LIKE 'Questions'");
+        sum += Number(row?.["Value"]);
+        each.release();
+      }
+      return sum;
+    };
+    const before = await count();
+    await work();
+    return (await count()) - before - size;
+  }
+
+  test("what finds its rows and room there is read and written with two messages", async () => {
+    const alone = createPool({ uri: database.url, connectionLimit: 1 });
+    const theirs = holdfast(fromMysql2(alone));
+    try {
+      const name = named();
+      const of = quota(theirs, { name, limit: 1000, per: "hour" });
+      const shop = stock(theirs, { name });
+      const use = () => of.consume("ann", 1, { metadata: { note: "日本 \\ ' \" 😀" } });
+      const sell = () => shop.apply([{ sku: "pen", quantity: -1 }]);
+      await shop.apply([{ sku: "pen", quantity: 1000 }]);
+      await use();
+      await sell();
+      expect([await messages(alone, 1, use), await messages(alone, 1, sell)]).toEqual([2, 2]);
+      const many = () => Promise.all(Array.from({ length: 50 }, use));
+      // The first of them goes at once.
+      expect(await messages(alone, 1, many)).toBeLessThanOrEqual(4);
+      expect(await of.peek("ann")).toMatchObject({ used: 52 });
+      // Refused without a lock.
+      const none = quota(theirs, { name: named(), limit: 1 });
+      await none.consume("ann");
+      expect(await messages(alone, 1, () => none.tryConsume("ann"))).toBe(1);
+      const { entries } = await of.history("ann");
+      expect(entries.at(-1)).toMatchObject({ metadata: { note: "日本 \\ ' \" 😀" } });
+      expect(await of.reconcile("ann")).toMatchObject({ ok: true });
+    } finally {
+      await theirs.close();
+      await alone.end();
+    }
+  });
+
+  test("of calls that were sent together, only those that somebody was in the way of are locked first", async () => {
+    const three = createPool({ uri: database.url, connectionLimit: 3 });
+    const theirs = holdfast(fromMysql2(three));
+    try {
+      const name = named();
+      const [of, ours] = [quota(theirs, { name, limit: 9 }), quota(hf, { name, limit: 9 })];
+      for (const subject of ["ann", "bob", "cid"]) await of.consume(subject);
+      let waiting: Promise<unknown> | undefined;
+      await during(
+        (tx) => ours.consume("ann", 1, { tx }),
+        async () => {
+          // The first goes at once, and the others together.
+          const first = of.consume("cid");
+          waiting = of.consume("ann");
+          waiting.catch(() => {});
+          await Promise.all([first, of.consume("bob")]);
+        },
+      );
+      await waiting;
+      expect(await messages(three, 3, () => of.consume("bob"))).toBe(2);
+      expect(await ours.peek("ann")).toMatchObject({ used: 3 });
+    } finally {
+      await theirs.close();
+      await three.end();
+    }
+  });
+
+  test("who was slower decides again, and what somebody has is waited for", async () => {
+    const name = named();
+    const of = quota(hf, { name, limit: 60 });
+    const shop = stock(hf, { name });
+    await of.consume("ann");
+    await shop.apply([{ sku: "pen", quantity: 60 }]);
+    const others = holdfast(fromMysql2(pool));
+    try {
+      const [theirQuota, theirShop] = [quota(others, { name, limit: 60 }), stock(others, { name })];
+      const granted = await Promise.all(
+        Array.from(
+          { length: 100 },
+          async (_, i) => (await (i % 2 ? of : theirQuota).tryConsume("ann")).granted,
+        ),
+      );
+      expect(granted.filter(Boolean).length).toBe(59);
+      const sold = await Promise.allSettled(
+        Array.from({ length: 100 }, (_, i) =>
+          (i % 2 ? shop : theirShop).apply([{ sku: "pen", quantity: -1 }]),
+        ),
+      );
+      expect(sold.filter(({ status }) => status === "fulfilled").length).toBe(60);
+      expect(await of.reconcile("ann")).toMatchObject({ ok: true });
+    } finally {
+      await others.close();
+    }
+    const roomy = quota(hf, { name: named(), limit: 60 });
+    await roomy.consume("bob");
+    let waiting: Promise<unknown> | undefined;
+    await during(
+      (tx) => roomy.consume("bob", 1, { tx }),
+      async () => {
+        await expect(roomy.consume("bob", 1, { wait: 50 })).rejects.toThrow(LockTimeoutError);
+        waiting = roomy.consume("bob");
+        waiting.catch(() => {});
+      },
+    );
+    expect(await waiting).toMatchObject({ used: 3 });
+  });
+
+  test("a call that is ended half-way leaves nothing, and the session as it was", async () => {
+    // The second one is for whoever ends what is sent on the first.
+    const alone = createPool({ uri: database.url, connectionLimit: 2 });
+    const theirs = holdfast(fromMysql2(alone));
+    const name = named();
+    const of = quota(theirs, { name, limit: 60 });
+    await of.consume("ann");
+    await pool.query(
+      "CREATE TRIGGER slowly BEFORE INSERT ON holdfast_quota_line FOR EACH ROW SET @slowly = SLEEP(IF(NEW.amount = 7, 20, 0))",
+    );
+    try {
+      const sessions = () =>
+        Promise.all(
+          [1, 2].map(async () => {
+            const [[row]] = await alone.query<RowDataPacket[]>(
+              "SELECT CONNECTION_ID() AS id, @@autocommit AS auto, (SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = CONNECTION_ID()) AS open",
+            );
+            return row;
+          }),
+        ).then((all) => all.toSorted((a, b) => a?.["id"] - b?.["id"]));
+      const before = await sessions();
+      const abort = new AbortController();
+      const calling = of.consume("ann", 7, { signal: abort.signal });
+      calling.catch(() => {});
+      await eventually(async () => {
+        const [rows] = await pool.query<RowDataPacket[]>(
+          "SELECT COUNT(*) AS n FROM information_schema.processlist WHERE id IN (?) AND state = 'User sleep'",
+          [before.map((each) => each?.["id"])],
+        );
+        return Number(rows[0]?.["n"]) === 1;
+      });
+      abort.abort();
+      await expect(calling).rejects.toThrow();
+      expect(await sessions()).toEqual(before);
+      expect(await of.peek("ann")).toMatchObject({ used: 1 });
+      expect(await of.consume("ann", 2)).toMatchObject({ used: 3 });
+      expect(await quota(hf, { name, limit: 60 }).peek("ann")).toMatchObject({ used: 3 });
+    } finally {
+      await pool.query("DROP TRIGGER slowly");
+      await theirs.close();
+      await alone.end();
+    }
+  });
+
   test.each([1, 0])("sessions are as they were, with autocommit %i", async (autocommit) => {
     const alone = createPool({ uri: database.url, connectionLimit: 1 });
     const theirs = holdfast(fromMysql2(alone));
@@ -240,6 +398,12 @@ describe.each(["mariadb", "mysql"] as const)("%s", (server) => {
       expect(before).toMatchObject({ wait: 17, auto: autocommit });
       const name = named();
       const of = quota(theirs, { name, limit: 1 });
+      const roomy = quota(theirs, { name: named(), limit: 9 });
+      for (const used of [1, 2, 3]) {
+        expect(await roomy.consume("ann")).toMatchObject({ used });
+        expect(await quota(hf, { name: roomy.name, limit: 9 }).peek("ann")).toMatchObject({ used });
+        expect(await settings()).toEqual(before);
+      }
       await of.consume("ann", 1, { id: "first" });
       // Its id is taken, which is met when it is written.
       expect(await of.consume("ann", 1, { id: "first" })).toMatchObject({ used: 1 });

@@ -2,6 +2,8 @@
 import { subscribe, unsubscribe } from "node:diagnostics_channel";
 import { type Holdfast, type TransactionOptions, holdfast, isRetryable, key, sql } from "holdfast";
 import { fromMysql2 } from "holdfast/mysql2";
+import { quota } from "holdfast/quota";
+import { stock } from "holdfast/stock";
 import { type Pool, type PoolConnection, type RowDataPacket, createPool } from "mysql2/promise";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
@@ -340,6 +342,29 @@ describe.each(["mariadb", "mysql"] as const)("%s", (server) => {
         await other.drop();
       }
     });
+  });
+
+  test("without procedures, as after a dump that leaves them out, quotas and stock take statements", async () => {
+    const other = await createDatabase(server);
+    const elsewhere = createPool({ uri: other.url, connectionLimit: 3 });
+    const there = holdfast(fromMysql2(elsewhere));
+    try {
+      await there.migrate();
+      const [procedures] = await elsewhere.query<RowDataPacket[]>(
+        "SELECT routine_name AS name FROM information_schema.routines WHERE routine_schema = DATABASE()",
+      );
+      for (const { name } of procedures) await elsewhere.query(`DROP PROCEDURE ${name}`);
+      const of = quota(there, { name: "api", limit: 3 });
+      for (const used of [1, 2, 3]) expect(await of.consume("ann")).toMatchObject({ used });
+      expect((await of.tryConsume("ann")).granted).toBe(false);
+      const shop = stock(there);
+      for (const quantity of [2, -1, -1]) await shop.apply([{ sku: "pen", quantity }]);
+      await expect(shop.apply([{ sku: "pen", quantity: -1 }])).rejects.toThrow(/pen/);
+    } finally {
+      await there.close();
+      await elsewhere.end();
+      await other.drop();
+    }
   });
 
   test("join on a connection that is in no transaction is refused, waiting or not", async () => {

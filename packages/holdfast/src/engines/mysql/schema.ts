@@ -13,6 +13,7 @@ import { stockTables } from "../sql/stock/tables.ts";
 import type { Table } from "../sql/table.ts";
 import { render } from "./dialect.ts";
 import { leaseProcedures, leaseTables } from "./leases.ts";
+import { oneCallProcedures } from "./one-call.ts";
 import { outcomeTable } from "./outcome.ts";
 import { replayTable } from "./replay.ts";
 import { isCluster } from "./probe.ts";
@@ -165,7 +166,7 @@ function record({ id, name: title }: Pick<Migration, "id" | "name">): Statement 
   return sql`INSERT IGNORE INTO ${own("migration")} (id, name) VALUES (${sql.raw(`${id}, '${title}'`)})`;
 }
 
-const procedures = [...leaseProcedures, ...transactionProcedures];
+const procedures = [...leaseProcedures, ...transactionProcedures, ...oneCallProcedures];
 
 export const migrationsIn = (names: Names): Migrations<SqlConnection> => ({
   all,

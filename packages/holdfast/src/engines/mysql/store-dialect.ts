@@ -5,6 +5,7 @@ import { type Statement, own, sql } from "../../seam/sql.ts";
 import { type Locking, type NumberSequence, type StoreDialect, numberSequences } from "../sql/dialect.ts";
 import { type ColumnKind, type Table, kindOf, mayBeNull } from "../sql/table.ts";
 import { boundedBy } from "../../waiting/interrupt.ts";
+import { oneCallNow } from "./one-call.ts";
 import { brieflyLasting, failureOf, insist, isMissing, lasting } from "./waits.ts";
 
 /** Of an index, in bytes, with pages as large as they usually are. */
@@ -247,6 +248,8 @@ export const storeDialect: StoreDialect<SqlConnection> = {
         ours.delete(connection);
       }
     }),
+
+  oneCall: oneCallNow,
 
   async briefly(connection, ms, work) {
     // A client that cannot ask for it waits for a second, which is the least that the server can.

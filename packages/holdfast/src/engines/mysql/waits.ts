@@ -71,7 +71,7 @@ export async function bounded<T>(
 }
 
 /** An abort may end this very statement; the next one comes after it. */
-async function insistOn(connection: SqlConnection, text: string): Promise<Result> {
+export async function insistOn(connection: SqlConnection, text: string): Promise<Result> {
   for (let attempt = 1; ; attempt++) {
     try {
       return await connection.query(sql.raw(text));
@@ -133,7 +133,7 @@ const readCommitted =
   "/*!80000 @@transaction_isolation *//*M! @@tx_isolation */ = 'READ-COMMITTED', /*!80000 @@transaction_read_only *//*M! @@tx_read_only */ = 0";
 
 /** As they were. Where that is not known, the beginning has failed before it changed anything. */
-const asBefore =
+export const asBefore =
   "SESSION autocommit = COALESCE(@holdfast_autocommit, @@autocommit), SESSION innodb_lock_wait_timeout = COALESCE(@holdfast_wait, @@innodb_lock_wait_timeout)";
 
 /**

@@ -6,6 +6,7 @@
 import type { Failure, Row, SqlConnection } from "../../seam/database.ts";
 import type { Key } from "../../seam/key.ts";
 import type { Statement } from "../../seam/sql.ts";
+import type { OneCall } from "./one-call.ts";
 import type { ColumnKind, Table } from "./table.ts";
 
 /**
@@ -97,6 +98,8 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
     waitMs: number,
     work: (at: AtOnce) => T | undefined,
   ): Promise<T | undefined> | undefined;
+  /** How what was decided is compared and written in one message. Absent, or undefined: it is not, at least not now. */
+  oneCall?(connection: C): OneCall<C> | undefined;
   /** The same inside of the caller's transaction: only the patience. Afterwards that is as it was. */
   inside<T>(connection: C, waitMs: number, work: () => Promise<T>): Promise<T>;
   /**

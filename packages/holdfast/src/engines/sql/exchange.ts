@@ -129,21 +129,18 @@ export class Exchanges<C extends SqlConnection> {
     if (!free) return dialect.inside(connection, waitMs, () => this.#inside(exchange));
     const { names, optimistic = true } = exchange;
     const decided =
-      dialect.optimistic && optimistic && !this.#isHot(names)
+      dialect.optimistic && optimistic && !this.isHot(names)
         ? await this.#decided(exchange, false)
         : undefined;
     if (decided) {
       const { verdicts, writes } = decided;
       if (exchange.changes?.(writes) === false) return verdicts;
-      try {
-        await dialect.transaction(connection, waitMs, async () => {
+      const written = () =>
+        dialect.transaction(connection, waitMs, async () => {
           if (!(await exchange.write(writes, true))) throw new ExchangeConflict(names);
+          return [];
         });
-        return verdicts;
-      } catch (error) {
-        if (!this.#lostRace(connection, error)) throw error;
-        this.#heat(names);
-      }
+      if (await this.unlessFaster(connection, names, written)) return verdicts;
     }
     const bounded = how.several ? dialect.briefly : undefined;
     const brief: Briefly | undefined = bounded && ((work) => bounded(connection, briefMs, work));
@@ -157,6 +154,28 @@ export class Exchanges<C extends SqlConnection> {
         const taken = error instanceof ExchangeConflict || dialect.failure(connection, error) === "unique";
         if (!taken || attempt === mostAttempts) throw error;
       }
+  }
+
+  /** Somebody else was faster at one of these lately. */
+  isHot(names: readonly string[]): boolean {
+    const now = performance.now();
+    return names.some((name) => (this.#hot.get(name) ?? 0) > now);
+  }
+
+  /** Whether something was done that is done only if nobody was faster; else that is remembered. `work`: at which of them somebody was. */
+  async unlessFaster(
+    connection: C,
+    names: readonly string[],
+    work: () => Promise<readonly string[]>,
+  ): Promise<boolean> {
+    let lost = names;
+    try {
+      lost = await work();
+    } catch (error) {
+      if (!this.#lostRace(connection, error)) throw error;
+    }
+    this.#heat(lost);
+    return lost.length === 0;
   }
 
   async #inside<View, Need, Answer, Writes>(
@@ -199,11 +218,6 @@ export class Exchanges<C extends SqlConnection> {
       if (needs.push(decided.need) > mostNeeds)
         throw new Error(`${exchange.names.join(", ")}: a decision asks for more and more`);
     }
-  }
-
-  #isHot(names: readonly string[]): boolean {
-    const now = performance.now();
-    return names.some((name) => (this.#hot.get(name) ?? 0) > now);
   }
 
   #heat(names: readonly string[]): void {

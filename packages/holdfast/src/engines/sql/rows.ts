@@ -142,7 +142,7 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
     const besides = Object.entries(computed).map(([as, [, value]]) => sql`, ${value} AS ${name(as)}`);
     const { rows } = await connection.query(
       sql`SELECT ${this.#selected(of, columns)}${sql.join(besides, "")}${moments ? sql`, ${this.dialect.lockedClock} AS ${name(momentName)}` : sql``} FROM ${
-        locking ? this.#found(of) : this.dialect.table(of.name)
+        locking ? this.found(of) : this.dialect.table(of.name)
       } WHERE ${where}${order ? sql` ORDER BY ${order}` : sql``}${
         limit === undefined ? sql`` : sql` LIMIT ${sql.raw(String(Math.floor(limit)))}`
       }${offset === undefined ? sql`` : sql` OFFSET ${sql.raw(String(Math.floor(offset)))}`}${
@@ -175,7 +175,7 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
   }
 
   /** A table whose rows are locked or changed. */
-  #found(of: Table): Statement {
+  found(of: Table): Statement {
     const { table, indexed } = this.dialect;
     return indexed ? sql`${table(of.name)} ${indexed(of)}` : table(of.name);
   }
@@ -252,11 +252,16 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
 
   /** All columns that any of them has; the others are NULL, or as the database gives them. */
   async insert<T extends Table>(connection: C, into: T, rows: readonly NewRow<T>[]): Promise<void> {
+    for (const some of this.insertions(into, rows)) await connection.query(some);
+  }
+
+  /** The statements of that. */
+  insertions<T extends Table>(into: T, rows: readonly NewRow<T>[]): readonly Statement[] {
     const columns = this.#columns(into, rows);
-    for (const some of this.#portions(rows))
-      await connection.query(
+    return this.#portions(rows).map(
+      (some) =>
         sql`INSERT INTO ${this.dialect.table(into.name)} (${sql.join(columns.map(name))}) ${this.#rows(into, columns, some)}`,
-      );
+    );
   }
 
   /** Those that are there, by the key, stay as they are. */
@@ -285,10 +290,12 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
     where: Statement,
     set: Partial<RowOf<T>>,
   ): Promise<number> {
-    const { affected }: Result = await connection.query(
-      sql`UPDATE ${this.#found(of)} SET ${this.#assignments(of, Object.entries(set))} WHERE ${where}`,
-    );
+    const { affected }: Result = await connection.query(this.#updating(of, where, set));
     return affected;
+  }
+
+  #updating<T extends Table>(of: T, where: Statement, set: Partial<RowOf<T>>): Statement {
+    return sql`UPDATE ${this.found(of)} SET ${this.#assignments(of, Object.entries(set))} WHERE ${where}`;
   }
 
   #assignments(of: Table, set: readonly (readonly [string, unknown])[]): Statement {
@@ -309,12 +316,21 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
     rows: readonly Partial<RowOf<T>>[],
     also?: Statement,
   ): Promise<number> {
-    const [first] = rows;
-    if (!first) return 0;
+    return rows.length === 0 ? 0 : (await connection.query(this.updatingAll(of, key, rows, also))).affected;
+  }
+
+  /** The statement of that: of one at least. */
+  updatingAll<T extends Table>(
+    of: T,
+    key: string & keyof T["columns"],
+    rows: readonly Partial<RowOf<T>>[],
+    also?: Statement,
+  ): Statement {
+    const first = rows[0] as Partial<RowOf<T>>;
     if (rows.length === 1) {
       const { [key]: found, ...set } = first as Readonly<Record<string, unknown>>;
       const it = this.is(of, key, found);
-      return this.update(connection, of, also ? sql`${also} AND ${it}` : it, set as Partial<RowOf<T>>);
+      return this.#updating(of, also ? sql`${also} AND ${it}` : it, set as Partial<RowOf<T>>);
     }
     const plain = (row: Partial<RowOf<T>>, column: string): unknown => row[column as keyof RowOf<T>];
     const { given, table } = this.dialect;
@@ -328,12 +344,9 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
       const set = columns
         .filter((column) => column !== key)
         .map((column) => sql`${name(column)} = ${sql.id("given", column)}`);
-      const { affected } = await connection.query(
-        sql`UPDATE ${table(of.name)} SET ${sql.join(set)} FROM ${given(lists)} WHERE ${
-          also ? sql`${also} AND ` : sql``
-        }${sql.id(of.name, key)} = ${sql.id("given", key)}`,
-      );
-      return affected;
+      return sql`UPDATE ${table(of.name)} SET ${sql.join(set)} FROM ${given(lists)} WHERE ${
+        also ? sql`${also} AND ` : sql``
+      }${sql.id(of.name, key)} = ${sql.id("given", key)}`;
     }
     const value = (row: Partial<RowOf<T>>, column: string) =>
       this.dialect.write(kindOf(of, column), plain(row, column));
@@ -350,12 +363,9 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
         return sql`${name(column)} = CASE ${name(key)} ${sql.join(cases, " ")} END`;
       });
     const keys = rows.map((row) => plain(row, key));
-    const { affected } = await connection.query(
-      sql`UPDATE ${this.#found(of)} SET ${sql.join(assignments)} WHERE ${
-        also ? sql`${also} AND ` : sql``
-      }${this.among(of, key, keys)}`,
-    );
-    return affected;
+    return sql`UPDATE ${this.found(of)} SET ${sql.join(assignments)} WHERE ${
+      also ? sql`${also} AND ` : sql``
+    }${this.among(of, key, keys)}`;
   }
 
   async remove(connection: C, from: Table, where: Statement): Promise<number> {

@@ -21,6 +21,7 @@ import type {
 import { RowsAtOnce } from "../at-once.ts";
 import type { StoreDialect } from "../dialect.ts";
 import { type ExchangeDecided, type StoreExchange, Exchanges, RepeatedIds } from "../exchange.ts";
+import { inOneCall } from "../one-call.ts";
 import { quotaLists } from "./lists.ts";
 import { quotaMoves } from "./moves.ts";
 import { type NamedBucket, QuotaRows, compareNamed, counted, nameOf } from "./rows.ts";
@@ -38,9 +39,13 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
 
   return {
     async consume(connection, batch: UseBatch, how): Promise<Verdicts> {
-      const done = repeated.lately
-        ? undefined
-        : await repeated.noting(connection, usesAtOnce(rows, connection, batch, how));
+      const done =
+        repeated.lately || !arePlain(batch, how)
+          ? undefined
+          : await repeated.noting(
+              connection,
+              usesAtOnce(rows, connection, batch, how) ?? usesInOneCall(rows, exchanges, connection, batch),
+            );
       if (done) return done;
       const wanted = batch.buckets.map(({ quota, subject, definition }) => ({
         quota,
@@ -89,22 +94,20 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
   };
 }
 
-/**
- * Uses as most are: of buckets that are there, with nothing held and no credits, and with room. Undefined: they are not, or have to be
- * waited for.
- */
+/** Uses as most are: only of what is in the rows of buckets, if nothing is held there and there are no credits. */
+const arePlain = ({ definitions, uses }: UseBatch, { free }: How): boolean =>
+  free &&
+  definitions.every(({ rule }) => rule.window !== "log") &&
+  uses.every(({ holdMs }) => holdMs === undefined);
+
+/** Plain uses of buckets that are there, and with room. Undefined: they are not, or have to be waited for. */
 function usesAtOnce<C extends SqlConnection>(
   { rows }: QuotaRows<C>,
   connection: C,
   batch: UseBatch,
-  { waitMs, free }: How,
+  { waitMs }: How,
 ): Promise<Verdicts | undefined> | undefined {
-  const { definitions, buckets, uses } = batch;
-  const plain =
-    free &&
-    definitions.every(({ rule }) => rule.window !== "log") &&
-    uses.every(({ holdMs }) => holdMs === undefined);
-  if (!plain) return undefined;
+  const { buckets } = batch;
   return rows.dialect.atOnce?.(connection, waitMs, (at) => {
     const tables = new RowsAtOnce(at, rows);
     const views: BucketView[] = [];
@@ -127,6 +130,56 @@ function usesAtOnce<C extends SqlConnection>(
     return verdicts;
   });
 }
+
+/** The same where a message takes its time. */
+function usesInOneCall<C extends SqlConnection>(
+  { rows }: QuotaRows<C>,
+  exchanges: Exchanges<C>,
+  connection: C,
+  batch: UseBatch,
+): Promise<Verdicts | undefined> {
+  const { definitions, buckets } = batch;
+  return inOneCall(rows, exchanges, connection, {
+    of: quotaBuckets,
+    into: quotaLines,
+    compared: ({ version }) => ({ version }),
+    set(row) {
+      const { quota: _quota, subject: _subject, ...set } = counted(row);
+      return set;
+    },
+    names: buckets.map(nameOf),
+    nameOf,
+    where: rows.matching(
+      quotaBuckets,
+      buckets.map(({ quota, subject }) => ({ quota, subject })),
+    ),
+    decide(found, now) {
+      const known = new Map(found.map((row) => [nameOf(row), row]));
+      const views = buckets.flatMap((bucket) => {
+        const row = known.get(nameOf(bucket));
+        return row && row.held === 0 && row.credit === 0 ? [{ row }] : [];
+      });
+      if (views.length < buckets.length) return undefined;
+      const decided = decideUses({ now, buckets: views }, { ...batch, look: batch.look && "refused" });
+      if ("need" in decided) return undefined;
+      const { verdicts, writes } = decided;
+      const ends = definitions.flatMap(({ rule }) => endOf(rule, now) ?? []);
+      return {
+        answer: verdicts,
+        changed: writes.buckets.update.map((after) => ({
+          before: known.get(nameOf(after)) as typeof after,
+          after,
+        })),
+        added: writes.lines.insert,
+        until: ends.length > 0 ? Math.min(...ends) : undefined,
+      };
+    },
+  });
+}
+
+/** When the window is over that a moment is in: then it would be decided otherwise. */
+const endOf = (rule: Rule, now: number): number | undefined =>
+  rule.window === "fixed" ? rule.starts.map((ms) => ms * 1000).find((start) => start > now) : undefined;
 
 interface Wanted extends NamedBucket {
   readonly rule: Rule;
@@ -250,8 +303,7 @@ class QuotaExchange<C extends SqlConnection, Answer> implements StoreExchange<
     const { rows } = this.#rows;
     const same = rows.is(quotaBuckets, "version", this.#view(place).row.version);
     const { rule } = this.#question.wanted[place] as Wanted;
-    if (rule.window !== "fixed") return same;
-    const ends = rule.starts.map((ms) => ms * 1000).find((start) => start > this.#now);
+    const ends = endOf(rule, this.#now);
     return ends === undefined ? same : sql`${same} AND ${rows.dialect.clock} < ${sql.raw(String(ends))}`;
   }
 }

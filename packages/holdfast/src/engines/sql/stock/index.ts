@@ -25,6 +25,7 @@ import type { StockBook, Sequel, Spot, StockStore, OrderVerdict } from "../../..
 import { RowsAtOnce } from "../at-once.ts";
 import type { StoreDialect } from "../dialect.ts";
 import { ExchangeConflict, type StoreExchange, Exchanges, RepeatedIds, inOrder } from "../exchange.ts";
+import { inOneCall } from "../one-call.ts";
 import { StoredRows, chunksOf } from "../rows.ts";
 import { stockLists } from "./lists.ts";
 import { stockLevel, stockMovement, stockReservation, stockReserved } from "./tables.ts";
@@ -46,9 +47,14 @@ export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): S
         ...order,
         of: order.kind === "reserve" ? order.id : undefined,
       }));
-      const done = repeated.lately
-        ? undefined
-        : await repeated.noting(connection, ordersAtOnce(rows, connection, book, calls, how));
+      const done =
+        repeated.lately || !arePlain(calls, how)
+          ? undefined
+          : await repeated.noting(
+              connection,
+              ordersAtOnce(rows, connection, book, calls, how) ??
+                ordersInOneCall(rows, exchanges, connection, book, calls),
+            );
       if (done) return done;
       const work = new StockWork(rows, connection, book, how, make);
       if (make && how.free && dialect.optimistic)
@@ -83,15 +89,18 @@ export function stockStore<C extends SqlConnection>(dialect: StoreDialect<C>): S
   };
 }
 
-/** Orders as most are: of levels that are there, and with room. Undefined: they are not, or have to be waited for. */
+/** Orders as most are: they reserve nothing, and their ids are met where they are written. */
+const arePlain = (calls: readonly StockCall[], { free }: How): boolean =>
+  free && calls.every((call) => call.kind !== "reserve" && writesItsId(call));
+
+/** Plain orders of levels that are there, and with room. Undefined: they are not, or have to be waited for. */
 function ordersAtOnce<C extends SqlConnection>(
   rows: StoredRows<C>,
   connection: C,
   { name: book }: StockBook,
   calls: readonly StockCall[],
-  { waitMs, free }: How,
+  { waitMs }: How,
 ): Promise<readonly OrderVerdict[] | undefined> | undefined {
-  if (!free || !calls.every((call) => call.kind !== "reserve" && writesItsId(call))) return undefined;
   return rows.dialect.atOnce?.(connection, waitMs, (at) => {
     const tables = new RowsAtOnce(at, rows);
     const levels: LevelRow[] = [];
@@ -100,15 +109,52 @@ function ordersAtOnce<C extends SqlConnection>(
       if (!level) return undefined;
       levels.push(level);
     }
-    const nothing = { returned: [], reservations: [], reserved: [], cleared: new Set<number>() };
-    const decided = decide({ book, at: tables.now(), levels, movements: [], ...nothing }, calls);
-    // What is not done may have been done before, or may find room where something has run out.
-    if ("need" in decided || decided.verdicts.some(({ outcome }) => outcome !== "done")) return undefined;
-    const { verdicts, writes } = decided;
+    const done = decidePlain({ book, at: tables.now(), levels }, calls);
+    if (!done) return undefined;
+    const { verdicts, writes } = done;
     for (const { after } of writes.levels)
       tables.update(stockLevel, [book, after.sku, after.location], changed(after));
     tables.insert(stockMovement, writes.movements);
     return verdicts;
+  });
+}
+
+/** Undefined: what is not done may have been done before, or may find room where something has run out. */
+function decidePlain(view: Pick<StockView, "book" | "at" | "levels">, calls: readonly StockCall[]) {
+  const nothing = { returned: [], reservations: [], reserved: [], cleared: new Set<number>() };
+  const decided = decide({ ...view, movements: [], ...nothing }, calls);
+  return "need" in decided || decided.verdicts.some(({ outcome }) => outcome !== "done")
+    ? undefined
+    : decided;
+}
+
+/** The same where a message takes its time. */
+function ordersInOneCall<C extends SqlConnection>(
+  rows: StoredRows<C>,
+  exchanges: Exchanges<C>,
+  connection: C,
+  { name: book }: StockBook,
+  calls: readonly StockCall[],
+): Promise<readonly OrderVerdict[] | undefined> {
+  const spots = spotsOf(calls);
+  return inOneCall(rows, exchanges, connection, {
+    of: stockLevel,
+    into: stockMovement,
+    compared: changed,
+    set: changed,
+    names: spots.map((spot) => titleOf(book, spot)),
+    nameOf: (level) => titleOf(book, level),
+    where: rows.matching(
+      stockLevel,
+      spots.map(({ sku, location }) => ({ book, sku, location })),
+    ),
+    decide(found, at) {
+      if (found.length < spots.length) return undefined;
+      const decided = decidePlain({ book, at, levels: found }, calls);
+      if (!decided) return undefined;
+      const { levels, movements, until } = decided.writes;
+      return { answer: decided.verdicts, changed: levels, added: movements, until };
+    },
   });
 }
 
@@ -182,7 +228,7 @@ class StockWork<C extends SqlConnection> {
 
   exchange(spots: readonly Spot[]) {
     return {
-      names: spots.map(({ sku, location }) => `stock ${this.#book.name}:${sku}:${location}`),
+      names: spots.map((spot) => titleOf(this.#book.name, spot)),
       optimistic: spots.length <= fewLevels,
       // A level that was read before lines went away looks as if there was nothing to clear.
       needsLocks: ({ cleared }: StockNeed) => cleared.length > 0,
@@ -458,6 +504,9 @@ const changed = ({ on_hand, reserved, min_level, version }: LevelRow) => ({
   min_level,
   version,
 });
+
+/** For people. */
+const titleOf = (book: string, { sku, location }: Spot) => `stock ${book}:${sku}:${location}`;
 
 const nameOf = ({ sku, location }: Spot) => `${sku}\0${location}`;
 
