@@ -77,7 +77,7 @@ describe.each(servers)("%s", (backend) => {
       const shop = stock(through.hf, { name: "cut" });
       const sku = (n: number) => `sku-${n % 5}`;
       await stock(site.hf, { name: "cut" }).apply(
-        Array.from({ length: 5 }, (_, i) => ({ sku: sku(i), quantity: 1000 })),
+        Array.from({ length: 5 }, (_, i) => ({ sku: sku(i), quantity: 20_000 })),
       );
       const next = random(inject("seed"));
       // Before it gets there, or after it was committed and before the answer is back. What is prepared goes by its name.
@@ -93,39 +93,43 @@ describe.each(servers)("%s", (backend) => {
       const [callers, each] = [16, backend === "pg" ? 30 : 12];
       try {
         let sold = 0;
-        await Promise.all(
-          Array.from({ length: callers }, async (_, caller) => {
-            for (let i = 0; i < each; i++) {
-              // Half of them without an id: those that Holdfast repeats by itself count once too.
-              const externalId = i % 2 ? `${caller}-${i}` : undefined;
-              const lines = [
-                { sku: sku(caller), quantity: -1 },
-                { sku: sku(caller + i), quantity: -1 },
-              ];
-              for (;;) {
-                try {
-                  await shop.apply(lines, externalId === undefined ? {} : { externalId });
-                  sold += 2;
+        const sell = async (caller: number, round: number) => {
+          for (let i = 0; i < each; i++) {
+            // Half of them without an id: those that Holdfast repeats by itself count once too.
+            const externalId = i % 2 ? `${round}-${caller}-${i}` : undefined;
+            const lines = [
+              { sku: sku(caller), quantity: -1 },
+              { sku: sku(caller + i), quantity: -1 },
+            ];
+            for (;;) {
+              try {
+                await shop.apply(lines, externalId === undefined ? {} : { externalId });
+                sold += 2;
+                break;
+              } catch {
+                // Without an id nobody can know whether it happened: it is not tried again.
+                if (externalId === undefined) {
+                  sold = Number.NaN;
                   break;
-                } catch {
-                  // Without an id nobody can know whether it happened: it is not tried again.
-                  if (externalId === undefined) {
-                    sold = Number.NaN;
-                    break;
-                  }
-                  await new Promise((resolve) => setTimeout(resolve, 5));
                 }
+                await new Promise((resolve) => setTimeout(resolve, 5));
               }
             }
-          }),
-        );
+          }
+        };
+        // The slower the machine, the more calls are in one batch, and the fewer there are to cut.
+        let rounds = 0;
+        while (proxy.cuts <= 5 && rounds < 20) {
+          rounds++;
+          await Promise.all(Array.from({ length: callers }, (_, caller) => sell(caller, rounds)));
+        }
         expect(proxy.cuts).toBeGreaterThan(5);
         const movement = ourTable(backend, "stock_movement");
         const [row] = await execute(
           site,
           sql`SELECT -sum(quantity) AS sold FROM ${movement} WHERE quantity < 0`,
         );
-        const named = callers * Math.floor(each / 2) * 2;
+        const named = rounds * callers * Math.floor(each / 2) * 2;
         if (Number.isNaN(sold)) expect(Number(row?.["sold"])).toBeGreaterThanOrEqual(named);
         else expect(Number(row?.["sold"])).toBe(sold);
         const twice = await execute(
