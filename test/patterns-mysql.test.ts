@@ -8,6 +8,7 @@ import { type Pool, type PoolConnection, type RowDataPacket, createPool } from "
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
 import { startWorker } from "./harness/processes.ts";
+import { startProxy } from "./harness/proxy.ts";
 import { eventually } from "./harness/wait.ts";
 import { type StuckArg, hourMs } from "./workers/queue-stuck.ts";
 
@@ -336,6 +337,82 @@ describe.each(["mariadb", "mysql"] as const)("%s", (server) => {
       },
     );
     expect(await waiting).toMatchObject({ used: 3 });
+  });
+
+  /** Runs something between the read of a call and what it writes. */
+  async function inBetween(
+    call: (through: Holdfast<PoolConnection>) => Promise<unknown>,
+    work: () => Promise<unknown>,
+  ): Promise<void> {
+    const proxy = await startProxy({ port: Number(new URL(database.url).port) });
+    const far = createPool({ uri: proxy.url(database.url), connectionLimit: 2 });
+    const through = holdfast(fromMysql2(far));
+    try {
+      await through.capabilities();
+      const held = Promise.withResolvers<void>();
+      let once = true;
+      proxy.cutWhen((direction, chunk) => {
+        if (!once || direction !== "to-server" || !chunk.toString("latin1").includes("CALL holdfast_apply"))
+          return "pass";
+        once = false;
+        held.resolve();
+        return "hold";
+      });
+      const calling = call(through);
+      await Promise.race([held.promise, calling.then(() => Promise.reject(new Error("it was not called")))]);
+      await work();
+      proxy.thaw();
+      await calling;
+    } finally {
+      proxy.thaw();
+      await through.close();
+      await far.end();
+      await proxy.close();
+    }
+  }
+
+  test("what happens between the read and the call is seen by it, or left alone", async () => {
+    const name = named();
+    const of = quota(hf, { name, limit: 5 });
+    const monthMs = 30 * 24 * hourMs;
+    const rolled = async () => {
+      const [[row]] = await pool.query<RowDataPacket[]>(
+        "SELECT rolled FROM holdfast_quota_bucket WHERE quota = ? AND subject = 'ann'",
+        [name],
+      );
+      return row?.["rolled"] as number | null;
+    };
+    for (let i = 0; i < 3; i++) await of.consume("ann");
+    await pool.query(
+      "UPDATE holdfast_quota_line l JOIN holdfast_quota_bucket b ON b.id = l.bucket SET l.at = l.at - ? WHERE b.quota = ?",
+      [2000 * monthMs, name],
+    );
+    let kept: number | null = null;
+    await inBetween(
+      (through) => quota(through, { name, limit: 5 }).consume("ann"),
+      async () => {
+        await of.prune({ before: new Date(Date.now() - monthMs) });
+        kept = await rolled();
+      },
+    );
+    expect(kept).not.toBeNull();
+    expect(await rolled()).toBe(kept);
+    expect(await of.reconcile("ann")).toMatchObject({ ok: true });
+    await inBetween(
+      async (through) => {
+        const { granted } = await quota(through, { name, limit: 5 }).tryConsume("ann");
+        expect(granted).toBe(false);
+      },
+      () => of.consume("ann"),
+    );
+    const shop = stock(hf, { name });
+    await shop.apply([{ sku: "pen", quantity: 1 }]);
+    await inBetween(
+      (through) =>
+        expect(stock(through, { name }).apply([{ sku: "pen", quantity: -1 }])).rejects.toThrow(/pen/),
+      () => shop.reserve([{ sku: "pen", quantity: 1 }]),
+    );
+    await expect(of.tryConsume("ann")).resolves.toMatchObject({ granted: false, used: 5 });
   });
 
   test("a call that is ended half-way leaves nothing, and the session as it was", async () => {

@@ -316,9 +316,9 @@ export interface RowSpan {
   readonly now: number;
 }
 
-/** All but what stays as it is while it counts here. */
+/** All but what stays as it is while it counts here; how far it is rolled up may change meanwhile, without a version. */
 export function counted(bucket: BucketRow) {
-  const { id: _id, moves: _moves, moved_to: _to, moved_from: _from, ...row } = bucket;
+  const { id: _id, moves: _moves, moved_to: _to, moved_from: _from, rolled: _rolled, ...row } = bucket;
   return row;
 }
 
