@@ -140,7 +140,12 @@ export class Exchanges<C extends SqlConnection> {
           if (!(await exchange.write(writes, true))) throw new ExchangeConflict(names);
           return [];
         });
-      if (await this.unlessFaster(connection, names, written)) return verdicts;
+      // An id that is taken is looked for under locks.
+      const orTaken = (error: unknown) => {
+        if (dialect.failure(connection, error) !== "unique") throw error;
+        return names;
+      };
+      if (await this.unlessFaster(connection, names, () => written().catch(orTaken))) return verdicts;
     }
     const bounded = how.several ? dialect.briefly : undefined;
     const brief: Briefly | undefined = bounded && ((work) => bounded(connection, briefMs, work));
@@ -192,7 +197,7 @@ export class Exchanges<C extends SqlConnection> {
   #lostRace(connection: C, error: unknown): boolean {
     if (error instanceof ExchangeConflict) return true;
     const failure = this.#dialect.failure(connection, error);
-    return failure === "unique" || failure === "serialization" || failure === "deadlock";
+    return failure === "serialization" || failure === "deadlock";
   }
 
   async #locked<View, Need, Answer, Writes>(
