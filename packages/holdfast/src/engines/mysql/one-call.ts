@@ -4,7 +4,7 @@
  */
 import type { SqlConnection } from "../../seam/database.ts";
 import { type Statement, render as renderWith, sql } from "../../seam/sql.ts";
-import type { CallStatements, OneCall } from "../sql/one-call.ts";
+import type { CallStatements, OneCall } from "../sql/dialect.ts";
 import { dialect, namesOf } from "./dialect.ts";
 import { type Procedure, procedure } from "./routines.ts";
 import { asBefore, failureOf, insistOn, isMissing } from "./waits.ts";

@@ -6,7 +6,6 @@
 import type { Failure, Row, SqlConnection } from "../../seam/database.ts";
 import type { Key } from "../../seam/key.ts";
 import type { Statement } from "../../seam/sql.ts";
-import type { OneCall } from "./one-call.ts";
 import type { ColumnKind, Table } from "./table.ts";
 
 /**
@@ -40,6 +39,29 @@ export interface AtOnce {
   ask(statement: Statement, values: readonly unknown[]): readonly Row[];
   /** Later than what others were given before. */
   now(): number;
+}
+
+/** What was decided of rows that are still as they were read, as statements that are sent as one. */
+export interface CallStatements {
+  /** Finds the rows that are as they were, of these. */
+  readonly found: Statement;
+  readonly ids: readonly number[];
+  readonly until: number | undefined;
+  readonly writes: readonly Statement[];
+}
+
+export interface OneCall<C extends SqlConnection> {
+  /** Selected with what is read: 1 if that was a transaction by itself, on this connection. */
+  readonly alone: Statement;
+  /** It was not: ends the one that it has begun. */
+  leave(connection: C): Promise<void>;
+  /** So many statements at the most, besides the first. */
+  readonly most: number;
+  /**
+   * The numbers of rows that were in the way, since somebody has them or they are not as they were, or of all of them if it is not known, or was
+   * too late. None: it is done; else nothing is.
+   */
+  apply(connection: C, statements: CallStatements): Promise<readonly number[]>;
 }
 
 export interface StoreDialect<C extends SqlConnection = SqlConnection> {

@@ -4,6 +4,7 @@
  */
 import type { SqlConnection } from "../../seam/database.ts";
 import { type Statement, sql } from "../../seam/sql.ts";
+import type { CallStatements } from "./dialect.ts";
 import type { Exchanges } from "./exchange.ts";
 import type { StoredRows } from "./rows.ts";
 import type { NewRow, RowOf, Table } from "./table.ts";
@@ -14,29 +15,6 @@ export interface Changes<Of extends Table = Table, Into extends Table = Table> {
   readonly added: readonly NewRow<Into>[];
   /** From this moment on it would be decided otherwise. */
   readonly until?: number | undefined;
-}
-
-/** The same as statements, to be sent as one. */
-export interface CallStatements {
-  /** Finds the rows that are as they were, of these. */
-  readonly found: Statement;
-  readonly ids: readonly number[];
-  readonly until: number | undefined;
-  readonly writes: readonly Statement[];
-}
-
-export interface OneCall<C extends SqlConnection> {
-  /** Selected with what is read: 1 if that was a transaction by itself, on this connection. */
-  readonly alone: Statement;
-  /** It was not: ends the one that it has begun. */
-  leave(connection: C): Promise<void>;
-  /** So many statements at the most, besides the first. */
-  readonly most: number;
-  /**
-   * The numbers of rows that were in the way, since somebody has them or they are not as they were, or of all of them if it is not known, or was
-   * too late. None: it is done; else nothing is.
-   */
-  apply(connection: C, statements: CallStatements): Promise<readonly number[]>;
 }
 
 /** What is to be decided, of rows by these names. */
