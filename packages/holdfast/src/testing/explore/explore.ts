@@ -671,7 +671,11 @@ export class Explorer {
     for (let again = 0; ; again++) {
       const run = await this.#try(plan);
       const asleep = [...run.slept];
-      if (again < 2 && asleep.some((actor) => !this.#sleepers.has(actor))) continue;
+      if (again < 2 && asleep.some((actor) => !this.#sleepers.has(actor))) {
+        // Nobody learns anything of it.
+        this.#runs--;
+        continue;
+      }
       for (const actor of asleep) this.#sleepers.add(actor);
       return run;
     }
