@@ -552,7 +552,10 @@ export class Explorer {
     for (let again = 0; ; again++) {
       const run = await this.#awake(plan);
       // Where the server decides whom it ends, it may take some trying; and so may a connection that is opened anew.
-      if ((run.diverted || run.strayed) && again < 2) continue;
+      if ((run.diverted || run.strayed) && again < 2) {
+        this.#runs--;
+        continue;
+      }
       const error = await this.#judge(run);
       if (plan.late) await this.#stage.unlock?.();
       if (error !== undefined) return { run, error };
