@@ -82,6 +82,8 @@ export function decideUses(view: UsesView, batch: UsesToDecide): UsesDecided | {
           lineKnown(view.buckets[use.bucket], use) ??
           (look ? holdKnown(draftOf(use), use) : undefined),
       );
+      // A hold that was found by its id is known to whatever comes after it, as PostgreSQL's function has it.
+      for (const [i, each] of known.entries()) if (each) granted.set(nameOf(group[i] as Use), each);
       if (known.some((each) => each !== undefined)) return group.map((use, i) => repeated(use, known[i], at));
       const refused = group.find((use) => !hasRoom(draftOf(use), use.amount));
       if (refused && batch.look && !looked) throw new Lacking("lines", ...buckets.keys());
