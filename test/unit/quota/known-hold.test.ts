@@ -27,7 +27,7 @@ test("used for something else, it is a conflict, whether there is room or not", 
     const decided = decideUses(
       { now: 1_000_000, buckets: [{ row, lines: new Map(), holds, grants: [] }] },
       {
-        definitions: [{ rule: { window: "none" }, over: 0 }],
+        definitions: [{ rule: { window: "none" }, over: 0, plans: undefined }],
         buckets: [{ ...bucket, definition: 0, limit }],
         uses: [
           { ...use, group: 0, holdMs: 1000 },
