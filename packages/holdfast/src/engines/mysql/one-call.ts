@@ -19,7 +19,8 @@ const run = (parameter: string) =>
  * somebody's. Whatever the error, the caller ends the transaction: no handler runs if the call is ended from outside. Turning autocommit
  * on commits, in one breath with the note that it did; the level of the transaction is forgotten with COMMIT only, on MariaDB.
  *
- * As texts, since rows as JSON took the server half as long again: JSON_TABLE reads each list from its beginning for each of its columns.
+ * As texts: with rows as JSON a call took 172 µs where five statements took 122 (MariaDB, one run of each on a busy machine), as JSON_TABLE reads
+ * each list from its beginning for each of its columns; as texts 98 where they took 123.
  */
 const applying = procedure(
   "apply",
