@@ -24,7 +24,7 @@ const run = (parameter: string) =>
  */
 const applying = procedure(
   "apply",
-  sql`(p_found longtext CHARACTER SET utf8mb4, p_count int, p_until bigint, p_first longtext CHARACTER SET utf8mb4, p_second longtext CHARACTER SET utf8mb4)
+  sql`(p_call bigint, p_found longtext CHARACTER SET utf8mb4, p_count int, p_until bigint, p_first longtext CHARACTER SET utf8mb4, p_second longtext CHARACTER SET utf8mb4)
 SQL SECURITY INVOKER
 BEGIN
   SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
@@ -39,12 +39,12 @@ BEGIN
     IF p_second IS NOT NULL THEN
       ${run("p_second")}
     END IF;
-    SET autocommit = 1, @holdfast_committed = 1, autocommit = @holdfast_autocommit;
+    SET autocommit = 1, @holdfast_committed = p_call, autocommit = @holdfast_autocommit;
     COMMIT;
   END IF;
   DEALLOCATE PREPARE holdfast_apply;
   SET SESSION innodb_lock_wait_timeout = @holdfast_wait, @holdfast_text = NULL;
-  SELECT @holdfast_committed AS committed, IF(@holdfast_committed, NULL, @holdfast_ids) AS found;
+  SELECT @holdfast_committed AS committed, IF(@holdfast_committed = p_call, NULL, @holdfast_ids) AS found;
 END`,
 );
 
@@ -70,7 +70,11 @@ function written(connection: SqlConnection, statement: Statement): string {
 const missingMs = 10_000;
 let missingUntil = 0;
 
-const isCommitted = ([row]: readonly { readonly committed?: unknown }[]) => Number(row?.committed) === 1;
+/** By which a call is known: one that is ended before it has begun leaves the note of the last one as it is. */
+const mostCalls = 2 ** 48;
+
+const isCommitted = (call: number, [row]: readonly { readonly committed?: unknown }[]) =>
+  Number(row?.committed) === call;
 
 async function apply(
   connection: SqlConnection,
@@ -81,18 +85,19 @@ async function apply(
     first as Statement,
     second,
   ].map((each) => (each ? written(connection, each) : null));
+  const call = 1 + Math.floor(Math.random() * mostCalls);
   try {
     const { rows } = await connection.query(
-      sql`CALL ${applying.called}(${texts[0]}, ${ids.length}, ${until ?? null}, ${texts[1]}, ${texts[2]})`,
+      sql`CALL ${applying.called}(${call}, ${texts[0]}, ${ids.length}, ${until ?? null}, ${texts[1]}, ${texts[2]})`,
     );
-    return isCommitted(rows) ? [] : lacking(ids, rows[0]?.["found"]);
+    return isCommitted(call, rows) ? [] : lacking(ids, rows[0]?.["found"]);
   } catch (error) {
     if (isMissing(connection, error)) {
       missingUntil = performance.now() + missingMs;
       return ids;
     }
     if (connection.lost.aborted) throw error;
-    const committed = await endOf(connection);
+    const committed = await endOf(connection, call);
     const failure = failureOf(connection, error);
     // Ended from outside, it may have been too late for that.
     if (failure === "canceled" && committed) return [];
@@ -110,12 +115,12 @@ function lacking(ids: readonly number[], list: unknown): readonly number[] {
 }
 
 /** Whether it was committed. The session is as before, or it ends: whoever had it next would never commit. */
-async function endOf(connection: SqlConnection): Promise<boolean> {
+async function endOf(connection: SqlConnection, call: number): Promise<boolean> {
   try {
     await insistOn(connection, "ROLLBACK");
     const { rows } = await insistOn(connection, "SELECT @holdfast_committed AS committed");
     await insistOn(connection, `SET ${asBefore}`);
-    return isCommitted(rows);
+    return isCommitted(call, rows);
   } catch (unheard) {
     await connection.query(sql.raw("KILL CONNECTION_ID()")).catch(() => {});
     throw unheard;
