@@ -3,14 +3,16 @@ import type { Connection, Database, Failure, Wait } from "./seam/database.ts";
 import { WrongConnectionGuard } from "./transaction/wrong-connection.ts";
 import { Common, type Placement } from "./transaction/agreement.ts";
 import { emit } from "./events/events.ts";
-import { LockNotAvailableError, UsageError } from "./seam/errors.ts";
+import { LockNotAvailableError, NotInTransactionError, UsageError } from "./seam/errors.ts";
 import { classify, remember, waited } from "./seam/failure.ts";
+import { Home } from "./transaction/home.ts";
 import { Facts } from "./transaction/facts.ts";
-import { holdersBy } from "./transaction/holders.ts";
+import { askedQuickly } from "./transaction/holders.ts";
 import { Inside } from "./context/inside.ts";
 import { type Key, type LockRequest, type Lockable, canonical, keyNames } from "./seam/key.ts";
 import { type OwnRetryOptions, retried } from "./transaction/retry.ts";
-import { namedDatabase } from "./seam/names.ts";
+import { checkedDatabase, namedDatabase } from "./seam/names.ts";
+import { redacted } from "./seam/redact.ts";
 import type { Migrated } from "./seam/routine.ts";
 import { checkRuntime } from "./context/runtime.ts";
 import type { LeaseInfo } from "./seam/leases.ts";
@@ -24,7 +26,13 @@ import { sections } from "./context/section.ts";
 import { callSites } from "./context/call-site.ts";
 import { Started } from "./transaction/lifecycle.ts";
 import type { Turns } from "./waiting/turns.ts";
-import { type MigrationState, applyMigrations, migrationSql, migrationStates } from "./migrations.ts";
+import {
+  type MigrationState,
+  applyMigrations,
+  grantSql,
+  migrationSql,
+  migrationStates,
+} from "./migrations.ts";
 import { withConnection } from "./transaction/one-shot.ts";
 import { type HoldfastOptions, checkDefaults, checkOptions } from "./options.ts";
 import { type Defaults, planOf } from "./transaction/plan.ts";
@@ -80,9 +88,16 @@ export class Holdfast<Native> {
     }
     checkOptions(options);
     const { names, wrongConnection: mode = "warn" } = options;
-    const database = options.schema === undefined ? given : namedDatabase(given, options.schema);
+    const called = options.schema === undefined ? given : namedDatabase(given, options.schema);
+    const database = shard?.placement
+      ? checkedDatabase(
+          called,
+          () => this.#common.epoch,
+          () => this.#common.doubt(),
+        )
+      : called;
     this.#database = database;
-    this.#common = new Common(database, options.strategy, shard?.placement);
+    this.#common = new Common(database, options, shard?.placement);
     this.#defaults = checkDefaults(options);
     const show = typeof names === "function" ? names : (name: string) => name;
     const watched = watching(options);
@@ -92,8 +107,14 @@ export class Holdfast<Native> {
       database,
       current: this.#current,
       wait: this.#defaults.wait,
+      isolation: this.#defaults.isolation,
       wrongConnection,
-      watch: watch(watched, show),
+      watch: watch(
+        watched,
+        show,
+        (statement) => this.redacted(statement),
+        database.engine.keepsUndoneLocks === true,
+      ),
       rows: new Rows(() => this.#context),
       join: (native, turns) => this.#join(native, turns),
       started: new Started(),
@@ -104,18 +125,22 @@ export class Holdfast<Native> {
       known: () => this.#common.facts,
       trusted: () => this.#common.trusted,
       renewed: (connection, free) => this.#facts.renew(connection, free),
+      placed: (connection, free) => this.#facts.place(connection, free),
       show,
       holders: async (locks, connection) => {
         const ask = database.engine.holders?.bind(database.engine);
         const known = this.#common.facts;
-        return ask && known ? holdersBy(this.#context, (c) => ask(c, locks, known), connection) : [];
+        return ask && known ? askedQuickly(this.#context, (c) => ask(c, locks, known), connection) : [];
       },
-      look: (ask, connection) => holdersBy(this.#context, ask, connection),
+      look: (ask, connection) => askedQuickly(this.#context, ask, connection),
+      home: (native, connection) => home.check(native, connection),
       sessionSupport: () => this.#sessions.support(),
+      noTransactions: () => this.#facts.noTransactions(),
       distrust: (gap) => {
         this.#common.distrust(gap);
       },
     };
+    const home = new Home(this.#context);
     this.#sessions = new Sessions(this.#context);
     this.#leases = new LeaseManager(this.#context);
     this.#context.started.finally(() => Promise.all([this.#sessions.close(), this.#leases.close()]));
@@ -141,12 +166,13 @@ export class Holdfast<Native> {
     const plan = planOf(
       options,
       this.#defaults,
-      wrongConnection.watches || watched?.wantsPlaces
+      wrongConnection.watches || watched?.wantsPlaces || this.#database.traits.synchronous
         ? callSites.here(alone ? this.tryLock : this.transaction, siteFrames)
         : undefined,
     );
     const outer = options.separate ? undefined : this.#current.getStore();
     if (outer) return outer.here().nest(options, body);
+    if (!options.separate) wrongConnection.unnamed(alone ?? "hf.transaction");
     return this.#context.started.during(alone ?? "hf.transaction", () =>
       runTransaction(this.#context, { ...plan, alone }, body),
     );
@@ -214,10 +240,16 @@ export class Holdfast<Native> {
 
   /** Takes part in a transaction that you opened and will end: `await hf.join(tx).lock(key(…))`. */
   join(native: Native): Transaction<Native> {
-    return this.#join(native);
+    const joined = this.#join(native);
+    this.#context.wrongConnection.join(native);
+    return joined;
   }
 
   #join(native: Native, turns?: Turns): Scope<Native, Connection> {
+    if (native instanceof Scope)
+      throw new NotInTransactionError(
+        "this is a transaction of Holdfast's already, and not the client's own: call tx.lock(…), or pass it as `{ tx }`",
+      );
     const connection = this.#database.join(native);
     const { watch: watched } = this.#context;
     const site = watched?.wantsPlaces ? callSites.here(this.join, siteFrames) : undefined;
@@ -238,15 +270,14 @@ export class Holdfast<Native> {
    * are not reported, and `hf.transaction` opens another one.
    */
   outside<T>(work: () => T): T {
-    return this.#current.leave(() =>
-      sections.leave(() => {
-        const value = work();
-        const { then } = (value ?? {}) as Partial<PromiseLike<unknown>>;
-        // A lazy promise, as Prisma's and Knex's are, does its work when it is asked for, which must be here.
-        if (typeof then !== "function" || value instanceof Promise) return value;
-        return new Promise((resolve, reject) => void then.call(value, resolve, reject)) as T;
-      }),
-    );
+    const apart = () => {
+      const value = work();
+      const { then } = (value ?? {}) as Partial<PromiseLike<unknown>>;
+      // A lazy promise, as Prisma's and Knex's are, does its work when it is asked for, which must be here.
+      if (typeof then !== "function" || value instanceof Promise) return value;
+      return new Promise((resolve, reject) => void then.call(value, resolve, reject)) as T;
+    };
+    return this.#current.leave(() => sections.leave(() => this.#context.wrongConnection.outside(apart)));
   }
 
   /**
@@ -321,6 +352,8 @@ export class Holdfast<Native> {
   }
 
   async #capabilities(): Promise<Capabilities> {
+    // Inside of one of ours it is known, and the pool may have no other connection.
+    if (!this.#current.getStore()) await this.#facts.noTransactions();
     const sessionLocks = await this.#sessions.support();
     // After the experiment, which may have shown more.
     const probed = await this.#facts.probe();
@@ -345,6 +378,14 @@ export class Holdfast<Native> {
       );
     });
     return inspection(locks);
+  }
+
+  /**
+   * Returns a statement without its literal values and comments, so that it can be logged. What cannot be told apart, such as
+   * a text that was cut off, ends it with "…".
+   */
+  redacted(statement: string): string {
+    return redacted(statement, this.#database.engine.lexis);
   }
 
   /** What kind of failure an error of the driver or the ORM is, if it is one that Holdfast knows. */
@@ -378,6 +419,14 @@ export class Holdfast<Native> {
    */
   migrationSql(options: { readonly from?: number; readonly only?: "tables" | "routines" } = {}): string {
     return migrationSql(this.#database.engine.migrations, options);
+  }
+
+  /**
+   * GRANT statements for a role that uses every pattern and lock, and cannot migrate. Run them as the owner of Holdfast's
+   * tables, and again after each `hf.migrate()` that has made something. On MySQL and MariaDB a role is `"app"` or `"app@host"`.
+   */
+  grantSql(options: { readonly role: string }): string {
+    return grantSql(this.#database.engine.migrations, options);
   }
 
   /**

@@ -68,15 +68,17 @@ export type { OnceOptions, OnceResult } from "./locks/once.ts";
 export { changeStrategy, strategyOf } from "./locks/strategy.ts";
 export type { AgreedStrategy, ChangeStrategyOptions, ChangedStrategy } from "./locks/strategy.ts";
 export { sharded } from "./sharded.ts";
-export type { Sharded } from "./sharded.ts";
+export type { RenumberOptions, Sharded, ShardedOptions } from "./sharded.ts";
 export { failureOf, isLockTimeout, isRetryable, isUniqueViolation } from "./seam/failure.ts";
 export {
   AccessDeniedError,
   CommitUnknownError,
   ConnectionLostError,
+  KilledError,
   DeadlineExceededError,
   DeadlockError,
   FileBusyError,
+  FileReplacedError,
   HazardError,
   HoldfastError,
   LeaseLostError,
@@ -89,8 +91,10 @@ export {
   OnceError,
   PoolExhaustedError,
   ReplicaError,
+  RowsHiddenError,
   RowsMissingError,
   SchemaMissingError,
+  SchemaTakenError,
   SerializationError,
   ServerFullError,
   ServerUnavailableError,
@@ -100,6 +104,7 @@ export {
   StaleFenceError,
   StaleVersionError,
   StatementError,
+  StorageError,
   StrategyError,
   TransactionAbortedError,
   UnsupportedError,

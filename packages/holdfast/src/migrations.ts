@@ -1,11 +1,12 @@
 /** Holdfast's own tables and routines in a database. */
 import type { Connection, Engine } from "./seam/database.ts";
-import { UsageError } from "./seam/errors.ts";
+import { UnsupportedError, UsageError } from "./seam/errors.ts";
 import { checkNames } from "./input/options.ts";
 import type { Migrated, RoutineState } from "./seam/routine.ts";
 import type { Statement } from "./seam/sql.ts";
 import type { Instance } from "./transaction/instance.ts";
 import { withConnection } from "./transaction/one-shot.ts";
+import { orNoTransactions } from "./transaction/present.ts";
 
 export type MigrationState =
   | {
@@ -28,7 +29,9 @@ export async function applyMigrations<Native, C extends Connection>(
     context,
     (connection) => engine.migrations.apply(connection, connect === undefined),
     migrateMs,
-  );
+  ).catch(async (error: unknown) => {
+    throw await orNoTransactions(context, error);
+  });
   return applied.map((each): Migrated =>
     "was" in each
       ? { kind: "routine", name: each.name, was: each.was }
@@ -79,7 +82,23 @@ export function migrationSql<C extends Connection>(
     .filter(({ id }) => id >= from && only !== "routines")
     .map((each) => part(`${each.id}: ${each.name}`, [...each.statements, migrations.record(each)]));
   const made = (only !== "tables" && routines?.all) || [];
-  return [...tables, ...made.map((each) => part(`routine: ${each.name}`, routines?.make(each) ?? []))].join(
-    "\n",
-  );
+  const parts = [...tables, ...made.map((each) => part(`routine: ${each.name}`, routines?.make(each) ?? []))];
+  const [before, after] = migrations.frame ?? [];
+  if (parts.length === 0 || !before || !after) return parts.join("\n");
+  return [part("begins, in one transaction", [before]), ...parts, part("ends", [after])].join("\n");
+}
+
+export function grantSql<C extends Connection>(
+  { rights }: Engine<C>["migrations"],
+  options: { readonly role: string },
+): string {
+  checkNames("hf.grantSql", options, new Set(["role"]));
+  const { role } = options;
+  if (typeof role !== "string" || role === "" || role.includes("\0") || !role.isWellFormed())
+    throw new UsageError("hf.grantSql: role must be the name of a role");
+  if (!rights)
+    throw new UnsupportedError(
+      "hf.grantSql: this database has no roles, so there is nothing to grant: whoever can open it may do everything",
+    );
+  return `-- holdfast: what a role needs to use every pattern and lock\n${rights.grants(role).join(";\n")};\n`;
 }

@@ -12,14 +12,16 @@ import {
   type LimitOptions,
   quotaGuard,
 } from "./quota/http/nestjs.ts";
+import { problemOf } from "./quota/http/problem.ts";
 import type { Quota } from "./quota/quota.ts";
 import type { QuotaSet } from "./quota/set.ts";
 
 export * from "./quota/http/nestjs.ts";
 
-/** As `@nestjs/common` has them: `UseGuards` and `Inject` write these. */
+/** As `@nestjs/common` has them: `UseGuards`, `Inject` and `Catch` write these. */
 const guardsOf = "__guards__";
 const dependenciesOf = "self:paramtypes";
+const caughtBy = "__filterCatchExceptions__";
 
 /** The settings, for the guards of `@Limit`. */
 const settingsToken = Symbol.for("holdfast:nestjs");
@@ -162,8 +164,61 @@ export class HoldfastHealth {
 
 /** What reflect-metadata adds to Reflect. */
 interface Metadata {
-  getMetadata?(name: string, target: object): unknown;
-  defineMetadata?(name: string, value: unknown, target: object): void;
+  getMetadata(name: string, target: object): unknown;
+  defineMetadata(name: string, value: unknown, target: object): void;
+}
+
+function metadataFor(call: string): Metadata {
+  if (!("defineMetadata" in Reflect))
+    throw new UsageError(`${call}: import "reflect-metadata" comes first, as in every application of Nest`);
+  return Reflect as unknown as Metadata;
+}
+
+/** Both of Express and of Fastify. */
+interface HttpReply {
+  status(code: number): unknown;
+  header(name: string, value: string): unknown;
+  send(body: unknown): unknown;
+}
+
+export interface HoldfastFilterOptions {
+  /** Is told of each error that is answered with 503. */
+  readonly onTrouble?: (error: unknown) => void;
+}
+
+/**
+ * Answers errors of Holdfast with the status that they mean, as `problemOf` has it: 404 for an unknown SKU, 409 for one that is sold out,
+ * 429 with `Retry-After` for a quota, 503 if the database is away. `app.useGlobalFilters(new HoldfastFilter())`, or with `@UseFilters`.
+ * Everything else goes on to Nest's own filter.
+ */
+export class HoldfastFilter {
+  readonly #onTrouble: HoldfastFilterOptions["onTrouble"];
+
+  constructor(options: HoldfastFilterOptions = {}) {
+    checkNames("HoldfastFilter", options, new Set(["onTrouble"]));
+    this.#onTrouble = options.onTrouble;
+    // Nest asks `error instanceof` each of these, and takes the next filter if none says yes.
+    metadataFor("HoldfastFilter").defineMetadata(caughtBy, [Answerable], HoldfastFilter);
+  }
+
+  catch(error: unknown, host: ExecutionContextLike): void {
+    const found = problemOf(error);
+    // Of a socket, a queue or GraphQL: these have answers of their own.
+    if (!found || host.getType() !== "http") throw error;
+    if (found.status === 503) this.#onTrouble?.(error);
+    const response = host.switchToHttp().getResponse() as HttpReply;
+    response.status(found.status);
+    for (const [name, value] of Object.entries(found.headers)) response.header(name, value);
+    response.send(found.body);
+  }
+}
+
+/** Whatever has an answer. */
+// oxlint-disable-next-line typescript/no-extraneous-class -- Nest knows what a filter is for by classes.
+class Answerable {
+  static [Symbol.hasInstance](error: unknown): boolean {
+    return problemOf(error) !== undefined;
+  }
 }
 
 /**
@@ -193,9 +248,7 @@ export function Limit<Request>(
       return this.#guard.canActivate(context);
     }
   }
-  const { getMetadata, defineMetadata } = Reflect as Metadata;
-  if (!getMetadata || !defineMetadata)
-    throw new UsageError('@Limit: import "reflect-metadata" comes first, as in every application of Nest');
+  const { getMetadata, defineMetadata } = metadataFor("@Limit");
   defineMetadata(dependenciesOf, [{ index: 0, param: settingsToken }], LimitGuard);
   return (target, _, descriptor) => {
     const where = (descriptor?.value as object | undefined) ?? target;

@@ -44,6 +44,16 @@ export interface HoldfastOptions {
    * database and have different ones share no locks either. Everybody who works together has the same. Default "holdfast".
    */
   readonly schema?: string;
+  /**
+   * This instance is about one of several databases on purpose, by itself: a tool that looks at it, or mends it. Without it, an instance
+   * that is not of `sharded` is refused where `sharded` keeps something.
+   */
+  readonly oneShard?: boolean;
+  /**
+   * Accepts a server that another one feeds by replication. Say so if every process that locks or counts connects to this server, e.g.
+   * because it replicates other tables only. Default: locks and patterns are refused there (`HF_REPLICA`).
+   */
+  readonly acceptReplica?: boolean;
   /** A file to which the order of locks is added, for `holdfast order`. Default: what HOLDFAST_ORDER says. */
   readonly orderFile?: string;
 }
@@ -59,6 +69,8 @@ const optionNames = new Set([
   "hazards",
   "slow",
   "schema",
+  "oneShard",
+  "acceptReplica",
   "orderFile",
 ]);
 

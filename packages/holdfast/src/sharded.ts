@@ -1,18 +1,23 @@
 import type { Connection, Database, Wait } from "./seam/database.ts";
-import { ShardError, UsageError } from "./seam/errors.ts";
+import { ShardError, UsageError, some } from "./seam/errors.ts";
 import { Inside } from "./context/inside.ts";
-import { type Key, type LockRequest, type Lockable, canonical, keyNames } from "./seam/key.ts";
+import { type Key, type LockRequest, type Lockable, canonical, isWorkersLock, keyNames } from "./seam/key.ts";
+import { namedDatabase } from "./seam/names.ts";
 import { asWritten } from "./seam/replay.ts";
 import type { Transaction } from "./transaction/scope.ts";
 import { byOwner } from "./shards/route.ts";
-import { ShardMap } from "./shards/shard-map.ts";
-import { rememberShards } from "./shards/shards.ts";
+import { type Left, leavable } from "./shards/misplaced.ts";
+import { type MapOptions, ShardMap } from "./shards/shard-map.ts";
+import { rememberFamily, rememberShards } from "./shards/shards.ts";
 import type { TransactionOptions } from "./transaction/transaction.ts";
 import { Holdfast, type HoldfastOptions, type ShardOf, type TryLockResult } from "./holdfast.ts";
 import type { Held } from "./locks/hold.ts";
+import { settleRecords } from "./locks/once-settled.ts";
 import type { Lease, LeaseOptions } from "./locks/lease.ts";
 import type { Semaphore, SemaphoreOptions } from "./locks/semaphore.ts";
-import { type MoveOptions, type Moved, homeOf, moveSubject } from "./quota/move.ts";
+import { type MoveOptions, type Moved, homeOf, moveSubject, settleSubjects } from "./quota/move.ts";
+import { checkNames, checkSignal } from "./input/options.ts";
+import { checkWhole } from "./input/values.ts";
 import type { Subject } from "./quota/types.ts";
 
 type Body<Native, T> = (tx: Transaction<Native>) => Promise<T>;
@@ -49,6 +54,27 @@ class Shard<Native> extends Holdfast<Native> {
   }
 }
 
+export interface ShardedOptions extends HoldfastOptions {
+  /**
+   * Of the route: change it whenever the route changes. It is written down, and a process that has another one is refused. Samples of
+   * keys are too, but they do not show a change that is about a few keys.
+   */
+  readonly version?: string | number;
+}
+
+/** Of the route that is taken where nobody says another one. */
+const ownVersion = "holdfast: second part";
+
+export interface RenumberOptions {
+  /** Milliseconds to wait for transactions, locks and leases that the old list has granted. Default 60 s. */
+  readonly wait?: number;
+  /** All processes that use these databases are stopped. Needed where no statement compares the map (Citus). */
+  readonly stopped?: boolean;
+  /** Stock, or jobs with a key or a group, may stay where they are although the new route looks for them elsewhere. */
+  readonly leave?: readonly Left[];
+  readonly signal?: AbortSignal | undefined;
+}
+
 /** Several databases, each the home of some keys. Made by `sharded(databases, key => number)`. */
 export class Sharded<Native> {
   readonly #route: (key: Key) => Database<Native>;
@@ -64,17 +90,22 @@ export class Sharded<Native> {
     route: (key: Key) => Database<Native>,
     options: HoldfastOptions = {},
     databases?: readonly Database<Native>[],
+    map: MapOptions = {},
   ) {
     this.#route = route;
     this.#options = options;
     this.#databases = databases;
-    this.#map = databases && new ShardMap(databases, (lock) => databases.indexOf(route(lock)));
+    const { schema } = options ?? {};
+    const named = databases?.map((each) => (schema === undefined ? each : namedDatabase(each, schema)));
+    this.#map = named && new ShardMap(named, (lock) => databases?.indexOf(route(lock)) ?? 0, map);
     this.#show = typeof options?.names === "function" ? options.names : (name) => name;
     rememberShards(this, {
       at: (lock) => this.on(lock),
       all: () => this.all(),
       name: (instance) => `shard ${this.all().indexOf(instance as Holdfast<Native>)}`,
       show: this.#show,
+      unsettled: () => this.#map?.unsettled ?? false,
+      epoch: () => this.#map?.epoch ?? 0,
     });
   }
 
@@ -89,12 +120,30 @@ export class Sharded<Native> {
   }
 
   /**
-   * Writes down anew which shard each database is, of how many, and how keys are routed, after keys were moved on purpose. Let
-   * nobody write meanwhile: who goes by the old list finds out within half a minute.
+   * Makes this list and this route the ones that count. Who goes by another one is refused from then on, by the databases themselves.
+   * What is held by the old one is waited for first: transactions, locks, leases. `settle()` then moves quotas.
    */
-  async renumber(): Promise<void> {
+  async renumber(options: RenumberOptions = {}): Promise<void> {
+    checkNames("shards.renumber", options, new Set(["wait", "stopped", "leave", "signal"]));
+    const { wait = 60_000, stopped = false, leave = [], signal } = options;
+    checkWhole("shards.renumber", "wait", wait, 0);
+    if (typeof stopped !== "boolean") throw new UsageError("shards.renumber: stopped must be true or false");
+    if (!Array.isArray(leave) || !leave.every((each: unknown) => leavable.includes(each)))
+      throw new UsageError(`shards.renumber: leave must be a list of ${leavable.join(", ")}`);
+    checkSignal(signal);
     this.all();
-    await this.#map?.renumber();
+    await this.#map?.renumber({ waitMs: wait, stopped, leave, show: this.#show, signal });
+  }
+
+  /**
+   * After `renumber()`: moves all quotas to where their keys are routed to by now, while they are used, copies records of `once`, and writes
+   * down that this is done. Resolves to how many were moved. It can be repeated, and be called by several processes.
+   */
+  async settle(options: Omit<MoveOptions, "to" | "quotas"> = {}): Promise<number> {
+    const moved = await settleSubjects(this, options);
+    await settleRecords(this, options.signal);
+    await this.#map?.settled();
+    return moved;
   }
 
   /**
@@ -181,7 +230,7 @@ export class Sharded<Native> {
   }
 
   #names(requests: readonly LockRequest[]): string {
-    return keyNames(requests, this.#show).join(", ");
+    return some(keyNames(requests, this.#show));
   }
 
   /**
@@ -207,7 +256,7 @@ export class Sharded<Native> {
     let shard = this.#shards.get(database);
     if (!shard) {
       const guard = (locks: readonly LockRequest[]) => {
-        const astray = locks.filter(({ key }) => this.#database(key) !== database);
+        const astray = locks.filter(({ key }) => !isWorkersLock(key) && this.#database(key) !== database);
         if (astray.length > 0)
           throw new ShardError(
             `Of another shard than the one that this call runs on: ${this.#names(astray)}.`,
@@ -221,6 +270,7 @@ export class Sharded<Native> {
       const placement = number === undefined ? undefined : this.#map?.placement(number);
       shard = new Shard(database, this.#options, { guard, elsewhere, placement }, this.#inside);
       this.#shards.set(database, shard);
+      rememberFamily(shard, this);
     }
     return shard;
   }
@@ -234,7 +284,7 @@ export class Sharded<Native> {
 export function sharded<Native, C extends Connection>(
   databases: readonly Database<Native, C>[],
   route?: (key: Key) => number,
-  options?: HoldfastOptions,
+  options?: ShardedOptions,
 ): Sharded<Native>;
 /** The same for locks alone, where the databases are not known beforehand: nothing is written down about them. */
 export function sharded<Native, C extends Connection>(
@@ -244,7 +294,7 @@ export function sharded<Native, C extends Connection>(
 export function sharded<Native>(
   first: readonly Database<Native>[] | ((key: Key) => Database<Native>),
   second?: ((key: Key) => number) | HoldfastOptions,
-  third?: HoldfastOptions,
+  third: ShardedOptions = {},
 ): Sharded<Native> {
   if (typeof first === "function") return new Sharded(first, second as HoldfastOptions | undefined);
   if (!Array.isArray(first) || first.length === 0)
@@ -262,6 +312,9 @@ export function sharded<Native>(
     );
   if (new Set(first).size < first.length)
     throw new UsageError("sharded(databases, route): a database is there twice");
+  const { version: given, ...options } = third;
+  if (given !== undefined && typeof given !== "string" && !Number.isFinite(given))
+    throw new UsageError("sharded(databases, route, { version }): version must be a text or a number");
   const databases = [...(first as readonly Database<Native>[])];
   const route = (lock: Key): Database<Native> => {
     const number: unknown = numberOf(lock);
@@ -271,5 +324,7 @@ export function sharded<Native>(
       `sharded: the route of ${lock.name} is ${String(number)}: it must be a whole number from 0 to ${databases.length - 1}, and not a promise of it.`,
     );
   };
-  return new Sharded(route, third, databases);
+  const unnamed = second ? undefined : ownVersion;
+  const version = given === undefined ? unnamed : String(given);
+  return new Sharded(route, options, databases, { version, isOurs: !second });
 }

@@ -115,8 +115,11 @@ export async function trail(
   if (before !== undefined) checkWhole("trail", "before", before);
   optionalText("trail", "target", target);
 
-  const lines = await send(context, placeOf(context, {}, "trail"), { names: ["audit"] }, async (connection) =>
-    auditsOf(context).list(connection, { before, target, most: limit }),
+  const lines = await send(
+    context,
+    placeOf(context, undefined, "trail"),
+    { names: ["audit"] },
+    async (connection) => auditsOf(context).list(connection, { before, target, most: limit }),
   );
   return lines.map(shown);
 }

@@ -69,10 +69,10 @@ export class Batcher<Item, Answer, Prepared = void> {
     const { call, about, decide } = this.#batching;
     const place = placeOf(this.#context, options, call);
     if (!place.scope) {
-      const { started } = this.#context;
+      const { started, wrongConnection } = this.#context;
       started.begin(call);
       try {
-        return await this.#coalescer.add(item, place.signal, place.waitMs);
+        return await wrongConnection.beside(() => this.#coalescer.add(item, place.signal, place.waitMs));
       } finally {
         started.end();
       }

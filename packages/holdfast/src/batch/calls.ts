@@ -5,7 +5,7 @@ import type { LockTimeoutError } from "../seam/errors.ts";
 import { graceMs } from "../waiting/interrupt.ts";
 import { checkSignal } from "../input/options.ts";
 import type { How } from "../seam/store.ts";
-import { type FailedCall, type Why, inVain, present, whyOf } from "../transaction/present.ts";
+import { type FailedCall, type Why, inVain, present, presenting, whyOf } from "../transaction/present.ts";
 import { Turns } from "../waiting/turns.ts";
 import { type RetryPolicy, passing, retrying } from "../transaction/retry.ts";
 import { type InstanceContext, type Scope, scopeFor } from "../transaction/scope.ts";
@@ -35,6 +35,8 @@ export interface CallAbout {
   readonly locks?: boolean;
   /** In the caller's transaction what it names is locked until the end of that. */
   readonly keeps?: boolean;
+  /** It is about what is here, whatever the map of several databases routes here by now. */
+  readonly anyMap?: boolean;
 }
 
 /** In the caller's transaction, or undefined: outside of any. */
@@ -44,12 +46,13 @@ export interface CallPlace {
   readonly waitMs: number;
 }
 
+/** `options` are undefined if the call takes none. */
 export function placeOf(
   context: InstanceContext<unknown, Connection>,
-  options: CallOptions,
+  options: CallOptions | undefined,
   call: string,
 ): CallPlace {
-  const { wait, signal } = options;
+  const { wait, signal } = options ?? {};
   checkSignal(signal);
   const patience = wait === undefined ? context.wait : checkWait(wait, `${call}: wait`);
   return {
@@ -90,6 +93,7 @@ export interface Sending {
   readonly on?: ReadonlySet<string>;
   /** How often, and after which pauses. */
   readonly policy?: RetryPolicy;
+  readonly anyMap?: boolean;
 }
 
 /** How it is sent. */
@@ -100,13 +104,22 @@ export interface Sent extends How {
 
 type Work<T> = (connection: Connection, how: Sent) => Promise<T>;
 
-/** Of one of several databases: throws if it is not the one that it is taken for. `free`: it is in no transaction. */
+/** Throws if this database, or the one of several, is not the one that it is taken for. `connection`: one that the caller holds; `free`: it is in no transaction. */
 export async function known(
   context: InstanceContext<unknown, Connection>,
-  connection: Connection,
-  free: boolean,
+  connection?: Connection,
+  free = false,
 ): Promise<void> {
-  if (context.guard && !context.trusted()) await context.renewed(connection, free);
+  if (context.trusted()) return;
+  if (context.guard) await context.renewed(connection, free);
+  else if (connection) await context.placed(connection, free);
+}
+
+/** Before it is asked where something is: the map of several databases has been read not long ago. */
+export async function mapRead(context: InstanceContext<unknown, Connection>, name: string): Promise<void> {
+  if (context.trusted()) return;
+  const policy = { why: (error: unknown) => whyOf(context.database, error), on: passing };
+  await presenting(context.database, [name], () => retrying(() => known(context), policy));
 }
 
 export async function attempts<T>(
@@ -114,18 +127,23 @@ export async function attempts<T>(
   sending: Sending,
   work: Work<T>,
 ): Promise<T> {
-  const { until, signal, once = false, on = passing } = sending;
+  const { until, signal, once = false, on = passing, anyMap = false } = sending;
   const started = performance.now();
   return retrying(
-    ({ attempt, perhaps, sent }) => {
+    async ({ attempt, perhaps, sent }) => {
+      // Before a connection is ours: it may have to ask, or write, in all of several databases.
+      if (context.guard && !anyMap) await known(context);
       const waitMs = Math.max(1, Math.ceil(until - performance.now()));
       return withConnection(
         context,
         async (connection) => {
           // A client that hands out no connection runs it in a transaction of its own.
           const free = context.database.connect !== undefined;
-          await known(context, connection, free);
-          return work(connection, { again: perhaps || attempt > 1, waitMs, free });
+          if (!anyMap) await known(context, connection, free);
+          const call = () => work(connection, { again: perhaps || attempt > 1, waitMs, free });
+          const capabilities = context.known();
+          const { engine } = context.database;
+          return free && capabilities && engine.apart ? engine.apart(connection, capabilities, call) : call();
         },
         sending.ms ?? Math.max(oneShotMs, waitMs + graceMs),
         // Once it may have been applied, the question is no longer whether it is wanted, but what became of it.
@@ -233,7 +251,7 @@ export async function send<T>(
   if (scope) {
     const answer = await scope.work(
       async ({ connection }) => {
-        await known(context, connection, false);
+        await known(context, connection);
         return work(connection, { again: true, waitMs, free: false });
       },
       signal,
@@ -245,7 +263,7 @@ export async function send<T>(
     return answer;
   }
   return context.started.during(about.names[0] ?? "Holdfast", () =>
-    sendApart(context, { signal, waitMs }, about, work),
+    context.wrongConnection.beside(() => sendApart(context, { signal, waitMs }, about, work)),
   );
 }
 
@@ -256,7 +274,7 @@ async function sendApart<T>(
   work: Work<T>,
 ): Promise<T> {
   signal?.throwIfAborted();
-  const { locks = false, names, ms, once, on, policy } = about;
+  const { locks = false, names, ms, once, on, policy, anyMap = false } = about;
   const started = performance.now();
   const sending: Sending = {
     until: started + waitMs,
@@ -265,6 +283,7 @@ async function sendApart<T>(
     ...(once && { once }),
     ...(on && { on }),
     ...(policy && { policy }),
+    anyMap,
   };
   const run = () => attempts(context, sending, work);
   try {

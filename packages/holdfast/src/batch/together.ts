@@ -36,7 +36,8 @@ async function halves<Item, Answer>(
 ): Promise<(Answer | Failed)[]> {
   const several = items.length > 1 && new Set(items.flatMap((item) => together.about(item).names)).size > 1;
   try {
-    const sending = { ...terms, perhaps, once: together.once ?? false };
+    const anyMap = items.every((item) => together.about(item).anyMap);
+    const sending = { ...terms, perhaps, once: together.once ?? false, anyMap };
     const answers = await attempts(context, sending, (connection, how) =>
       together.decide(connection, items, several ? { ...how, several } : how),
     );

@@ -8,6 +8,7 @@ import { unlessAborted } from "../waiting/turns.ts";
 import { OneConnection } from "../waiting/one-connection.ts";
 import type { Statement } from "../seam/sql.ts";
 import { GiveUp, type SqliteConnection, render } from "../engines/sqlite/index.ts";
+import { OpenFile } from "../engines/sqlite/open-file.ts";
 import { type WriterQueue, writerQueueOf } from "../engines/sqlite/writer-queue.ts";
 
 /** Below whatever the ORM does to its queries. */
@@ -48,7 +49,9 @@ class LentConnection implements SqliteConnection {
   readonly lost = never;
   readonly unwrap: (error: unknown) => DriverError | undefined;
   readonly writerQueue: WriterQueue | undefined;
+  readonly file: OpenFile | undefined;
   readonly giveUp = new GiveUp();
+  readonly opened: object;
   begun: SqliteConnection["begun"];
   inTransaction: boolean;
   #send: Send;
@@ -56,12 +59,15 @@ class LentConnection implements SqliteConnection {
   constructor(
     send: Send,
     unwrap: (error: unknown) => DriverError | undefined,
-    writerQueue: WriterQueue | undefined,
+    place: Place | undefined,
     joined: boolean,
+    opened?: object,
   ) {
+    this.opened = opened ?? this;
     this.#send = send;
     this.unwrap = unwrap;
-    this.writerQueue = writerQueue;
+    this.writerQueue = place?.writerQueue;
+    this.file = place?.file;
     this.inTransaction = joined;
   }
 
@@ -131,16 +137,22 @@ export async function undone(send: Send, next: () => unknown): Promise<void> {
   await next();
 }
 
-/** Of each client: undefined for a database in memory, which no other process can reach. */
-const files = new WeakMap<object, WriterQueue | undefined>();
+interface Place {
+  readonly writerQueue: WriterQueue;
+  readonly file: OpenFile;
+}
 
-async function lineFor(client: object, send: Send): Promise<WriterQueue | undefined> {
-  if (!files.has(client)) {
+/** Of each client: undefined for a database in memory, which no other process can reach. */
+const places = new WeakMap<object, Place | undefined>();
+
+async function placeOf(client: object, send: Send): Promise<Place | undefined> {
+  if (!places.has(client)) {
     const { rows } = await send("PRAGMA database_list", []);
-    const file = rows.find(({ name }) => name === "main")?.file;
-    files.set(client, typeof file === "string" && file !== "" ? writerQueueOf(file) : undefined);
+    const path = rows.find(({ name }) => name === "main")?.file;
+    const known = typeof path === "string" && path !== "";
+    places.set(client, known ? { writerQueue: writerQueueOf(path), file: new OpenFile(path) } : undefined);
   }
-  return files.get(client);
+  return places.get(client);
 }
 
 /** A connection of `client`, in no transaction. */
@@ -149,7 +161,7 @@ export async function lentConnection(
   send: Send,
   unwrap: (error: unknown) => DriverError | undefined,
 ): Promise<SqliteConnection & { revoke(): void }> {
-  return new LentConnection(send, unwrap, await lineFor(client, send), false);
+  return new LentConnection(send, unwrap, await placeOf(client, send), false, client);
 }
 
 /** `client`: what has the one connection; transactions queue up for it. */

@@ -8,6 +8,12 @@ export interface CallSite {
   readonly place: string | undefined;
   /** Whether that frame is the one that made the call, with no package in between. */
   readonly near?: boolean;
+  /**
+   * Whether the call was made by an async function that goes on after an `await`, with no other function below it on the stack.
+   * What is entered there by `AsyncLocalStorage.enterWith` stays in that function and what it calls. Anywhere else the caller's
+   * caller goes on in it too, and whatever else that one starts. Undefined: not known.
+   */
+  readonly resumed?: boolean;
 }
 
 /** Ours; in a bundle, where everything is one file, nothing can be told apart. */
@@ -19,9 +25,11 @@ const depth = 60;
 
 class Captured implements CallSite {
   readonly #trace: { stack?: string };
+  readonly #frames: number;
 
-  constructor(trace: { stack?: string }) {
+  constructor(trace: { stack?: string }, frames: number) {
     this.#trace = trace;
+    this.#frames = frames;
   }
 
   /** Written out only when it is asked for: capturing costs 2 µs, the text 20. */
@@ -35,12 +43,33 @@ class Captured implements CallSite {
     return false;
   }
 
+  get resumed(): boolean {
+    const lines = this.#trace.stack?.split("\n").slice(1) ?? [];
+    const caller = lines.findIndex((line) => {
+      const place = placeIn(line);
+      return isAwaiting.test(line) || (place !== undefined && isTheirs(place));
+    });
+    if (caller < 0 || isAwaiting.test(lines[caller] as string)) return false;
+    const below = lines[caller + 1];
+    return below === undefined ? lines.length < this.#frames : isAwaiting.test(below) || isQueue.test(below);
+  }
+
   *#places(): Generator<string> {
     for (const line of this.#trace.stack?.split("\n") ?? []) {
-      const found = /(?:\(|at (?:async )?)((?:file:\/\/|\/|[A-Za-z]:\\)[^()]*:\d+:\d+)\)?$/.exec(line)?.[1];
-      if (found) yield found.startsWith("file://") ? pathOf(found) : found;
+      const found = placeIn(line);
+      if (found) yield found;
     }
   }
+}
+
+/** Not on the stack: a function that waits for the one above it. */
+const isAwaiting = /^\s*at async /;
+/** Runs what goes on after an `await`. */
+const isQueue = /^\s*at (?:process\.)?(?:processTicksAndRejections|runMicrotasks|runNextTicks) \(/;
+
+function placeIn(line: string): string | undefined {
+  const found = /(?:\(|at (?:async )?)((?:file:\/\/|\/|[A-Za-z]:\\)[^()]*:\d+:\d+)\)?$/.exec(line)?.[1];
+  return found?.startsWith("file://") ? pathOf(found) : found;
 }
 
 function isTheirs(place: string): boolean {
@@ -59,10 +88,11 @@ export const callSites = {
   /** `above`: the function whose callers count. */
   here(above: (...args: never[]) => unknown, frames = depth): CallSite {
     const limit = Error.stackTraceLimit;
-    Error.stackTraceLimit = frames;
+    // It cannot be set where intrinsics are frozen: then the stack has as many frames as it has.
+    const most = Reflect.set(Error, "stackTraceLimit", frames) ? frames : limit;
     const trace: { stack?: string } = {};
     Error.captureStackTrace(trace, above);
-    Error.stackTraceLimit = limit;
-    return new Captured(trace);
+    Reflect.set(Error, "stackTraceLimit", limit);
+    return new Captured(trace, most);
   },
 };

@@ -1,5 +1,5 @@
 import { UsageError } from "../seam/errors.ts";
-import { sectionHere } from "./section.ts";
+import { type Answered, answering, sectionHere } from "./section.ts";
 import { callSites } from "./call-site.ts";
 
 /**
@@ -29,6 +29,8 @@ export interface ViewOptions {
   readonly senders?: readonly string[];
   /** Whether promises are kept track of, for `idle` and `fail`. A client may return promises of its own kind. */
   readonly tracked?: boolean;
+  /** Told of each promise that is kept track of. */
+  readonly watch?: { begins(): void; ends(): void } | undefined;
   /** Whether a call of one of them ends the transaction. */
   readonly ends?: (name: string, args: readonly unknown[]) => boolean;
   /** Sends when it may be sent, and returns what the method would. Left out: a promise. */
@@ -70,6 +72,14 @@ function wordsOf(statement: unknown): string {
   return typeof words === "string" ? words : "";
 }
 
+/** MariaDB's BEGIN NOT ATOMIC begins a block of a program. */
+const beginning = /^\s*(?:begin(?!\s+not\s+atomic)|start\s+transaction)\b/i;
+
+/** Whether a statement, as text or as an object that has it, begins a transaction. */
+export function isBegin(statement: unknown): boolean {
+  return beginning.test(wordsOf(statement));
+}
+
 /** Whether a statement, as text or as an object that has it, ends a transaction. */
 export function isEnd(statement: unknown): boolean {
   return ending.test(wordsOf(statement));
@@ -81,7 +91,46 @@ export function endsTransaction(statement: unknown): boolean {
   return ending.test(words) || savepoint.test(words);
 }
 
+/** The values of a statement, wherever a client wants them. Undefined: they come later, or have come. */
+function valuesOf(
+  name: string | symbol,
+  args: readonly unknown[],
+  speaks: boolean,
+): readonly unknown[] | undefined {
+  const [first, second] = args;
+  if (name === "prepare" || args.length === 0) return undefined;
+  if (!speaks) return Array.isArray(first) ? first : args;
+  if (Array.isArray(second)) return second;
+  const { values, args: bound, parameters } = Object(first) as Record<string, unknown>;
+  const found = values ?? bound ?? parameters;
+  return Array.isArray(found) ? found : [];
+}
+
 const nothing = (): void => {};
+
+type Callback = (this: unknown, ...args: unknown[]) => unknown;
+
+/** The callback that is called with the answer, if there is one, tells of it first. */
+function tellsAnswer(args: unknown[], answered: Answered): boolean {
+  const last = args.at(-1);
+  if (typeof last !== "function") return false;
+  args[args.length - 1] = function (this: unknown, ...given: unknown[]) {
+    answered();
+    return (last as Callback).apply(this, given);
+  };
+  return true;
+}
+
+/**
+ * A client's own kind of promise is left alone: it may run the statement when it is waited for. `isDone`: what is no promise
+ * is a result.
+ */
+function timed(made: unknown, answered: Answered | undefined, isDone: boolean): unknown {
+  if (!answered) return made;
+  if (made instanceof Promise) return made.constructor === Promise ? answering(made, answered) : made;
+  if (isDone) answered();
+  return made;
+}
 
 function promised(until: Promise<unknown>, _: readonly unknown[], send: () => unknown): Promise<unknown> {
   return until.then(send);
@@ -89,7 +138,7 @@ function promised(until: Promise<unknown>, _: readonly unknown[], send: () => un
 
 export function view<T extends object>(
   target: T,
-  { makers = [], senders, tracked = false, ends = () => false, later = promised }: ViewOptions = {},
+  { makers = [], senders, tracked = false, watch, ends = () => false, later = promised }: ViewOptions = {},
 ): View<T> {
   let state: "open" | "sealed" | "revoked" = "open";
   const running = new Set<Promise<unknown>>();
@@ -111,7 +160,8 @@ export function view<T extends object>(
       return send();
     });
   };
-  const show = <O extends object>(object: O, whole = false): O => {
+  /** `by`: the statement that it was prepared from. */
+  const show = <O extends object>(object: O, whole = false, by?: unknown): O => {
     const proxy: O = new Proxy(object, {
       get(_, name) {
         const value: unknown = Reflect.get(object, name, object);
@@ -119,26 +169,37 @@ export function view<T extends object>(
         return (...args: unknown[]) => {
           check(String(name), args);
           // Of what was made of it, a statement that was prepared, arguments are values.
-          if (whole && speaking.has(name)) sectionHere()?.sent(args[0]);
+          const speaks = whole && speaking.has(name);
+          const section = speaks || by !== undefined ? sectionHere() : undefined;
+          const answered = section?.sent(speaks ? args[0] : by, valuesOf(name, args, speaks), !speaks);
           // Methods of native objects work on the object itself only.
           const call = (): unknown => Reflect.apply(value as (...a: unknown[]) => unknown, object, args);
-          const made = whenFree(String(name), args, call);
+          const hasCallback = answered !== undefined && tellsAnswer(args, answered);
+          const free = whenFree(String(name), args, call);
+          const made = timed(
+            free,
+            answered,
+            !hasCallback && (by !== undefined || free === object || free === undefined),
+          );
           if (made === object) return proxy;
+          const prepared = whole && name === "prepare" ? args[0] : undefined;
           if (tracked && made instanceof Promise) {
             running.add(made);
+            watch?.begins();
             let fail!: (error: Error) => void;
             const failed = new Promise<never>((_, reject) => (fail = reject));
             failures.add(fail);
             const settle = () => {
+              watch?.ends();
               running.delete(made);
               failures.delete(fail);
             };
             made.then(settle, settle);
             const answer: Promise<unknown> = Promise.race([made, failed]);
-            return makers.includes(String(name)) ? answer.then(shown) : answer;
+            return makers.includes(String(name)) ? answer.then((each) => shown(each, prepared)) : answer;
           }
           if (!makers.includes(String(name))) return made;
-          return made instanceof Promise ? made.then(shown) : shown(made);
+          return made instanceof Promise ? made.then((each) => shown(each, prepared)) : shown(made, prepared);
         };
       },
       set: (_, name, value) => Reflect.set(object, name, value, object),
@@ -147,8 +208,8 @@ export function view<T extends object>(
     return proxy;
   };
   // One that takes statements is the client again, in another guise.
-  const shown = (made: unknown) =>
-    typeof made === "object" && made !== null ? show(made, "query" in made) : made;
+  const shown = (made: unknown, by: unknown) =>
+    typeof made === "object" && made !== null ? show(made, "query" in made, by) : made;
   return {
     proxy: show(target, true),
     seal() {

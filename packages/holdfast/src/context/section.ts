@@ -23,6 +23,22 @@ export type Locked =
       readonly shared?: boolean;
     };
 
+export type Answered = () => void;
+
+/** The same promise, for whoever waits for it; `answered` is called first. */
+export function answering<T>(answer: Promise<T>, answered: Answered): Promise<T> {
+  return answer.then(
+    (value) => {
+      answered();
+      return value;
+    },
+    (error: unknown) => {
+      answered();
+      throw error;
+    },
+  );
+}
+
 /** A transaction, from its first lock to its end. */
 export interface Section {
   /** Whether anybody wants to know the places of what it locks: they are the dearest part of it. */
@@ -33,8 +49,13 @@ export interface Section {
   asks(what: Locked, site: CallSite | undefined): void;
   /** They are held from now on, until the end. */
   took(what: Locked, site: CallSite | undefined): void;
-  /** A statement of the caller's own is sent. */
-  sent(statement: unknown): void;
+  /**
+   * A statement of the caller's own is sent. `again`: it has been told of, when it was prepared, without values. Returns what to call when it is
+   * answered, where anybody wants to know that.
+   */
+  sent(statement: unknown, values?: readonly unknown[], again?: boolean): Answered | undefined;
+  /** A savepoint is set, released, or has been rolled back to. */
+  savepoint(what: { readonly action: "set" | "release" | "rollback"; readonly name: string }): void;
   saw(kind: HazardKind, site: CallSite): void;
   /** What its body is to fail with, where hazards are to be errors. */
   readonly failure: Error | undefined;

@@ -77,7 +77,10 @@ export interface Events {
     heldMs: number;
     statements: number;
   };
-  /** The same of one that took too long. `statement`: the last one, without values; `hazards`: how many of which kind. */
+  /**
+   * The same of one that took too long. `statement`: the last one, without values; `slowest`: the one that took longest, as far
+   * as the client tells when it was answered; `hazards`: how many of which kind.
+   */
   "holdfast:section:slow": {
     level: "suspect" | "broken";
     kind: "transaction" | "joined";
@@ -87,10 +90,13 @@ export interface Events {
     place: string | undefined;
     statements: number;
     statement: string | undefined;
+    slowest: { readonly statement: string; readonly durationMs: number } | undefined;
     hazards: Readonly<Partial<Record<HazardKind, number>>>;
   };
   /** Locks are taken in one order here, and in another order elsewhere in this process: `steps` lead round. */
   "holdfast:order:inverted": { steps: readonly OrderStep[] };
+  /** The process waited for its own transaction; see `HF_STALLED`. */
+  "holdfast:transaction:stalled": { stalledMs: number; transaction: string | undefined };
   "holdfast:connection:wrong": { query: string | undefined; transaction: string | undefined };
   /** Of several quotas asked at once: each that granted, or the one that refused. */
   "holdfast:quota:decided": { quota: string; granted: boolean; amount: number; replayed: boolean };

@@ -131,6 +131,21 @@ export function checkJson(call: string, name: string, value: unknown): string {
   return text;
 }
 
+/** Refuses what would come back from JSON as something else than it was: a Date as text, a Map as `{}`. */
+export function checkUnchanged(call: string, name: string, value: unknown): void {
+  if (typeof value !== "object" || value === null) return;
+  if (Array.isArray(value)) {
+    for (const [i, part] of value.entries()) checkUnchanged(call, `${name}[${i}]`, part);
+    return;
+  }
+  const kind = Object.prototype.toString.call(value).slice(8, -1);
+  if (kind !== "Object" || typeof (value as { toJSON?: unknown }).toJSON === "function")
+    throw new UsageError(
+      `${call}: ${name} is a ${kind === "Object" ? (value.constructor?.name ?? kind) : kind}, which would come back as something else: pass what JSON can hold, or give the queue a \`schema\``,
+    );
+  for (const [key, part] of Object.entries(value)) checkUnchanged(call, `${name}.${key}`, part);
+}
+
 /**
  * Text of any length and with any character, as an index can hold it. What could be taken for something else is written as JSON
  * writes it, with quotes: what begins as these do, and what looks like a hash.
@@ -163,9 +178,12 @@ export function subjectText(call: string, subject: unknown): string {
   )
     throw bad(`the subject must be text, a whole number or an object of these, not ${shown(subject)}`);
   const parts = Object.entries(subject).toSorted(([a], [b]) => (a < b ? -1 : 1));
-  for (const [name, value] of parts as [string, unknown][]) {
+  for (const part of parts as [string, unknown][]) {
+    const [name, value] = part;
     if (!name.isWellFormed()) throw bad("a name in the subject holds half of a character (a lone surrogate)");
-    if (typeof value === "number") checkWhole(call, `${name} of the subject`, value);
+    // A number is the same subject as its digits, as it is where it stands alone.
+    if (typeof value === "bigint") part[1] = String(value);
+    else if (typeof value === "number") part[1] = String(checkWhole(call, `${name} of the subject`, value));
     else if (typeof value !== "string" || value === "")
       throw bad(`${name} of the subject is ${value === "" ? "empty" : shown(value)}`);
     else if (!value.isWellFormed())

@@ -164,7 +164,7 @@ export class Sessions<Native, C extends Connection> {
   ): Promise<Member<Native, C>> {
     const capabilities = await this.#context.capabilities();
     const names = this.#context.shown(requests);
-    const pinned = await connectSession(this.#context, signal);
+    const pinned = await connectSession(this.#context, { signal });
     const { connection } = pinned;
     const started = performance.now();
     let silent = false;

@@ -2,14 +2,23 @@ import type { Connection } from "../seam/database.ts";
 import { require } from "../seam/capabilities.ts";
 import type { Wait } from "../seam/database.ts";
 import { emit } from "../events/events.ts";
-import { LockNotAvailableError, OnceError, UnsupportedError, UsageError } from "../seam/errors.ts";
+import {
+  LockNotAvailableError,
+  OnceError,
+  ShardMapError,
+  UnsupportedError,
+  UsageError,
+} from "../seam/errors.ts";
 import type { KeyPart } from "../seam/key.ts";
 import { checkMoment } from "../input/values.ts";
 import { checkNames, checkSignal } from "../input/options.ts";
 import { type KeptAnswer, fingerprint, idKey, idLock, idText, json } from "../seam/replay.ts";
 import type { RetryOptions } from "../transaction/retry.ts";
 import { type Transaction, contextOf, scopeFor, scopeOf } from "../transaction/scope.ts";
-import { instanceFor } from "../shards/shards.ts";
+import { known, mapRead } from "../batch/calls.ts";
+import { presenting } from "../transaction/present.ts";
+import { instanceFor, isUnsettled, othersThan } from "../shards/shards.ts";
+import { withConnection } from "../transaction/one-shot.ts";
 import type { Transactor } from "../transaction/transaction.ts";
 import * as protection from "../seam/protections.ts";
 
@@ -99,22 +108,44 @@ export async function once<Native, T>(
   const { replay, name } = context.database.engine;
   if (!replay) throw new UnsupportedError(`once: nothing is kept of calls on ${name}`);
 
+  const replayed = (kept: KeptAnswer): OnceResult<T> => {
+    checkPayload(label, kept, print);
+    emit("holdfast:once:replayed", () => ({ id: label }));
+    return { status: "done", value: revived(kept.result) as T, replayed: true };
+  };
+
+  // What another map of several databases had elsewhere. Nobody can add to that any more.
+  if (!within) {
+    if (context.guard) await mapRead(context, `once ${label}`);
+    for (const other of othersThan(hf)) {
+      const there = contextOf(other, "once");
+      const { kept } = await presenting(there.database, [`once ${label}`], () =>
+        withConnection(there, (connection) => replay.find(connection, record)),
+      );
+      if (kept) return replayed(kept);
+    }
+  }
+
   const perform = async (inner: Transaction<Native>): Promise<OnceResult<T>> => {
     const scope = scopeOf(inner, "once");
     // A statement of its own, after the lock: it sees what the last holder committed.
     const { kept, now } = await scope.work(
-      ({ connection, capabilities }) => {
+      async ({ connection, capabilities }) => {
         require(capabilities.once, "once");
+        if (within && context.guard) await known(context, connection);
         return replay.find(connection, record);
       },
       undefined,
       [`once ${label}`],
     );
-    if (kept) {
-      checkPayload(label, kept, print);
-      emit("holdfast:once:replayed", () => ({ id: label }));
-      return { status: "done", value: revived(kept.result) as T, replayed: true };
-    }
+    if (kept) return replayed(kept);
+    // No other connection is waited for while the transaction holds one.
+    if (within && isUnsettled(hf))
+      throw ShardMapError.unsettled(
+        `once ${label}`,
+        "its record",
+        "Call it outside of transactions, where it looks on all shards",
+      );
     if (issuedAt) checkAge(label, now.getTime() - issuedAt.getTime(), keepMs);
     const value = await body(inner);
     const result = value === undefined ? "" : json(value, "result");

@@ -1,5 +1,5 @@
 /** How long a job that failed waits before it runs again. */
-import { UsageError } from "../seam/errors.ts";
+import { UsageError, message } from "../seam/errors.ts";
 import { checkNames } from "../input/options.ts";
 import { longestMs } from "./limits.ts";
 import type { Backoff, QueueOptions } from "./types.ts";
@@ -8,20 +8,28 @@ import type { Backoff, QueueOptions } from "./types.ts";
 export function backoffOf(
   queue: string,
   backoff: QueueOptions<never, never>["backoff"],
-  trouble: (error: unknown) => void,
+  trouble: (error: UsageError) => void,
 ): (failures: number, error: unknown) => number | undefined {
   const usual = growing(typeof backoff === "function" ? {} : backoff);
   if (typeof backoff !== "function") return usual;
   return (failures, error) => {
+    let unfit: UsageError | undefined;
     try {
       const ms: unknown = backoff(failures, error);
       if (ms === undefined || ms === null) return undefined;
       if (typeof ms === "number" && !Number.isNaN(ms)) return Math.min(longestMs, Math.max(0, ms));
-      throw new UsageError(
+      throw (unfit = new UsageError(
         `queue ${JSON.stringify(queue)}: backoff must return milliseconds, or undefined for never again, not ${String(ms)}`,
-      );
+      ));
     } catch (wrong) {
-      trouble(wrong);
+      trouble(
+        unfit ??
+          new UsageError(
+            `queue ${JSON.stringify(queue)}: backoff threw: ${message(wrong)}`,
+            "HF_USAGE",
+            wrong,
+          ),
+      );
       return usual(failures);
     }
   };

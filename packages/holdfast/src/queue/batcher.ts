@@ -7,7 +7,7 @@ import { storeOf } from "../transaction/instance.ts";
 import { NoConnectionError } from "../seam/errors.ts";
 import { Silence, within } from "../waiting/interrupt.ts";
 import { rolledBack } from "../transaction/retry.ts";
-import { type InstanceContext, detached, contextOf } from "../transaction/scope.ts";
+import { type InstanceContext, type Scope, detached, contextOf } from "../transaction/scope.ts";
 import type { Instance } from "./instance.ts";
 import { Rounds } from "./rounds.ts";
 import type { Added, How, Leased, NewJob, QueueStore } from "./store.ts";
@@ -18,6 +18,9 @@ const tellMs = 20;
 const briefMs = 200;
 /** How long a transaction waits for what is done beside it. */
 const besideMs = 300;
+
+/** How long to wait at a time for a transaction that has completed a job. */
+const settledMs = 1000;
 
 const batchers = new WeakMap<object, QueueBatcher>();
 
@@ -43,6 +46,8 @@ export class QueueBatcher {
   readonly #numbers = new Map<string, Promise<number>>();
   readonly #lines = new Map<string, Line>();
   readonly #marks: Batcher<Leased, boolean>;
+  /** Transactions in which jobs were discarded, or replaced. */
+  readonly removals = new WeakSet<Scope<unknown, Connection>>();
   readonly rounds = new Rounds(this);
 
   constructor(context: InstanceContext<unknown, Connection>, instance: Instance) {
@@ -57,7 +62,7 @@ export class QueueBatcher {
       call: "queue",
       inFlight: 2,
       most: 500,
-      about: () => ({ names: ["queue"] }),
+      about: () => ({ names: ["queue"], anyMap: true }),
       decide: (connection, of, how) => this.store.completion.completed(connection, of, how),
     });
   }
@@ -71,10 +76,20 @@ export class QueueBatcher {
     work: (connection: Connection, how: How) => Promise<T>,
     queue?: string,
     anyway = false,
+    anyMap = false,
   ): Promise<T> {
-    const about = { names: [queue === undefined ? "queue" : `queue ${queue}`] };
+    const about = { names: [queue === undefined ? "queue" : `queue ${queue}`], anyMap };
     const place = placeOf(this.context, { separate: true }, "queue");
     return send(this.context, place, anyway ? about : { ...about, on: rolledBack }, work);
+  }
+
+  /** Of what a worker has: it stays the worker's when the map of several databases becomes another one, or what is done would be done again. */
+  keep<T>(
+    work: (connection: Connection, how: How) => Promise<T>,
+    queue?: string,
+    anyway = false,
+  ): Promise<T> {
+    return this.ask(work, queue, anyway, true);
   }
 
   /** Of callers: in their transaction, if they are in one. What it does may be done again. */
@@ -88,8 +103,27 @@ export class QueueBatcher {
     return send(this.context, place, aboutOf(name), (connection, how) => work(connection, number, how));
   }
 
+  /** Of callers who only look. Undefined: there is no such queue, and none is made by asking. */
+  look<T>(
+    name: string,
+    work: (connection: Connection, number: number) => Promise<T>,
+  ): Promise<T | undefined> {
+    const place = placeOf(this.context, {}, "queue");
+    return send(this.context, place, aboutOf(name), async (connection) => {
+      const number = await this.store.lists.number(connection, name);
+      return number === undefined ? undefined : work(connection, number);
+    });
+  }
+
   completed(mark: Leased): Promise<boolean> {
     return this.#marks.add(mark, { separate: true });
+  }
+
+  /** Not for long: it has a connection meanwhile. Rejects with a `LockTimeoutError` if the transaction is still open. */
+  settled(mark: Leased): Promise<boolean> {
+    return this.keep((connection, how) =>
+      this.store.completion.settled(connection, mark, { ...how, waitMs: Math.min(how.waitMs, settledMs) }),
+    );
   }
 
   /**
@@ -131,7 +165,14 @@ export class QueueBatcher {
     }
   }
 
+  /** A call may remove jobs, in the transaction that it is a part of. */
+  removes(options: CallOptions): void {
+    const { scope } = placeOf(this.context, options, "queue");
+    if (scope) this.removals.add(scope.root);
+  }
+
   add(name: string, jobs: readonly NewJob[], options: CallOptions): Promise<readonly Added[]> {
+    if (jobs.some(({ replace }) => replace)) this.removes(options);
     return this.#line(name).batcher.add(jobs, options);
   }
 

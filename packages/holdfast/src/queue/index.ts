@@ -1,5 +1,5 @@
 export type { Older } from "../input/older.ts";
-export { JobLostError, PayloadError } from "./errors.ts";
+export { JobLostError, JobUndecidedError, PayloadError, WorkerLeftError } from "./errors.ts";
 export type { Job } from "./job.ts";
 export { jobs, workers } from "./jobs.ts";
 export { queues } from "./list.ts";

@@ -55,8 +55,11 @@ export class JobOf<P> implements Job<P> {
   readonly #batch: JobBatch;
   readonly #place: number;
   readonly #keeper: JobKeeper;
-  /** It was completed in a transaction, whose end is not known here. */
+  /** It may have been completed in a transaction, whose end is not known here. */
   marked = false;
+  /** Calls of `complete` that are not answered yet. */
+  completing = 0;
+  #ended = false;
   /** Made when somebody asks for it: most handlers do not. */
   #abort: AbortController | undefined;
   #aborted: Error | undefined;
@@ -105,19 +108,33 @@ export class JobOf<P> implements Job<P> {
     this.#abort?.abort(reason);
   }
 
+  /** @internal Its handler has ended: nobody completes it any more. */
+  end(): void {
+    this.#ended = true;
+  }
+
   async complete(tx: unknown): Promise<void> {
     const scope = scopeNamed(this.#keeper.context, tx, "job.complete");
     const { lost } = this.#batch;
     if (lost) throw new JobLostError(this.#keeper.name, this.id, lost);
-    const ours = await scope.work(
-      ({ connection }) => this.#keeper.complete(connection, { lease: this.#batch.lease, place: this.#place }),
-      undefined,
-      [`job ${this.id} of queue ${this.#keeper.name}`],
-    );
-    if (ours) {
-      this.marked = true;
-      return;
-    }
+    if (this.#ended)
+      throw new JobLostError(
+        this.#keeper.name,
+        this.id,
+        undefined,
+        "its handler has ended, and with it the job. End the transaction without committing, and await it in the handler",
+      );
+    this.marked = true;
+    this.completing++;
+    const ours = await scope
+      .work(
+        ({ connection }) =>
+          this.#keeper.complete(connection, { lease: this.#batch.lease, place: this.#place }),
+        undefined,
+        [`job ${this.id} of queue ${this.#keeper.name}`],
+      )
+      .finally(() => this.completing--);
+    if (ours) return;
     const error = new JobLostError(this.#keeper.name, this.id);
     this.abort(error);
     throw error;

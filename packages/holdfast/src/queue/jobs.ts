@@ -43,6 +43,6 @@ async function ask<T>(
   work: (lists: QueueLists<Connection>, connection: Connection) => Promise<T>,
 ): Promise<T> {
   const { context, store } = queueBatcherOf(hf, call);
-  const place = placeOf(context, {}, call);
+  const place = placeOf(context, undefined, call);
   return send(context, place, { names: ["queues"] }, (connection) => work(store.lists, connection));
 }

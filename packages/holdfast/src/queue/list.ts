@@ -17,7 +17,7 @@ export async function queues(
   const found = await Promise.all(
     instancesOf(hf, "queues").all.map((instance) => {
       const { context, store } = queueBatcherOf(instance);
-      const place = placeOf(context, {}, "queues");
+      const place = placeOf(context, undefined, "queues");
       return send(context, place, { names: ["queues"] }, (connection) =>
         store.lists.queues(connection, names),
       );
@@ -29,6 +29,17 @@ export async function queues(
     (a, b) => ({ name: a.name, ...sumOfCounts(a, b) }),
   );
 }
+
+/** Of a queue that is not there yet. */
+export const noJobs: QueueCounts = {
+  waiting: 0,
+  delayed: 0,
+  running: 0,
+  failed: 0,
+  workers: 0,
+  paused: false,
+  oldest: undefined,
+};
 
 export function sumOfCounts(a: QueueCounts, b: QueueCounts): QueueCounts {
   const oldest = [a.oldest, b.oldest].filter((each) => each !== undefined);

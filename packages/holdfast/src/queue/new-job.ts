@@ -1,7 +1,7 @@
 /** A job to be enqueued, checked. */
 import type { CallOptions } from "../batch/calls.ts";
 import { UsageError } from "../seam/errors.ts";
-import { checkJson, checkMoment, checkText, checkWhole } from "../input/values.ts";
+import { checkJson, checkMoment, checkText, checkUnchanged, checkWhole } from "../input/values.ts";
 import { largest, longestMs, longestName } from "./limits.ts";
 import type { Payloads } from "./payload.ts";
 import type { NewJob } from "./store.ts";
@@ -20,7 +20,9 @@ export async function newJob<Input>(
 ): Promise<NewJob> {
   checkOptions(options);
   const { key, group, priority = 0, runAt, delayMs, onDuplicate } = options;
+  // A schema may make of the text what the type says.
   if (payloads.hasSchema) await payloads.check(payload);
+  else checkUnchanged("enqueue", "the payload", payload);
   const json = checkJson("enqueue", "the payload", payload);
   // A character has up to three bytes.
   const bytes = json.length * 3 > largest ? Buffer.byteLength(json) : 0;

@@ -10,7 +10,7 @@ import { type Address, type Instances, instancesOf } from "../shards/shards.ts";
 import { type QueueBatcher, queueBatcherOf } from "./batcher.ts";
 import type { Job } from "./job.ts";
 import { largestTogether } from "./limits.ts";
-import { sumOfCounts } from "./list.ts";
+import { noJobs, sumOfCounts } from "./list.ts";
 import { type JobOptions, jobNames, newJob } from "./new-job.ts";
 import { Payloads } from "./payload.ts";
 import { settingsOf } from "./settings.ts";
@@ -177,10 +177,10 @@ export class Queue<Input, Output = Input> {
   async counts(): Promise<QueueCounts> {
     const all = await Promise.all(
       this.#batchers.map((batcher) =>
-        this.#call(batcher, (connection, number) => batcher.store.lists.counts(connection, number)),
+        batcher.look(this.name, (connection, number) => batcher.store.lists.counts(connection, number)),
       ),
     );
-    return all.reduce(sumOfCounts);
+    return all.reduce<QueueCounts>((sum, each) => (each ? sumOfCounts(sum, each) : sum), noJobs);
   }
 
   /** Jobs that have failed for good, by their ids. Of one database. */
@@ -192,16 +192,17 @@ export class Queue<Input, Output = Input> {
     if (after !== undefined) checkWhole("failed", "after", after);
     checkRows("failed", "limit", limit, 100_000);
     const batcher = this.#one("failed");
-    return this.#call(batcher, (connection, number) =>
+    const found = await batcher.look(this.name, (connection, number) =>
       batcher.store.lists.failed(connection, number, after, limit),
     );
+    return found ?? [];
   }
 
   /** Where a job is, and how it stands; undefined if it has ended. Looks into what runs, so it is for people to ask. */
   async inspect(id: number): Promise<JobView | undefined> {
     checkWhole("inspect", "id", id);
     const batcher = this.#one("inspect");
-    return this.#call(batcher, (connection, number) => batcher.store.lists.find(connection, number, id));
+    return batcher.look(this.name, (connection, number) => batcher.store.lists.find(connection, number, id));
   }
 
   /**
@@ -236,6 +237,7 @@ export class Queue<Input, Output = Input> {
   async discard(ids: number | readonly number[], options: StepOptions = {}): Promise<number> {
     checkNames("discard", options, stepOptions);
     const batcher = this.#one("discard");
+    batcher.removes({});
     const count = await inChunks(
       this.#on(batcher),
       idsOf("discard", ids),

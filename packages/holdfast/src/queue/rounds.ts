@@ -21,6 +21,8 @@ interface RoundsContext {
   readonly notifier: { hears(): boolean; notify(queue: string): void };
   readonly store: QueueStore<Connection>;
   ask<T>(work: (connection: Connection, how: How) => Promise<T>): Promise<T>;
+  /** Of what a worker has. */
+  keep<T>(work: (connection: Connection, how: How) => Promise<T>): Promise<T>;
 }
 
 /** One worker, as the others of its instance need to know it. */
@@ -132,7 +134,7 @@ export class Rounds {
     if (members.size === 0) return;
     const { store } = this.#batcher;
     try {
-      const alive = await this.#batcher.ask((connection, how) =>
+      const alive = await this.#batcher.keep((connection, how) =>
         store.workers.beat(connection, [...members.keys()], how),
       );
       for (const [id, member] of members)
@@ -224,7 +226,7 @@ export class Rounds {
             for (const member of members) member.lock = lock;
             const ids = members.flatMap(({ id }) => id ?? []);
             await this.#batcher
-              .ask((connection, how) => store.workers.locked(connection, ids, lock, how))
+              .keep((connection, how) => store.workers.locked(connection, ids, lock, how))
               .catch((error: unknown) => this.#trouble(error));
           }
           await Promise.race([lost.promise, aborted(signal)]);

@@ -250,9 +250,12 @@ export interface QueueStore<C extends Connection> {
   ): Promise<readonly Added[]>;
   /** Each job is given to one worker; nobody else gets it before it comes back. */
   claim(connection: C, call: ClaimCall, how: How): Promise<JobClaim>;
-  /** The leases that are still this worker's; what belongs to others changes nothing. Twice is as once. */
+  /**
+   * The leases that are still this worker's; what belongs to others changes nothing. A job that was completed in a committed
+   * transaction has not failed, whatever is said of it. Twice is as once.
+   */
   finish(connection: C, call: Finish, how: How): Promise<ReadonlySet<number>>;
-  /** What has not been started goes back as it was, without counting as an attempt. Twice is as once. */
+  /** What has not been started goes back as it was, without counting as an attempt. What was completed does not. Twice is as once. */
   giveBack(connection: C, worker: number, unstarted: readonly Leased[], how: How): Promise<void>;
   /** For dead workers, whose jobs others get, and then for jobs. */
   look(connection: C, look: QueueLook, how: How): Promise<Looked>;
@@ -288,8 +291,13 @@ export interface QueueWorkers<C extends Connection> {
 export interface QueueCompletion<C extends Connection> {
   /** In that transaction. False: it is not this worker's any more. */
   complete(connection: C, worker: number, job: Leased, how: How): Promise<boolean>;
-  /** Whether these were completed in a transaction that was committed. */
+  /** Whether these are known to have been completed in a transaction that was committed. Waits for nobody. */
   completed(connection: C, of: readonly Leased[], how: How): Promise<readonly boolean[]>;
+  /**
+   * Whether this one was. Waits for a transaction that has completed it and may still commit, as long as `how` says: then it fails, as
+   * any wait for a lock. Nobody completes the job meanwhile who has not begun to.
+   */
+  settled(connection: C, job: Leased, how: How): Promise<boolean>;
 }
 
 /** Jobs in the transaction of their handlers: `tend` beside it, the rest inside. */
@@ -323,7 +331,7 @@ export interface QueueTransactional<C extends Connection> {
   ): Promise<ClaimedJob | undefined>;
   /** A savepoint for the next one. `saved`: that of the one before is there, and not needed any more. */
   another(connection: C, savepoint: string, saved: boolean): Promise<void>;
-  /** They are done, or have failed and were rolled back. */
+  /** They are done, or have failed and were rolled back. Throws if one of them is not there. */
   settle(
     connection: C,
     queue: number,
@@ -359,6 +367,8 @@ export interface QueueAdministration<C extends Connection> {
 
 /** For people who look. Nothing is made, or locked, by asking. */
 export interface QueueLists<C extends Connection> {
+  /** Undefined: there is no such queue. Nothing is made by asking. */
+  number(connection: C, queue: string): Promise<number | undefined>;
   counts(connection: C, queue: number): Promise<QueueCounts>;
   /** All of them, or those of these names that are there, by name. */
   queues(connection: C, names: readonly string[] | undefined): Promise<readonly QueueInfo[]>;

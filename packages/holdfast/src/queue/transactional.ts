@@ -1,4 +1,5 @@
 /** Short jobs, each in a transaction that its claim is a part of: a crash rolls both back, and there is no lease. */
+import { SerializationError } from "../seam/errors.ts";
 import { sleep } from "../waiting/wait.ts";
 import type { QueueBatcher } from "./batcher.ts";
 import type { TransactionalJob, Worker } from "./types.ts";
@@ -10,6 +11,8 @@ import { HandlerFailure, JobTransactions, type Turn, togetherMs } from "./worker
 
 /** What is due is looked for this often while there are other jobs. */
 const dueMs = 100;
+/** Pauses after a transaction that failed grow to this. */
+const longestPauseMs = 5000;
 
 export class TransactionalWorker<P> implements Worker {
   readonly done: Promise<void>;
@@ -117,12 +120,14 @@ export class TransactionalWorker<P> implements Worker {
           await this.#transactions.failAlone(last, error).catch(trouble);
           continue;
         }
-        trouble(error);
+        // Workers that want the same jobs refuse each other in serializable transactions. It is trouble once the pauses grow no longer.
+        const contended = error instanceof SerializationError && pause < longestPauseMs;
+        if (!contended) trouble(error);
         if (last && batch > 1) alone = batch;
-        else if (last && this.#transactions.isToBlame(last, error))
+        else if (last && !contended && this.#transactions.isToBlame(last, error))
           await this.#transactions.failAlone(last, error).catch(trouble);
         await sleep(pause, signal).catch(() => {});
-        pause = Math.min(pause * 2, 5000);
+        pause = Math.min(pause * 2, longestPauseMs);
       }
     }
   }

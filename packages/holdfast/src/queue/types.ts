@@ -1,5 +1,6 @@
 /** Options of queues and of their calls, and what these give. */
 import type { Wait } from "../seam/database.ts";
+import type { HoldfastError } from "../seam/errors.ts";
 
 /** Any library that speaks Standard Schema (Zod, Valibot, ArkType, …): https://standardschema.dev */
 export interface StandardSchema<Input, Output = Input> {
@@ -109,8 +110,11 @@ export interface WorkOptions {
    * is found within about two seconds, where sessions can be kept.
    */
   readonly ttlMs?: number;
-  /** What went wrong in the worker itself, not in a handler: it goes on. Default: a warning on stderr. */
-  readonly onTrouble?: (error: unknown) => void;
+  /**
+   * What went wrong in the worker itself, not in a handler: it goes on. The driver's error is the `cause`. Default: a warning on
+   * stderr.
+   */
+  readonly onTrouble?: (error: HoldfastError) => void;
 }
 
 export interface Worker extends AsyncDisposable {

@@ -1,7 +1,8 @@
 /** What a worker is told, checked; and its start, in each database of its queue. */
-import { UsageError, message } from "../seam/errors.ts";
+import { type HoldfastError, UsageError, message } from "../seam/errors.ts";
 import { emit } from "../events/events.ts";
 import { checkNames, checkSignal } from "../input/options.ts";
+import { troubleOf } from "../transaction/present.ts";
 import { milliseconds } from "../waiting/wait.ts";
 import { backoffOf } from "./backoff.ts";
 import type { QueueBatcher } from "./batcher.ts";
@@ -40,20 +41,24 @@ export function work<Output>(
   handler: (job: never, tx: never) => unknown,
   options: TheirOptions,
 ): Worker {
+  if (typeof (handler as unknown) !== "function")
+    throw new UsageError("work(handler, options): the handler must be a function");
   checkNames("work", options, workOptions);
   const { name, batchers } = queue;
   // Throws here, and not later, where nobody listens, if the engine has none.
   for (const { store } of batchers) void store;
   const { signal, transactional } = options;
-  const settings = workerSettings(queue, options);
-  const started = batchers.map(
-    (batcher) =>
-      new Starting(batcher, name, queue.settings, settings.trouble, signal, (number, stop) =>
-        transactional
-          ? new TransactionalWorker(batcher, { ...settings, number }, handler as never, stop)
-          : new QueueWorker(batcher, { ...settings, number }, handler as never, stop),
-      ),
-  );
+  const terms = workerSettings(queue, options);
+  const started = batchers.map((batcher) => {
+    const trouble = (error: unknown) =>
+      terms.trouble(troubleOf(batcher.context.database, error, `queue ${batcher.context.show(name)}`));
+    const settings = { ...terms, trouble };
+    return new Starting(batcher, name, queue.settings, trouble, signal, (number, stop) =>
+      transactional
+        ? new TransactionalWorker(batcher, { ...settings, number }, handler as never, stop)
+        : new QueueWorker(batcher, { ...settings, number }, handler as never, stop),
+    );
+  });
   const [only, ...more] = started as [Starting, ...Starting[]];
   return more.length === 0 ? only : new Crew(started);
 }
@@ -62,10 +67,14 @@ export function work<Output>(
 function workerSettings<Output>(
   { name, settings, payloads, backoff }: WorkedQueue<Output>,
   options: TheirOptions,
-): Omit<WorkerSettings<Output>, "number"> {
+): Omit<WorkerSettings<Output>, "number" | "trouble"> & { trouble(error: HoldfastError): void } {
   const { concurrency = 10, signal, pollMs = 1000, ttlMs = 30_000, transactional } = options;
   const { batch = transactional ? 25 : 500 } = options;
-  const trouble = options.onTrouble ?? warner(name);
+  const tell = options.onTrouble ?? warner(name);
+  const trouble = (error: HoldfastError) => {
+    emit("holdfast:queue:trouble", () => ({ queue: name, error }));
+    tell(error);
+  };
   checkSignal(signal);
   for (const [what, value] of [
     ["concurrency", concurrency],
@@ -96,7 +105,6 @@ function warner(queue: string): (error: unknown) => void {
   let said = "";
   let at = 0;
   return (error) => {
-    emit("holdfast:queue:trouble", () => ({ queue, error }));
     const text = `The worker of queue ${JSON.stringify(queue)} goes on after: ${message(error)}`;
     if (text === said && performance.now() - at < 60_000) return;
     said = text;

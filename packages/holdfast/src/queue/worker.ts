@@ -3,6 +3,7 @@ import { emit } from "../events/events.ts";
 import { Pauses } from "../transaction/retry.ts";
 import { sleep } from "../waiting/wait.ts";
 import type { QueueBatcher } from "./batcher.ts";
+import { WorkerLeftError } from "./errors.ts";
 import type { Job } from "./job.ts";
 import type { Worker } from "./types.ts";
 import { ClaimSize } from "./worker/claim-size.ts";
@@ -43,7 +44,12 @@ export class QueueWorker<P> implements Worker {
     const handlers = (this.#handlers = new Handlers({ ...parts, leases, endings, size, freed }, handler));
     this.#claims = new Claims({ ...parts, leases, handlers, size });
     this.done = life.done;
-    life.stopping.addEventListener("abort", () => this.#claims.wake(), { once: true });
+    const onStop = () => {
+      this.#claims.wake();
+      // By itself: a claim that is under way may wait for the connection that a handler has.
+      life.later(life.patienceMs, () => handlers.breakOff());
+    };
+    life.stopping.addEventListener("abort", onStop, { once: true });
     life.begin(() => this.#run(), signal);
   }
 
@@ -61,12 +67,7 @@ export class QueueWorker<P> implements Worker {
     const { running } = this.#handlers;
     this.#leases.dropAll();
     const { queue, trouble } = this.#settings;
-    trouble(
-      new Error(
-        `The worker of queue ${JSON.stringify(queue)} was stopped and left without having come to an end (handlers that still run: ${running}): ` +
-          `what it had not written down runs again elsewhere`,
-      ),
-    );
+    trouble(new WorkerLeftError(queue, running));
   }
 
   async #run(): Promise<void> {
@@ -138,18 +139,13 @@ export class QueueWorker<P> implements Worker {
     await this.#claims.settled();
     // What has not been started does not have to wait for what runs.
     const unstarted = this.#handlers.takeWaiting();
-    const impatient = setTimeout(() => this.#handlers.breakOff(), this.#life.patienceMs);
-    try {
-      if (this.#leases.mayBeAstray) await this.#returnAstray();
-      await this.#return(unstarted);
-      while (this.#handlers.running > 0 && !this.#life.left) await sleep(5);
-      if (this.#life.left) return;
-      await this.#return(this.#handlers.brokenOff);
-      await this.#endings.drain(this.#leases.endEmpty());
-      await this.#member.retire();
-    } finally {
-      clearTimeout(impatient);
-    }
+    if (this.#leases.mayBeAstray) await this.#returnAstray();
+    await this.#return(unstarted);
+    while (this.#handlers.running > 0 && !this.#life.left) await sleep(5);
+    if (this.#life.left) return;
+    await this.#return(this.#handlers.brokenOff);
+    await this.#endings.drain(this.#leases.endEmpty());
+    await this.#member.retire();
   }
 
   async #return(items: readonly BatchItem[]): Promise<void> {

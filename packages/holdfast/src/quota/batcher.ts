@@ -3,6 +3,7 @@ import { Batcher } from "../batch/batcher.ts";
 import { Remembered } from "../batch/remembered.ts";
 import { type CallAbout, type CallOptions, type Sent, placeOf, send } from "../batch/calls.ts";
 import type { Connection } from "../seam/database.ts";
+import { UnsupportedError } from "../seam/errors.ts";
 import { storeOf } from "../transaction/instance.ts";
 import { type InstanceContext, contextOf } from "../transaction/scope.ts";
 import type { How, Soon } from "../seam/store.ts";
@@ -48,6 +49,15 @@ class NamedWindows {
     this.#sentAt = performance.now();
   }
 }
+
+/** How often windows are named anew before the call is given up: the first answer tells the database's time. */
+const mostRounds = 10;
+
+const clocksApart = () =>
+  new UnsupportedError(
+    `quota: after ${mostRounds} answers the database's time was in none of the windows that the call had named. ` +
+      "Its clock, or that of this machine, jumps: let both be kept by NTP",
+  );
 
 /** With more, the answers of a batch come so late that callers wait for each other. */
 const most = 256;
@@ -98,13 +108,15 @@ export class QuotaBatcher {
     work: (connection: Connection, definitionOf: DefinitionOf, how: How) => Soon<T | Late>,
     about: CallAbout & { readonly ms?: number },
   ): Promise<T> {
-    const place = placeOf(this.context, options ?? {}, "quota");
+    const place = placeOf(this.context, options, "quota");
     return send(this.context, place, about, async (connection, how) => {
-      for (const windows = new NamedWindows(); ; windows.extend()) {
+      const windows = new NamedWindows();
+      for (let round = 1; round <= mostRounds; round++, windows.extend()) {
         const answer = await work(connection, windows.at(this.#skew), how);
         if (!("late" in answer)) return answer;
         this.#skew = answer.late - Date.now();
       }
+      throw clocksApart();
     });
   }
 
@@ -115,7 +127,8 @@ export class QuotaBatcher {
   ): Promise<readonly Decided[]> {
     const { again } = sent;
     const windows = new NamedWindows();
-    for (let make = false; ; make = true, windows.extend()) {
+    let make = false;
+    for (let round = 1; round <= mostRounds; round++, make = true, windows.extend()) {
       const definitions: Definition[] = [];
       const places = new Map<UsePart["quota"], number>();
       const buckets: Bucket[] = [];
@@ -154,6 +167,7 @@ export class QuotaBatcher {
       let next = 0;
       return calls.map((parts) => answer.verdicts.slice(next, (next += parts.length)));
     }
+    throw clocksApart();
   }
 
   /** Some of these count on another of several databases: those calls go there, and the others are decided here. */

@@ -3,6 +3,7 @@ import { randomUUID } from "node:crypto";
 import { callNames } from "../batch/calls.ts";
 import { checkId, checkJson, checkWhole, optionalText, subjectText } from "../input/values.ts";
 import { UsageError } from "../seam/errors.ts";
+import { ownPrefixes } from "./decide/own-id.ts";
 import type { EntryOptions, Subject } from "./types.ts";
 
 const entryNames = ["id", ...callNames, "by", "source", "reference", "metadata"];
@@ -16,9 +17,6 @@ export const grantOptions = new Set([...entryNames, "expiresAt", "priority"]);
 export const refundOptions = new Set([...entryNames, "amount"]);
 /** Of what has an id that follows from what it is about. */
 export const unnamedOptions = new Set(entryNames.filter((each) => each !== "id"));
-
-/** Ids that follow from others. */
-const ownPrefixes = ["settle:", "release:", "refund:", "revoke:", "rollup:"];
 
 export function checkAmount(amount: number, least = 1): void {
   checkWhole("quota", "an amount", amount, least);

@@ -10,7 +10,7 @@ import type { How, Soon } from "../seam/store.ts";
 import { quotaBatcherOf } from "./batcher.ts";
 import type { Buckets } from "./buckets.ts";
 import { readNames, readOptions, textOf } from "./checks.ts";
-import { isAway } from "./homes.ts";
+import { homesOf, isAway } from "./homes.ts";
 import type { BucketName, Elsewhere, QuotaEntry, QuotaLists } from "./store.ts";
 import type { Grant, HistoryEntry, Pruned, ReadOptions, Reconciliation, Subject } from "./types.ts";
 
@@ -74,6 +74,11 @@ export class Ledger {
     const bucket = { quota: terms.name, subject: textOf(subject), limit: await terms.limitOf(subject) };
     const repair = options.repair ? { id: randomUUID(), trust } : undefined;
     const about = { names: [this.#buckets.nameOf(bucket.subject)], id: repair?.id, ms: patienceMs };
+    const homes = homesOf(this.#buckets.instances);
+    homes.refuseInside("reconcile");
+    // What is not there cannot be compared with anything, nor be mended.
+    const lost = await homes.lost(bucket);
+    if (lost.length > 0) return { ok: false, entries: 0, findings: lost, repaired: false };
     const { findings, entries, repaired } = await this.#buckets.run(
       "reconcile",
       bucket.subject,

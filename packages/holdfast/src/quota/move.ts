@@ -48,6 +48,12 @@ const mostRounds = 10;
 /** Each takes a connection of two databases: two that go in opposite directions would wait for each other's. */
 const turns = new WeakMap<Homes, Turns>();
 
+function inTurn<T>(homes: Homes, work: () => Promise<T>): Promise<T> {
+  let queue = turns.get(homes);
+  if (!queue) turns.set(homes, (queue = new Turns(1)));
+  return queue.run(work);
+}
+
 export async function moveSubject(
   shards: object,
   subject: Subject,
@@ -64,20 +70,97 @@ export async function moveSubject(
   for (const name of quotas ?? []) checkText(call, "quotas", name);
   const text = textOf(subject);
   const homes = homesOf(instancesOf(shards, call));
+  homes.refuseInside(call);
   checkWhole(call, "to", to, 0, homes.all.length - 1);
-  let queue = turns.get(homes);
-  if (!queue) turns.set(homes, (queue = new Turns(1)));
-  return queue.run(async () => {
+  return inTurn(homes, async () => {
     const names = new Set(quotas ?? (await homes.quotas(options)));
     const all = [...names].map((quota) => ({ quota, subject: text }));
     return new Mover(homes, options).run(all, quotas !== undefined);
   });
 }
 
+/** All buckets that are where no route and no move has put them: to where they are routed to. Resolves to how many. */
+export async function settleSubjects(
+  shards: object,
+  options: Omit<MoveOptions, "to" | "quotas">,
+): Promise<number> {
+  const call = "shards.settle";
+  checkNames(call, options, new Set(["wait", "deadline", "signal"]));
+  const instances = instancesOf(shards, call);
+  const homes = homesOf(instances);
+  homes.refuseInside(call);
+  let count = 0;
+  for (const instance of homes.all) {
+    const quotas = await homes.ask(
+      instance,
+      [],
+      (moves, connection, how) => moves.quotas(connection, how),
+      options,
+    );
+    for (const quota of quotas) {
+      for (let after: string | undefined, page = mostSubjects; page === mostSubjects;) {
+        const found = await subjectsOn(instance, quota, after);
+        for (const subject of found)
+          count += await settleSubject(shards, instance, quotas, { quota, subject }, options);
+        after = found.at(-1);
+        page = found.length;
+      }
+    }
+  }
+  return count;
+}
+
+const mostSubjects = 500;
+
+async function subjectsOn(
+  instance: object,
+  quota: string,
+  after: string | undefined,
+): Promise<readonly string[]> {
+  const context = contextOf(instance, "shards.settle");
+  const found = await send(
+    context,
+    placeOf(context, { separate: true }, "shards.settle"),
+    { names: [`quota ${quota}`] },
+    async (connection, how) =>
+      storeOf(context, "quotas", "shards.settle").lists.subjects(
+        connection,
+        quota,
+        { after, most: mostSubjects, of: undefined },
+        how,
+      ),
+  );
+  return found.map(({ subject }) => subject);
+}
+
+/** With all that the subject has on the same database, and that goes to the same one. */
+async function settleSubject(
+  shards: object,
+  instance: object,
+  quotas: readonly string[],
+  { quota, subject }: BucketName,
+  options: Omit<MoveOptions, "to" | "quotas">,
+): Promise<number> {
+  const instances = instancesOf(shards, "shards.settle");
+  const homes = homesOf(instances);
+  const home = instances.at(quota, subject);
+  // Where it was moved to on purpose it stays.
+  if (home === instance || (await homes.find(home, { quota, subject }))?.to !== undefined) return 0;
+  const together = quotas
+    .filter((name) => instances.at(name, subject) === home)
+    .map((name) => ({ quota: name, subject }));
+  const moved = await inTurn(homes, () =>
+    new Mover(homes, { ...options, to: homes.all.indexOf(home) }).run(together, false),
+  );
+  return moved.length;
+}
+
 export async function homeOf(shards: object, quota: string, subject: Subject): Promise<object> {
-  checkText("shards.home", "quota", quota);
-  const homes = homesOf(instancesOf(shards, "shards.home"));
-  const { instance } = await homes.locate({ quota, subject: textOf(subject) });
+  const call = "shards.home";
+  checkText(call, "quota", quota);
+  const homes = homesOf(instancesOf(shards, call));
+  homes.refuseInside(call);
+  const { instance } = await homes.locate(call, { quota, subject: textOf(subject) });
   return instance;
 }
 
@@ -124,7 +207,7 @@ class Mover {
     make: boolean,
   ): Promise<ReadonlyMap<object, readonly BucketName[]>> {
     const found = await Promise.all(
-      buckets.map(async (bucket) => ({ bucket, ...(await this.#homes.locate(bucket)) })),
+      buckets.map(async (bucket) => ({ bucket, ...(await this.#homes.locate("shards.move", bucket)) })),
     );
     const left = found.filter(({ instance, made }) => instance !== this.#target && (made || make));
     const groups = Map.groupBy(left, ({ instance }) => instance);

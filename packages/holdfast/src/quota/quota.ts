@@ -20,6 +20,7 @@ import {
   textOf,
   unnamedOptions,
 } from "./checks.ts";
+import { ownId } from "./decide/own-id.ts";
 import { QuotaExceededError } from "./errors.ts";
 import { Ledger } from "./ledger.ts";
 import type { BucketStanding } from "./store.ts";
@@ -95,17 +96,23 @@ export class Quota {
     checkNames("settle", options, unnamedOptions);
     checkAmount(actual, 0);
     const of = checkId("settle", "hold", hold);
-    const id = `settle:${of}`;
+    const id = ownId("settle", of);
     const done = await this.#buckets.amend(subject, options, { kind: "settle", id, of, amount: actual });
     if (done.kind === "refused") throw this.#exceeded(subject, actual, done);
     const replayed = done.kind === "before";
-    return { ...this.#terms.standing(done), granted: true, id: `settle:${hold}`, amount: actual, replayed };
+    return {
+      ...this.#terms.standing(done),
+      granted: true,
+      id: ownId("settle", hold),
+      amount: actual,
+      replayed,
+    };
   }
 
   async release(subject: Subject, hold: string, options: Omit<EntryOptions, "id"> = {}): Promise<void> {
     checkNames("release", options, unnamedOptions);
     const of = checkId("release", "hold", hold);
-    await this.#buckets.amend(subject, options, { kind: "release", id: `release:${of}`, of });
+    await this.#buckets.amend(subject, options, { kind: "release", id: ownId("release", of), of });
   }
 
   /** Gives back of what an entry used: all that is left of it, or some. Never more than it was. */
@@ -119,7 +126,7 @@ export class Quota {
     const of = checkReference("refund", "entry", entry, ["settle:"]);
     const { amount } = options;
     const id =
-      options.id !== undefined ? idOf(options.id) : amount === undefined ? `refund:${of}` : randomUUID();
+      options.id !== undefined ? idOf(options.id) : amount === undefined ? ownId("refund", of) : randomUUID();
     const done = await this.#buckets.amend(subject, options, { kind: "refund", id, of, amount });
     return { ...this.#terms.standing(done), id, amount: done.amount, replayed: done.kind === "before" };
   }
@@ -145,7 +152,7 @@ export class Quota {
   ): Promise<QuotaStanding & { readonly amount: number; readonly replayed: boolean }> {
     checkNames("revoke", options, unnamedOptions);
     const of = checkId("revoke", "grant", grant);
-    const done = await this.#buckets.amend(subject, options, { kind: "revoke", id: `revoke:${of}`, of });
+    const done = await this.#buckets.amend(subject, options, { kind: "revoke", id: ownId("revoke", of), of });
     return { ...this.#terms.standing(done), amount: done.amount, replayed: done.kind === "before" };
   }
 

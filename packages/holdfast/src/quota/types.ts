@@ -3,7 +3,7 @@ import type { Wait } from "../seam/database.ts";
 import type { Period } from "../time/windows.ts";
 
 /** Whom a limit is for: text, a number, or several dimensions such as `{ org: "acme", model: "large" }`. */
-export type Subject = string | number | bigint | Readonly<Record<string, string | number>>;
+export type Subject = string | number | bigint | Readonly<Record<string, string | number | bigint>>;
 
 export interface QuotaOptions {
   /** Its buckets and entries are kept under this name. */

@@ -56,7 +56,7 @@ export class ScheduleCalls implements RunKeeper {
 
   /** In the transaction of the same instance whose body calls, if there is one. What it does may be done again. */
   call<T>(work: (connection: Connection, how: How) => Promise<T>): Promise<T> {
-    return send(this.context, placeOf(this.context, {}, "schedule"), this.about, work);
+    return send(this.context, placeOf(this.context, undefined, "schedule"), this.about, work);
   }
 
   /** A statement of its own, again after a failure that may pass. */

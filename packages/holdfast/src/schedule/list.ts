@@ -28,7 +28,7 @@ async function ask<T>(
   work: (store: Schedules<Connection>["administration"], connection: Connection, how: How) => Soon<T>,
 ): Promise<T> {
   const context = contextOf(hf, call);
-  return send(context, placeOf(context, {}, call), { names: [call] }, async (connection, how) =>
+  return send(context, placeOf(context, undefined, call), { names: [call] }, async (connection, how) =>
     work(storeOf(context, "schedules", call).administration, connection, how),
   );
 }

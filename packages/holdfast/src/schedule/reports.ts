@@ -1,7 +1,7 @@
 /** What goes wrong with a schedule, for whoever is told of it. */
 import { emit } from "../events/events.ts";
-import { message } from "../seam/errors.ts";
-import { described } from "../seam/thrown.ts";
+import { HoldfastError, UsageError, message } from "../seam/errors.ts";
+import { described, isOpaque } from "../seam/thrown.ts";
 import type { ScheduleDefinition } from "./definition.ts";
 import { ScheduleError } from "./errors.ts";
 
@@ -26,6 +26,15 @@ export class Reports {
     process.emitWarning(`The schedule ${of} failed: ${text(error)}`, "HoldfastWarning");
   }
 
+  /** Between runs. What the database says comes as one of ours; anything else is of a function of the caller's own. */
+  trouble(error: unknown, what = ""): void {
+    const ours = !isOpaque(error) && error instanceof HoldfastError;
+    const { name } = this.#definition;
+    this.report(
+      ours ? error : new UsageError(`schedule ${name}: ${what}${message(error)}`, "HF_USAGE", error),
+    );
+  }
+
   died(tick: Date): void {
     const { name, terms } = this.#definition;
     const { attempts: attempt } = terms;
@@ -48,7 +57,7 @@ export class Reports {
     try {
       return this.#definition.backoff(attempt);
     } catch (error) {
-      this.report(error);
+      this.trouble(error, "backoff threw: ");
       return 1000;
     }
   }

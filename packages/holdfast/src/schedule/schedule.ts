@@ -228,7 +228,7 @@ class ScheduleRunner<Native> implements Schedule {
         pauses.reset();
       } catch (error) {
         if (stop.aborted) return;
-        this.#reports.report(error);
+        this.#reports.trouble(error);
         ms = pauses.next();
       }
       await this.#sleep(ms, stop);

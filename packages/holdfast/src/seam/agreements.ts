@@ -16,6 +16,8 @@ export interface Agreed {
 
 /** `there`: undefined if there is no table for it, or no right to read it; `writable`: what is missing may be added. */
 export interface AgreedRead {
+  /** There is a table, and this user may not read it: the rights that are missing. */
+  readonly lacking?: readonly string[];
   readonly there: ReadonlyMap<AgreedName, Agreed> | undefined;
   readonly writable: boolean;
 }
@@ -34,6 +36,37 @@ export interface Agreements<C extends Connection> {
   ): Promise<Agreed | undefined>;
   /** Whoever has locks of this kind, or has written in a way that only their holders do. */
   holders(connection: C, strategy: Strategy): Promise<readonly Holder[]>;
+  /** Absent: statements check no number, and whoever changes the map waits until everybody has read it again. */
+  readonly map?: MapEpoch<C>;
+}
+
+/** The number of the map of several databases, that each statement which goes by it compares, whatever its snapshot is. */
+export interface MapEpoch<C extends Connection> {
+  read(connection: C): Promise<number>;
+  /**
+   * From now on statements that go by another number are refused. `since`: only while that is what is written down, so that a process
+   * which died has no effect on whoever goes on after it.
+   */
+  write(connection: C, epoch: number, since?: Agreed): Promise<void>;
+  /** Those that were let in before. `alone`: also by an instance that compares no number. */
+  users(connection: C, alone?: boolean): Promise<MapUsers>;
+  /** Fences that are given here are larger than this from now on. Returns the newest. */
+  fence(connection: C, least: number): Promise<number>;
+}
+
+export interface MapUsers {
+  /** Transactions that have compared the number, also those that have begun since; of `alone`: all that have touched our tables, and advisory locks. */
+  readonly transactions: ReadonlyMap<string, Holder>;
+  /** Sessions that hold locks. */
+  readonly sessions: readonly Holder[];
+  /** Until the last lease is over. */
+  readonly leasedMs: number;
+  /** Buckets say by its place in the list where they went. */
+  readonly moved: boolean;
+  /** The last place in the list that a bucket says it went to; undefined: none. */
+  readonly farthest: number | undefined;
+  /** A pattern has written something here already. */
+  readonly filled: boolean;
 }
 
 /**

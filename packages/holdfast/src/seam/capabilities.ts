@@ -129,6 +129,8 @@ export interface Capabilities {
    */
   readonly currentReads: Support;
   readonly connections: "many" | "one";
+  /** No other server feeds this one by replication. Otherwise a lock here excludes nobody who locks there. */
+  readonly primary: Support;
   /** Facts for the engine itself. */
   readonly details?: Readonly<Record<string, boolean | string>>;
 }
@@ -137,8 +139,10 @@ export interface Capabilities {
 export const patterns = ["quotas", "stock", "queues", "schedules", "audit"] as const;
 export type Pattern = (typeof patterns)[number];
 
-/** What a server says of itself. Of patterns only what this one does not allow, although the engine has them. */
-export type Probed = Omit<Capabilities, Pattern> & { readonly [name in Pattern]?: Unsupported | undefined };
+/** What a server says of itself. Patterns, and `primary`: only the reason why this server does not allow what the engine has. */
+export type Probed = Omit<Capabilities, Pattern | "primary"> & {
+  readonly [name in Pattern | "primary"]?: Unsupported | undefined;
+};
 
 /** With what follows from the engine's stores. */
 export function withPatterns(
@@ -156,6 +160,30 @@ export function withPatterns(
     queues: support("queues"),
     schedules: support("schedules"),
     audit: support("audit"),
+    primary: probed.primary ?? true,
+  };
+}
+
+/** What is left where no transaction can be opened: calls that are one statement. */
+export function withoutTransactions(found: Capabilities, gap: Unsupported): Capabilities {
+  return {
+    ...found,
+    transactionLocks: gap,
+    joinedLocks: gap,
+    sessionLocks: gap,
+    sharedLocks: gap,
+    rowLocks: gap,
+    tableLocks: gap,
+    once: gap,
+    savepoints: gap,
+    lockIsolation: [],
+    lockFirstIsolation: [],
+    isolation: [],
+    serverDeadline: gap,
+    commitOutcome: gap,
+    holders: gap,
+    foreignKeys: gap,
+    currentReads: gap,
   };
 }
 
@@ -199,6 +227,8 @@ export const capabilityMeanings: Readonly<Record<keyof Capabilities, string>> = 
   namedLocks: "whether `key.getLock` works; `by hf.hold`: there, and not for a transaction",
   currentReads: "whether a pattern's call inside of a transaction counts what was committed since that began",
   connections: "`many`, or `one` that all transactions queue up for",
+  primary:
+    "whether no other server is seen to feed this one by replication; otherwise locks and patterns are refused",
   details: "facts for the engine itself",
 };
 

@@ -5,11 +5,12 @@
  */
 import type { Agreements } from "./agreements.ts";
 import type { Audits } from "../audit/store.ts";
-import type { Capabilities, Probed, Strategy, Support } from "./capabilities.ts";
-import type { Holder } from "./errors.ts";
+import type { Capabilities, Probed, Strategy, Support, Unsupported } from "./capabilities.ts";
+import type { HiddenRows, Holder } from "./errors.ts";
 import type { LockView } from "./inspect.ts";
 import type { LockRequest } from "./key.ts";
 import type { Leases } from "./leases.ts";
+import type { Lexis } from "./redact.ts";
 import type { Replay } from "./replay.ts";
 import type { Remade, Routine, RoutineState } from "./routine.ts";
 import type { Schedules } from "../schedule/store.ts";
@@ -47,6 +48,8 @@ export interface Connection {
   cancel?(): Promise<void>;
   /** Calls back once, when the transaction that is open on it has ended. Absent where the client does not tell. */
   settled?(then: () => void): void;
+  /** For how long nothing had been sent when it was lost. Absent where the client passes on what the server said before it closed. */
+  quietMs?(): number | undefined;
 }
 
 export interface SqlConnection extends Connection {
@@ -56,6 +59,8 @@ export interface SqlConnection extends Connection {
   readonly pid?: number | undefined;
   /** This end of the socket, as "address port": a server that is told the same has nobody in between. */
   readonly socket?: string | undefined;
+  /** Whether a transaction is open on it, where the client knows without asking: false may mean that it is just being begun. */
+  isInTransaction?(): boolean;
   /** What our own things are called, if this instance has chosen that. */
   readonly names?: Names;
   /** As the database's: engines look into the errors of their own statements. */
@@ -121,6 +126,8 @@ export interface ClientTraits {
   readonly embedded: boolean;
   /** One connection for everybody in this process: transactions queue up behind one another. */
   readonly single: boolean;
+  /** Its calls return when they are done: one that waits for a transaction of this process keeps that from ending. */
+  readonly synchronous?: boolean;
 }
 
 /** What a connection is wanted for: a client with one connection for all must know who would wait for whom. */
@@ -160,13 +167,27 @@ export interface Lent<Native, C extends Connection> {
 
 /** How many connections a client's pool can have, and how many are given out. */
 export interface Room {
-  readonly max: number;
+  /** Undefined: the client does not say. */
+  readonly max: number | undefined;
   /** Undefined: the client does not say. */
   readonly out: number | undefined;
 }
 
 /** Told before somebody takes a connection; may refuse by throwing. `granted` settles when there is one; `place`: who asks. */
 export type Seen = (granted: () => Promise<void>, place?: () => string | undefined) => void;
+
+/**
+ * Told when somebody opens a transaction by the client's own means. What it returns runs the body of that: `native` is what the
+ * client hands to it. Undefined: it is one of ours.
+ */
+export interface Opening {
+  (): (<R>(native: unknown, body: () => R) => R) | undefined;
+  /**
+   * Told of one without a body, in the stack of the call that begins it. `above`: the function whose callers count. `isOpen`: whether
+   * the transaction goes on, as far as the client knows; asked only when it matters.
+   */
+  manual(isOpen: () => boolean, above: (...args: never[]) => unknown): void;
+}
 
 /** A query of the caller's own, made with the client's builder. */
 export interface QueryLock {
@@ -194,6 +215,11 @@ export interface Database<Native = unknown, C extends Connection = Connection> {
   forget?(native: Native): void;
   /** The connection inside a transaction that the caller opened and will end. Throws on what cannot be one. */
   join(native: Native): C;
+  /**
+   * What stands for the session of such a transaction, unless it is known to lead to the same database: then the server is asked.
+   * Absent where `join` knows by itself.
+   */
+  elsewhere?(native: Native): object | undefined;
   /** Ends what the adapter itself has opened; the caller's client stays open. */
   close?(): void | Promise<void>;
   /**
@@ -210,6 +236,10 @@ export interface Database<Native = unknown, C extends Connection = Connection> {
    * `inside`: whether the calling code is in a transaction's body, for clients that must remember where a query was made.
    */
   observe?(seen: Seen, inside: () => boolean): () => void;
+  /** Tells of transactions that the caller opens by the client's own means. Returns what ends that. */
+  openings?(opening: Opening): () => void;
+  /** Calls in such a transaction take part in it although they do not name it: its client is one that we have extended. */
+  readonly takesPart?: boolean;
   /**
    * Makes a builder's query, of the transaction's own client, one that locks what it selects; the result runs it.
    * Undefined: it is not such a query. Throws if this one cannot be locked.
@@ -248,9 +278,11 @@ export type Failure =
   | "schema-missing"
   | "denied"
   | "full"
+  | "storage"
   | "too-many-connections"
   | "lost"
-  | "unavailable";
+  | "unavailable"
+  | "map-changed";
 
 /** How long a lock may be waited for: milliseconds, or not at all. */
 export type Wait = number | "nowait";
@@ -309,6 +341,33 @@ export interface Begun {
   readonly identity?: string | undefined;
   /** Locks of the session, taken before BEGIN, to be given back after the end. */
   readonly sessionLocks?: readonly LockRequest[];
+  /** The server's own number of the transaction, by which others see it. */
+  readonly number?: string | undefined;
+  /** Other nodes commit it: one may have done so although COMMIT was answered with an error. */
+  readonly spread?: boolean;
+}
+
+/** A transaction whose connection is gone. */
+export interface LostTransaction<C extends Connection> {
+  readonly connection: C;
+  /** Undefined: BEGIN was not answered. */
+  readonly begun: Begun | undefined;
+  readonly capabilities: Capabilities | undefined;
+}
+
+/** A limit of time that the server has, by the name of its setting. */
+export interface ServerLimit {
+  readonly setting: string;
+  /** As the server writes it: "1s", "30 s". */
+  readonly value: string;
+}
+
+/** What was ended, perhaps by a limit of the server's. */
+export interface EndedByServer {
+  /** What was thrown, and what the connection was lost with, as engines know them; the first that says why is right. */
+  readonly errors: readonly DriverError[];
+  /** For so long nothing had been sent in the transaction when its connection was lost. Undefined: that is not known, or it was not. */
+  readonly quietMs: number | undefined;
 }
 
 /** A transaction that begins with the first statement in it. */
@@ -340,8 +399,18 @@ export interface Engine<C extends Connection = Connection> {
    * Throws if that cannot be their name. Absent where it cannot be chosen.
    */
   named?(schema: string): NamedEngine<C> | undefined;
+  /**
+   * Connections whose statements check, on the server, that the map of several databases is still the one of this number; undefined:
+   * it is not known yet. `stale`: told when one was refused. Absent where the server keeps no number.
+   */
+  checking?(epoch: () => number | undefined, stale: () => void): Pick<NamedEngine<C>, "on">;
   /** Asks the server once what it is and can do; refuses servers below the minimum, and a strategy it does not have. */
   probe(connection: C, traits: ClientTraits, wish?: Strategy): Promise<Probed>;
+  /**
+   * Throws `ReplicaError` if something between gives an answer a second time: an experiment, on a connection that is in no transaction. Absent
+   * where nothing stands between.
+   */
+  verifyReads?(connection: C, capabilities: Pick<Capabilities, "details">): Promise<void>;
   /** BEGIN, deadline and locks, in as few round trips as the client allows. Not granted: the caller rolls back. */
   begin(connection: C, open: Open): Promise<LockGrant & { begun?: Begun }>;
   /**
@@ -349,11 +418,28 @@ export interface Engine<C extends Connection = Connection> {
    * message with that. Undefined: not on this connection, or not this one. `open` is asked when it is begun.
    */
   beginLater?(connection: C, capabilities: Capabilities, open: () => Open): Later<C> | undefined;
+  /**
+   * Which database this is, and of which server: the same by whatever road. Undefined: that cannot be known. Asked inside a transaction,
+   * which goes on whatever the answer is, and begins no snapshot where locks would not.
+   */
+  whereabouts?(connection: C): Promise<string | undefined>;
   /** Resolves to whether the connection is fit for others. A COMMIT that became a ROLLBACK throws. */
   end(connection: C, how: "commit" | "rollback", begun: Begun): Promise<boolean>;
   /** Before a client's own COMMIT, which may not tell: throws if the transaction is no longer what was begun. */
   settle?(connection: C, begun: Begun): Promise<void>;
+  /**
+   * Whether the transaction that was begun is known to be over although nobody has called `end`: its body has sent COMMIT or ROLLBACK by
+   * itself. Asks nothing, so it is not always known.
+   */
+  isEnded?(connection: C): boolean;
   savepoint(connection: C, name: string, action: "set" | "release" | "rollback"): Promise<void>;
+  /** Locks of rows that were taken after a savepoint stay when it is rolled back to. */
+  readonly keepsUndoneLocks?: boolean;
+  /**
+   * Throws if no transaction is open on a connection of which the caller says so: what is written there would be kept at once.
+   * Absent where locks, which all that is written needs, prove it by themselves.
+   */
+  assertTransaction?(connection: C): Promise<void>;
   /** Locks inside a transaction, until its end. */
   lock(connection: C, call: LockCall): Promise<LockGrant>;
   /**
@@ -361,6 +447,11 @@ export interface Engine<C extends Connection = Connection> {
    * experiment with two connections. Throws `UnsupportedError` if not. Absent where it would need a table.
    */
   verifyLocks?(a: C, b: C): Promise<void>;
+  /**
+   * Opens a transaction and ends it: an experiment with a connection that may be lost by it. Returns the reason if something between
+   * refuses transactions, or seems to: it may have closed the connection without a word. Absent where nothing stands between.
+   */
+  verifyTransactions?(connection: C, capabilities: Capabilities): Promise<Unsupported | undefined>;
   /**
    * Undoes what came after the savepoint, or after the beginning, except these locks, which were taken there. For engines
    * that exclude at COMMIT only: what was decided under the locks is true if they can be committed. Throws if somebody else
@@ -378,6 +469,16 @@ export interface Engine<C extends Connection = Connection> {
   readonly tables?: Tables<C>;
   readonly leases?: Leases<C>;
   readonly replay?: Replay<C>;
+  /**
+   * Runs work on a connection that is in no transaction, with the settings of its session that statements rest on as they must be, and
+   * puts them back. Absent where statements rest on none.
+   */
+  withSettings?<T>(connection: C, capabilities: Capabilities, work: () => Promise<T>): Promise<T>;
+  /**
+   * Runs a call of a pattern that is a transaction by itself at READ COMMITTED, whatever sessions begin with. Absent where stores do so
+   * anyway.
+   */
+  apart?<T>(connection: C, capabilities: Capabilities, call: () => Promise<T>): Promise<T>;
   /** What it keeps for each pattern, or why it does not: the capabilities say the same. */
   readonly quotas: Support<Quotas<C>>;
   readonly stock: Support<StockStore<C>>;
@@ -388,6 +489,13 @@ export interface Engine<C extends Connection = Connection> {
   readonly agreements?: Agreements<C>;
   /** What became of a transaction whose connection died during COMMIT. */
   outcome?(connection: C, identity: string): Promise<Outcome>;
+  /**
+   * Whether `holdfast kill` says, at this moment, that it ended the transaction. Asked on another connection, as soon as the loss is
+   * noticed. False if there is nothing that the transaction could be known by.
+   */
+  wasKilled?(connection: C, lost: LostTransaction<C>): Promise<boolean>;
+  /** Which limit of the server's ended a transaction, or a statement. Asked on another connection. Undefined: none of them did. */
+  limit?(connection: C, ended: EndedByServer): Promise<ServerLimit | undefined>;
   holders?(
     connection: C,
     locks: readonly LockRequest[],
@@ -397,9 +505,15 @@ export interface Engine<C extends Connection = Connection> {
   inspect?(connection: C, capabilities: Capabilities): Promise<readonly LockView[]>;
   /** A statement for `tx.query`; engines without SQL leave it out. */
   query?(connection: C, statement: Statement): Promise<Result>;
+  /** How it reads statements, so that they can be shown without their values. Absent: they are not shown. */
+  readonly lexis?: Lexis;
   classify(error: DriverError): Failure | undefined;
   /** Why no other try would end otherwise, and what to do: something stands in between that cannot do what is needed. */
   hopeless?(error: DriverError): string | undefined;
+  /** Of an error of a statement that was a transaction by itself: whether another node may have committed it before that. */
+  mayBeKept?(error: DriverError, capabilities: Capabilities): boolean;
+  /** Of an error of one of our own statements: which of our tables hides rows, if that is what it says. */
+  hidden?(error: DriverError): HiddenRows | undefined;
   /**
    * Of an error about a lock: whether it came after a wait, and not of a statement that was not to wait. Undefined: it
    * does not say.
@@ -434,6 +548,8 @@ export interface Migrations<C extends Connection> {
   readonly all: readonly Migration[];
   /** Text of a statement, to be printed for other migration tools. */
   print(statement: Statement): string;
+  /** What is printed before and after all of them. */
+  readonly frame?: readonly [before: Statement, after: Statement];
   /** Writes down that one was applied, unless that is written already: no values, so that it can be printed. */
   record(migration: Migration): Statement;
   /** Those that were applied, also by a newer version that has more of them. */
@@ -442,6 +558,16 @@ export interface Migrations<C extends Connection> {
   apply(connection: C, begun: boolean): Promise<readonly (Migration | Remade)[]>;
   /** Absent where an engine has none. */
   readonly routines?: Routines<C>;
+  /** Absent where the database has no roles. */
+  readonly rights?: Rights<C>;
+}
+
+/** What a role needs to use every pattern and lock. It cannot migrate with that. */
+export interface Rights<C extends Connection> {
+  /** GRANT statements, each without its end. Throws if no role can have that name. */
+  grants(role: string): readonly string[];
+  /** What the role of this connection lacks, for people. The connection is in no transaction. */
+  lacking(connection: C): Promise<readonly string[]>;
 }
 
 /** What comes after the tables, and may be made again at any time. A changed signature, or meaning, is another name. */

@@ -53,8 +53,18 @@ function held({ holders }: Blocked, now = Date.now()): string {
   return ` Held by pid ${first.pid} (${first.application || "no application name"}, ${first.state}) since ${first.since.toISOString()}, ${seconds} s ago${more}.`;
 }
 
+/** "a, b, c", and of many "a, b, c, d, e and 12 more": a message is read by people. */
+export function some(names: readonly string[], separator = ", "): string {
+  const most = 5;
+  const more = names.length - most;
+  const shown = (more > 1 ? names.slice(0, most) : names).map((name) =>
+    name.length > 200 ? `${name.slice(0, 199)}…` : name,
+  );
+  return `${shown.join(separator)}${more > 1 ? ` and ${more} more` : ""}`;
+}
+
 function named(keys: readonly string[]): string {
-  return keys.length === 1 ? `lock ${keys[0]}` : `locks ${keys.join(", ")}`;
+  return `${keys.length === 1 ? "lock" : "locks"} ${some(keys)}`;
 }
 
 /** What happened to what: of a call that has a name. */
@@ -93,7 +103,7 @@ export class LockNotAvailableError extends HoldfastError {
   constructor(blocked: Blocked, usable = true) {
     super(
       "HF_LOCK_NOT_AVAILABLE",
-      `${blocked.keys.length === 1 ? "The lock" : "At least one of the locks"} ${blocked.keys.join(", ")} is taken, and the call was not to wait.${held(blocked)}${usable ? "" : ruined}` +
+      `${blocked.keys.length === 1 ? "The lock" : "At least one of the locks"} ${some(blocked.keys)} is taken, and the call was not to wait.${held(blocked)}${usable ? "" : ruined}` +
         ` Use \`wait: "skip"\` (or \`tryLock\`) to get an answer instead of an error, or \`wait: ms\` to wait.`,
       { retryable: true },
     );
@@ -194,17 +204,45 @@ export class ConnectionLostError extends HoldfastError {
   }
 }
 
+/** Somebody ended the transaction's session on purpose, with `holdfast kill`. Nothing was kept, and it is not run again. */
+export class KilledError extends HoldfastError {
+  constructor(locks: readonly string[], cause: unknown) {
+    super(
+      "HF_KILLED",
+      `Somebody ended this transaction on purpose (holdfast kill)${locks.length === 0 ? "" : `, which held the ${named(locks)}`}. Nothing was kept, and it was not run again. ` +
+        `To run it again after a kill, too: \`retry: { on: ["killed"] }\`.`,
+      { cause },
+    );
+  }
+}
+
 /** The transaction ran longer than its `deadline`; it was rolled back. */
 export class DeadlineExceededError extends HoldfastError {
   readonly deadlineMs: number;
-  constructor(deadlineMs: number, cause?: unknown, state = "", what?: string) {
+  /** A limit that the server has has ended it. */
+  static ofServer(
+    { setting, value }: { readonly setting: string; readonly value: string },
+    deadlineMs: number,
+    cause: unknown,
+    what?: string,
+  ): DeadlineExceededError {
+    const limit = told(
+      what,
+      `The server ended the transaction: its ${setting} is ${value}, and the transaction took longer. Nothing was kept, and it was not run again, ` +
+        `as it would be ended again. Do slow work outside of it, or raise ${setting} for this user.`,
+    );
+    return new DeadlineExceededError(deadlineMs, cause, "", undefined, limit);
+  }
+
+  constructor(deadlineMs: number, cause?: unknown, state = "", what?: string, instead?: string) {
     super(
       "HF_DEADLINE",
-      what === undefined
-        ? `The transaction did not end within its deadline of ${deadlineMs} ms (or a shorter limit that the server has) and ` +
+      instead ??
+        (what === undefined
+          ? `The transaction did not end within its deadline of ${deadlineMs} ms (or a shorter limit that the server has) and ` +
             `was rolled back${state === "" ? "" : `; ${state}`}. Do slow work outside of it, or set \`deadline\`.`
-        : `${what}: there was no answer after ${deadlineMs} ms, and it was ended, by its own limit or by one that the server has (${message(cause)}). ` +
-            `Nothing was kept. Try again, or give it more time, e.g. with a longer limit of the server's.`,
+          : `${what}: there was no answer after ${deadlineMs} ms, and it was ended, ${state}. ` +
+            `Nothing was kept. Try again, or give it more time, e.g. with a longer limit of the server's.`),
       { cause },
     );
     this.deadlineMs = deadlineMs;
@@ -245,29 +283,99 @@ export class NoConnectionError extends HoldfastError {
 
 /** The server does not let this user do it. */
 export class AccessDeniedError extends HoldfastError {
-  constructor(what: string | undefined, cause: unknown) {
+  /** All rights to Holdfast's own tables and routines that the user lacks: "SELECT, INSERT on holdfast.lease". Empty: not known. */
+  readonly lacking: readonly string[];
+  readonly #named: boolean;
+  constructor(what: string | undefined, cause: unknown, lacking: readonly string[] = []) {
+    const remedy =
+      lacking.length === 0
+        ? "Grant the rights to it (Holdfast's own tables and routines included), or connect as a user that has them."
+        : `This user lacks ${lacking.join("; ")}. \`holdfast migrate grants --role …\` prints the SQL that grants all of it: run that as the owner of these tables.`;
     super(
       "HF_ACCESS_DENIED",
-      told(
-        what,
-        `The server does not let this user do it: ${message(cause)}. Nothing was kept. Grant the rights to it (Holdfast's own tables and routines included), or connect as a user that has them.`,
-      ),
+      told(what, `The server does not let this user do it: ${message(cause)}. Nothing was kept. ${remedy}`),
       { cause },
     );
+    this.lacking = lacking;
+    this.#named = what !== undefined;
+  }
+
+  /** The same, saying for what. */
+  about(what: string | undefined): AccessDeniedError {
+    return this.#named || what === undefined ? this : new AccessDeniedError(what, this.cause, this.lacking);
   }
 }
 
-/** The server has no room left: on its disk, in its memory. */
+/** Why rows of ours are hidden. */
+export interface HiddenRows {
+  /** As it is written in SQL, or in the server's words if those are all there is. */
+  readonly table: string;
+  /** Row-level security hides them from this role; else a trigger, a rule or a view has kept a row away. */
+  readonly byPolicy: boolean;
+}
+
+/** A table of Holdfast's own does not show all of its rows, or does not keep what was written. Nothing was decided. */
+export class RowsHiddenError extends HoldfastError {
+  readonly table: string;
+  constructor(what: string | undefined, { table, byPolicy }: HiddenRows, cause?: unknown) {
+    super(
+      "HF_ROWS_HIDDEN",
+      told(
+        what,
+        byPolicy
+          ? `Row-level security hides rows of Holdfast's table ${table} from this role, so nothing can be decided. Nothing was kept. ` +
+              `Disable it (ALTER TABLE ${table} DISABLE ROW LEVEL SECURITY), or connect as a role that sees all rows: ` +
+              `one with BYPASSRLS, or the owner if the table is not under FORCE ROW LEVEL SECURITY.`
+          : `A row that was written to Holdfast's table ${table} is not there. Nothing was kept. ` +
+              `Remove the trigger, the rule or the view that keeps rows out of it or hides them.`,
+      ),
+      { cause },
+    );
+    this.table = table;
+  }
+}
+
+/** The database has no room left: on its disk, in its memory. */
 export class ServerFullError extends HoldfastError {
   constructor(what: string | undefined, cause: unknown) {
     super(
       "HF_SERVER_FULL",
       told(
         what,
-        `The server has no room left: ${message(cause)}. Nothing was kept. Make room for it, then try again.`,
+        `The database has no room left: ${message(cause)}. Nothing was kept. Make room for it, then try again.`,
       ),
       { cause },
     );
+  }
+}
+
+/** The database could not read or write what it is kept in, or found it damaged. */
+export class StorageError extends HoldfastError {
+  constructor(what: string | undefined, cause: unknown) {
+    super(
+      "HF_STORAGE",
+      told(
+        what,
+        `The database could not read or write its files: ${message(cause)}. It was rolled back as far as that was possible. ` +
+          `Look at the disk, and check that the database is whole, before you go on.`,
+      ),
+      { cause },
+    );
+  }
+}
+
+/** Somebody deleted or replaced a database file that this process has open. */
+export class FileReplacedError extends HoldfastError {
+  readonly file: string;
+  constructor(file: string, isGone: boolean, cause?: unknown) {
+    super(
+      "HF_FILE_REPLACED",
+      `The database file ${file} was ${isGone ? "deleted or moved" : "replaced by another file"} while this process had it open. ` +
+        `What this process writes now is lost, and its locks keep nobody out, so Holdfast refuses to go on. ` +
+        `Put the file back, or restart the process (or close the client and open it again).`,
+      { cause },
+    );
+    this.file = file;
   }
 }
 
@@ -287,11 +395,15 @@ export class StatementError extends HoldfastError {
 
 /** COMMIT was sent, its answer never came, and the server could not tell what became of it. */
 export class CommitUnknownError extends HoldfastError {
-  constructor(detail: string, cause: unknown) {
+  /** `partly`: several nodes commit, and one may have done so without the others. */
+  constructor(detail: string, cause: unknown, partly = false) {
     super(
       "HF_COMMIT_UNKNOWN",
-      `The connection was lost while COMMIT was under way, and ${detail}: the work is either kept whole or not at all. ` +
-        `Look for its effects before you repeat it, or make it idempotent.`,
+      `The answer to COMMIT was lost, and ${detail}: ${
+        partly
+          ? "the work may be kept, or not, or what it wrote on one node without what it wrote on another. "
+          : "the work is either kept whole or not at all. "
+      }Look for its effects before you repeat it, or make it idempotent.`,
       { cause },
     );
   }
@@ -332,6 +444,14 @@ export class TransactionAbortedError extends HoldfastError {
       { cause },
     );
   }
+
+  /** Its body has sent COMMIT or ROLLBACK by itself, or the database has rolled it back after an error that was swallowed. */
+  static early(cause?: unknown): TransactionAbortedError {
+    return new TransactionAbortedError(
+      cause,
+      "The transaction was over before its end, and its locks with it: its body has sent COMMIT or ROLLBACK by itself, or swallowed an error that rolled it back. What came after was kept, statement by statement.",
+    );
+  }
 }
 
 /** `hf.join(client)` on a client that is in no transaction: a lock taken there would be gone at once. */
@@ -349,13 +469,45 @@ export class NotInTransactionError extends HoldfastError {
 }
 
 export class ReplicaError extends HoldfastError {
-  constructor(cause?: unknown, what?: string) {
+  /** A file that was opened so that nothing can be written to it. */
+  static file(cause: unknown): ReplicaError {
+    return new ReplicaError(
+      cause,
+      undefined,
+      `A lock here would keep nobody out, for this client cannot write to the file: ${message(cause)}. Open the file without a read-only ` +
+        "option (`readonly`, `mode=ro`, `immutable=1`, `PRAGMA query_only`), as a user who may write to it.",
+    );
+  }
+
+  /** A server that takes writes, although another one feeds it. */
+  static writable(why: string): ReplicaError {
+    return new ReplicaError(
+      undefined,
+      undefined,
+      `This server takes writes, but ${why}: both would grant the same lock and the same quota. Connect to the server that it replicates from. ` +
+        "If no other server takes locks or counts for this database, say so: holdfast(…, { acceptReplica: true }).",
+    );
+  }
+
+  /** What is asked again is answered from a memory of answers. */
+  static cache(): ReplicaError {
+    return new ReplicaError(
+      undefined,
+      undefined,
+      "A cache stands between this client and the server: it has answered the same question twice with what changes each time. What it answers may be " +
+        "over. Give Holdfast an address that leads to the primary itself, or turn the cache off for it.",
+    );
+  }
+
+  constructor(cause?: unknown, what?: string, instead?: string) {
     super(
       "HF_REPLICA",
-      what === undefined
-        ? "This connection leads to a read-only replica: a lock taken there excludes nobody on the primary. Connect to the primary."
-        : `${what}: nothing can be written here: ${message(cause)}. Either the connection leads to a read-only replica: connect to the primary. Or its ` +
-            `transaction, its user or its database is read only: open one that writes.`,
+      instead ??
+        (what === undefined
+          ? "This connection leads to a read-only replica: a lock taken there excludes nobody on the primary. Connect to the primary."
+          : `${what}: a server that is read only was asked: ${message(cause)}. Either a replica was asked, directly or through what sends reads, or some of the ` +
+            `connections, to one: give Holdfast an address that leads to the primary alone. Or the transaction, the user or the database is read only: ` +
+            `open one that writes.`),
       { cause },
     );
   }
@@ -364,6 +516,18 @@ export class ReplicaError extends HoldfastError {
 export class ServerTooOldError extends HoldfastError {
   constructor(found: string, minimum: string, why: string) {
     super("HF_SERVER_TOO_OLD", `The server is ${found}; Holdfast needs ${minimum} or newer: ${why}.`);
+  }
+}
+
+/** Something of somebody else's has the name that Holdfast's own tables would have. */
+export class SchemaTakenError extends HoldfastError {
+  constructor(what: string, cause?: unknown) {
+    super(
+      "HF_SCHEMA_TAKEN",
+      `${what}. Holdfast leaves it alone. Choose another name for its own tables: holdfast(…, { schema: "…" }) in every process, and ` +
+        "HOLDFAST_SCHEMA or --schema of the command.",
+      { cause },
+    );
   }
 }
 
@@ -474,11 +638,21 @@ export class ShardError extends HoldfastError {
 
 /** The list of databases, or the way from a key to its shard, is not the one that is written down in the database. */
 export class ShardMapError extends HoldfastError {
-  constructor(detail: string) {
-    super(
-      "HF_SHARD_MAP",
-      `${detail} Processes that route differently grant the same thing twice: give all of them the same databases, in the same ` +
-        "order, and the same route. If keys were moved on purpose, and everybody stopped meanwhile: await shards.renumber().",
+  constructor(
+    detail: string,
+    options: { readonly retryable?: boolean; readonly cause?: unknown } = {},
+    advice = "Processes that route differently would grant the same thing twice: give all of them the same databases, in the same " +
+      "order, and the same route. If the list was changed on purpose: await shards.renumber(), once, by a process that has the new one.",
+  ) {
+    super("HF_SHARD_MAP", `${detail} ${advice}`, options);
+  }
+
+  /** The list was changed, and `settle()` has not moved this yet, as far as the caller can know. */
+  static unsettled(call: string, what: string, advice: string): ShardMapError {
+    return new ShardMapError(
+      `${call}: ${what} may still be where the list before had it.`,
+      { retryable: true },
+      `${advice}, or wait until shards.settle() has ended.`,
     );
   }
 }
@@ -525,6 +699,31 @@ export class WrongConnectionError extends HoldfastError {
       "HF_WRONG_CONNECTION",
       `A statement inside a transaction was sent through the outer client: at ${query ?? unseen}, in the transaction of ${transaction ?? unseen}. ` +
         `It is not part of the transaction, and takes a second connection. Send it through \`tx.client\`; if it is meant to be apart, wrap it in \`hf.outside(() => …)\`.`,
+    );
+  }
+
+  /** A call of ours that does not name the transaction of the client's own which it is in. */
+  static forgotten(
+    call: string,
+    at: string | undefined,
+    transaction: string | undefined,
+  ): WrongConnectionError {
+    const error = new WrongConnectionError(at, transaction);
+    error.message =
+      `A call of ${call} is inside a transaction and not part of it: at ${at ?? unseen}, in the transaction of ${transaction ?? unseen}. ` +
+      `It takes a second connection, and what it does is kept if the transaction rolls back. Pass \`{ tx }\`; if it is meant to be apart, say \`separate: true\`.`;
+    return error;
+  }
+}
+
+/** A process waited for one of its own transactions. Given to `process.emitWarning`. */
+export class StalledError extends HoldfastError {
+  constructor(stalledMs: number, transaction: string | undefined) {
+    super(
+      "HF_STALLED",
+      `This process stood still for ${(stalledMs / 1000).toFixed(1)} s, with the transaction of ${transaction ?? unseen} open. ` +
+        `A call of a synchronous client most likely waited for the file, which this transaction was writing to and could not go on to end. ` +
+        `Inside the body, write through \`tx.client\`. Elsewhere in the process, open the handle with a busy timeout of 0 and try again later, or keep the transaction free of everything that has to be awaited for long.`,
     );
   }
 }
@@ -610,7 +809,7 @@ export class PoolExhaustedError extends HoldfastError {
   constructor(max: number, query: string | undefined, transaction: string | undefined) {
     super(
       "HF_POOL_EXHAUSTED",
-      `All ${max === 1 ? "the" : String(max)} connection${max === 1 ? "" : "s"} of the pool ${max === 1 ? "is" : "are"} held by transactions that wait for another one, so none would ever come: ` +
+      `${max === 1 ? "The one connection of the pool is held by a transaction that waits" : `All ${max} connections of the pool are held by transactions that wait`} for another one, so none would ever come: ` +
         `at ${query ?? unseen}, in the transaction of ${transaction ?? unseen}. Use \`tx.client\` inside of a transaction, or make the pool larger than the number of transactions at a time.`,
       { retryable: true },
     );

@@ -1,5 +1,13 @@
+import type { Capabilities } from "./capabilities.ts";
 import type { DriverError, Failure, Violated } from "./database.ts";
-import { HoldfastError, LockNotAvailableError, LockTimeoutError, UnsupportedError } from "./errors.ts";
+import {
+  type HiddenRows,
+  HoldfastError,
+  KilledError,
+  LockNotAvailableError,
+  LockTimeoutError,
+  UnsupportedError,
+} from "./errors.ts";
 import { isOpaque, read } from "./thrown.ts";
 
 /** Codes that Node's sockets give when a peer is gone; true of every client that lets them through. */
@@ -17,6 +25,8 @@ interface Source {
   readonly engine: {
     classify(error: DriverError): Failure | undefined;
     hopeless?(error: DriverError): string | undefined;
+    mayBeKept?(error: DriverError, capabilities: Capabilities): boolean;
+    hidden?(error: DriverError): HiddenRows | undefined;
     violated?(error: object): Violated;
   };
   readonly unwrap?: ((error: unknown) => DriverError | undefined) | undefined;
@@ -72,6 +82,8 @@ export function* chain(error: unknown): Generator<object> {
 
 function find(source: Source, error: unknown, sockets = true): FailureInfo | undefined {
   for (const each of chain(error)) {
+    // Its cause is a lost connection, after which work would be run again.
+    if (each instanceof KilledError) return undefined;
     const found = findOne(source, each, sockets);
     if (found) return found;
   }
@@ -103,16 +115,39 @@ export function explained(source: Source, error: unknown): unknown {
   if (isOpaque(error)) return error;
   for (const each of chain(error)) {
     if (each instanceof HoldfastError) return error;
-    const why = hopelessOne(source, each);
+    const why = said(source, each, (one) => source.engine.hopeless?.(one));
     if (why !== undefined) return new UnsupportedError(why, error);
   }
   return error;
 }
 
-function hopelessOne({ engine, unwrap }: Source, error: object): string | undefined {
+/** Whether an error of a statement that was a transaction by itself leaves open what became of it. */
+export function mayBeKept(source: Source, error: unknown, capabilities: Capabilities): boolean {
+  if (isOpaque(error) || error instanceof HoldfastError) return false;
+  if (classify(source, error) === "lost") return true;
+  for (const each of chain(error))
+    if (said(source, each, (one) => source.engine.mayBeKept?.(one, capabilities) || undefined)) return true;
+  return false;
+}
+
+/** Which of our tables hides rows, if that is what an error of one of our own statements says. */
+export function hiddenRows(source: Source, error: unknown): HiddenRows | undefined {
+  for (const each of chain(error)) {
+    const hidden = said(source, each, (one) => source.engine.hidden?.(one));
+    if (hidden) return hidden;
+  }
+  return undefined;
+}
+
+/** What an engine reads in an error, as the driver threw it or as the client wrapped it. */
+function said<T>(
+  { unwrap }: Source,
+  error: object,
+  ask: (error: DriverError) => T | undefined,
+): T | undefined {
   try {
     const unwrapped = unwrap?.(error);
-    return (unwrapped && engine.hopeless?.(unwrapped)) ?? engine.hopeless?.(error);
+    return (unwrapped && ask(unwrapped)) ?? ask(error);
   } catch {
     // A look at it throws: it is none of a server or a driver.
     return undefined;
@@ -162,3 +197,15 @@ export function isRetryable(error: unknown): boolean {
   const failure = anyFailure(error);
   return failure !== undefined && passing.has(failure);
 }
+
+/**
+ * Failures in place of an answer to COMMIT that say that nothing was kept, whichever node of several they come from. A serialization failure
+ * does not: the node that was asked may find the conflict after another one has committed.
+ */
+export const undone: ReadonlySet<Failure | undefined> = new Set<Failure>([
+  "deadlock",
+  "unique",
+  "foreign-key",
+  "check",
+  "aborted",
+]);

@@ -243,3 +243,8 @@ export function wanted(options: { readonly lock?: Lockable | readonly Lockable[]
 export function keyNames(requests: readonly LockRequest[], show = (name: string) => name): string[] {
   return requests.map(({ key, mode }) => (mode === "shared" ? `${show(key.name)} (shared)` : show(key.name)));
 }
+
+/** What the locks begin with by which workers of queues are known to be alive. They belong to the database at hand, wherever keys are routed to. */
+export const workersLock = "holdfast:queue:workers:";
+
+export const isWorkersLock = ({ name }: Key): boolean => name.startsWith(workersLock);

@@ -76,6 +76,8 @@ export function namedConnection<C extends SqlConnection>(
   connection: C,
   names: Names,
   more: Partial<C> = {},
+  /** Sees every answer. */
+  seen: <T>(answer: Promise<T>) => Promise<T> = (answer) => answer,
 ): C {
   let those = known.get(names);
   if (!those) known.set(names, (those = new WeakMap()));
@@ -84,8 +86,9 @@ export function namedConnection<C extends SqlConnection>(
   const { prepared } = connection;
   const members: Partial<SqlConnection> = {
     names,
-    query: (statement: Statement, theirs?: boolean) => connection.query(named(statement, names), theirs),
-    ...(prepared && { prepared: (statement) => prepared.call(connection, named(statement, names)) }),
+    query: (statement: Statement, theirs?: boolean) =>
+      seen(connection.query(named(statement, names), theirs)),
+    ...(prepared && { prepared: (statement) => seen(prepared.call(connection, named(statement, names))) }),
   };
   const after = replaced(connection, { ...(members as Partial<C>), ...more });
   those.set(connection, after);
@@ -101,13 +104,32 @@ export function namedDatabase<Native, C extends Connection>(
   if (!engine.named) throw new UnsupportedError(`schema: ${engine.name} has no names to choose`);
   const chosen = engine.named(schema);
   if (!chosen) return database;
-  const { connect, transaction } = database;
   const { on, engine: theirs } = chosen;
   const keyed = keysIn(schema);
+  return wrappedDatabase(database, on, { engine: keyedEngine(theirs, keyed) }, keyed);
+}
+
+/** One of several databases, whose statements check that the map of them is the one that this process goes by. */
+export function checkedDatabase<Native, C extends Connection>(
+  database: Database<Native, C>,
+  epoch: () => number | undefined,
+  stale: () => void,
+): Database<Native, C> {
+  const checked = database.engine.checking?.(epoch, stale);
+  return checked ? wrappedDatabase(database, (connection) => checked.on(connection)) : database;
+}
+
+function wrappedDatabase<Native, C extends Connection>(
+  database: Database<Native, C>,
+  on: (connection: C) => C,
+  more: Partial<Database<Native, C>> = {},
+  keyed: Keyed = (locks) => locks,
+): Database<Native, C> {
+  const { connect, transaction } = database;
   const pinned = (each: Pinned<Native, C>) => replaced(each, { connection: on(each.connection) });
   const lent = (each: Lent<Native, C>) => replaced(each, { connection: on(each.connection) });
   return replaced(database, {
-    engine: keyedEngine(theirs, keyed),
+    ...more,
     ...(connect && {
       connect: async (purpose) =>
         pinned(await connect.call(database, { ...purpose, locks: keyed(purpose.locks) })),

@@ -1,6 +1,9 @@
 /** What a server and its clients say to each other, as far as tests that hold statements back must understand it. */
 import type { Connection, Isolation } from "./database.ts";
 
+/** In place of a session: a prepared transaction has none, until somebody commits it or rolls it back. */
+export const noSession = "0";
+
 /** Both directions of one connection. */
 export interface ProtocolReader {
   /** The statement that begins with what the client sends here; undefined: none, it belongs to what came before. */
@@ -24,6 +27,8 @@ export interface ProtocolReader {
 export interface ProtocolAnswer {
   /** The session waits for the next statement. */
   readonly ready: boolean;
+  /** A statement has been begun, and the server has answered all of it that was sent so far: a cursor whose client reads on later. */
+  readonly paused?: boolean;
   /** Rows that were read, as text. */
   readonly rows: readonly (readonly string[])[];
   readonly error?: string | undefined;
@@ -61,8 +66,60 @@ export interface Protocol<C extends Connection> {
   readonly certifies?: boolean;
   /** Tables that are touched together, by foreign keys; with "*" those that may touch any, by triggers. */
   related(connection: C): Promise<readonly (readonly string[])[]>;
+  /** Procedures of ours, by their names in lower case. Absent: there are none. */
+  routines?(connection: C): Promise<ReadonlyMap<string, RoutineEffect>>;
+  /** What statements do besides, by what belongs to a table. */
+  effects(connection: C): Promise<readonly TableEffect[]>;
+  /** A transaction's snapshot is taken by the first statement that reads without a lock. Else by the first one. */
+  readonly lateSnapshot?: boolean;
   /** Keeps what is in the tables now, to bring back what is written in them. */
   keep?(connection: C): Promise<KeptStatement>;
+  /**
+   * Locks depend on more than what is committed: on rows that were deleted, and that the server still has. Waits until it has none
+   * of those that are deleted by now; false: it has, or nobody can know.
+   */
+  settle?(connection: C): Promise<boolean>;
+  /** How to stand between a client and a server. */
+  readonly relay?: Relay;
+}
+
+/** What whoever stands between a client and a server must know of what they say. */
+export interface Relay {
+  /** Of a server whose address names none. */
+  readonly port: number;
+  /** For one connection: cuts what its client sends, so that no statement is sent on before all of it is there. */
+  cutter(): (chunk: Uint8Array) => Uint8Array;
+  /** How they agree on encryption, where that is done before anything else is said. */
+  readonly encryption?: {
+    readonly request: Uint8Array;
+    readonly granted: Uint8Array;
+    readonly denied: Uint8Array;
+    /** What a client asks for first; undefined: nothing of the kind. */
+    asked(chunk: Uint8Array): "tls" | "other" | undefined;
+  };
+  /** For one connection: what the server says, without what cannot be had through a proxy. */
+  listener?(): (chunk: Uint8Array) => Uint8Array;
+}
+
+/**
+ * `acts`: whoever writes the table executes statements of a function, of which each may see what others have done since the one before;
+ * `acts when read`: whoever reads it does. `decides`: what a write comes to depends on other rows, by a default, a check or a policy.
+ * `numbers`, `clock`: a row gets the next number, or the time.
+ */
+export interface TableEffect {
+  /** In lower case. */
+  readonly table: string;
+  readonly kind: "acts" | "acts when read" | "decides" | "numbers" | "clock";
+}
+
+/** What a procedure does whose body is known. */
+export interface RoutineEffect {
+  /** Which it reads or writes, in lower case. */
+  readonly tables: readonly string[];
+  /** It leaves a transaction open that it has begun, or commits the one that it is called in. */
+  readonly boundary?: "begins" | "commits";
+  /** Whatever others commit while it runs, it comes to what it comes to if they do so before or after it. */
+  readonly whole: boolean;
 }
 
 /** A session, as it says itself. */

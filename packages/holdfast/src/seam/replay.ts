@@ -22,12 +22,31 @@ export interface Keep extends Omit<KeptAnswer, "at"> {
   readonly issuedAt: Date | undefined;
 }
 
+/** A record with its times as the engine writes them. */
+export interface KeptRecord {
+  readonly id: string;
+  readonly fingerprint: string;
+  readonly result: string;
+  readonly at: string;
+  readonly until: string;
+}
+
 /** Calls run inside the transaction that does the work, with the id's lock held. Times are the database's. */
 export interface Replay<C extends Connection> {
   /** `kept` undefined: it never happened, or longer ago than it is kept for. */
   find(connection: C, id: string): Promise<{ readonly kept: KeptAnswer | undefined; readonly now: Date }>;
   /** Takes the place of a record that has run out. False: there is one that has not. */
   keep(connection: C, entry: Keep): Promise<boolean>;
+  /** Absent where several databases have no map, so that no record is routed elsewhere later. */
+  readonly copies?: ReplayCopies<C>;
+}
+
+/** Records that are copied from one of several databases to others. */
+export interface ReplayCopies<C extends Connection> {
+  /** Those that have not run out, by id. */
+  list(connection: C, after: string | undefined, most: number): Promise<readonly KeptRecord[]>;
+  /** Adds records. Of two with one id the one stays that lasts longer. */
+  add(connection: C, records: readonly KeptRecord[]): Promise<void>;
 }
 
 const namespace = "holdfast-once";
@@ -54,6 +73,11 @@ const longestId = 400;
 export function idText({ parts }: Key): string {
   const text = JSON.stringify(parts);
   return Buffer.byteLength(text) <= longestId ? text : `sha256:${hash("sha256", text, "hex")}`;
+}
+
+/** The id as a key, of what it is kept under. Undefined: only its hash is. */
+export function keyOfText(text: string): Key | undefined {
+  return text.startsWith("sha256:") ? undefined : idKey(JSON.parse(text) as readonly string[]);
 }
 
 export function fingerprint(payload: unknown): string {

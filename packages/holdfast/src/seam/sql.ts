@@ -40,6 +40,8 @@ export interface Names {
   own(name: string): string;
   /** For what is no part of a schema (channels, triggers, texts that are hashed): plain text, different for each. */
   label(name: string): string;
+  /** Of one of several databases: an expression that fails if this process goes by a map of them that is over. */
+  readonly check?: string | undefined;
 }
 
 /** Text of a statement that depends on what our own things are called, known only when it is sent. */
@@ -85,11 +87,17 @@ export function own(name: string): Own {
   return thing;
 }
 
+/** Whether something of ours is called so. */
+own.has = (name: string): boolean => things.has(name);
+
 /** The same as a text literal: for catalogs. */
 own.text = (name: string): Own => new Own((names) => literal(names.own(name)));
 
 /** A text literal that no other schema has: for channels, and for what is hashed. */
 own.label = (name: string): Own => new Own((names) => literal(names.label(name)));
+
+/** In every statement that writes by a map of several databases: true, or it fails. */
+own.map = new Own(({ check }) => check ?? "true");
 
 /** The schema itself, as a text literal. */
 own.schema = new Own(({ schema }) => literal(schema));

@@ -14,6 +14,8 @@ export interface TableShape {
   readonly key: readonly string[];
   /** Every column, and its type as the engine writes it. */
   readonly columns: ReadonlyMap<string, string>;
+  /** Operators that compare columns of these, where it is not the engine's own `=`. */
+  readonly equals?: ReadonlyMap<string, string>;
 }
 
 /** A condition of equalities (a list: any of these; null: IS NULL), or the caller's own SQL. */

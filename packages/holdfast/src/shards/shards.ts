@@ -13,6 +13,10 @@ export interface Shards {
   /** For people. */
   name(instance: object): string;
   show(name: string): string;
+  /** Something may still be where another map had it before. */
+  unsettled(): boolean;
+  /** The number of the map. */
+  epoch(): number;
 }
 
 const known = new WeakMap<object, Shards>();
@@ -26,6 +30,18 @@ function shardsOf(hf: unknown): Shards | undefined {
   return typeof hf === "object" && hf !== null ? known.get(hf) : undefined;
 }
 
+const families = new WeakMap<object, object>();
+
+/** Remembers what `sharded(…)` returned for the instance of one of its shards. */
+export function rememberFamily(instance: object, shards: object): void {
+  families.set(instance, shards);
+}
+
+/** What `sharded(…)` returned: `hf` itself, or the one that this instance is a shard of. */
+function familyOf(hf: unknown): object | undefined {
+  return typeof hf === "object" && hf !== null ? (known.has(hf) ? hf : families.get(hf)) : undefined;
+}
+
 /** What a pattern's calls are routed by: as `key(…)`, whose first part is the pattern's own name. */
 export type Address = readonly [name: string, ...parts: KeyPart[]];
 
@@ -33,10 +49,13 @@ export type Address = readonly [name: string, ...parts: KeyPart[]];
 export class Instances {
   readonly #shards: Shards | undefined;
   readonly #only: object | undefined;
+  /** What `sharded(…)` returned, also if the pattern was given one instance of it. */
+  readonly family: object | undefined;
   readonly #guard: InstanceContext<unknown, Connection>["guard"];
 
   constructor(hf: unknown, call: string) {
     this.#shards = shardsOf(hf);
+    this.family = familyOf(hf);
     if (this.#shards) {
       // Who cannot name them all has nothing written down about them either.
       for (const instance of this.#shards.all())
@@ -55,6 +74,14 @@ export class Instances {
   /** Whether there is more than one. */
   get sharded(): boolean {
     return this.#shards !== undefined;
+  }
+
+  get unsettled(): boolean {
+    return isUnsettled(this.family);
+  }
+
+  get epoch(): number {
+    return this.#shards?.epoch() ?? 0;
   }
 
   get all(): readonly object[] {
@@ -104,6 +131,17 @@ export class Instances {
 
 function keyOf([name, ...parts]: Address): Key {
   return key(name, ...parts);
+}
+
+/** Where there are several: something may still be where another map had it. */
+export function isUnsettled(hf: unknown): boolean {
+  return shardsOf(familyOf(hf))?.unsettled() ?? false;
+}
+
+/** Where there are several, and another map may have had it elsewhere: all but this one. */
+export function othersThan(instance: object): readonly object[] {
+  const shards = shardsOf(familyOf(instance));
+  return shards?.unsettled() ? shards.all().filter((each) => each !== instance) : [];
 }
 
 /** Where there are several: the one of an id. */

@@ -4,7 +4,7 @@ import { Remembered } from "../batch/remembered.ts";
 import type { Repeats } from "../batch/repeats.ts";
 import { type CallAbout, type CallOptions, type Sent, placeOf, send } from "../batch/calls.ts";
 import type { Connection } from "../seam/database.ts";
-import { UnsupportedError } from "../seam/errors.ts";
+import { RowsHiddenError, UnsupportedError } from "../seam/errors.ts";
 import { storeOf } from "../transaction/instance.ts";
 import { type InstanceContext, contextOf } from "../transaction/scope.ts";
 import type { How, Soon } from "../seam/store.ts";
@@ -17,6 +17,9 @@ export interface StockCall extends StockOrder {
   /** The caller gave the id: it may have been used before. */
   readonly named: boolean;
 }
+
+/** How often levels are made that are not there afterwards. */
+const mostTurns = 10;
 
 /** With more, the answers of a batch come so late that callers wait for each other. */
 const most = 256;
@@ -83,7 +86,7 @@ export class StockBatcher {
     ms?: number,
     about: CallAbout = { names: [`stock ${this.book.name}`] },
   ): Promise<T> {
-    const place = placeOf(this.context, options ?? {}, "stock");
+    const place = placeOf(this.context, options, "stock");
     return send(this.context, place, { ...about, ...(ms !== undefined && { ms }) }, async (connection, how) =>
       work(connection, this.store, this.book, how),
     );
@@ -107,7 +110,7 @@ export class StockBatcher {
     const names = new Set(calls.flatMap(({ lines }) => lines.map(spotName)));
     const look = again || calls.some(({ named }) => named);
     let make = again || !this.#known.hasAll(names);
-    for (;;) {
+    for (let turn = 1; turn <= mostTurns; turn++) {
       const verdicts = await this.store.decide(connection, this.book, calls, { make, look, ...how });
       if (verdicts) {
         for (const { outcome, lines } of verdicts)
@@ -116,6 +119,7 @@ export class StockBatcher {
       }
       make = true;
     }
+    throw new RowsHiddenError([...names].join(", "), { table: "stock_level", byPolicy: false });
   }
 }
 

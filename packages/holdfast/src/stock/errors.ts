@@ -1,4 +1,4 @@
-import { HoldfastError } from "../seam/errors.ts";
+import { HoldfastError, some } from "../seam/errors.ts";
 import type { Spot } from "./store.ts";
 import type { Shortage } from "./domain.ts";
 
@@ -8,12 +8,13 @@ export class InsufficientStockError extends HoldfastError {
   readonly lines: readonly Shortage[];
 
   constructor(lines: readonly Shortage[]) {
-    const text = lines
-      .map(
+    const text = some(
+      lines.map(
         ({ sku, location, requested, available, short }) =>
           `${sku} at ${location}: ${requested} wanted, ${available} available, ${short} short`,
-      )
-      .join("; ");
+      ),
+      "; ",
+    );
     super("HF_STOCK_INSUFFICIENT", `Not enough in stock, so nothing was taken: ${text}.`);
     this.lines = lines;
   }
@@ -24,7 +25,7 @@ export class UnknownSkuError extends HoldfastError {
   readonly lines: readonly Spot[];
 
   constructor(lines: readonly Spot[]) {
-    const text = lines.map(({ sku, location }) => `${sku} at ${location}`).join(", ");
+    const text = some(lines.map(({ sku, location }) => `${sku} at ${location}`));
     super(
       "HF_STOCK_UNKNOWN_SKU",
       `There is no stock of ${text}, and never was any: look at the spelling, or call increase or adjustTo first.`,

@@ -2,8 +2,8 @@
 import { randomBytes } from "node:crypto";
 import { checkId } from "../input/values.ts";
 
-/** Ids that follow from others. */
-const ownPrefixes = ["commit:", "release:", "return:"];
+/** Ids that Holdfast makes itself begin like this. No id of a caller may, or it could take the place of one of ours. */
+const ownPrefixes = ["commit:", "release:", "return:", "opening:"];
 
 export function givenOr(id: string | undefined): string {
   return id === undefined ? ownId() : id;

@@ -34,9 +34,9 @@ const wait = 30_000;
 export async function prepare(
   one: ConformanceSite,
   two: ConformanceSite,
-  { schema }: Pick<HoldfastOptions, "schema"> = {},
+  given: Pick<HoldfastOptions, "schema" | "isolation"> = {},
 ): Promise<(name: string) => Promise<Ground>> {
-  const options = { wait, ...(schema !== undefined && { schema }) };
+  const options = { wait, ...given };
   const [hf, other] = [holdfast(one.database, options), holdfast(two.database, options)];
   await Promise.all([hf.migrate(), other.migrate()]);
   const capabilities = await hf.capabilities();

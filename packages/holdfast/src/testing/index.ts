@@ -12,7 +12,9 @@ export {
   explore,
 } from "./explore/explore.ts";
 export type { FaultKind } from "./explore/faults.ts";
-export { type Coverage, type Exploration, type Level, RaceError } from "./explore/report.ts";
+export { type Proxy, type ProxyOptions, proxied } from "./explore/proxy.ts";
+export type { PairedStatement, UnexploredPair } from "./explore/pairs.ts";
+export { type Coverage, CoverageError, type Exploration, type Level, RaceError } from "./explore/report.ts";
 export { type ThreadActor, inThread } from "./explore/threads.ts";
 export type { Turn } from "./explore/timeline.ts";
 export { execute } from "./ground.ts";

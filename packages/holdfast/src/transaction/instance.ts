@@ -6,7 +6,7 @@ import {
   type Unsupported,
   require,
 } from "../seam/capabilities.ts";
-import type { Connection, Database, Engine, Wait } from "../seam/database.ts";
+import type { Connection, Database, Engine, Isolation, Wait } from "../seam/database.ts";
 import type { Holder } from "../seam/errors.ts";
 import type { LockRequest } from "../seam/key.ts";
 import type { Watch } from "../context/section.ts";
@@ -17,6 +17,8 @@ import type { WrongConnectionGuard } from "./wrong-connection.ts";
 export interface Instance<Native, C extends Connection> {
   readonly database: Database<Native, C>;
   readonly wait: Wait;
+  /** Of its transactions, unless a call says another one. */
+  readonly isolation: Isolation;
   /** Watches for what is sent beside its transactions. */
   readonly wrongConnection: WrongConnectionGuard;
   /** Watches what is done while locks are held; absent: nobody does. */
@@ -33,11 +35,15 @@ export interface Instance<Native, C extends Connection> {
   trusted(): Capabilities | undefined;
   /** Asks again, if it is. Throws if this instance keeps locks, or takes its database, otherwise than the others. */
   renewed(connection?: C, free?: boolean): Promise<Capabilities>;
+  /** The same for what takes no lock: throws if it takes its database for another one of several than the others do. */
+  placed(connection?: C, free?: boolean): Promise<void>;
   /** As errors and events show the name of a row. */
   show(name: string): string;
   holders(locks: readonly LockRequest[], connection?: C): Promise<readonly Holder[]>;
   /** Asks who is in the way, if it can be found out quickly. */
   look(ask: (connection: C) => Promise<readonly Holder[]>, connection?: C): Promise<readonly Holder[]>;
+  /** Why no transaction can be opened; undefined: one can. Found out once, by experiment, for a caller that holds no connection. */
+  noTransactions(): Promise<Unsupported | undefined>;
   /** An experiment has shown that locks of transactions are none: from now on they are refused. */
   distrust(gap: Unsupported): void;
   /** Whether locks of a session hold: not only what the server says, but what an experiment has shown. */

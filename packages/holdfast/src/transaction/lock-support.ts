@@ -1,7 +1,7 @@
 /** What locks of transactions are worth on the database at hand. */
 import { type Capabilities, require } from "../seam/capabilities.ts";
 import type { Connection } from "../seam/database.ts";
-import { StrategyError, UnsupportedError } from "../seam/errors.ts";
+import { StrategyError, UnsupportedError, some } from "../seam/errors.ts";
 import { type Key, type LockRequest, keyNames } from "../seam/key.ts";
 import type { Instance } from "./instance.ts";
 
@@ -27,7 +27,7 @@ export function checkSupport(
     ? "Locks in a joined transaction"
     : "Locks in a transaction");
   if (requests.some(({ mode }) => mode === "shared"))
-    require(capabilities.sharedLocks, `Shared ${keyNames(requests).join(", ")}`);
+    require(capabilities.sharedLocks, `Shared ${some(keyNames(requests))}`);
   for (const { key } of requests) {
     if (key.form.kind === "hashtext" || key.form.kind === "hashtextextended")
       require(capabilities.foreignKeys, `The lock ${key.name}`);

@@ -4,10 +4,14 @@ import type { Connection, Database, Purpose } from "../seam/database.ts";
 import { HoldfastError, NoConnectionError } from "../seam/errors.ts";
 import { classify, explained } from "../seam/failure.ts";
 import { runInClient } from "./client-transaction.ts";
-import { Silence, graceMs, within } from "../waiting/interrupt.ts";
+import { findRights } from "./rights.ts";
+import { Cancelling, Silence, graceMs, within } from "../waiting/interrupt.ts";
 import { isOpaque } from "../seam/thrown.ts";
 
 export const oneShotMs = 10_000;
+
+/** The isolation of what is sent by itself. */
+const ours = "read committed";
 
 /** What a one-shot statement can be told besides how long it may take. */
 export interface OneShotOptions {
@@ -38,6 +42,20 @@ interface Sender<Native, C extends Connection> {
   capabilities?(connection: NoInfer<C>, free: boolean): Promise<Capabilities>;
 }
 
+/** Databases whose reads are known to come from the server itself. */
+const verified = new WeakSet<object>();
+
+/** Throws if a statement outside of a transaction may be answered by a cache. Found out once, on a connection that is in none. */
+export async function verifyReads<C extends Connection>(
+  database: Pick<Database<unknown, C>, "engine">,
+  connection: C,
+  capabilities: Pick<Capabilities, "details">,
+): Promise<void> {
+  if (verified.has(database)) return;
+  await database.engine.verifyReads?.(connection, capabilities);
+  verified.add(database);
+}
+
 /** A short piece of work on any connection, inside no transaction of ours. */
 export function withConnection<Native, C extends Connection, T>(
   sender: Sender<Native, C>,
@@ -50,21 +68,43 @@ export function withConnection<Native, C extends Connection, T>(
   const free = database.connect !== undefined;
   const ask = sender.known?.() ? undefined : sender.capabilities?.bind(sender);
   const asking = ask && ((connection: C) => ask(connection, free));
+  const isInherited = (sender.known?.()?.defaultIsolation ?? ours) === ours;
+  const { engine } = database;
+  let asked = false;
+  const settled = (connection: C) => {
+    asked = true;
+    const capabilities = free ? sender.known?.() : undefined;
+    const run = () => work(connection);
+    const settle = () =>
+      capabilities && engine.withSettings ? engine.withSettings(connection, capabilities, run) : run();
+    // It may be known from inside of a transaction.
+    if (!capabilities || verified.has(database)) return settle();
+    return verifyReads(database, connection, capabilities).then(settle);
+  };
   const run = () =>
-    onConnection(database, { work, asking }, ms, options).catch((error: unknown) => {
-      throw explained(database, error);
-    });
+    onConnection(database, { work: settled, asking, isInherited }, ms, options).catch(
+      async (error: unknown) => {
+        // Not if it could not sign in: another try would end in the same way.
+        if (asked)
+          await findRights(database, error, (question) =>
+            onConnection(database, { work: question, asking: undefined, isInherited }, graceMs, {}),
+          );
+        throw explained(database, error);
+      },
+    );
   return wrongConnection ? wrongConnection.ours(run) : run();
 }
 
 interface OneShot<C extends Connection, T> {
   readonly work: (connection: C) => Promise<T>;
   readonly asking: ((connection: C) => Promise<unknown>) | undefined;
+  /** Sessions begin at the isolation that is wanted, as far as is known. */
+  readonly isInherited: boolean;
 }
 
 async function onConnection<Native, C extends Connection, T>(
   database: Database<Native, C>,
-  { work, asking }: OneShot<C, T>,
+  { work, asking, isInherited }: OneShot<C, T>,
   ms: number,
   { signal: caller, sent, certain = false }: OneShotOptions,
 ): Promise<T> {
@@ -119,10 +159,10 @@ async function onConnection<Native, C extends Connection, T>(
       use: "session",
       locks: [],
       wait: 5000,
-      isolation: "read committed",
+      isolation: ours,
       readOnly: false,
       deadlineMs: ms,
-      isolationIsDefault: true,
+      isolationIsDefault: isInherited,
     },
     { signal, leftMs: () => Math.max(0, endsAt - performance.now()) },
     async ({ connection }) => {
@@ -182,10 +222,11 @@ async function answered<T>(
   clearTimeout(timer);
   heeded?.removeEventListener("abort", onAbort);
   if (why === undefined) return running;
-  // Caught at once: a request that fails must not end the process while the statement is still running.
-  const cancelling = connection.cancel?.().catch(() => {});
+  // Again and again: between two statements, or before the first one, there is nothing to end yet.
+  const cancelling = connection.cancel && new Cancelling(connection);
   if (why === "late" && !certain) {
     running.catch(() => {});
+    cancelling?.end().catch(() => {});
     onSilence();
     throw new Silence();
   }
@@ -197,6 +238,6 @@ async function answered<T>(
     if (error instanceof Silence) onSilence();
     throw classify(database, error) === "canceled" ? new OneShotEnded(why, error) : error;
   } finally {
-    if (cancelling) await within(graceMs, cancelling).catch(onSilence);
+    await cancelling?.end().catch(onSilence);
   }
 }

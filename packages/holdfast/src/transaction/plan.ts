@@ -1,4 +1,4 @@
-import { type Capabilities, requireHeld } from "../seam/capabilities.ts";
+import { type Capabilities, require, requireHeld } from "../seam/capabilities.ts";
 import type { CallSite } from "../context/call-site.ts";
 import type { Connection, Isolation, Wait } from "../seam/database.ts";
 import type { Deadline } from "../waiting/deadline.ts";
@@ -42,6 +42,8 @@ export interface Run<Native, C extends Connection> {
 /** Throws if the server cannot keep it. Returns whether its locks are to be taken on the session, before BEGIN. */
 export function checkPlan({ locks, isolation, alone }: Plan, capabilities: Capabilities): boolean {
   checkSupport(locks, capabilities, false);
+  // None at all: there are no transactions.
+  if (capabilities.isolation.length === 0) require(capabilities.transactionLocks, "A transaction");
   if (alone !== undefined) requireHeld(capabilities, alone);
   if (!capabilities.isolation.includes(isolation)) {
     throw new UsageError(
@@ -67,7 +69,7 @@ const isolations: readonly Isolation[] = [
   "repeatable read",
   "serializable",
 ];
-const optionNames = new Set([
+export const optionNames = new Set([
   "lock",
   "wait",
   "isolation",

@@ -4,6 +4,7 @@
  */
 import type { Connection, Database, Failure } from "../seam/database.ts";
 import { OneShotEnded } from "./one-shot.ts";
+import { rightsLacking } from "./rights.ts";
 import {
   AccessDeniedError,
   ConnectionLostError,
@@ -14,15 +15,22 @@ import {
   NoConnectionError,
   OutcomeUnknownError,
   ReplicaError,
+  RowsHiddenError,
   SchemaMissingError,
   SerializationError,
   ServerFullError,
   ServerUnavailableError,
+  ShardMapError,
   StatementError,
+  StorageError,
   TransactionAbortedError,
+  UnsupportedError,
+  some,
 } from "../seam/errors.ts";
-import { classify, explained } from "../seam/failure.ts";
+import { classify, explained, hiddenRows } from "../seam/failure.ts";
 import { isOpaque, message } from "../seam/thrown.ts";
+import { graceMs, within } from "../waiting/interrupt.ts";
+import type { Instance } from "./instance.ts";
 
 /** Why there is no answer. */
 export type Why = Failure | "late" | "aborted" | "no connection";
@@ -76,8 +84,9 @@ export function present(
   why = whyOf(source, error),
 ): unknown {
   const { attempts = 1, waitedMs = 0, perhaps } = told;
-  const what = told.names.join(", ") || undefined;
+  const what = some(told.names) || undefined;
   if (error instanceof NoConnectionError && !perhaps) return error.about(what);
+  if (error instanceof AccessDeniedError) return error.about(what);
   if (isOpaque(error) || (error instanceof HoldfastError && !(perhaps && troubles.has(why)))) return error;
   if (perhaps && troubles.has(why))
     return new OutcomeUnknownError(
@@ -87,15 +96,26 @@ export function present(
       error,
       perhaps.instead,
     );
+  const hidden = told.theirs ? undefined : hiddenRows(source, error);
+  if (hidden) return new RowsHiddenError(what, hidden, error);
   switch (why) {
     case "lock-timeout":
       return inVain(told, error);
     case "lost":
       return new ConnectionLostError(attempts, error, what);
     case "late":
-    case "canceled":
+      return new DeadlineExceededError(Math.round(waitedMs), error, "by its own limit", what);
     case "deadline":
-      return new DeadlineExceededError(Math.round(waitedMs), error, "", what);
+    case "canceled":
+      // The server keeps the deadline of a transaction, too.
+      return why === "deadline" && what === undefined
+        ? new DeadlineExceededError(Math.round(waitedMs), error)
+        : new DeadlineExceededError(
+            Math.round(waitedMs),
+            error,
+            `by a limit that the server has, or on somebody's request (${message(error)})`,
+            what ?? "The transaction",
+          );
     case "deadlock":
       return told.atCommit
         ? SerializationError.atCommit(attempts, error, what)
@@ -106,6 +126,10 @@ export function present(
         : SerializationError.after(attempts, error, what);
     case "unavailable":
       return new ServerUnavailableError(attempts, error, what);
+    case "map-changed":
+      return new ShardMapError(
+        "The list of databases, or the way from keys to them, was changed since this process read it.",
+      );
     case "read-only":
       return new ReplicaError(error, what);
     case "schema-missing":
@@ -116,9 +140,11 @@ export function present(
         error,
       );
     case "denied":
-      return new AccessDeniedError(what, error);
+      return new AccessDeniedError(what, error, told.theirs ? [] : rightsLacking(error));
     case "full":
       return new ServerFullError(what, error);
+    case "storage":
+      return new StorageError(what, error);
     case "too-many-connections":
       return NoConnectionError.refused(error, true).about(what);
     case "aborted":
@@ -129,6 +155,25 @@ export function present(
       return told.theirs || hopeless !== error ? hopeless : new StatementError(what, error);
     }
   }
+}
+
+/**
+ * The same error; or, if the connection was lost at the beginning of a transaction and it turns out that none can be opened, one
+ * that says so. Not every client passes on what it was told before its connection was closed.
+ */
+export async function orNoTransactions<C extends Connection>(
+  { database, noTransactions }: Pick<Instance<unknown, C>, "database" | "noTransactions">,
+  error: unknown,
+): Promise<unknown> {
+  if (classify(database, error) !== "lost") return error;
+  const gap = await within(graceMs, noTransactions()).catch(() => undefined);
+  return gap ? new UnsupportedError(gap.why, error) : error;
+}
+
+/** Of what goes wrong in the background, for `onTrouble` and its like: always one of ours. */
+export function troubleOf(source: Source, error: unknown, name: string): HoldfastError {
+  const told = present(source, error, { names: [name] });
+  return !isOpaque(told) && told instanceof HoldfastError ? told : new StatementError(name, error);
 }
 
 /** Nothing was done: what it needed was not free in time. */

@@ -16,9 +16,10 @@ export interface RetryOptions {
   readonly maxMs?: number;
   /**
    * Failures retried besides deadlock, serialization failure and a connection lost before COMMIT. "lock-timeout": a wait
-   * for a lock that was over, that of `lock` or of a call in the body. What was not to wait is never retried.
+   * for a lock that was over, that of `lock` or of a call in the body. What was not to wait is never retried. "killed": somebody
+   * ended the transaction on purpose, with `holdfast kill`.
    */
-  readonly on?: readonly "lock-timeout"[];
+  readonly on?: readonly ("lock-timeout" | "killed")[];
 }
 
 const retryNames = new Set(["attempts", "baseMs", "maxMs", "on"]);
@@ -36,6 +37,8 @@ export interface RetryPolicy {
   readonly baseMs: number;
   readonly maxMs: number;
   readonly on: ReadonlySet<Failure>;
+  /** Also after somebody ended it on purpose. */
+  readonly afterKill: boolean;
 }
 
 export function retryPolicy(options: RetryOptions | false | undefined, fallback?: RetryPolicy): RetryPolicy {
@@ -47,8 +50,8 @@ export function retryPolicy(options: RetryOptions | false | undefined, fallback?
     throw new UsageError(`retry.attempts must be a whole number from 1, not ${String(attempts)}`);
   }
   for (const extra of on) {
-    if (extra !== "lock-timeout")
-      throw new UsageError(`retry.on may add "lock-timeout", not ${JSON.stringify(extra)}`);
+    if (extra !== "lock-timeout" && extra !== "killed")
+      throw new UsageError(`retry.on may add "lock-timeout" and "killed", not ${JSON.stringify(extra)}`);
   }
   return {
     attempts,
@@ -59,8 +62,9 @@ export function retryPolicy(options: RetryOptions | false | undefined, fallback?
       ...(protection.failuresRetried ? wasRolledBack : []),
       "lost",
       "unavailable",
-      ...on,
+      ...on.filter((extra) => extra !== "killed"),
     ]),
+    afterKill: on.includes("killed"),
   };
 }
 
@@ -118,6 +122,8 @@ export interface Retrying<Why extends string> {
   readonly once?: boolean;
   /** It was sent before. */
   readonly perhaps?: boolean;
+  /** Asked when a run has failed in a way that may pass: the error to end with, if it must not be run again. */
+  ended?(error: unknown, why: Why): Promise<Error | undefined>;
   /** Before each pause. */
   again?(next: { readonly why: Why; readonly attempt: number; readonly delayMs: number }): void;
   /** Throws what is told in the end. Default: the error. */
@@ -150,6 +156,8 @@ export async function retrying<T, Why extends string>(
     } catch (error) {
       const why = how.why(error);
       if (why === "lost") perhaps ||= sent;
+      const final = why === undefined ? undefined : await how.ended?.(error, why);
+      if (final) throw final;
       const delayMs = how.pauseMs?.(attempt) ?? pause(policy, attempt);
       const next = performance.now() + delayMs;
       const passes = why !== undefined && how.on.has(why) && !(how.once && perhaps);

@@ -22,6 +22,9 @@ import type {
 import { type Section, sections } from "../context/section.ts";
 import { type CallSite, callSites } from "../context/call-site.ts";
 import type { Instance } from "./instance.ts";
+import { askedQuickly } from "./holders.ts";
+import { present } from "./present.ts";
+import { findRights } from "./rights.ts";
 import { HeldLocks } from "./scope/held-locks.ts";
 import { explain } from "./scope/meanings.ts";
 import { checkNested, rollBackTo } from "./scope/savepoint.ts";
@@ -44,6 +47,8 @@ const nestedNames = new Set(["lock", "wait", "signal", "isolation", "readOnly"])
 export interface InstanceContext<Native, C extends Connection> extends Instance<Native, C> {
   readonly current: Inside<Scope<Native, C>>;
   readonly rows: RowLocker<Scope<Native, C>, C>;
+  /** Throws if a transaction of the client's own is on another database. */
+  home(native: Native, connection: C): Promise<void>;
   /** Takes part in a transaction of the client's own. `turns`: shared by all who name it so. */
   join(native: Native, turns: Turns): Scope<Native, C>;
 }
@@ -246,26 +251,36 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
 
   /**
    * Runs statements of ours on the transaction's connection, one such call at a time, until the signal aborts. `names`: what
-   * they are about, for people; without: tables of the caller's.
+   * they are about, for people; without: tables of the caller's. `proves`: they fail outside of a transaction by themselves.
    */
   async work<T>(
     run: (work: Work<C>) => Promise<T>,
     signal?: AbortSignal,
     names?: readonly string[],
+    proves = false,
   ): Promise<T> {
     const scope = this.here();
     scope.#assertOpen();
     return scope.#queue.run(async () => {
       scope.#assertOpen();
-      const { connection, joined, section, stop = scope.signal } = scope.#place;
+      const { connection, native, joined, section, stop = scope.signal } = scope.#place;
+      if (joined) await scope.#context.home(native, connection);
       const capabilities = scope.#context.known() ?? (await scope.#context.capabilities(connection));
       const abort = signal ? AbortSignal.any([signal, stop]) : stop;
       const started = performance.now();
       try {
-        const work = () => run({ connection, capabilities, joined, signal: abort, section });
+        const work = async () => {
+          if (joined && !proves) await scope.#context.database.engine.assertTransaction?.(connection);
+          return run({ connection, capabilities, joined, signal: abort, section });
+        };
         return await interruptible(connection, abort, () => (section ? sections.leave(work) : work()));
       } catch (error) {
+        const context = scope.#context;
+        // Of a transaction of the caller's own, nobody else says what became of its connection.
+        if (joined && connection.lost.aborted && error === connection.lost.reason)
+          throw present(context.database, error, { names: (names ?? []).map(context.show) }, "lost");
         if (abort.aborted && error === abort.reason) throw error;
+        if (names) await findRights(context.database, error, (question) => askedQuickly(context, question));
         throw scope.#explain(error, names, performance.now() - started);
       }
     }, signal);
@@ -292,6 +307,7 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
       (work) => takeLocks(this.#context, this.#held, wanted, work),
       signal,
       keyNames(wanted.requests),
+      true,
     );
   }
 
@@ -306,11 +322,15 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
     if (!engine.query)
       throw new UnsupportedError(`tx.query: ${engine.name} does not speak SQL; use tx.client`);
     const { section, connection } = this.#place;
-    section?.sent(statement);
+    const answered = section?.sent(statement, statement.values);
     // Told by now: what a client makes of it is not another one.
     const ask = () => engine.query?.(connection, statement) as Promise<Result>;
-    const result = await (section ? sections.leave(ask) : ask());
-    return result.rows as R[];
+    try {
+      const result = await (section ? sections.leave(ask) : ask());
+      return result.rows as R[];
+    } finally {
+      answered?.();
+    }
   }
 
   transaction<T>(body: Body<Native, T>): Promise<T>;
@@ -335,9 +355,15 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
       const name = `holdfast_${this.#depth()}_${++this.#savepoints}`;
       const signal = options.signal ? AbortSignal.any([own, options.signal]) : own;
       signal.throwIfAborted();
-      await engine.savepoint(connection, name, "set").catch((error: unknown) => {
+      try {
+        // Locks prove it by themselves, and must come first: the question would begin the snapshot of some engines.
+        if (this.#place.joined) await this.#context.home(this.#place.native, connection);
+        if (this.#place.joined && requests.length === 0) await engine.assertTransaction?.(connection);
+        await engine.savepoint(connection, name, "set");
+        this.#place.section?.savepoint({ action: "set", name });
+      } catch (error) {
         throw this.#explain(error);
-      });
+      }
       const stop = options.signal ? signal : this.#place.stop;
       const inner = new Scope(this.#context, { ...this.#place, signal, stop, turns: undefined }, [], this);
       try {
@@ -345,12 +371,17 @@ export class Scope<Native, C extends Connection> implements Transaction<Native> 
         const value = await this.#context.current.run(inner, () => body(inner));
         signal.throwIfAborted();
         await engine.savepoint(connection, name, "release");
+        this.#place.section?.savepoint({ action: "release", name });
         inner.close("its savepoint was released");
         this.#held.add(inner.taken);
         return value;
       } catch (error) {
         inner.close("its savepoint was rolled back");
-        this.#held.add(await rollBackTo(this.#context, connection, name, inner.taken, error));
+        const kept = await rollBackTo(this.#context, connection, name, inner.taken, error);
+        this.#held.add(kept);
+        const { section } = this.#place;
+        if (kept.length === 0) section?.savepoint({ action: "rollback", name });
+        section?.savepoint({ action: "release", name });
         throw error;
       }
     }, options.signal);
@@ -428,19 +459,22 @@ export function scopeNamed(
 
 /**
  * Where a call of a pattern belongs: in the transaction that is named, or in the one of the same instance whose body calls,
- * unless it is to be apart. Undefined: in none.
+ * unless it is to be apart. Undefined: in none. `options` are undefined if the call takes none.
  */
 export function scopeFor(
   context: InstanceContext<unknown, Connection>,
-  options: { readonly tx?: unknown; readonly separate?: boolean },
+  options: { readonly tx?: unknown; readonly separate?: boolean } | undefined,
   call: string,
 ): Scope<unknown, Connection> | undefined {
-  const { tx, separate = false } = options;
+  const { tx, separate = false } = options ?? {};
   if (typeof separate !== "boolean") throw new UsageError(`${call}: separate must be true or false`);
   if (tx === undefined) {
     if (separate) return undefined;
     if (context.elsewhere?.()) throw astray(call);
-    return context.current.getStore();
+    const around = context.current.getStore();
+    if (around || !options) return around;
+    const native = context.wrongConnection.unnamed(call);
+    return native === undefined ? undefined : scopeNamed(context, native, call);
   }
   const scope = scopeNamed(context, tx, call);
   if (separate) throw new UsageError(`${call}: either \`tx\` or \`separate\`, not both`);

@@ -2,6 +2,7 @@ import { Deadline } from "../waiting/deadline.ts";
 import type { Connection } from "../seam/database.ts";
 import { type Traces, emit, traced } from "../events/events.ts";
 import { Attempt } from "./attempt/attempt.ts";
+import { endedBy } from "./attempt/ended-by.ts";
 import { failureOf, presented } from "./attempt/errors.ts";
 import { isAtCommit } from "./lock-support.ts";
 import type { Plan } from "./plan.ts";
@@ -57,6 +58,7 @@ async function runAttempts<Native, C extends Connection, T>(
           wasRolledBack.includes(failure) && isAtCommit(context) ? retry.attemptsAtCommit : retry.attempts,
         wanted: () => !deadline.signal.aborted,
         signal: deadline.signal,
+        ended: (error, failure) => endedBy(run, error, failure),
         again({ why: failure, attempt, delayMs }) {
           emit("holdfast:transaction:retry", () => ({ attempt, locks: locks(), failure, delayMs }));
           before = { failure, delayMs };

@@ -34,14 +34,14 @@ async function isSettled(running: Promise<unknown>): Promise<boolean> {
  * statement has begun finds nothing to end, and the server forgets it. The second one comes late enough (a round trip,
  * usually) not to hit what is sent to clean up after the first.
  */
-class Cancelling {
+export class Cancelling {
   readonly #connection: Connection;
   readonly #silence: NodeJS.Timeout;
   #asking: Promise<void> = Promise.resolve();
   #again: NodeJS.Timeout | undefined;
   #ended = false;
 
-  constructor(connection: Connection, onSilence: (error: Silence) => void) {
+  constructor(connection: Connection, onSilence: (error: Silence) => void = () => {}) {
     this.#connection = connection;
     this.#silence = setTimeout(() => onSilence(new Silence()), graceMs);
     this.#ask(250);

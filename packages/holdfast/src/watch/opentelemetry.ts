@@ -241,6 +241,17 @@ function spans<Context, S extends SpanLike>(
       "holdfast:hazard"({ kind, place = "unknown" }) {
         here()?.addEvent("holdfast.hazard", { "holdfast.hazard.kind": kind, "holdfast.place": place });
       },
+      "holdfast:section:slow"({ level, heldMs, place = "unknown", slowest }) {
+        here()?.addEvent("holdfast.section.slow", {
+          "holdfast.section.level": level,
+          "holdfast.held_ms": heldMs,
+          "holdfast.place": place,
+          ...(slowest && {
+            "holdfast.slowest.statement": slowest.statement,
+            "holdfast.slowest.duration_ms": slowest.durationMs,
+          }),
+        });
+      },
       "holdfast:session:held": (event) => hold(event.hold, "session", event.locks),
       "holdfast:session:released": (event) => letGo(event.hold),
       "holdfast:session:lost": (event) => letGo(event.hold, event),

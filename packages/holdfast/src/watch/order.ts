@@ -3,14 +3,14 @@
  * the same two in different orders are a deadlock as soon as they meet; that they do it is seen long before.
  */
 import type { OrderStep } from "../events/events.ts";
-import type { LockRequest } from "../seam/key.ts";
+import type { Key, LockRequest } from "../seam/key.ts";
 import type { CallSite } from "../context/call-site.ts";
 
 /** Of keys, their namespace; of rows, their table. */
 export interface LockKind {
   readonly name: string;
   readonly next: Map<LockKind, Step[]>;
-  /** Keys of one namespace, one after the other: those whose ids went up, and those whose ids went down. */
+  /** Keys of one namespace, or rows of one table, one after the other: those whose ids went up, and those whose ids went down. */
   up?: OrderStep;
   down?: OrderStep;
 }
@@ -28,16 +28,21 @@ export interface LockHolding {
   readonly kind: LockKind;
   readonly site: CallSite | undefined;
   shared: boolean;
-  /** The last of its keys, in the order in which one call takes them. */
-  last: string | undefined;
+  /** What its ids are; undefined: not all of them are known, or not by the same. */
+  by: string | undefined;
+  readonly ids: Set<string>;
+  /** The greatest of them. */
+  last: string;
 }
 
 /** What somebody asks for. */
 export interface Wanted {
   readonly kind: LockKind;
   readonly shared: boolean;
-  /** Of a key. */
+  /** Of a key, or of a row. */
   readonly id: string | undefined;
+  /** What the id is: only those of the same column are compared. Undefined: it is not known which are wanted. */
+  readonly by: string | undefined;
 }
 
 /** A namespace that came from data must not eat the memory. */
@@ -55,20 +60,68 @@ function kindIn(kinds: Map<string, LockKind>, what: string, name: string): LockK
   return made;
 }
 
+const hasOneText: ReadonlySet<string> = new Set(["hashtext", "hashtextextended", "getLock"]);
+
 export function wantedKeys(keys: readonly LockRequest[]): readonly Wanted[] {
   const wanted: Wanted[] = [];
   for (const { key, mode } of keys) {
-    const [namespace] = key.parts;
+    const [first] = key.parts;
+    // In a name that is one text, what stands before its first colon.
+    const namespace = hasOneText.has(key.form.kind) ? first?.split(":")[0] : first;
     const kind = namespace === undefined ? undefined : kindIn(namespaces, "key", namespace);
-    if (kind) wanted.push({ kind, id: key.id, shared: mode === "shared" });
+    if (kind) wanted.push({ kind, id: key.id, by: "key", shared: mode === "shared" });
   }
   return wanted;
+}
+
+/** The same lock, taken by a statement: in the order of what is written there. */
+export function wantedCall(key: Key, shared: boolean): readonly Wanted[] {
+  const last = key.parts.at(-1) ?? "";
+  const id = sortable(hasOneText.has(key.form.kind) ? last.slice(last.indexOf(":") + 1) : last);
+  return wantedKeys([{ key, mode: shared ? "shared" : "exclusive" }]).map((each) => ({
+    ...each,
+    id,
+    by: "written",
+  }));
 }
 
 /** `table`: without its schema. */
 export function wantedRows(table: string, shared: boolean): readonly Wanted[] {
   const kind = kindIn(tables, "table", table);
-  return kind ? [{ kind, id: undefined, shared }] : [];
+  return kind ? [{ kind, id: undefined, by: undefined, shared }] : [];
+}
+
+/** What others would bring into the same order: numbers, words and UUIDs. Undefined: collations differ. */
+export function sortable(text: string): string | undefined {
+  if (!/^(?:[a-z\d]+|[\da-f]+(?:-[\da-f]+){4})$/.test(text)) return undefined;
+  return text.replaceAll(/^\d+$/g, (digits) => digits.padStart(20, "0"));
+}
+
+/** From now on it is held too, by the same transaction. */
+export function hold(held: LockHolding[], wanted: Wanted, site: CallSite | undefined): void {
+  const { kind, id, by, shared } = wanted;
+  const known = held.find((each) => each.kind === kind);
+  if (!known) {
+    const ids = id === undefined ? [] : [id];
+    held.push({ kind, site, shared, by, ids: new Set(ids), last: id ?? "" });
+    return;
+  }
+  if (by !== known.by) known.by = undefined;
+  else if (id !== undefined) {
+    known.ids.add(id);
+    if (id > known.last) known.last = id;
+  }
+  known.shared &&= shared;
+}
+
+/** It was given back. */
+export function letGo(held: LockHolding[], { kind, id }: Wanted): void {
+  const at = held.findIndex((each) => each.kind === kind);
+  const known = held[at];
+  if (!known) return;
+  if (id !== undefined) known.ids.delete(id);
+  if (known.ids.size === 0) held.splice(at, 1);
+  else if (id === known.last) known.last = [...known.ids].reduce((a, b) => (a > b ? a : b));
 }
 
 /** Whoever holds these asks for another. What is new about it, and leads back to where it began, is returned. */
@@ -77,11 +130,18 @@ export function follow(
   wanted: Wanted,
   site: CallSite | undefined,
 ): readonly OrderStep[] | undefined {
+  if (held.some((before) => mayHave(before, wanted))) return undefined;
   let inverted: readonly OrderStep[] | undefined;
   for (const before of held)
     inverted =
       (before.kind === wanted.kind ? again(before, wanted, site) : then(before, wanted, site)) ?? inverted;
   return inverted;
+}
+
+/** It is held already, or it is not known which rows of the table are. */
+function mayHave({ kind, by, ids }: LockHolding, wanted: Wanted): boolean {
+  if (kind !== wanted.kind || wanted.id === undefined) return false;
+  return by !== wanted.by || ids.size === 0 || ids.has(wanted.id);
 }
 
 function then(before: LockHolding, wanted: Wanted, site: CallSite | undefined): OrderStep[] | undefined {
@@ -106,14 +166,14 @@ function told(before: LockHolding, to: LockKind, site: CallSite | undefined): Or
   return { from: before.kind.name, to: to.name, first: before.site?.place, second: site?.place };
 }
 
-/** Another key of a namespace that is held: in one order by accident, or always. */
+/** Another key of a namespace, or row of a table, that is held: in one order by accident, or always. */
 function again(
   before: LockHolding,
   { id, shared }: Wanted,
   site: CallSite | undefined,
 ): readonly OrderStep[] | undefined {
   const { kind, last } = before;
-  if (id === undefined || last === undefined || id === last || (shared && before.shared)) return undefined;
+  if (id === undefined || (shared && before.shared)) return undefined;
   const way = id > last ? "up" : "down";
   if (kind[way]) return undefined;
   const step = told(before, kind, site);

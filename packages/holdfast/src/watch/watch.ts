@@ -4,6 +4,7 @@ import { HazardError } from "../seam/errors.ts";
 import { keyNames } from "../seam/key.ts";
 import { type OrderStep, emit, heard } from "../events/events.ts";
 import {
+  type Answered,
   type HazardKind,
   type Locked,
   type Section,
@@ -14,9 +15,20 @@ import {
 } from "../context/section.ts";
 import { type CallSite, callSites } from "../context/call-site.ts";
 import type { Watching } from "./options.ts";
-import { type LockHolding, type Wanted, follow, keepOrderIn, wantedKeys, wantedRows } from "./order.ts";
+import {
+  type LockHolding,
+  type Wanted,
+  follow,
+  hold,
+  keepOrderIn,
+  letGo,
+  wantedCall,
+  wantedKeys,
+  wantedRows,
+} from "./order.ts";
+import { type LockCall, keyOfCall } from "../seam/lock-calls.ts";
 import { type Listener, type Sign, hearSigns, replaceFunctions } from "./signs.ts";
-import { type SeenStatement, seenAs, shownStatement } from "./statement.ts";
+import { type Redact, type Savepoint, type SeenStatement, seenAs, shownStatement } from "./statement.ts";
 
 /** The same at the same place is told once. */
 const mostTold = 1000;
@@ -26,13 +38,18 @@ const told = new Set<string>();
 class Watcher implements Watch {
   readonly watching: Watching;
   readonly show: (name: string) => string;
+  readonly redact: Redact;
+  /** Locks that were taken after a savepoint stay when it is rolled back to. */
+  readonly keeps: boolean;
   readonly #joined = new WeakMap<object, Watched>();
   readonly #ends: (() => void)[] = [];
   readonly #always: boolean;
 
-  constructor(watching: Watching, show: (name: string) => string) {
+  constructor(watching: Watching, show: (name: string) => string, redact: Redact, keeps: boolean) {
     this.watching = watching;
+    this.keeps = keeps;
     this.show = show;
+    this.redact = redact;
     this.#always = this.tells || watching.orderFile !== undefined;
     this.#ends.push(watchSections());
     if (watching.hazards !== "off") this.#ends.push(heardSigns());
@@ -53,6 +70,11 @@ class Watcher implements Watch {
       heard("holdfast:section:slow") ||
       heard("holdfast:order:inverted")
     );
+  }
+
+  /** Whether anybody is told how long statements took. */
+  get wantsTimes(): boolean {
+    return this.watching.slow !== undefined && heard("holdfast:section:slow");
   }
 
   section(site: CallSite | undefined): Section {
@@ -81,9 +103,32 @@ class Watcher implements Watch {
 }
 
 /** Undefined: there is nothing that it would be watched for. */
-export function watch(watching: Watching, show: (name: string) => string): Watch | undefined {
+export function watch(
+  watching: Watching,
+  show: (name: string) => string,
+  redact: Redact,
+  keeps: boolean,
+): Watch | undefined {
   if (watching.hazards === "off" && !watching.slow && watching.orderFile === undefined) return undefined;
-  return new Watcher(watching, show);
+  return new Watcher(watching, show, redact, keeps);
+}
+
+/** A lock by name that a statement has taken. */
+interface TakenCall {
+  readonly name: string;
+  readonly wanted: readonly Wanted[];
+  /** It stays until it is given back. */
+  readonly session: boolean;
+}
+
+/** What was held when a savepoint was set. */
+interface Saved {
+  readonly name: string;
+  readonly since: number | undefined;
+  readonly locked: readonly Locked[];
+  readonly tables: readonly string[];
+  readonly calls: readonly TakenCall[];
+  readonly holding: readonly LockHolding[];
 }
 
 class Watched implements Section {
@@ -98,8 +143,15 @@ class Watched implements Section {
   /** By name, without schemas; "database", where that is what is locked. */
   #tables: string[] | undefined;
   #holding: LockHolding[] | undefined;
+  /** Nobody else can hold anything. */
+  #whole = false;
+  #calls: readonly TakenCall[] = [];
+  /** Tables with rows that nobody else can wait for. */
+  #added: Set<string> | undefined;
+  #saved: Saved[] | undefined;
   #statements = 0;
   #last: SeenStatement | undefined;
+  #slowest: { readonly seen: SeenStatement; readonly ms: number } | undefined;
   #hazards: Partial<Record<HazardKind, number>> | undefined;
   #left = false;
   over = false;
@@ -148,20 +200,99 @@ class Watched implements Section {
     if (what.kind === "key" || what.kind === "lease" || what.kind === "call")
       (this.#locked ??= []).push(what);
     else this.#write(withoutSchema(what.name));
+    this.#whole ||= what.kind === "database";
     this.#hold(wantedIn(what), site);
   }
 
-  sent(statement: unknown): void {
-    this.#statements++;
-    const seen = seenAs(statement, this.sent);
-    if (!seen) return;
-    this.#last = seen;
-    for (const { name, wanted } of seen.locks) {
-      if (this.#tables?.includes(name)) continue;
-      this.#follow(wanted, seen.site);
-      this.#write(name);
-      this.#hold(wanted, seen.site);
+  sent(statement: unknown, values?: readonly unknown[], again = false): Answered | undefined {
+    if (!again) this.#statements++;
+    const seen = seenAs(statement, this.#watcher.redact, this.sent);
+    if (!seen) return undefined;
+    if (!again) {
+      this.#last = seen;
+      for (const table of seen.adds) (this.#added ??= new Set()).add(table);
+      if (seen.savepoint) this.savepoint(seen.savepoint);
     }
+    if (!again || values) {
+      for (const each of seen.locks) this.#sentRows(each, seen, values);
+      for (const call of seen.calls) this.#sentCall(call, seen, values);
+    }
+    return this.#since !== undefined && this.#watcher.wantsTimes ? this.#timing(seen) : undefined;
+  }
+
+  #sentRows(
+    { name, wanted }: SeenStatement["locks"][number],
+    { row, waits, site }: SeenStatement,
+    values: readonly unknown[] | undefined,
+  ): void {
+    const id = this.#added?.has(name) ? undefined : row?.id(values ?? []);
+    const by = id === undefined && values ? undefined : row?.by;
+    const exact = row ? wanted.map((each) => ({ ...each, id, by })) : wanted;
+    if (waits && !this.#whole && (id !== undefined || !this.#tables?.includes(name)))
+      this.#follow(exact, site);
+    this.#write(name);
+    this.#hold(exact, site);
+  }
+
+  #sentCall(call: LockCall, seen: SeenStatement, values: readonly unknown[] | undefined): void {
+    const key = keyOfCall(call, values ?? []);
+    if (!key && !values) return;
+    const name = key ? this.#watcher.show(key.name) : `${call.called}(…)`;
+    const wanted = key ? wantedCall(key, call.shared) : [];
+    if (call.lasts === "given back") return this.#letGo(name, wanted);
+    if (call.waits) this.#follow(wanted, seen.site);
+    this.#calls = [...this.#calls, { name, wanted, session: call.lasts === "session" }];
+    this.#hold(wanted, seen.site);
+  }
+
+  #letGo(name: string, wanted: readonly Wanted[]): void {
+    const at = this.#calls.findLastIndex((each) => each.session && each.name === name);
+    if (at < 0) return;
+    this.#calls = this.#calls.toSpliced(at, 1);
+    // Taken twice, it must be given back twice.
+    if (this.#calls.some((each) => each.name === name)) return;
+    for (const each of wanted) letGo((this.#holding ??= []), each);
+    if (this.#names().length === 0) this.#since = undefined;
+  }
+
+  /** What was taken after it is given back with it, but for locks of the session. */
+  savepoint({ action, name }: Savepoint): void {
+    if (this.#watcher.keeps) return;
+    const saved = (this.#saved ??= []);
+    if (action === "set")
+      saved.push({
+        name,
+        since: this.#since,
+        locked: [...(this.#locked ?? [])],
+        tables: [...(this.#tables ?? [])],
+        calls: this.#calls,
+        holding: (this.#holding ?? []).map((each) => ({ ...each, ids: new Set(each.ids) })),
+      });
+    const at = saved.findLastIndex((each) => each.name === name);
+    const found = saved[at];
+    if (!found || action === "set") return;
+    saved.splice(at);
+    if (action === "release") return;
+    const calls = this.#calls.filter((each) => each.session || found.calls.includes(each));
+    const isBack = (each: TakenCall) => !calls.includes(each);
+    if (calls.every((each) => found.calls.includes(each))) this.#since = found.since;
+    this.#locked = [...found.locked];
+    this.#tables = [...found.tables];
+    this.#holding = [...found.holding];
+    for (const { wanted } of found.calls.filter(isBack))
+      for (const each of wanted) letGo(this.#holding, each);
+    for (const { wanted } of calls) this.#hold(wanted, undefined);
+    this.#calls = calls;
+    // It is still there, and can be rolled back to again.
+    this.savepoint({ action: "set", name });
+  }
+
+  #timing(seen: SeenStatement): Answered {
+    const since = performance.now();
+    return () => {
+      const ms = performance.now() - since;
+      if (!this.#slowest || ms > this.#slowest.ms) this.#slowest = { seen, ms };
+    };
   }
 
   #write(table: string): void {
@@ -170,14 +301,7 @@ class Watched implements Section {
 
   #hold(wanted: readonly Wanted[], site: CallSite | undefined): void {
     this.#since ??= performance.now();
-    for (const { kind, id, shared } of wanted) {
-      const known = this.#holding?.find((each) => each.kind === kind);
-      if (!known) (this.#holding ??= []).push({ kind, site, shared, last: id });
-      else {
-        if (id !== undefined && (known.last === undefined || id > known.last)) known.last = id;
-        known.shared &&= shared;
-      }
-    }
+    for (const each of wanted) hold((this.#holding ??= []), each, site);
   }
 
   /** What is held here, and in transactions around it: by the same caller, who waits. `who`: asks for it. */
@@ -250,7 +374,8 @@ class Watched implements Section {
     const locked = this.#locked ?? [];
     const keys = locked.flatMap((each) => (each.kind === "key" ? each.keys : []));
     const others = locked.flatMap((each) => (each.kind === "key" ? [] : each.name));
-    return [...keyNames(keys, this.#watcher.show), ...new Set(others)];
+    const calls = this.#calls.map(({ name }) => name);
+    return [...keyNames(keys, this.#watcher.show), ...new Set([...others, ...calls])];
   }
 
   #names(): string[] {
@@ -276,7 +401,11 @@ class Watched implements Section {
       ...what(),
       level: heldMs < slow.brokenMs ? "suspect" : "broken",
       place: this.#site?.place,
-      statement: this.#last && shownStatement(this.#last.text),
+      statement: this.#last && shownStatement(this.#last.plain),
+      slowest: this.#slowest && {
+        statement: shownStatement(this.#slowest.seen.plain),
+        durationMs: this.#slowest.ms,
+      },
       hazards: { ...this.#hazards },
     }));
   }

@@ -9,7 +9,7 @@ import type {
 } from "../../seam/database.ts";
 import { NotInTransactionError, UnsupportedError, UsageError } from "../../seam/errors.ts";
 import { ours } from "../../context/ours.ts";
-import { observeMakers, observeMethod, placeMade } from "../observe.ts";
+import { observeMakers, observeMethod, placeMade, observeOpenings } from "../observe.ts";
 import { OneConnection } from "../../waiting/one-connection.ts";
 import {
   type PgClient,
@@ -56,6 +56,7 @@ import {
 } from "../mysql2/connection.ts";
 import { killer } from "../../engines/mysql/client.ts";
 import { mysql } from "../../engines/mysql/index.ts";
+import { beginning } from "../../engines/mysql/waits.ts";
 import { postgres } from "../../engines/postgres/index.ts";
 import { sqlite } from "../../engines/sqlite/index.ts";
 
@@ -183,7 +184,7 @@ function onPostgres(db: Internals, sql: PostgresPool): Driver {
         release: (broken) => pinned.release(broken),
       };
     },
-    connection: (client) => joinedPostgres(client as PostgresSql),
+    connection: (client) => joinedPostgres(client as PostgresSql, sql),
     room: () => roomOfPostgres(sql),
     listen: (channel, wake, signal) =>
       listenPostgres(sql as unknown as PostgresListening, channel, wake, signal),
@@ -237,8 +238,14 @@ function onMysql2(db: Internals, pool: Mysql2Pool): Driver {
       const pinned = await checkOutMysql2(pool, kill, purpose);
       const { connection, native, seal } = pinned;
       purpose.taken(() => endMysql2(native));
+      let entered = false;
+      const begin = () =>
+        sessionOn(db, native).transaction((tx) => {
+          entered = true;
+          return body(tx, seal && { seal });
+        }, config);
       try {
-        return await sessionOn(db, native).transaction((tx) => body(tx, seal && { seal }), config);
+        return await beginning(connection, begin, () => entered);
       } finally {
         await pinned.release(connection.lost.aborted);
       }
@@ -419,6 +426,7 @@ export function fromDrizzle<Client extends DrizzleClient>(
     ...(listen && { listen }),
     ...(room && { room }),
     ...(observe && { observe }),
+    openings: (opening) => observeOpenings(db, "transaction", opening),
     ...(transaction && {
       transaction(options, body) {
         const { isolation, isolationIsDefault, readOnly } = options;

@@ -3,13 +3,14 @@ import type {
   Database,
   DriverError,
   Engine,
+  Opening,
   QueryLock,
   Room,
   Seen,
   SqlConnection,
 } from "../../seam/database.ts";
 import { NoConnectionError, NotInTransactionError, UnsupportedError, UsageError } from "../../seam/errors.ts";
-import { observeMethod } from "../observe.ts";
+import { observeHandles, observeMethod, observeOpenings } from "../observe.ts";
 import { unlessAborted } from "../../waiting/turns.ts";
 import { type CallSite, callSites } from "../../context/call-site.ts";
 import { sql } from "../../seam/sql.ts";
@@ -32,6 +33,7 @@ import {
 import { connectLent, joinLent, lentTraits } from "../sqlite-lent.ts";
 import { killer } from "../../engines/mysql/client.ts";
 import { mysql } from "../../engines/mysql/index.ts";
+import { beginning } from "../../engines/mysql/waits.ts";
 import { postgres } from "../../engines/postgres/index.ts";
 import { sqlite } from "../../engines/sqlite/index.ts";
 
@@ -172,7 +174,8 @@ function onMysql(client: KnexClient): DriverBridge {
         ...(isolationIsDefault ? [] : [`ISOLATION LEVEL ${isolation.toUpperCase()}`]),
         ...(readOnly ? ["READ ONLY"] : []),
       ];
-      if (modes.length > 0) await connection.query(sql.raw(`SET TRANSACTION ${modes.join(", ")}`));
+      const set = sql.raw(`SET TRANSACTION ${modes.join(", ")}`);
+      if (modes.length > 0) await beginning(connection, () => connection.query(set));
       // After a deadlock the server has ended the transaction. If the body swallows that error, what it sends next
       // would be kept, statement by statement.
       await connection.query(sql.raw("SET @holdfast_autocommit = @@autocommit, autocommit = 0"));
@@ -227,8 +230,18 @@ function onSqlite<Native>(knex: KnexLike, client: KnexClient): Database<Native, 
     join: (native) => joinLent(sendInKnex(transactionOf(native)), plain),
     room: () => roomOf(client),
     observe: (seen, inside) => observe(client, seen, inside),
+    openings: (opening) => openings(knex, client, opening),
     locking: (native, query) => locking(native, query, undefined, undefined),
   };
+}
+
+function openings(knex: KnexLike, client: KnexClient, opening: Opening): () => void {
+  const ends = [
+    observeOpenings(client, "transaction", opening),
+    // It gives that method the function which settles its promise.
+    observeHandles(knex, "transaction", opening, (trx: KnexTransaction) => trx.isCompleted?.() === false),
+  ];
+  return () => ends.forEach((end) => end());
 }
 
 type Open = (body: (trx: KnexTransaction) => Promise<void>, config: object) => Promise<unknown>;
@@ -332,6 +345,7 @@ export function fromKnex<Client extends KnexLike>(
       return roomOf(client);
     },
     observe: (seen, inside) => observe(client, seen, inside),
+    openings: (opening) => openings(knex, client, opening),
     locking: (native, query, lock) => locking(native, query, lock, reach.refuses?.(lock)),
     unwrap,
   };

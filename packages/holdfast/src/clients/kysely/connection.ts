@@ -2,6 +2,7 @@
 import type {
   DriverError,
   Engine,
+  Opening,
   Pinned,
   Purpose,
   Result,
@@ -10,7 +11,7 @@ import type {
   SqlConnection,
 } from "../../seam/database.ts";
 import { UnsupportedError } from "../../seam/errors.ts";
-import { observeMethod } from "../observe.ts";
+import { asBody, observeMethod, tellPromised } from "../observe.ts";
 import { unlessAborted } from "../../waiting/turns.ts";
 import type { Statement } from "../../seam/sql.ts";
 import { mysql, render as renderMysql } from "../../engines/mysql/index.ts";
@@ -187,4 +188,52 @@ export function pinKysely<Native>(
 
 export function observeKysely(db: KyselyLike, seen: Seen): () => void {
   return observeMethod(db.getExecutor(), "provideConnection", seen);
+}
+
+/** What `db.transaction()` and `db.startTransaction()` return: each of its settings makes another one. */
+interface Builder {
+  execute: (body?: (...args: unknown[]) => unknown) => unknown;
+  [setting: string]: (...args: never[]) => unknown;
+}
+
+const openings = new WeakMap<object, Set<Opening>>();
+
+export function observeKyselyOpenings(db: object, opening: Opening): () => void {
+  const known = openings.get(db);
+  const all = known ?? new Set();
+  all.add(opening);
+  if (!known) {
+    openings.set(db, all);
+    const methods = db as { transaction: () => Builder; startTransaction?: () => Builder };
+    const begin = methods.transaction.bind(db);
+    methods.transaction = () => watchedBuilder(begin(), all);
+    // Older ones have none.
+    const start = methods.startTransaction?.bind(db);
+    if (start) methods.startTransaction = () => watchedBuilder(start(), all);
+  }
+  return () => all.delete(opening);
+}
+
+interface ControlledTransaction {
+  readonly isCommitted: boolean;
+  readonly isRolledBack: boolean;
+}
+
+export function isGoingOn({ isCommitted, isRolledBack }: ControlledTransaction): boolean {
+  return !isCommitted && !isRolledBack;
+}
+
+function watchedBuilder(builder: Builder, all: ReadonlySet<Opening>): Builder {
+  const { execute } = builder;
+  builder.execute = (body) => {
+    if (body) return execute.call(builder, asBody(all, body));
+    const result = execute.call(builder) as Promise<ControlledTransaction>;
+    tellPromised(all, result, isGoingOn, builder.execute);
+    return result;
+  };
+  for (const name of ["setAccessMode", "setIsolationLevel"]) {
+    const set = builder[name] as ((...args: unknown[]) => Builder) | undefined;
+    if (set) builder[name] = (...args) => watchedBuilder(set.apply(builder, args), all);
+  }
+  return builder;
 }

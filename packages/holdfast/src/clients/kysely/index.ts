@@ -6,6 +6,7 @@ import {
   kyselyConnection,
   kyselyDialect,
   observeKysely,
+  observeKyselyOpenings,
   pinKysely,
 } from "./connection.ts";
 import { HeldConnection, holding, rawOf, revealConnections, revealRaws } from "./raw.ts";
@@ -112,6 +113,7 @@ function onSqlite<Trx>(db: KyselyClient): Database<Trx, SqlConnection> {
     locking: (native, query) => locking(native as Executing, query, undefined),
     room: () => lentRoom,
     observe: (seen) => observeKysely(db, seen),
+    openings: (opening) => observeKyselyOpenings(db, opening),
     unwrap: unwrapSqlite,
   };
 }
@@ -212,6 +214,7 @@ export function fromKysely<Client extends KyselyClient>(
     join: (native) => kyselyConnection(transactionOf(native), dialect),
     locking: (native, query, lock) => locking(native as unknown as Executing, query, lock),
     observe: (seen) => observeKysely(db, seen),
+    openings: (opening) => observeKyselyOpenings(db, opening),
     unwrap: dialect.unwrap,
     ...(pool && (onPool(db, pool) as object)),
   };

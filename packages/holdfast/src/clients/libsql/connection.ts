@@ -4,6 +4,7 @@ import { NotInTransactionError, UsageError } from "../../seam/errors.ts";
 import { Turns } from "../../waiting/turns.ts";
 import { OneConnection } from "../../waiting/one-connection.ts";
 import { GiveUp, type SqliteConnection, render, sqlite } from "../../engines/sqlite/index.ts";
+import { OpenFile } from "../../engines/sqlite/open-file.ts";
 import { type WriterQueue, writerQueueOf } from "../../engines/sqlite/writer-queue.ts";
 
 interface ResultSet {
@@ -65,14 +66,21 @@ async function run(runner: Runner, statement: Parameters<SqliteConnection["query
 
 /**
  * A statement that fails because the file is busy stays under way on its connection until it is garbage collected, and
- * nothing can be committed there meanwhile (https://github.com/tursodatabase/libsql-client-ts/issues/352). So on a
- * local file whatever may meet another writer is sent as a script, whose statements end in any case.
+ * nothing can be committed there meanwhile (https://github.com/tursodatabase/libsql-client-ts/issues/352). Whatever is read there
+ * next keeps its read lock for as long, so that without WAL nobody at all can commit. So on a local file whatever may meet another
+ * writer is sent as a script, whose statements end in any case.
  */
-async function beginWriting(client: LibsqlClient): Promise<LibsqlTransaction> {
-  if (client.protocol !== "file") return client.transaction("write");
+const scripts = {
+  write: "ROLLBACK; BEGIN IMMEDIATE",
+  // BEGIN alone locks nothing. This reads, and what is read after it in the transaction finds its lock taken.
+  deferred: "SELECT 1 FROM sqlite_schema LIMIT 1",
+} as const;
+
+async function begin(client: LibsqlClient, mode: keyof typeof scripts): Promise<LibsqlTransaction> {
+  if (client.protocol !== "file") return client.transaction(mode);
   const tx = await client.transaction("deferred");
   try {
-    await tx.executeMultiple("ROLLBACK; BEGIN IMMEDIATE");
+    await tx.executeMultiple(scripts[mode]);
     return tx;
   } catch (error) {
     tx.close();
@@ -83,7 +91,7 @@ async function beginWriting(client: LibsqlClient): Promise<LibsqlTransaction> {
 /** Whether a write transaction can begin now, beside the one that asks. */
 async function writerIsFree(client: LibsqlClient): Promise<boolean | undefined> {
   try {
-    const other = await beginWriting(client);
+    const other = await begin(client, "write");
     other.close();
     return true;
   } catch (error) {
@@ -95,6 +103,7 @@ async function writerIsFree(client: LibsqlClient): Promise<boolean | undefined> 
 /** A client's file, asked for once. On a server those who wait are the server's business. */
 class Whereabouts {
   writerQueue: WriterQueue | undefined;
+  file: OpenFile | undefined;
   readonly #client: LibsqlClient;
   #known: boolean;
 
@@ -110,7 +119,9 @@ class Whereabouts {
       const { file } = (rows as Row[]).find(({ name }) => name === "main") ?? {};
       this.#known = true;
       // None: a database in memory.
-      if (typeof file === "string" && file !== "") this.writerQueue ??= writerQueueOf(file);
+      if (typeof file !== "string" || file === "") return;
+      this.writerQueue ??= writerQueueOf(file);
+      this.file ??= new OpenFile(file);
     } catch {
       // Its only connection is inside of a transaction: next time.
     }
@@ -127,15 +138,22 @@ class LibsqlConnection implements SqliteConnection {
   readonly #client: LibsqlClient;
   readonly #whereabouts: Whereabouts;
   #tx: LibsqlTransaction | undefined;
+  /** The transaction may have read nothing yet. */
+  #unread: boolean;
 
   constructor(client: LibsqlClient, whereabouts: Whereabouts, tx?: LibsqlTransaction) {
     this.#client = client;
     this.#whereabouts = whereabouts;
     this.#tx = tx;
+    this.#unread = tx !== undefined && client.protocol === "file";
   }
 
   get writerQueue(): WriterQueue | undefined {
     return this.#whereabouts.writerQueue;
+  }
+
+  get file(): OpenFile | undefined {
+    return this.#whereabouts.file;
   }
 
   locate(): Promise<void> {
@@ -147,12 +165,32 @@ class LibsqlConnection implements SqliteConnection {
     return this.#tx;
   }
 
+  get opened(): object {
+    return this.#client;
+  }
+
   get inTransaction(): boolean {
     return this.#tx !== undefined && !this.#tx.closed;
   }
 
   async query(statement: Parameters<SqliteConnection["query"]>[0]): Promise<Result> {
-    return run(this.#tx ?? this.#client, statement);
+    const tx = this.#tx;
+    if (!tx && this.#client.protocol === "file") return this.#apart(statement);
+    if (tx && this.#unread) await tx.executeMultiple(scripts.deferred);
+    this.#unread = false;
+    return run(tx ?? this.#client, statement);
+  }
+
+  /** By itself. */
+  async #apart(statement: Parameters<SqliteConnection["query"]>[0]): Promise<Result> {
+    const tx = await begin(this.#client, "deferred");
+    try {
+      const result = await run(tx, statement);
+      await tx.executeMultiple("COMMIT");
+      return result;
+    } finally {
+      tx.close();
+    }
   }
 
   async script(text: string): Promise<Result[]> {
@@ -170,8 +208,7 @@ class LibsqlConnection implements SqliteConnection {
 
   async begin(mode: "deferred" | "immediate"): Promise<void> {
     try {
-      const client = this.#client;
-      this.#tx = mode === "immediate" ? await beginWriting(client) : await client.transaction("deferred");
+      this.#tx = await begin(this.#client, mode === "immediate" ? "write" : mode);
     } catch (error) {
       if ((error as DriverError).code !== "TRANSACTION_ACTIVE") throw error;
       throw new UsageError(

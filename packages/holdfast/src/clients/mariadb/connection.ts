@@ -1,5 +1,17 @@
 /** Sessions of the package `mariadb`, whoever took them out of a pool: the adapter for it, or one for an ORM on it. */
-import type { DriverError, Pinned, Purpose, Result, Row, SqlConnection } from "../../seam/database.ts";
+import type {
+  DriverError,
+  Opening,
+  Pinned,
+  Purpose,
+  Result,
+  Room,
+  Row,
+  SqlConnection,
+} from "../../seam/database.ts";
+import { observeStatements, takenByUs } from "../observe.ts";
+import { NoConnectionError, message } from "../../seam/errors.ts";
+import { Quiet } from "../../waiting/quiet.ts";
 import { unlessAborted } from "../../waiting/turns.ts";
 import { type ViewOptions, endsTransaction, view } from "../../context/revocable.ts";
 import { type Kill, isInTransaction, killable } from "../../engines/mysql/client.ts";
@@ -40,8 +52,19 @@ const defaults = {
   decimalAsNumber: false,
 } as const;
 
+/** The package keeps its settings to itself, and tells of each connection that the pool makes. */
+export function elsewhereMariadb(pool: MariadbPool): (native: MariadbConnection) => object | undefined {
+  const own = new WeakSet<object>();
+  (pool as Partial<NodeJS.EventEmitter>).on?.(
+    "connection",
+    ({ info }: MariadbConnection) => info && own.add(info),
+  );
+  return ({ info }) => (info && !own.has(info) ? info : undefined);
+}
+
 /** By the session: the pool wraps its connection anew each time it is taken out. */
 const connections = new WeakMap<object, SqlConnection>();
+const quiets = new WeakMap<SqlConnection, Quiet>();
 
 export function mariadbConnection(native: MariadbConnection, kill: Kill): SqlConnection {
   const session = native.info ?? native;
@@ -50,13 +73,22 @@ export function mariadbConnection(native: MariadbConnection, kill: Kill): SqlCon
   const lost = new AbortController();
   native.on("error", (error) => lost.abort(error));
   native.on("end", () => lost.abort(new Error("the connection has ended")));
+  const quiet = new Quiet(lost.signal);
   const { send, cancel } = killable(
-    (text, values, theirs) => native.query({ sql: text, ...plain, ...(!theirs && defaults) }, values),
+    (text, values, theirs) => {
+      quiet.begins();
+      const answer = native.query({ sql: text, ...plain, ...(!theirs && defaults) }, values);
+      return answer.finally(quiet.ends);
+    },
     () => native.threadId,
     kill,
   );
   const connection: SqlConnection = {
+    get pid() {
+      return native.threadId ?? undefined;
+    },
     lost: lost.signal,
+    quietMs: quiet.ms,
     unwrap: unwrapMariadb,
     async query(statement, theirs) {
       const { text, values } = render(statement);
@@ -71,6 +103,7 @@ export function mariadbConnection(native: MariadbConnection, kill: Kill): SqlCon
     cancel,
   };
   connections.set(session, connection);
+  quiets.set(connection, quiet);
   return connection;
 }
 
@@ -115,15 +148,35 @@ export const mariadbView: ViewOptions = {
   ends: (name, [first]) => name === "commit" || name === "rollback" || endsTransaction(first),
 };
 
+/** Its pool does not tell where it leads to. A server of MySQL's protocol speaks first; others wait, and so does this client. */
+function silent(error: unknown): unknown {
+  const { code, cause } = error as { code?: unknown; cause?: { code?: unknown } };
+  if (code === "ER_GET_CONNECTION_TIMEOUT" && !cause) return NoConnectionError.refused(error, false);
+  if (code !== "ER_GET_CONNECTION_TIMEOUT" || cause?.code !== "ER_CONNECTION_TIMEOUT") return error;
+  return new NoConnectionError(
+    undefined,
+    error,
+    `No connection could be had: nobody at the pool's address spoke the protocol of MySQL in time. Is it a PostgreSQL, or is a firewall in the way? (${message(cause)})`,
+  );
+}
+
 export async function checkOutMariadb<C extends MariadbPoolConnection>(
   pool: MariadbPool<C>,
   kill: Kill,
   { signal }: Purpose,
 ): Promise<Pinned<C, SqlConnection>> {
-  const native = await unlessAborted(pool.getConnection(), signal, (late) => void late.release());
-  const seen = view(native, mariadbView);
+  const native = await unlessAborted(
+    pool.getConnection().catch((error: unknown) => {
+      throw silent(error);
+    }),
+    signal,
+    (late) => void late.release(),
+  );
+  const connection = mariadbConnection(native, kill);
+  const give = takenByUs(native.info ?? native);
+  const seen = view(native, { ...mariadbView, watch: quiets.get(connection) });
   return {
-    connection: mariadbConnection(native, kill),
+    connection,
     native: seen.proxy,
     async seal() {
       seen.seal();
@@ -132,8 +185,33 @@ export async function checkOutMariadb<C extends MariadbPoolConnection>(
     },
     async release(broken) {
       seen.revoke();
+      give();
       if (broken) native.destroy();
       else await native.release();
     },
   };
+}
+
+/** Below the promises: what the pool's events are about. */
+interface Base {
+  readonly info?: { readonly status?: unknown } | null;
+}
+
+/** Transactions that are begun by a statement on a connection of this pool: `beginTransaction` sends one too. */
+export function observeMariadbStatements(pool: object, opening: Opening): () => void {
+  return observeStatements(pool, opening, (connection) => {
+    const { info } = connection as Base;
+    return {
+      connection,
+      senders: ["query", "execute"],
+      session: info ?? undefined,
+      isInTransaction: () => typeof info?.status !== "number" || isInTransaction(info.status),
+    };
+  });
+}
+
+/** Its pool keeps its limit to itself. */
+export function roomOfMariadb(pool: object): Room | undefined {
+  const { activeConnections } = pool as { activeConnections?(): number };
+  return activeConnections && { max: undefined, out: activeConnections.call(pool) };
 }

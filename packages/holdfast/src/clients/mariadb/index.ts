@@ -6,7 +6,10 @@ import {
   type MariadbPool,
   type MariadbPoolConnection,
   checkOutMariadb,
+  elsewhereMariadb,
   mariadbConnection,
+  observeMariadbStatements,
+  roomOfMariadb,
   unwrapMariadb,
 } from "./connection.ts";
 import { killer } from "../../engines/mysql/client.ts";
@@ -49,6 +52,8 @@ export function fromMariadb<C extends MariadbPoolConnection>(
       );
       return () => ends.forEach((end) => end());
     },
+    openings: (opening) => observeMariadbStatements(pool, opening),
+    room: () => roomOfMariadb(pool),
     join(native) {
       const given = native as Partial<MariadbPoolConnection & MariadbPool> | null;
       if (typeof given !== "object" || given === null || typeof given.query !== "function")
@@ -60,5 +65,6 @@ export function fromMariadb<C extends MariadbPoolConnection>(
       }
       return mariadbConnection(native, kill);
     },
+    elsewhere: elsewhereMariadb(pool),
   };
 }

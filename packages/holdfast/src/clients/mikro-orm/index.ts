@@ -2,6 +2,7 @@ import { AsyncLocalStorage } from "node:async_hooks";
 import type {
   Database,
   DriverError,
+  Opening,
   Pinned,
   Purpose,
   QueryLock,
@@ -17,10 +18,16 @@ import {
   message,
 } from "../../seam/errors.ts";
 import { graceMs } from "../../waiting/interrupt.ts";
-import { observeMethod } from "../observe.ts";
+import { observeHandles, observeMethod, observeOpenings } from "../observe.ts";
 import { unlessAborted } from "../../waiting/turns.ts";
 import { HeldConnection, holding, rawOf, revealRaws } from "../kysely/raw.ts";
-import { type KyselyLike, isSqlite, kyselyConnection, kyselyDialect } from "../kysely/connection.ts";
+import {
+  type KyselyLike,
+  isGoingOn,
+  isSqlite,
+  kyselyConnection,
+  kyselyDialect,
+} from "../kysely/connection.ts";
 import { sendThrough } from "../kysely/sqlite.ts";
 import { forkOf, pinMikroOrm, transactionOfMikroOrm } from "./sqlite.ts";
 import {
@@ -263,6 +270,7 @@ function onSqlite<Native>(root: Manager): Database<Native, SqlConnection> {
     join: (native) => joinLent(sendThrough(contextOf(native, root)), unwrapSqlite),
     room: () => lentRoom,
     observe: (seen) => observing(root, watching, seen),
+    openings: (opening) => openings(root.getConnection("write"), opening),
     locking: (native, query) => locking(native as unknown as Manager, query, undefined),
     unwrap: unwrapSqlite,
   };
@@ -402,9 +410,19 @@ export function fromMikroOrm<Client extends MikroOrmLike>(
     ...(listen && { listen: async (...args) => listen(await connected(), ...args) }),
     room: () => pool && reach.room(pool),
     observe: (seen) => observing(root, watching, seen),
+    openings: (opening) => openings(root.getConnection("write"), opening),
     locking: (native, query, lock) => locking(native as unknown as Manager, query, lock),
     unwrap: reach.unwrap,
   };
+}
+
+function openings(connection: OrmConnection, opening: Opening): () => void {
+  const ends = [
+    observeOpenings(connection, "transactional", opening),
+    // `em.begin()` calls it before it waits for anything.
+    observeHandles(connection, "begin", opening, isGoingOn),
+  ];
+  return () => ends.forEach((end) => end());
 }
 
 /** Inside of a statement, or BEGIN, that MikroORM itself sends. */

@@ -1,6 +1,7 @@
 /** Sessions of the package `mysql2`, whoever took them out of a pool: the adapter for it, or one for an ORM on it. */
 import type {
   DriverError,
+  Opening,
   Pinned,
   Purpose,
   Result,
@@ -10,12 +11,14 @@ import type {
   SqlConnection,
 } from "../../seam/database.ts";
 import { UsageError } from "../../seam/errors.ts";
-import { observeMethod, whenEnded } from "../observe.ts";
+import { observeMethod, observeStatements, takenByUs, whenEnded } from "../observe.ts";
+import { Quiet } from "../../waiting/quiet.ts";
 import { unlessAborted } from "../../waiting/turns.ts";
 import { type ViewOptions, behind, endsTransaction, view } from "../../context/revocable.ts";
 import { type Kill, isInTransaction, killable } from "../../engines/mysql/client.ts";
 import { render } from "../../engines/mysql/index.ts";
 import { literals } from "../../engines/mysql/text.ts";
+import { type Address, reached } from "../peer.ts";
 
 /** The part of a connection of `mysql2/promise` that is used here. */
 export interface Mysql2Connection {
@@ -33,6 +36,8 @@ export interface Mysql2Pool<C extends Mysql2PoolConnection = Mysql2PoolConnectio
 
 /** The connection inside the promise wrapper, with callbacks. */
 interface Inner {
+  /** The client calls it for each statement. */
+  addCommand?(command: { once?(event: "end", then: () => void): unknown }): unknown;
   on?(event: string, listener: (error?: unknown) => void): unknown;
   threadId?: number | null;
   config?: { typeCast?: unknown; queryFormat?: unknown };
@@ -74,6 +79,7 @@ export function mysql2Connection(given: object, kill: Kill): SqlConnection {
   const lost = new AbortController();
   emitter.on?.("error", (error) => lost.abort(error));
   emitter.on?.("end", () => lost.abort(new Error("the connection has ended")));
+  const quiet = quietOf(emitter, lost.signal);
   const { send, cancel } = killable(
     async (text, values, theirs) => {
       const asked = options(text, theirs, emitter);
@@ -85,7 +91,11 @@ export function mysql2Connection(given: object, kill: Kill): SqlConnection {
     kill,
   );
   const connection: SqlConnection = {
+    get pid() {
+      return emitter.threadId ?? undefined;
+    },
     lost: lost.signal,
+    quietMs: quiet.ms,
     unwrap: unwrapMysql2,
     async query(statement, theirs) {
       const { text, values } = render(statement);
@@ -102,6 +112,18 @@ export function mysql2Connection(given: object, kill: Kill): SqlConnection {
   };
   connections.set(emitter, connection);
   return connection;
+}
+
+function quietOf(inner: Pick<Inner, "addCommand">, lost: AbortSignal): Quiet {
+  const quiet = new Quiet(lost);
+  const { addCommand } = inner;
+  if (addCommand)
+    inner.addCommand = (command) => {
+      quiet.begins();
+      command.once?.("end", quiet.ends);
+      return addCommand.call(inner, command);
+    };
+  return quiet;
 }
 
 /** Not by the promise wrapper, which takes a stack trace with each statement: 7 % of a short transaction's time. */
@@ -159,19 +181,52 @@ export function dropMysql2(native: { destroy(): void }): void {
   native.destroy();
 }
 
+/** Not public: undefined where it is somewhere else. */
+function addressOf(pool: object): Address | undefined {
+  const { pool: inner } = pool as {
+    pool?: { config?: { connectionConfig?: Partial<Address> & { socketPath?: string } } };
+  };
+  const { host, port, socketPath } = inner?.config?.connectionConfig ?? {};
+  return host !== undefined && port !== undefined && !socketPath ? { host, port } : undefined;
+}
+
+interface Settings {
+  readonly host?: string;
+  readonly port?: number;
+  readonly socketPath?: string;
+  readonly database?: string;
+}
+
+/** By where the connections of the pool connect to. */
+export function elsewhereMysql2(pool: object, native: object): object | undefined {
+  const { connection: inner = behind(native) } = behind(native) as { connection?: { config?: Settings } };
+  const { pool: own = pool } = pool as { pool?: object };
+  const { config } = own as { config?: { connectionConfig?: Settings } };
+  const ours = config?.connectionConfig;
+  const theirs = (inner as { config?: Settings }).config;
+  const same = (["host", "port", "socketPath", "database"] as const).every(
+    (name) => ours?.[name] === theirs?.[name],
+  );
+  return same ? undefined : inner;
+}
+
 export async function checkOutMysql2<C extends Mysql2PoolConnection>(
   pool: Mysql2Pool<C>,
   kill: Kill,
   { signal }: Purpose,
 ): Promise<Pinned<C, SqlConnection>> {
-  const native = await unlessAborted(pool.getConnection(), signal, (late) => late.release());
+  const connecting = unlessAborted(pool.getConnection(), signal, (late) => late.release());
+  const native = await reached(pool, connecting, "MySQL", () => addressOf(pool));
   const seen = view(native, mysql2View);
+  const { connection: inner = native } = native as { connection?: object };
+  const give = takenByUs(inner);
   return {
     connection: mysql2Connection(native, kill),
     native: seen.proxy,
     seal: seen.seal,
     release(broken) {
       seen.revoke();
+      give();
       if (broken) dropMysql2(native);
       else native.release();
     },
@@ -199,6 +254,17 @@ export function roomOfMysql2(pool: object): Room | undefined {
 export function observeMysql2(pool: object, seen: Seen, place?: () => string | undefined): () => void {
   const { pool: inner = pool } = pool as { pool?: object };
   return observeMethod(inner, "getConnection", seen, place && { place });
+}
+
+/** Transactions that are begun by a statement on a connection of this pool: `beginTransaction` sends one too. */
+export function observeMysql2Statements(pool: object, opening: Opening): () => void {
+  const { pool: inner = pool } = pool as { pool?: object };
+  return observeStatements(inner, opening, (connection) => ({
+    connection,
+    senders: ["query", "execute"],
+    // Of one that is handed on to who waits for it, the pool does not tell.
+    release: "release",
+  }));
 }
 
 /** A pool of the promise kind, of either. */

@@ -5,8 +5,10 @@ import {
   type Mysql2Pool,
   type Mysql2PoolConnection,
   checkOutMysql2,
+  elsewhereMysql2,
   mysql2Connection,
   observeMysql2,
+  observeMysql2Statements,
   promisedMysql2,
   roomOfMysql2,
   unwrapMysql2,
@@ -37,6 +39,7 @@ export function fromMysql2<C extends Mysql2PoolConnection>(
     unwrap: unwrapMysql2,
     room: () => roomOfMysql2(promised),
     observe: (seen) => observeMysql2(promised, seen),
+    openings: (opening) => observeMysql2Statements(promised, opening),
     connect: (purpose) => checkOutMysql2(promised, kill, purpose),
     join(native) {
       const candidate = native as Partial<Mysql2PoolConnection & Mysql2Pool> | null;
@@ -49,5 +52,6 @@ export function fromMysql2<C extends Mysql2PoolConnection>(
       }
       return mysql2Connection(native, kill);
     },
+    elsewhere: (native) => elsewhereMysql2(promised, native),
   };
 }

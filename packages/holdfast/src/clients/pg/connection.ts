@@ -1,12 +1,23 @@
 /** Sessions of the package `pg`, whoever took them out of a pool: the adapter for `pg` itself, or one for an ORM on it. */
 import { hash } from "node:crypto";
-import type { DriverError, Pinned, Purpose, Result, Room, Seen, SqlConnection } from "../../seam/database.ts";
-import { observeMethod } from "../observe.ts";
+import type {
+  DriverError,
+  Opening,
+  Pinned,
+  Purpose,
+  Result,
+  Room,
+  Seen,
+  SqlConnection,
+} from "../../seam/database.ts";
+import { NoConnectionError } from "../../seam/errors.ts";
+import { observeMethod, observeStatements, takenByUs } from "../observe.ts";
 import { unlessAborted } from "../../waiting/turns.ts";
 import { sql } from "../../seam/sql.ts";
 import { type View, type ViewOptions, behind, endsTransaction, view } from "../../context/revocable.ts";
 import { type PgWire, type QueryOf, Sequence } from "./sequence.ts";
 import { render } from "../../engines/postgres/index.ts";
+import { type Address, reached } from "../peer.ts";
 
 /** The part of a `pg` Client that is used here: any version or fork that has it will do. */
 export interface PgClient {
@@ -57,6 +68,28 @@ interface Wire {
 
 const connections = new WeakMap<PgClient, SqlConnection>();
 
+interface Settings {
+  readonly connectionParameters?: {
+    readonly host?: string;
+    readonly port?: number;
+    readonly database?: string;
+  };
+}
+
+/** By where the clients of the pool, or this one, connect to. */
+export function elsewherePg(own: PgPool | PgClient): (native: PgClient) => object | undefined {
+  let known: Settings["connectionParameters"];
+  return (native) => {
+    const client = behind(native);
+    if (!known) {
+      const { Client, options } = own as { Client?: new (options?: object) => object; options?: object };
+      known = ((Client ? new Client(options) : own) as Settings).connectionParameters;
+    }
+    const { host, port, database } = (client as Settings).connectionParameters ?? {};
+    return known?.host === host && known?.port === port && known?.database === database ? undefined : client;
+  };
+}
+
 /** `options`: of the pool, to make another client with. */
 export function pgConnection(given: PgClient, options?: object): SqlConnection {
   const client = behind(given);
@@ -75,7 +108,12 @@ export function pgConnection(given: PgClient, options?: object): SqlConnection {
     get socket() {
       return socketOf(client);
     },
-    ...(status && { doubtful: () => status() === "E", settled: (then) => status.idle(then) }),
+    ...(status && {
+      // Before the first answer it is not known either.
+      doubtful: () => status() !== "T" && status() !== "I",
+      isInTransaction: () => status() === "T",
+      settled: (then) => status.idle(then),
+    }),
     lost: lost.signal,
     unwrap: unwrapPg,
     async query(statement) {
@@ -340,14 +378,37 @@ export function heardFromBirth(Client: PgFactory["Client"]): PgFactory["Client"]
   };
 }
 
+/** As pg's own defaults have it, where the pool's options say nothing. */
+function addressOf(pool: PgPool): Address | undefined {
+  const { host, port, connectionString } = ((pool as { options?: unknown }).options ?? {}) as {
+    host?: string;
+    port?: number;
+    connectionString?: string;
+  };
+  const url =
+    connectionString !== undefined && URL.canParse(connectionString) ? new URL(connectionString) : undefined;
+  const { PGHOST, PGPORT } = globalThis.process?.env ?? {};
+  const at = url?.hostname || host || PGHOST || "localhost";
+  // A socket of the file system.
+  return at.startsWith("/") ? undefined : { host: at, port: Number(url?.port || port || PGPORT || 5432) };
+}
+
 export async function checkOutPg(
   pool: PgPool,
   options: object | undefined,
   { signal }: Purpose,
 ): Promise<Pinned<PgClient, SqlConnection>> {
   listenToClients(pool);
-  const client = await unlessAborted(pool.connect(), signal, (late) => late.release());
+  let asking: ReturnType<PgPool["connect"]>;
+  try {
+    asking = pool.connect();
+  } catch (error) {
+    throw severalHosts(pool, error) ?? error;
+  }
+  const connecting = unlessAborted(asking, signal, (late) => late.release());
+  const client = await reached(pool, connecting, "PostgreSQL", () => addressOf(pool));
   const seen: View<PgClient> = view(client, pgView);
+  const give = takenByUs(client);
   return {
     connection: pgConnection(client, options),
     native: seen.proxy,
@@ -358,9 +419,24 @@ export async function checkOutPg(
     hold: seen.hold,
     release(broken) {
       seen.revoke();
+      give();
       client.release(broken === true);
     },
   };
+}
+
+/** libpq takes several hosts in one URL. Of such a one pg says that it is invalid, and nothing else. */
+function severalHosts(pool: PgPool, error: unknown): NoConnectionError | undefined {
+  const { options } = pool as { options?: { connectionString?: unknown } };
+  const hosts = /^[^:]*:\/\/(?:[^/?]*@)?([^/?]*)/.exec(String(options?.connectionString))?.[1];
+  if ((error as { code?: unknown }).code !== "ERR_INVALID_URL" || !hosts?.includes(",")) return undefined;
+  return new NoConnectionError(
+    undefined,
+    error,
+    "No connection could be had: the pool's URL names several hosts, and the package pg takes one. Name the primary, or what leads to it " +
+      "(a virtual address, HAProxy, the endpoint of your provider).",
+    false,
+  );
 }
 
 /** Whatever it is doing: who waits for an answer is told. */
@@ -378,6 +454,22 @@ export function roomOfPg(pool: PgPool): Room | undefined {
 /** `pool.query` takes its connection by `pool.connect` too, with a callback. */
 export function observePg(pool: PgPool, seen: Seen, place?: () => string | undefined): () => void {
   return observeMethod(pool, "connect", seen, place && { place });
+}
+
+/** Transactions that are begun by a statement on a client of this pool. */
+export function observePgStatements(pool: PgPool, opening: Opening): () => void {
+  const { options } = pool as { options?: object };
+  return observeStatements(pool, opening, (client) => {
+    const connection = () => pgConnection(client as PgClient, options);
+    return {
+      connection: client,
+      senders: ["query"],
+      isInTransaction: () => {
+        const { isInTransaction, doubtful } = connection();
+        return !isInTransaction || isInTransaction() || doubtful?.() === true;
+      },
+    };
+  });
 }
 
 const plainBegin = /^\s*(?:BEGIN|START TRANSACTION)\s*;?\s*$/i;

@@ -7,10 +7,12 @@ import {
   type PgFactory,
   type PgPool,
   checkOutPg,
+  elsewherePg,
   isPgClient,
   isPgPool,
   listenPg,
   observePg,
+  observePgStatements,
   pgConnection,
   pgView,
   roomOfPg,
@@ -59,10 +61,12 @@ export function fromPg<Client extends PgPool | PgClient>(
         );
       throw new NotInTransactionError("this is no Client of the package pg");
     },
+    elsewhere: elsewherePg(client),
     ...(isPgPool(client) && {
       listen: (channel, wake, signal) => listenPg(client as PgPool & PgFactory, channel, wake, signal),
       room: () => roomOfPg(client),
       observe: (seen) => observePg(client, seen),
+      openings: (opening) => observePgStatements(client, opening),
     }),
     unwrap: unwrapPg,
   };

@@ -1,6 +1,6 @@
 import type { Database, SqlConnection } from "../../seam/database.ts";
 import { NotInTransactionError, UsageError } from "../../seam/errors.ts";
-import { observeMethod } from "../observe.ts";
+import { observeMethod, observeOpenings } from "../observe.ts";
 import { OneConnection } from "../../waiting/one-connection.ts";
 import { type PgliteTransaction, pgliteConnection } from "./connection.ts";
 import { postgres } from "../../engines/postgres/index.ts";
@@ -50,6 +50,7 @@ export function fromPglite<Tx extends PgliteTransaction>(
     },
     // Whoever waits for the one connection inside of a transaction waits for itself.
     room: () => ({ max: 1, out: 1 }),
+    openings: (opening) => observeOpenings(client, "transaction", opening),
     observe(seen) {
       const ends = ["query", "exec", "transaction"].map((name) => observeMethod(client, name, seen));
       return () => ends.forEach((end) => end());

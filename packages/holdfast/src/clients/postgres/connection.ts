@@ -1,10 +1,12 @@
 /** Sessions of the package `postgres` (postgres.js), for its own adapter and for those of ORMs on it. */
 import type { DriverError, Pinned, Purpose, Result, Room, SqlConnection } from "../../seam/database.ts";
-import { ConnectionLostError, UnsupportedError, UsageError, message } from "../../seam/errors.ts";
+import { ConnectionLostError, UnsupportedError, UsageError } from "../../seam/errors.ts";
 import { graceMs, within } from "../../waiting/interrupt.ts";
-import { sectionHere } from "../../context/section.ts";
+import { Quiet } from "../../waiting/quiet.ts";
+import { type Answered, sectionHere } from "../../context/section.ts";
 import { over } from "../../context/revocable.ts";
-import { postgres, render } from "../../engines/postgres/index.ts";
+import { render } from "../../engines/postgres/index.ts";
+import { type Address, wrongServer } from "../peer.ts";
 
 type PostgresResult = Record<string, unknown>[] & { count?: number | null; command?: string };
 
@@ -19,8 +21,14 @@ export interface PostgresPool extends PostgresSql {
   end: (...args: never[]) => unknown;
 }
 
+interface Unanswered {
+  /** It is, or will be, sent. What is a part of another query is not. */
+  readonly executed: boolean;
+  reject(error: unknown): unknown;
+}
+
 /** What a query of postgres.js 3 carries besides its documented methods. */
-interface Query extends Promise<PostgresResult | PostgresResult[]> {
+interface Query extends Promise<PostgresResult | PostgresResult[]>, Unanswered {
   handler: (query: Query) => void;
   /** Its `cancel()` calls this and forgets the promise, which tells when the request has been dealt with. */
   canceller: Canceller | null;
@@ -45,6 +53,8 @@ interface Backend {
   execute(query: Query): unknown;
   /** Kept for one user while this is set. Without `release`, it is given back when the server says "idle". */
   reserved: { release?: boolean } | null;
+  /** Called when it is closed, once. */
+  onclose?: ((error: unknown) => void) | null;
 }
 
 type Unsafe = (text: string, values: unknown[], options: QueryOptions) => Query;
@@ -90,6 +100,16 @@ function mindTypes(sql: PostgresPool): void {
  */
 const writtenAtOnce = 1024;
 
+/** The first of several hosts: those that it is tried with. */
+function addressOf(sql: PostgresPool): Address | undefined {
+  const { host, port } = ((sql as { options?: unknown }).options ?? {}) as {
+    host?: readonly string[];
+    port?: readonly number[];
+  };
+  const [at, by] = [host?.[0], port?.[0]];
+  return at === undefined || by === undefined || at.startsWith("/") ? undefined : { host: at, port: by };
+}
+
 /**
  * A connection taken out of the pool by its first statement.
  *
@@ -109,18 +129,29 @@ export class PostgresPin {
   #running: Query | undefined;
   #state: Query["state"] = null;
   canceller: Canceller | null = null;
+  /** Queries that were made and not answered, ours and the caller's. */
+  readonly unanswered = new Set<Unanswered>();
   /** Not inside BEGIN … COMMIT from its first statement on: it must be given back by hand. */
   #sticky: boolean;
   /** Given back: whatever ran on it now would run in somebody else's place. */
   #over = false;
   /** Nobody waits for its first statement any more. */
   #abandoned = false;
+  /** What the server says before it ends a session, postgres.js 3.4 keeps to itself, unless a statement is under way. */
+  readonly quiet: Quiet;
 
   constructor(sql: PostgresPool, use: Purpose["use"]) {
     mindTypes(sql);
     this.#sql = sql;
     this.#sticky = use === "session";
     this.lost = this.#lost.signal;
+    this.quiet = new Quiet(this.lost);
+    this.lost.addEventListener("abort", () => setImmediate(() => this.#forsake()), { once: true });
+  }
+
+  /** postgres.js 3.4 forgets what was sent between the error of a socket and its end: nobody would ever answer that. */
+  #forsake(): void {
+    for (const query of this.unanswered) if (query.executed) query.reject(this.lost.reason);
   }
 
   async send(text: string, values: unknown[], simple: boolean): Promise<PostgresResult | PostgresResult[]> {
@@ -129,7 +160,8 @@ export class PostgresPin {
       try {
         return await this.#send(text, values, simple);
       } catch (error) {
-        if (!(error instanceof Stale) || this.#backend || this.#abandoned || left <= 0) throw error;
+        if (!(error instanceof Stale) || this.#backend || this.#abandoned || left <= 0)
+          throw this.#backend ? error : await wrongServer(error, "PostgreSQL", addressOf(this.#sql));
         this.canceller = null;
       }
   }
@@ -141,31 +173,24 @@ export class PostgresPin {
     const padded = text.padEnd(writtenAtOnce);
     const query = this.#backend ? this.#next(padded, values, simple) : this.#first(padded, values, simple);
     this.#running = query;
+    this.unanswered.add(query);
     this.canceller ??= query.canceller;
-    const begins = text.startsWith("BEGIN");
+    this.quiet.begins();
     try {
-      const results = await query;
-      if (begins) closedAtBegin.delete(this.#sql);
-      return results;
+      return await query;
     } catch (error) {
       if (isLost(error)) this.#lost.abort(error);
-      if (isStale(error, padded)) throw postgres.hopeless?.(error as DriverError) ? error : new Stale(error);
-      throw begins && isClosed(error) ? this.#atBegin(error) : error;
+      throw isStale(error, padded) ? new Stale(error) : error;
     } finally {
+      this.quiet.ends();
       this.#running = undefined;
+      this.unanswered.delete(query);
       this.#state ??= copyOf(query);
       if (!this.#backend && query.state) await this.#evict(query);
       // The library gives the connection back by itself when the server says that no transaction is open on it, and
       // the next in line has it before we are told.
       if (this.#backend && this.#backend.reserved !== this.#mine) this.#over = true;
     }
-  }
-
-  /** What a pooler in statement mode says before it ends the session of whoever begins, postgres.js 3.4 keeps to itself. */
-  #atBegin(error: unknown): unknown {
-    const times = (closedAtBegin.get(this.#sql) ?? 0) + 1;
-    closedAtBegin.set(this.#sql, times);
-    return times < suspiciousAtBegin ? error : new ClosedAtBegin(times, error);
   }
 
   #first(text: string, values: unknown[], simple: boolean): Query {
@@ -189,6 +214,7 @@ export class PostgresPin {
     try {
       begun = sql.begin((bound) => {
         this.bound = bound;
+        queueMicrotask(() => this.#watchEnd());
         // Never settled: the library would send a COMMIT of its own. We end the transaction ourselves.
         return new Promise(() => {});
       });
@@ -204,6 +230,20 @@ export class PostgresPin {
         "This version of the package postgres begins transactions in a way that Holdfast does not know; use version 3.4",
       );
     return query;
+  }
+
+  /**
+   * With the loss the library takes its mark away, as it does after a COMMIT of the caller's own. So the loss must be known before
+   * anybody's code can run, and the promise of `begin` tells of it later than that.
+   */
+  #watchEnd(): void {
+    const backend = this.#backend;
+    const told = backend?.onclose;
+    if (!backend || typeof told !== "function") return;
+    backend.onclose = (error) => {
+      this.#lost.abort(error);
+      told(error);
+    };
   }
 
   #pinned(backend: Backend, onexecute: QueryOptions["onexecute"]): unknown {
@@ -261,11 +301,10 @@ export class PostgresPin {
   async cancel(): Promise<void> {
     const { canceller } = this;
     if (this.#over || !canceller) return;
-    // Resolves when the server has closed the socket of the request; from then on it cannot hit a later statement.
-    if (this.#state) await canceller({ state: this.#state, active: true });
+    if (this.#state) await cancelled(this.#sql, canceller, { state: this.#state, active: true });
     else if (this.#running) {
       const query = this.#running;
-      await canceller(query);
+      await cancelled(this.#sql, canceller, query);
       if (!query.state) this.#abandon(query);
     }
   }
@@ -302,6 +341,47 @@ export class PostgresPin {
     this.#over = true;
     await within(graceMs, Promise.race([answered, gone])).catch(() => {});
   }
+}
+
+interface Socket {
+  removeAllListeners(...events: string[]): unknown;
+  once(event: "close", then: () => void): unknown;
+}
+
+/**
+ * Resolves when the server has closed the socket of the request; from then on it cannot hit a later statement. Over TLS
+ * postgres.js 3.4 never tells: when it begins to encrypt, it drops every listener of the socket, and with them the one for that
+ * end. So it is given a socket on which that listener comes back.
+ */
+async function cancelled(
+  sql: PostgresSql,
+  canceller: Canceller,
+  query: Parameters<Canceller>[0],
+): Promise<void> {
+  const { options } = sql as {
+    options?: { ssl?: unknown; socket?: ((all: unknown) => unknown) | undefined };
+  };
+  if (!options?.ssl) return void (await canceller(query));
+  const net = await import("node:net");
+  const closed = Promise.withResolvers<void>();
+  const { socket: theirs } = options;
+  options.socket = async (all) => {
+    const socket = (theirs ? await theirs(all) : new net.Socket()) as Socket;
+    const { removeAllListeners } = socket;
+    socket.removeAllListeners = (...events) => {
+      removeAllListeners.apply(socket, events);
+      return socket.once("close", closed.resolve);
+    };
+    return socket;
+  };
+  let answered: Promise<unknown>;
+  try {
+    // The socket is asked for before this returns, so nobody else gets one like it.
+    answered = canceller(query);
+  } finally {
+    options.socket = theirs;
+  }
+  await Promise.race([answered, closed.promise]);
 }
 
 /** It does not say how many are given out. */
@@ -374,25 +454,6 @@ function isStale(error: unknown, text: string): boolean {
   return typeof query === "string" && query !== text;
 }
 
-/** Of pools: how often in a row it was BEGIN that was answered by the end of the connection. */
-const closedAtBegin = new WeakMap<PostgresPool, number>();
-const suspiciousAtBegin = 3;
-
-class ClosedAtBegin extends Error {
-  readonly code = "CONNECTION_CLOSED";
-  constructor(times: number, cause: unknown) {
-    super(
-      `${message(cause)}: ${times} in a row were closed at BEGIN. A pooler in statement mode does that, and has no transactions: ` +
-        "use its transaction mode (pool_mode = transaction of PgBouncer), or an address that leads to the server itself",
-      { cause },
-    );
-  }
-}
-
-function isClosed(error: unknown): boolean {
-  return (error as { code?: unknown } | null)?.code === "CONNECTION_CLOSED";
-}
-
 const lostCodes = new Set(["CONNECTION_CLOSED", "CONNECTION_DESTROYED", "CONNECT_TIMEOUT"]);
 
 export function unwrapPostgres(error: unknown): DriverError | undefined {
@@ -406,28 +467,55 @@ function isLost(error: unknown): boolean {
   return lostCodes.has(code) || code === "ECONNRESET" || code === "EPIPE";
 }
 
+/** It runs when it is waited for: then its own functions are called with the answer. */
+function tracked({ unanswered }: PostgresPin, query: unknown, answered: Answered | undefined): unknown {
+  const own = query as Partial<Unanswered> & { resolve?: unknown };
+  if (typeof own?.resolve !== "function" || typeof own.reject !== "function") return query;
+  unanswered.add(own as Unanswered);
+  for (const name of ["resolve", "reject"] as const) {
+    const original = own[name] as (value: unknown) => unknown;
+    own[name] = (value: unknown) => {
+      unanswered.delete(own as Unanswered);
+      answered?.();
+      return original(value);
+    };
+  }
+  return query;
+}
+
 /** The caller's own handle, which stops working with the connection: it would quietly run statements on another one. */
 function guarded(pin: PostgresPin): PostgresSql {
   const { bound } = pin;
   if (!bound) throw new UsageError("The transaction has not begun");
   const refuse = () => {
+    // It was given back as soon as it was lost, and that is what there is to tell.
+    if (pin.lost.aborted && !pin.sealed) throw new ConnectionLostError(1, pin.lost.reason);
     if (pin.sealed || pin.over) throw over();
-    if (pin.lost.aborted) throw new ConnectionLostError(1, pin.lost.reason);
+  };
+  const sent = (statement: unknown, values: unknown): Answered => {
+    const answered = sectionHere()?.sent(statement, Array.isArray(values) ? values : []);
+    pin.quiet.begins();
+    return () => {
+      pin.quiet.ends();
+      answered?.();
+    };
   };
   return new Proxy(bound, {
     apply(target, self, args: unknown[]) {
       refuse();
       // Else it is a part of a statement: a name, or a list of values.
-      if (Array.isArray(args[0]) && "raw" in args[0]) sectionHere()?.sent(args[0]);
-      return Reflect.apply(target as unknown as (...a: unknown[]) => unknown, self, args);
+      const isStatement = Array.isArray(args[0]) && "raw" in args[0];
+      const answered = isStatement ? sent(args[0], args.slice(1)) : undefined;
+      const query: unknown = Reflect.apply(target as unknown as (...a: unknown[]) => unknown, self, args);
+      return tracked(pin, query, answered);
     },
     get(target, name) {
       const value: unknown = Reflect.get(target, name);
       if (name !== "unsafe" && name !== "file") return value;
       return (...args: unknown[]) => {
         refuse();
-        if (name === "unsafe") sectionHere()?.sent(args[0]);
-        return (value as (...a: unknown[]) => unknown)(...args);
+        const answered = name === "unsafe" ? sent(args[0], args[1]) : undefined;
+        return tracked(pin, (value as (...a: unknown[]) => unknown)(...args), answered);
       };
     },
   });
@@ -463,12 +551,13 @@ export async function listenPostgres(
 }
 
 export function pinnedPostgres(pin: PostgresPin): Pinned<PostgresSql, SqlConnection> {
+  const connection = connectionOf(
+    (...args) => pin.send(...args),
+    pin.lost,
+    () => pin.cancel(),
+  );
   return {
-    connection: connectionOf(
-      (...args) => pin.send(...args),
-      pin.lost,
-      () => pin.cancel(),
-    ),
+    connection: { ...connection, quietMs: pin.quiet.ms },
     get native() {
       return guarded(pin);
     },
@@ -477,7 +566,8 @@ export function pinnedPostgres(pin: PostgresPin): Pinned<PostgresSql, SqlConnect
   };
 }
 
-export function joinedPostgres(sql: PostgresSql): SqlConnection {
+/** `pool`: the one that its transaction was begun on. */
+export function joinedPostgres(sql: PostgresSql, pool: PostgresSql): SqlConnection {
   const lost = new AbortController();
   let running: Query | undefined;
   const send: PostgresPin["send"] = async (text, values, simple) => {
@@ -492,6 +582,6 @@ export function joinedPostgres(sql: PostgresSql): SqlConnection {
     }
   };
   return connectionOf(send, lost.signal, async () => {
-    await running?.canceller?.(running);
+    if (running?.canceller) await cancelled(pool, running.canceller, running);
   });
 }

@@ -1,3 +1,4 @@
+import { observeOpenings } from "../observe.ts";
 import type { Database, SqlConnection } from "../../seam/database.ts";
 import { NotInTransactionError, UsageError } from "../../seam/errors.ts";
 import {
@@ -48,6 +49,7 @@ export function fromPostgres<Pool extends PostgresPool>(
       return pinnedPostgres(pin);
     },
     room: () => roomOfPostgres(sql),
+    openings: (opening) => observeOpenings(sql, "begin", opening),
     join(native) {
       if (typeof native !== "function" || typeof native.unsafe !== "function") {
         throw new NotInTransactionError("this is no Sql of the package postgres");
@@ -57,7 +59,7 @@ export function fromPostgres<Pool extends PostgresPool>(
           "this is the pool; pass the `sql` that sql.begin(…) hands to its callback",
         );
       }
-      return joinedPostgres(native);
+      return joinedPostgres(native, sql);
     },
     ...(typeof (sql as { listen?: unknown }).listen === "function" && {
       listen: (channel, wake, signal) =>

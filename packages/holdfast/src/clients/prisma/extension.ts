@@ -2,8 +2,9 @@
 import { Holdfast, type HoldfastOptions, type TryLockResult } from "../../holdfast.ts";
 import { NotInTransactionError } from "../../seam/errors.ts";
 import type { Lockable } from "../../seam/key.ts";
-import { checkCall } from "../../input/options.ts";
+import { checkCall, checkNames } from "../../input/options.ts";
 import { type LockOptions, type Transaction, contextOf, scopeNamed } from "../../transaction/scope.ts";
+import { optionNames } from "../../transaction/plan.ts";
 import type { TransactionOptions } from "../../transaction/transaction.ts";
 import { seeTransactions } from "./end.ts";
 import {
@@ -120,10 +121,8 @@ export function holdfast<Tx = PrismaTransaction>(options: HoldfastOptions = {}):
   const extend = (client: PrismaClientLike & { $extends(extension: object): PrismaClientLike }) => {
     seeTransactions(client);
     let extended: PrismaClientLike = client;
-    const hf = new Holdfast(
-      databaseOf(client, () => openerOf(extended)),
-      options,
-    );
+    const database = databaseOf(client, () => openerOf(extended));
+    const hf = new Holdfast({ ...database, takesPart: true }, options);
     extended = client.$extends({
       name: "holdfast",
       client: clientOf(hf),
@@ -175,6 +174,7 @@ function clientOf(hf: Holdfast<object>) {
     },
     async $exact(this: Extended, first: TransactionOptions | Body, second?: Body) {
       const [how, body] = checkCall<TransactionOptions, Body>("$exact", first, second);
+      checkNames("$exact", how, optionNames);
       if (isTransaction(this)) return scopeIn(hf, this, "$exact").transaction(how, native(body));
       return openers.run(this, transact, how, native(body));
     },

@@ -5,7 +5,7 @@ import { NotInTransactionError, UnsupportedError, UsageError, message } from "..
 import { observeMethod } from "../observe.ts";
 import { sql } from "../../seam/sql.ts";
 import { type PgFactory, type PgPool, checkOutPg, listenPg, roomOfPg, unwrapPg } from "../pg/connection.ts";
-import { seeTransactions, settledHere } from "./end.ts";
+import { seeOpenings, seeTransactions, settledHere } from "./end.ts";
 import { prismaOnMysql } from "./mysql.ts";
 import { Lending, knownPool, lendingTo, poolOf, seePrismaPg } from "./pg.ts";
 import { postgres, render } from "../../engines/postgres/index.ts";
@@ -35,8 +35,12 @@ const levels: Readonly<Record<Isolation, string>> = {
 };
 
 /** `doubtful`: whether a statement of the transaction has failed, as far as that is watched. `below`: the driver's own connection, if it is seen. */
-function connectionOf(tx: PrismaTransaction, doubtful?: () => boolean, below?: SqlConnection): SqlConnection {
-  const lost = new AbortController();
+function connectionOf(
+  tx: PrismaTransaction,
+  doubtful?: () => boolean,
+  below?: SqlConnection,
+  lost = new AbortController(),
+): SqlConnection {
   return {
     lost: lost.signal,
     socket: below?.socket,
@@ -238,6 +242,7 @@ export function databaseOf(client: PrismaClientLike, opener: Opener): Database<o
       if (settled) connection.settled ??= settled;
       return connection;
     },
+    openings: (opening) => seeOpenings(original, opening),
     observe(seen) {
       const ends = [
         // Every statement, of models and raw ones; those of an interactive transaction carry it.
@@ -286,12 +291,18 @@ function onPostgres(client: PrismaClientLike, opener: Opener): Parts {
       const lending = new Lending(taken);
       let thrown: unknown;
       const run = async (tx: PrismaTransaction) => {
-        const connection = connectionOf(tx, () => state.failed, lending.connection);
+        const below = lending.connection;
+        const lost = new AbortController();
+        const pass = () => lost.abort(below?.lost.reason);
+        below?.lost.addEventListener("abort", pass, { once: true });
+        const connection = connectionOf(tx, () => state.failed, below, lost);
         const seal = () => lending.seal();
-        return body({ connection, native: tx, seal }).catch((error: unknown) => {
-          thrown = error;
-          throw error;
-        });
+        return body({ connection, native: tx, seal })
+          .catch((error: unknown) => {
+            thrown = error;
+            throw error;
+          })
+          .finally(() => below?.lost.removeEventListener("abort", pass));
       };
       const options = { ...level, timeout: timeoutMs, maxWait: deadlineMs };
       const running = statements.run(state, () =>

@@ -15,7 +15,7 @@ import {
   UnsupportedError,
   UsageError,
 } from "../../seam/errors.ts";
-import { observeMethod } from "../observe.ts";
+import { observeHandles, observeMethod, observeOpenings } from "../observe.ts";
 import { unlessAborted } from "../../waiting/turns.ts";
 import { sql } from "../../seam/sql.ts";
 import { type ViewOptions, view } from "../../context/revocable.ts";
@@ -373,6 +373,18 @@ export function fromSequelize<Client extends SequelizeLike>(
       return { max: maxSize, out: size - available };
     },
     observe: (seen) => observeMethod(manager, "getConnection", seen),
+    openings(opening) {
+      const ends = [
+        observeOpenings(sequelize, "transaction", opening),
+        observeHandles(
+          sequelize,
+          "transaction",
+          opening,
+          ({ finished }: SequelizeTransaction) => finished === undefined,
+        ),
+      ];
+      return () => ends.forEach((end) => end());
+    },
     locking: (native, query, lock) => locking(native, query, lock, reach),
     unwrap,
   };

@@ -1,6 +1,7 @@
 import type {
   Database,
   DriverError,
+  Opening,
   Pinned,
   Purpose,
   QueryLock,
@@ -8,7 +9,7 @@ import type {
   SqlConnection,
 } from "../../seam/database.ts";
 import { NotInTransactionError, UnsupportedError, UsageError, message } from "../../seam/errors.ts";
-import { observeMethod } from "../observe.ts";
+import { observeMethod, observeOpenings, tellManual } from "../observe.ts";
 import { unlessAborted } from "../../waiting/turns.ts";
 import { sql } from "../../seam/sql.ts";
 import { type ViewOptions, view } from "../../context/revocable.ts";
@@ -187,8 +188,37 @@ function onSqlite<Native>(dataSource: TypeormDataSource): Database<Native, SqlCo
     },
     room: () => lentRoom,
     observe: (seen) => reach.observe(seen),
+    openings: (opening) => openings(dataSource, opening),
     locking: (native, query) => locking(dataSource, runnerOf(native, dataSource), query, undefined),
     unwrap: unwrapSqlite,
+  };
+}
+
+const runners = new WeakMap<object, Set<Opening>>();
+
+function openings(dataSource: TypeormDataSource, opening: Opening): () => void {
+  const end = observeOpenings(dataSource.manager, "transaction", opening);
+  const known = runners.get(dataSource);
+  const all = known ?? new Set();
+  all.add(opening);
+  if (!known) {
+    runners.set(dataSource, all);
+    const create = dataSource.createQueryRunner;
+    dataSource.createQueryRunner = function (this: TypeormDataSource, ...args) {
+      const runner = create.apply(this, args) as Runner;
+      const { startTransaction } = runner;
+      runner.startTransaction = function (this: Runner, ...given) {
+        const started = startTransaction.apply(this, given);
+        const isOpen = () => runner.isTransactionActive && !runner.isReleased;
+        tellManual(all, isOpen, runner.startTransaction);
+        return started;
+      };
+      return runner;
+    };
+  }
+  return () => {
+    end();
+    all.delete(opening);
   };
 }
 
@@ -414,6 +444,7 @@ export function fromTypeorm<Client extends TypeormDataSource>(
     },
     ...(listen && { listen }),
     room: () => reach.room(),
+    openings: (opening) => openings(dataSource, opening),
     observe(seen) {
       const ends = ["obtainMasterConnection", "obtainSlaveConnection"].map((name) =>
         observeMethod(dataSource.driver, name, seen),

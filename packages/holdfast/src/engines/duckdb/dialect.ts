@@ -1,6 +1,7 @@
 import type { SqlConnection } from "../../seam/database.ts";
 import { UnsupportedError, UsageError } from "../../seam/errors.ts";
 import { defaultSchema, prefixNames } from "../../seam/names.ts";
+import type { Lexis } from "../../seam/redact.ts";
 import {
   type Dialect,
   type Names,
@@ -59,3 +60,14 @@ function isPlain(value: object): boolean {
   const prototype: unknown = Object.getPrototypeOf(value);
   return prototype === null || prototype === Object.prototype;
 }
+
+export const lexis: Lexis = {
+  quotedNames: "always",
+  otherNames: [],
+  backslashes: false,
+  moreTexts: true,
+  nestedComments: true,
+  returns: true,
+  unicodeBlanks: true,
+  hashComments: false,
+};

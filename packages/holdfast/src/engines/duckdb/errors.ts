@@ -16,7 +16,11 @@ const messages: readonly (readonly [RegExp, Failure])[] = [
   [/^INTERRUPT Error/, "canceled"],
   [/^Permission Error/, "denied"],
   [/^Out of Memory Error/, "full"],
-  [/^IO Error: .*No space left on device/, "full"],
+  [/^(?:IO Error|TransactionContext Error): [^]*No space left on device/, "full"],
+  [
+    /^(?:IO Error: |TransactionContext Error: Failed to commit: )(?:Could not (?:read|write|sync|truncate)|Corrupt)/,
+    "storage",
+  ],
 ];
 
 /** Somebody else's transaction has what the patterns are written under. */

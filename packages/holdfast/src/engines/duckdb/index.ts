@@ -1,6 +1,6 @@
 import type { Engine } from "../../seam/database.ts";
 import { namedConnection, prefixNames } from "../../seam/names.ts";
-import { type DuckdbConnection, dialect } from "./dialect.ts";
+import { type DuckdbConnection, dialect, lexis } from "./dialect.ts";
 import { classify } from "./errors.ts";
 import { holders, inspect } from "./inspect.ts";
 import { leases } from "./leases.ts";
@@ -28,9 +28,10 @@ export const duckdb: Engine<DuckdbConnection> = {
   holders,
   inspect,
   async query(connection, statement) {
-    assertUsable(connection);
+    await assertUsable(connection);
     return connection.query(statement);
   },
+  lexis,
   classify,
   migrations: migrationsIn(dialect.names),
   named(schema) {

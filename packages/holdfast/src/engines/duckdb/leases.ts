@@ -178,7 +178,7 @@ async function fence(
   { resource, name, mode, token, fence: number, origin }: Grip,
   joined: boolean,
 ): Promise<number | undefined> {
-  assertUsable(connection);
+  await assertUsable(connection);
   if (joined) await insist(connection);
   const { session } = connection;
   const inProcess = await connection.inProcess;

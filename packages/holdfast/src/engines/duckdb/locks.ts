@@ -22,8 +22,8 @@ export const lockTable: readonly Statement[] = [
 
 const granted = { granted: true } as const satisfies LockGrant;
 
-/** Sessions whose transaction cannot be committed any more, since a part of it was to be undone. */
-const doomed = new WeakSet<object>();
+/** Sessions whose transaction cannot be committed any more, since a part of it was to be undone; and its number. */
+const doomed = new WeakMap<object, string>();
 
 export const noSavepoints =
   "DuckDB has no savepoints: if a nested transaction fails, the whole of it is undone and cannot go on";
@@ -239,31 +239,38 @@ export async function savepoint(
   _name: string,
   action: "set" | "release" | "rollback",
 ): Promise<void> {
-  assertUsable(connection);
+  await assertUsable(connection);
   if (action !== "rollback") return;
-  doomed.add(connection.session);
+  const number = await numberOf(connection);
+  // Outside of a transaction every statement has another number, and nothing is left that could be undone.
+  if (number === (await numberOf(connection))) doomed.set(connection.session, number);
 }
 
 function wholeUndone(): UnsupportedError {
   return new UnsupportedError(`A nested transaction of this one has failed: ${noSavepoints}`);
 }
 
-export function assertUsable({ session }: DuckdbConnection): void {
-  if (doomed.has(session)) throw wholeUndone();
+export async function assertUsable(connection: DuckdbConnection): Promise<void> {
+  const number = doomed.get(connection.session);
+  if (number === undefined) return;
+  // A transaction that has failed answers nothing. Another number: the caller has ended it, and has begun another.
+  if ((await numberOf(connection).catch(() => number)) === number) throw wholeUndone();
+  doomed.delete(connection.session);
 }
 
 /** What callers' own transactions hold, by the number of the transaction. */
 const joinedLocks = new WeakMap<object, { readonly transaction: string; readonly ids: Set<string> }>();
 
+async function numberOf(connection: DuckdbConnection): Promise<string> {
+  const [row] = (await connection.query(sql.raw("SELECT txid_current() AS id"))).rows;
+  return String(row?.id);
+}
+
 /** Resolves to the transaction's number. */
 export async function insist(connection: DuckdbConnection): Promise<string> {
-  const id = async () => {
-    const [row] = (await connection.query(sql.raw("SELECT txid_current() AS id"))).rows;
-    return String(row?.id);
-  };
   // A transaction keeps its number; without one every statement has its own.
-  const first = await id();
-  if (first === (await id())) return first;
+  const first = await numberOf(connection);
+  if (first === (await numberOf(connection))) return first;
   throw new NotInTransactionError(
     "this connection is in no transaction, so a lock would be gone at once. BEGIN first, or use hf.transaction(…).",
   );
@@ -306,7 +313,7 @@ export async function lock(
   connection: DuckdbConnection,
   call: Omit<LockCall, "capabilities">,
 ): Promise<LockGrant> {
-  assertUsable(connection);
+  await assertUsable(connection);
   const { session } = connection;
   const inProcess = await connection.inProcess;
   return inProcess

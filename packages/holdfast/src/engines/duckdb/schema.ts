@@ -1,7 +1,9 @@
 import type { Migration, Migrations } from "../../seam/database.ts";
+import { message } from "../../seam/errors.ts";
+import { recorded } from "../../seam/migrations.ts";
 import { type Names, type Statement, own, sql } from "../../seam/sql.ts";
 import { entryViews } from "../sql/entries.ts";
-import { type DuckdbConnection, render } from "./dialect.ts";
+import { type DuckdbConnection, dialect, render } from "./dialect.ts";
 import { leaseTables } from "./leases.ts";
 import { lockTable } from "./locks.ts";
 import { replayTable } from "./replay.ts";
@@ -27,10 +29,10 @@ const all: readonly Migration[] = [
   { id: 6, name: "entries", statements: views },
 ];
 
-async function read(connection: DuckdbConnection): Promise<Pick<Migration, "id" | "name">[]> {
-  const { rows } = await connection.query(sql`SELECT id, name FROM ${own("migration")} ORDER BY id`);
-  return rows.map((row) => ({ id: Number(row.id), name: String(row.name) }));
-}
+const read = (connection: DuckdbConnection) =>
+  recorded(connection, all, (connection.names ?? dialect.names).own("migration"), (error) =>
+    message(error).startsWith("Binder Error"),
+  );
 
 function record({ id, name }: Pick<Migration, "id" | "name">): Statement {
   const table = own("migration");

@@ -1,6 +1,6 @@
 /** Rows of the caller's, read by key and compared and set. There is no way to lock them. */
 import type { Row } from "../../seam/database.ts";
-import { UnsupportedError, UsageError } from "../../seam/errors.ts";
+import { UnsupportedError, UsageError, some } from "../../seam/errors.ts";
 import { type Identifier, type Statement, sql } from "../../seam/sql.ts";
 import type { RowCall, RowSelection, TableShape, Tables, VersionedWrite } from "../../seam/tables.ts";
 import { sleep } from "../../waiting/wait.ts";
@@ -13,7 +13,7 @@ function typed({ shape }: { shape: TableShape }, name: string, value: unknown): 
   const type = shape.columns.get(name);
   if (type === undefined)
     throw new UsageError(
-      `${shape.name} has no column ${JSON.stringify(name)}; it has ${[...shape.columns.keys()].join(", ")}`,
+      `${shape.name} has no column ${JSON.stringify(name)}; it has ${some([...shape.columns.keys()])}`,
     );
   return sql`CAST(${value} AS ${sql.raw(type)})`;
 }

@@ -1,5 +1,6 @@
 import type { SqlConnection } from "../../seam/database.ts";
 import { defaultSchema, prefixNames } from "../../seam/names.ts";
+import type { Lexis } from "../../seam/redact.ts";
 import {
   type Dialect,
   type Names,
@@ -24,3 +25,15 @@ export function render(statement: Statement, called: Names = names): Rendered {
 export function namesOf(connection: SqlConnection): Names {
   return connection.names ?? names;
 }
+
+/** ANSI_QUOTES and NO_BACKSLASH_ESCAPES are settings of the session. */
+export const lexis: Lexis = {
+  quotedNames: "never",
+  otherNames: ["`"],
+  backslashes: true,
+  moreTexts: false,
+  nestedComments: false,
+  returns: false,
+  unicodeBlanks: false,
+  hashComments: true,
+};

@@ -1,4 +1,5 @@
 import type { DriverError, Failure, Violated } from "../../seam/database.ts";
+import { notPrimary } from "./primary.ts";
 
 /** Server error numbers; MySQL and MariaDB agree on most. */
 const failures: Readonly<Record<number, Failure>> = {
@@ -9,6 +10,8 @@ const failures: Readonly<Record<number, Failure>> = {
   3058: "deadlock",
   // MariaDB, innodb_snapshot_isolation: the row changed since the snapshot.
   1020: "serialization",
+  // MariaDB: an earlier COMMIT failed that this one had to come after.
+  1964: "serialization",
   // Group Replication: another member was first.
   3101: "serialization",
   1205: "lock-timeout",
@@ -47,6 +50,15 @@ const failures: Readonly<Record<number, Failure>> = {
   1037: "full",
   1038: "full",
   1041: "full",
+  // A file that cannot be opened, read or written; a table or an index that is damaged.
+  1016: "storage",
+  1024: "storage",
+  1026: "storage",
+  1034: "storage",
+  1194: "storage",
+  1195: "storage",
+  1712: "storage",
+  1877: "storage",
   // Of the server, of the user.
   1040: "too-many-connections",
   1203: "too-many-connections",
@@ -58,6 +70,7 @@ const failures: Readonly<Record<number, Failure>> = {
   1159: "lost",
   1160: "lost",
   1161: "lost",
+  1184: "lost",
   1927: "lost",
   2006: "lost",
   2013: "lost",
@@ -80,6 +93,10 @@ const worded: readonly {
   // "Got error 149 … during COMMIT" (a deadlock), "Got error 153 … during ROLLBACK" (no savepoint with that name), "… from
   // storage engine": Group Replication has undone the transaction, to apply what another member had committed.
   { errnos: [1180, 1181, 1030], words: /\b(?:149|153)\b/, failure: "serialization" },
+  // "Got error 28 … during COMMIT", "… from storage engine": no space left on the device.
+  { errnos: [1180, 1181, 1030], words: /\b28\b/, failure: "full" },
+  // A number is out of range, in a condition of ours.
+  { errnos: [1690], words: notPrimary, failure: "read-only" },
   // "WSREP has not yet prepared node for application use": Galera. Elsewhere it is an unknown command.
   { errnos: [1047], words: /\bWSREP\b/, failure: "unavailable" },
 ];
@@ -92,10 +109,26 @@ export function classify(error: DriverError): Failure | undefined {
   return typeof code === "string" && Object.hasOwn(names, code) ? names[code] : undefined;
 }
 
+/** Settings that statements of ours cannot go on under, by the errors that tell of them. */
+const settings: Readonly<Record<number, string>> = {
+  1665:
+    "binlog_format is STATEMENT, and the server refuses to write at READ COMMITTED then, as every transaction of Holdfast's does. " +
+    "Set binlog_format to MIXED or ROW, in the server's settings or, with the right to it, in what the pool sends first",
+  1568:
+    "A transaction is still open on this connection: somebody began it, and gave the connection back to the pool without COMMIT or " +
+    "ROLLBACK. In a session with autocommit off every read does so, and with completion_type CHAIN every COMMIT. Turn that off, or look for " +
+    "the code that does",
+};
+
+export function hopeless(error: DriverError): string | undefined {
+  const { errno } = error as DriverError & { errno?: unknown };
+  return typeof errno === "number" ? settings[errno] : undefined;
+}
+
 /** Whether a server is read only, and not a transaction. */
 export function isReplica(error: object): boolean {
   const { errno } = error as { errno?: unknown };
-  return errno === 1290 || errno === 1836;
+  return errno === 1290 || errno === 1836 || errno === 1690;
 }
 
 /** In words only: "… for key 'product.name'", MariaDB without the table; "… CONSTRAINT `name` FOREIGN KEY …". */

@@ -2,6 +2,7 @@
 import type { SqlConnection } from "../../seam/database.ts";
 import { own, sql } from "../../seam/sql.ts";
 import { lockName, heldName } from "./locks.ts";
+import { onPrimary } from "./primary.ts";
 import { failureOf } from "./waits.ts";
 
 export interface KnownKey {
@@ -26,7 +27,7 @@ export async function keysOf(
     const rows = await orNone(
       connection,
       sql`SELECT ${lockName(sql.raw("id"))} AS lockname, id AS id, name AS name FROM ${own("lock")}
-        WHERE ${lockName(sql.raw("id"))} IN (${wanted})`,
+        WHERE ${onPrimary} AND ${lockName(sql.raw("id"))} IN (${wanted})`,
     );
     const [migrate] = await orNone(connection, sql`SELECT ${lockName("migrate")} AS lockname`);
     if (known.size > most) known.clear();
@@ -47,7 +48,7 @@ const mostRows = 200_000;
 
 async function isSmall(connection: SqlConnection): Promise<boolean> {
   const { rows } = await connection.query(
-    sql`SELECT table_rows AS n FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ${own.text("lock")}`,
+    sql`SELECT table_rows AS n FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ${own.text("lock")} AND ${onPrimary}`,
   );
   return rows.length > 0 && Number(rows[0]?.n) <= mostRows;
 }
@@ -57,7 +58,7 @@ export async function heldBySessions(connection: SqlConnection): Promise<HeldKey
   if (!(await isSmall(connection))) return [];
   const rows = await orNone(
     connection,
-    sql`SELECT id AS id, name AS name, IS_USED_LOCK(${heldName(sql.raw("id"))}) AS holder FROM ${own("lock")} HAVING holder IS NOT NULL`,
+    sql`SELECT id AS id, name AS name, IS_USED_LOCK(${heldName(sql.raw("id"))}) AS holder FROM ${own("lock")} WHERE ${onPrimary} HAVING holder IS NOT NULL`,
   );
   return rows.map(({ id, name, holder }) => ({
     id: String(id),
@@ -69,8 +70,9 @@ export async function heldBySessions(connection: SqlConnection): Promise<HeldKey
 const dirty = sql.raw("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED");
 
 /**
- * Which transactions have which keys, where the server tells only of locks that are waited for: a count that is ahead
- * of the one that everybody sees was written by somebody who has not ended.
+ * Returns which transactions hold which keys, on servers that list a lock only while somebody waits for it. A count that is
+ * ahead of the committed one was written by an open transaction. A row that was just inserted has no holder yet: its 0 is
+ * also the thread id that the server shows for transactions without a session.
  */
 export async function heldByTransactions(connection: SqlConnection): Promise<HeldKey[]> {
   if (!(await isSmall(connection))) return [];
@@ -78,11 +80,11 @@ export async function heldByTransactions(connection: SqlConnection): Promise<Hel
   const there = await orNone(
     connection,
     sql`SELECT id AS id, name AS name, turn AS turn, holder AS holder, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', since) AS since
-      FROM ${own("lock")} WHERE holder IN (SELECT trx_mysql_thread_id FROM information_schema.innodb_trx)`,
+      FROM ${own("lock")} WHERE ${onPrimary} AND holder > 0 AND holder IN (SELECT trx_mysql_thread_id FROM information_schema.innodb_trx)`,
   );
   if (there.length === 0) return [];
   const committed = await connection.query(
-    sql`SELECT id AS id, turn AS turn FROM ${own("lock")} WHERE id IN (${sql.join(there.map(({ id }) => String(id)))})`,
+    sql`SELECT id AS id, turn AS turn FROM ${own("lock")} WHERE ${onPrimary} AND id IN (${sql.join(there.map(({ id }) => String(id)))})`,
   );
   const turns = new Map(committed.rows.map(({ id, turn }) => [String(id), String(turn)]));
   return there

@@ -6,17 +6,21 @@ import { queueStore } from "../sql/queue/index.ts";
 import { quotaStore } from "../sql/quota/index.ts";
 import { scheduleStore } from "../sql/schedule.ts";
 import { stockStore } from "../sql/stock/index.ts";
-import { dialect } from "./dialect.ts";
-import { classify, violated, waited } from "./errors.ts";
+import { dialect, lexis } from "./dialect.ts";
+import { classify, hopeless, violated, waited } from "./errors.ts";
 import { inspect } from "./inspect.ts";
-import { leases } from "./leases.ts";
+import { wasKilled } from "./killed.ts";
+import { limit } from "./limits.ts";
+import { leases, whereabouts } from "./leases.ts";
 import { holders, lock, session } from "./locks.ts";
 import { outcome } from "./outcome.ts";
+import { verifyReads } from "./primary.ts";
 import { probe } from "./probe.ts";
 import { replay } from "./replay.ts";
 import { migrationsIn } from "./schema.ts";
 import { storeDialect } from "./store-dialect.ts";
 import { tables } from "./tables.ts";
+import { assertTransaction, withSettings } from "./waits.ts";
 import { begin, end, keepLocks, settle } from "./transactions.ts";
 import { protocol } from "./protocol.ts";
 
@@ -37,9 +41,14 @@ export const mysql: Engine<SqlConnection> = {
   async savepoint(connection, name, action) {
     await connection.query(sql.raw(savepoints[action](name)));
   },
+  keepsUndoneLocks: true,
+  assertTransaction,
+  whereabouts,
   lock,
   keepLocks,
   session,
+  withSettings,
+  verifyReads,
   tables,
   leases,
   replay,
@@ -49,10 +58,14 @@ export const mysql: Engine<SqlConnection> = {
   schedules: scheduleStore(storeDialect),
   audit: auditStore(storeDialect),
   outcome,
+  wasKilled,
+  limit,
   holders,
   inspect,
   query: (connection, statement) => connection.query(statement, true),
+  lexis,
   classify,
+  hopeless,
   violated,
   waited,
   migrations: migrationsIn(dialect.names),

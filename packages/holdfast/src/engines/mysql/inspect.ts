@@ -7,6 +7,7 @@ import { sleep } from "../../waiting/wait.ts";
 import { lockName } from "./locks.ts";
 import { heldBySessions, heldByTransactions, keysOf, ofHoldfast, orNone } from "./holders.ts";
 import { type TableLock, fromMetadataLocks, fromProcesses } from "./metadata.ts";
+import { onPrimary } from "./primary.ts";
 import { type SessionList, type SessionRow, processes, sessionList, sessions } from "./sessions.ts";
 
 export async function inspect(connection: SqlConnection, capabilities: Capabilities): Promise<LockView[]> {
@@ -37,10 +38,13 @@ async function withSessions(
   found: readonly Sighting[],
   list: SessionList,
 ): Promise<LockView[]> {
-  const known = await sessions(connection, [...new Set(found.map(({ id }) => id))], list);
+  const ids = new Set(found.map(({ id }) => id));
+  ids.delete(prepared);
+  const known = await sessions(connection, [...ids], list);
   const unknown: SessionRow = { application: "", state: "unknown" };
   return found.map(({ id, since, kind, name, mode, granted, waitingMs, blockedBy }) => {
-    const { application, state } = known.get(id) ?? unknown;
+    const { application, state } =
+      known.get(id) ?? (id === prepared ? { application: "", state: "prepared" } : unknown);
     return { kind, name, mode, granted, session: { id, application, state, since }, waitingMs, blockedBy };
   });
 }
@@ -58,27 +62,29 @@ function time(value: unknown): Date | undefined {
 const ownerOf = (transaction: string) =>
   sql.raw(`(SELECT o.thread_id FROM performance_schema.data_locks o
       WHERE o.engine_transaction_id = ${transaction} AND o.lock_type = 'TABLE' LIMIT 1)`);
+/** What has been prepared (XA) has no session any more, once that one has ended. */
+const prepared = "prepared transaction";
 const rowLocks = sql`SELECT t.processlist_id AS id, l.object_name AS tablename, l.index_name AS indexname, l.lock_mode AS mode,
     l.lock_status AS status, l.lock_data AS data,
     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1000 - x.timer_wait / 1e9 AS since,
     s.timer_wait / 1e9 AS waiting,
-    (SELECT GROUP_CONCAT(DISTINCT b.processlist_id) FROM performance_schema.data_lock_waits w
-      JOIN performance_schema.threads b ON b.thread_id = ${ownerOf("w.blocking_engine_transaction_id")}
+    (SELECT GROUP_CONCAT(DISTINCT COALESCE(b.processlist_id, ${sql.raw(`'${prepared}'`)})) FROM performance_schema.data_lock_waits w
+      LEFT JOIN performance_schema.threads b ON b.thread_id = ${ownerOf("w.blocking_engine_transaction_id")}
       WHERE w.requesting_engine_lock_id = l.engine_lock_id) AS blockers
   FROM performance_schema.data_locks l JOIN performance_schema.threads t ON t.thread_id = ${ownerOf("l.engine_transaction_id")}
   LEFT JOIN performance_schema.events_transactions_current x ON x.thread_id = t.thread_id AND x.state = 'ACTIVE'
   LEFT JOIN performance_schema.events_statements_current s ON s.thread_id = t.thread_id AND s.nesting_event_level = 0 AND s.end_event_id IS NULL
-  WHERE l.object_schema = DATABASE() AND l.lock_type = 'RECORD' AND t.processlist_id <> CONNECTION_ID()
+  WHERE ${onPrimary} AND l.object_schema = DATABASE() AND l.lock_type = 'RECORD' AND t.processlist_id <> CONNECTION_ID()
     AND (l.lock_status = 'WAITING' OR l.object_name = ${own.text("lock")}
       OR l.engine_lock_id IN (SELECT w.blocking_engine_lock_id FROM performance_schema.data_lock_waits w))`;
 
-const namedLocks = sql.raw(`SELECT t.processlist_id AS id, m.object_name AS name, m.lock_status AS status,
+const namedLocks = sql`SELECT t.processlist_id AS id, m.object_name AS name, m.lock_status AS status,
     t.processlist_time AS seconds, t.processlist_db <=> DATABASE() AS here,
     (SELECT GROUP_CONCAT(DISTINCT b.processlist_id) FROM performance_schema.metadata_locks h
       JOIN performance_schema.threads b ON b.thread_id = h.owner_thread_id
       WHERE m.lock_status = 'PENDING' AND h.object_type = m.object_type AND h.object_name = m.object_name AND h.lock_status = 'GRANTED') AS blockers
   FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.thread_id = m.owner_thread_id
-  WHERE m.object_type = 'USER LEVEL LOCK' AND t.processlist_id <> CONNECTION_ID()`);
+  WHERE ${onPrimary} AND m.object_type = 'USER LEVEL LOCK' AND t.processlist_id <> CONNECTION_ID()`;
 
 const dirty = sql.raw("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED");
 
@@ -169,8 +175,7 @@ function list(value: unknown): string[] {
  * it more than 100 ms after the last one did: so a wait that the server's status shows and the copy does not is
  * looked for once more.
  */
-const waits =
-  sql.raw(`SELECT r.trx_mysql_thread_id AS id, b.trx_mysql_thread_id AS blocker, l.lock_table AS tablename, l.lock_data AS data,
+const waits = sql`SELECT r.trx_mysql_thread_id AS id, b.trx_mysql_thread_id AS blocker, l.lock_table AS tablename, l.lock_data AS data,
     l.lock_mode AS mode, h.lock_mode AS heldmode,
     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', CONVERT_TZ(r.trx_started, @@session.time_zone, '+00:00')) / 1000 AS since,
     TIMESTAMPDIFF(MICROSECOND, '1970-01-01', CONVERT_TZ(b.trx_started, @@session.time_zone, '+00:00')) / 1000 AS heldsince,
@@ -179,9 +184,11 @@ const waits =
   JOIN information_schema.innodb_trx r ON r.trx_id = w.requesting_trx_id
   JOIN information_schema.innodb_trx b ON b.trx_id = w.blocking_trx_id
   JOIN information_schema.innodb_locks l ON l.lock_id = w.requested_lock_id
-  JOIN information_schema.innodb_locks h ON h.lock_id = w.blocking_lock_id`);
+  JOIN information_schema.innodb_locks h ON h.lock_id = w.blocking_lock_id WHERE ${onPrimary}`;
 
 const staleMs = 110;
+
+const blockerOf = ({ blocker }: Row): string => (Number(blocker) === 0 ? prepared : String(blocker));
 
 async function fromInnodb(connection: SqlConnection, list: SessionList): Promise<Sighting[]> {
   const seen = await waitingNow(connection);
@@ -193,7 +200,9 @@ async function fromInnodb(connection: SqlConnection, list: SessionList): Promise
     await sleep(staleMs);
     rows = (await connection.query(waits)).rows;
   }
-  const [{ db } = { db: "" }] = (await connection.query(sql`SELECT DATABASE() AS db`)).rows;
+  const [{ db } = { db: "" }] = (
+    await connection.query(sql`SELECT DATABASE() AS db FROM DUAL WHERE ${onPrimary}`)
+  ).rows;
   const prefix = `\`${String(db)}\`.`;
   const table = `${prefix}\`${namesOf(connection).own("lock")}\``;
   const waiting = rows.filter((row) => String(row.tablename).startsWith(prefix) && seen.has(String(row.id)));
@@ -205,7 +214,7 @@ async function fromInnodb(connection: SqlConnection, list: SessionList): Promise
   for (const [id, group] of Map.groupBy(waiting, (row) => String(row.id))) {
     const row = group[0] as Row;
     const what = target(row, prefix, keys, row.tablename === table);
-    const blockers = [...new Set(group.map(({ blocker }) => String(blocker)))];
+    const blockers = [...new Set(group.map(blockerOf))];
     found.push({
       ...what,
       id,
@@ -216,10 +225,10 @@ async function fromInnodb(connection: SqlConnection, list: SessionList): Promise
       blockedBy: blockers,
     });
     for (const each of group)
-      if (!found.some((f) => f.granted && f.id === String(each.blocker) && f.name === what.name))
+      if (!found.some((f) => f.granted && f.id === blockerOf(each) && f.name === what.name))
         found.push({
           ...what,
-          id: String(each.blocker),
+          id: blockerOf(each),
           mode: String(each.heldmode),
           granted: true,
           since: time(each.heldsince),
@@ -283,7 +292,7 @@ async function keyNames(
   await connection.query(dirty);
   const found = await orNone(
     connection,
-    sql`SELECT id AS id, name AS name FROM ${own("lock")} WHERE id IN (${sql.join([...ids.keys()])})`,
+    sql`SELECT id AS id, name AS name FROM ${own("lock")} WHERE ${onPrimary} AND id IN (${sql.join([...ids.keys()])})`,
   );
   return new Map(
     found.filter(({ name }) => name !== "").map(({ id, name }) => [ids.get(String(id)) ?? "", String(name)]),
@@ -349,7 +358,10 @@ async function userLocks(connection: SqlConnection, here: readonly Row[]): Promi
     const name = written.exec(info)?.[1];
     const asked = key === undefined ? name : lockName(key);
     const [found] =
-      asked === undefined ? [] : (await connection.query(sql`SELECT IS_USED_LOCK(${asked}) AS holder`)).rows;
+      asked === undefined
+        ? []
+        : (await connection.query(sql`SELECT IS_USED_LOCK(${asked}) AS holder FROM DUAL WHERE ${onPrimary}`))
+            .rows;
     const holder = found?.holder === null || found === undefined ? undefined : String(found.holder);
     const known = key === undefined ? undefined : await nameOfKey(connection, key);
     held.push({
@@ -369,6 +381,9 @@ async function userLocks(connection: SqlConnection, here: readonly Row[]): Promi
 
 async function nameOfKey(connection: SqlConnection, id: string): Promise<string> {
   await connection.query(dirty);
-  const [row] = await orNone(connection, sql`SELECT name AS name FROM ${own("lock")} WHERE id = ${id}`);
+  const [row] = await orNone(
+    connection,
+    sql`SELECT name AS name FROM ${own("lock")} WHERE ${onPrimary} AND id = ${id}`,
+  );
   return String(row?.name || id);
 }

@@ -3,9 +3,10 @@ import { SchemaMissingError, UnsupportedError } from "../../seam/errors.ts";
 import type { LeaseClaim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../seam/leases.ts";
 import { type Statement, own, sql } from "../../seam/sql.ts";
 import { namesOf } from "./dialect.ts";
+import { byPrimary, onPrimary } from "./primary.ts";
 import { microseconds, milliseconds } from "./replay.ts";
 import { type Procedure, procedure } from "./routines.ts";
-import { failureOf, insist } from "./waits.ts";
+import { commitText, failureOf, rollbackText } from "./waits.ts";
 
 export const leaseTables: readonly Statement[] = [
   // Tells this database from others.
@@ -58,6 +59,8 @@ export const leaseTables: readonly Statement[] = [
 // time, of its own.
 const taking = procedure(
   "take_lease",
+  // It looks before it locks, and counts after it has thrown out what has run out.
+  { tables: ["lease", "grip", "resource", "origin"], whole: false },
   sql`(
   p_resource varbinary(500), p_name text CHARACTER SET utf8mb4, p_mode varchar(20), p_token varchar(64) CHARACTER SET ascii,
   p_holder varchar(200) CHARACTER SET utf8mb4, p_weight int, p_capacity int, p_ttl bigint, p_line bigint)
@@ -147,6 +150,7 @@ END`,
 // expired, and goes to somebody else after its end.
 const releasing = procedure(
   "release_lease",
+  { tables: ["lease", "grip"], whole: false },
   sql`(p_resource varbinary(500), p_token varchar(64) CHARACTER SET ascii, p_least bigint)
 SQL SECURITY INVOKER
 BEGIN
@@ -200,7 +204,7 @@ async function call(connection: SqlConnection, statement: Statement): Promise<Ro
   try {
     return (await rowsOf(connection, statement))[0];
   } catch (error) {
-    if (!connection.lost.aborted) await connection.query(sql.raw("ROLLBACK"));
+    if (!connection.lost.aborted) await connection.query(sql.raw(rollbackText));
     throw error;
   }
 }
@@ -214,7 +218,7 @@ const micro = (ms: number) => Math.round(ms * 1000);
 async function take(connection: SqlConnection, claim: LeaseClaim): Promise<ClaimResult> {
   const { resource, name, mode, token, holder, weight, capacity, ttlMs, lineMs } = claim;
   const args = [
-    Buffer.from(resource),
+    byPrimary(Buffer.from(resource)),
     name,
     mode,
     token,
@@ -255,25 +259,40 @@ async function renew(
   // Not by the number of rows: one that was to last longer already is not changed.
   const [row] = await rowsOf(
     connection,
-    sql`SELECT ${milliseconds("until")} AS until FROM ${own("lease")} WHERE ${ours}`,
+    sql`SELECT ${milliseconds("until")} AS until FROM ${own("lease")} WHERE ${onPrimary} AND ${ours}`,
   );
-  if (inTransaction !== false) await connection.query(sql.raw("COMMIT"));
+  if (inTransaction !== false) await connection.query(sql.raw(commitText));
   return row ? date(row.until) : undefined;
 }
 
 const origin = sql`CONCAT((SELECT id FROM ${own("origin")} WHERE one = 1), '/', DATABASE())`;
 
 /**
+ * By a value that all nodes of a cluster have. It is read under a lock, which begins no snapshot. Where our tables are missing it is not
+ * known.
+ */
+export async function whereabouts(connection: SqlConnection): Promise<string | undefined> {
+  try {
+    const { rows } = await connection.query(
+      sql`SELECT CONCAT(COALESCE(DATABASE(), ''), ' of ', id) AS place FROM ${own("origin")} WHERE ${onPrimary} AND one = 1 LOCK IN SHARE MODE`,
+    );
+    return rows[0] ? String(rows[0]["place"]) : undefined;
+  } catch (error) {
+    if (connection.unwrap?.(error)) return undefined;
+    throw error;
+  }
+}
+
+/**
  * The grip's row says whose it is, read under a lock: a snapshot may be older. (Of a lease that was released while
  * another fenced transaction held it the grip still says so until that ends, and then until somebody takes it over. It
  * is nobody else's for as long.)
  */
-async function fence(connection: SqlConnection, grip: Grip, joined: boolean): Promise<number | undefined> {
+async function fence(connection: SqlConnection, grip: Grip): Promise<number | undefined> {
   const { resource, name, mode, token } = grip;
-  if (joined) await insist(connection);
   const found = await rowsOf(
     connection,
-    sql`SELECT 1 AS one FROM ${own("grip")} WHERE fence = ${grip.fence} AND token = ${token} LOCK IN SHARE MODE`,
+    sql`SELECT 1 AS one FROM ${own("grip")} WHERE ${onPrimary} AND fence = ${grip.fence} AND token = ${token} LOCK IN SHARE MODE`,
   );
   if (found.length > 0) return undefined;
   const id = Buffer.from(resource);
@@ -304,7 +323,7 @@ export const leases: Leases<SqlConnection> = {
   renew: (connection, grip, ttlMs) => explained(connection, renew(connection, grip, ttlMs)),
 
   async release(connection, { resource, token }, atLeastMs) {
-    const args = [Buffer.from(resource), token, micro(atLeastMs)];
+    const args = [byPrimary(Buffer.from(resource)), token, micro(atLeastMs)];
     const row = await explained(
       connection,
       call(connection, sql`CALL ${releasing.called}(${sql.join(args)})`),
@@ -312,13 +331,14 @@ export const leases: Leases<SqlConnection> = {
     return Number(row?.given) === 1;
   },
 
-  fence: (connection, grip, joined) => explained(connection, fence(connection, grip, joined)),
+  fence: (connection, grip) => explained(connection, fence(connection, grip)),
 
   async list(
     connection,
     { resources, fence: number, name, over = false, most = 2 ** 31 },
   ): Promise<readonly KeptLease[]> {
     const conditions = [
+      onPrimary,
       sql.raw(over ? `(token <> '' OR until > ${now})` : `until > ${now}`),
       ...(resources
         ? [sql`resource IN (${sql.join(resources.map((resource) => Buffer.from(resource)))})`]

@@ -23,6 +23,7 @@ import { type Statement, own, sql } from "../../seam/sql.ts";
 import { namesOf } from "./dialect.ts";
 import { sleep } from "../../waiting/wait.ts";
 import { isReplica } from "./errors.ts";
+import { onPrimary } from "./primary.ts";
 import { type Note, asHolders } from "./sessions.ts";
 import { bounded, briefly, failureOf, isIdle, isMissing, patiently } from "./waits.ts";
 
@@ -95,14 +96,18 @@ async function lockRow(
 ): Promise<Refusal> {
   let there = false;
   if (patience.nowait || opening === "read committed") {
+    const locking = sql`SELECT turn FROM ${own("lock")} WHERE id = ${id} FOR UPDATE`;
     try {
-      const { rows } = await connection.query(
-        sql`SELECT turn FROM ${own("lock")} WHERE id = ${id} FOR UPDATE NOWAIT`,
-      );
-      there = rows.length > 0;
+      there = (await connection.query(sql`${locking} NOWAIT`)).rows.length > 0;
     } catch (error) {
       if (failureOf(connection, error) !== "lock-timeout") throw error;
       if (patience.nowait) return { cause: error };
+      // Not by INSERT: if somebody has just made the row and takes it back, each of those keeps the gap, and two are a deadlock.
+      const waited = await patiently(connection, Math.max(1, patience.left()), () =>
+        connection.query(locking),
+      );
+      if (waited.over) return { cause: waited.cause };
+      there = waited.result.rows.length > 0;
     }
   }
   if (!there) {
@@ -169,7 +174,7 @@ async function waitForSession(
   const free = isSupported(sessionLocks)
     ? sql` AND IS_USED_LOCK(${heldName(request.key.id)}) IS NULL`
     : sql.raw("");
-  const take = sql`UPDATE ${own("lock")} SET ${counted} WHERE id = ${request.key.id}${free}`;
+  const take = sql`UPDATE ${own("lock")} SET ${counted} WHERE ${onPrimary} AND id = ${request.key.id}${free}`;
   for (;;) {
     const { affected, inTransaction } = await connection.query(take);
     if (inTransaction === false || (inTransaction === undefined && joined && (await isIdle(connection)))) {
@@ -236,11 +241,13 @@ export const session: SessionLocks<SqlConnection> = {
       // Whole seconds: MySQL takes 0.4 for 0, and does not wait at all.
       const seconds = Math.ceil(left / 1000);
       const name = sessionNames(request).at(-1) as Statement;
-      const asking = sql`SELECT GET_LOCK(${name}, ${seconds}) AS granted`;
+      const asking = sql`SELECT GET_LOCK(${name}, ${seconds}) AS granted FROM DUAL WHERE ${onPrimary}`;
       const waited = await bounded(connection, left, seconds, () => connection.query(asking)).catch(
         (error: unknown) => {
           // Sessions that hold some and wait for others, each in another call. The lock that was asked for is not held.
-          throw failureOf(connection, error) === "deadlock" ? new DeadlockError(1, error) : error;
+          throw failureOf(connection, error) === "deadlock"
+            ? new DeadlockError(1, error)
+            : explain(connection, error);
         },
       );
       // 1 granted, 0 timed out, NULL an error such as a statement that was ended, on MariaDB: only 1 is a lock.
@@ -312,10 +319,9 @@ async function mark(
         // Nothing is written here, hence a replica would not refuse.
         const [row] = (
           await connection.query(
-            sql`SELECT @@read_only AS readonly, IF(@@read_only, 0, GET_LOCK(${heldName(request.key.id)}, 0)) AS granted`,
+            sql`SELECT GET_LOCK(${heldName(request.key.id)}, 0) AS granted FROM DUAL WHERE ${onPrimary}`,
           )
         ).rows;
-        if (String(row?.readonly) !== "0") throw new ReplicaError();
         if (String(row?.granted) !== "1")
           throw new UnsupportedError("GET_LOCK was not granted although nobody can hold it");
         return true;
@@ -341,10 +347,10 @@ export async function holders(
   await connection.query(sql.raw("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED"));
   const there = await connection.query(
     sql`SELECT id AS id, name AS name, turn AS turn, holder AS holder, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', since) AS since
-      FROM ${own("lock")} WHERE id IN (${ids})`,
+      FROM ${own("lock")} WHERE ${onPrimary} AND id IN (${ids})`,
   );
   const committed = await connection.query(
-    sql`SELECT id AS id, turn AS turn FROM ${own("lock")} WHERE id IN (${ids})`,
+    sql`SELECT id AS id, turn AS turn FROM ${own("lock")} WHERE ${onPrimary} AND id IN (${ids})`,
   );
   const turns = new Map(committed.rows.map(({ id, turn }) => [String(id), String(turn)]));
   const found = new Map<string, Note>();
@@ -353,7 +359,9 @@ export async function holders(
       found.set(String(holder), { name: String(name), since: new Date(Number(since) / 1000) });
   for (const request of locks) {
     const [name] = sessionNames(request);
-    const [row] = (await connection.query(sql`SELECT IS_USED_LOCK(${name}) AS holder`)).rows;
+    const [row] = (
+      await connection.query(sql`SELECT IS_USED_LOCK(${name}) AS holder FROM DUAL WHERE ${onPrimary}`)
+    ).rows;
     if (row?.holder !== null && row?.holder !== undefined) found.set(String(row.holder), {});
   }
   return asHolders(connection, found, capabilities);

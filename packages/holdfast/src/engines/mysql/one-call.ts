@@ -7,7 +7,7 @@ import { type Statement, render as renderWith, sql } from "../../seam/sql.ts";
 import type { CallStatements, OneCall } from "../sql/dialect.ts";
 import { dialect, namesOf } from "./dialect.ts";
 import { type Procedure, procedure } from "./routines.ts";
-import { asBefore, failureOf, insistOn, isMissing } from "./waits.ts";
+import { asBefore, failureOf, insistOn, isMissing, rollbackText } from "./waits.ts";
 
 const run = (parameter: string) =>
   sql.raw(
@@ -24,6 +24,8 @@ const run = (parameter: string) =>
  */
 const applying = procedure(
   "apply",
+  // It executes what it is given, and adds rows after it has compared others.
+  { tables: ["*"], whole: false },
   sql`(p_call bigint, p_found longtext CHARACTER SET utf8mb4, p_count int, p_until bigint, p_first longtext CHARACTER SET utf8mb4, p_second longtext CHARACTER SET utf8mb4)
 SQL SECURITY INVOKER
 BEGIN
@@ -117,7 +119,7 @@ function lacking(ids: readonly number[], list: unknown): readonly number[] {
 /** Whether it was committed. The session is as before, or it ends: whoever had it next would never commit. */
 async function endOf(connection: SqlConnection, call: number): Promise<boolean> {
   try {
-    await insistOn(connection, "ROLLBACK");
+    await insistOn(connection, rollbackText);
     const { rows } = await insistOn(connection, "SELECT @holdfast_committed AS committed");
     await insistOn(connection, `SET ${asBefore}`);
     return isCommitted(call, rows);
@@ -127,9 +129,15 @@ async function endOf(connection: SqlConnection, call: number): Promise<boolean> 
   }
 }
 
+/** Of what a session reads without a lock. Each server reads the name that is meant for it. */
+export const committed = sql.raw(
+  "/*!80000 @@transaction_isolation *//*M! @@tx_isolation */ <> 'READ-UNCOMMITTED'",
+);
+
 const oneCall: OneCall<SqlConnection> = {
-  alone: sql.raw("@@autocommit"),
-  leave: async (connection) => void (await connection.query(sql.raw("ROLLBACK"))),
+  // What is not committed must not be what somebody is refused for.
+  alone: sql`(@@autocommit AND ${committed})`,
+  leave: async (connection) => void (await connection.query(sql.raw(rollbackText))),
   most: 2,
   apply,
 };

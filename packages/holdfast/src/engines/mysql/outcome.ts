@@ -13,8 +13,9 @@ import { randomBytes } from "node:crypto";
 import type { Capabilities } from "../../seam/capabilities.ts";
 import type { Outcome, Row, SqlConnection } from "../../seam/database.ts";
 import { type Statement, own, sql } from "../../seam/sql.ts";
+import { onPrimary } from "./primary.ts";
 import { type Procedure, procedure } from "./routines.ts";
-import { isIdle, patiently } from "./waits.ts";
+import { commitText, isIdle, patiently } from "./waits.ts";
 
 // `used` is an hour, not a moment: its index is written to once an hour.
 export const outcomeTable: readonly Statement[] = [
@@ -36,6 +37,7 @@ const hour = sql.raw("FLOOR(UNIX_TIMESTAMP() / 3600)");
  */
 const forgetting = procedure(
   "forget",
+  { tables: ["committed"], whole: true },
   sql`()
 SQL SECURITY INVOKER
 BEGIN
@@ -116,7 +118,7 @@ export async function outcome(connection: SqlConnection, identity: string): Prom
   const number = Number(numeral);
   const idle = await isIdle(connection);
   const isKept = (row: Row | undefined) => Number(row?.last) >= number && Number(row?.undone) === 0;
-  const reading = sql`SELECT last AS last, undone AS undone FROM ${own("committed")} WHERE id = ${id}`;
+  const reading = sql`SELECT last AS last, undone AS undone FROM ${own("committed")} WHERE ${onPrimary} AND id = ${id}`;
   if (isKept((await connection.query(reading)).rows[0])) return "committed";
   const settings = await connection.query(
     sql.raw(`SHOW GLOBAL VARIABLES WHERE Variable_name IN (${serverSettings})`),
@@ -130,6 +132,6 @@ export async function outcome(connection: SqlConnection, identity: string): Prom
   if (waited.over) return "in progress";
   const [row] = (await connection.query(sql`${reading} FOR UPDATE`)).rows;
   // In a session without autocommit the row would be gone with the connection.
-  if (idle) await connection.query(sql.raw("COMMIT"));
+  if (idle) await connection.query(sql.raw(commitText));
   return isKept(row) ? "committed" : "aborted";
 }

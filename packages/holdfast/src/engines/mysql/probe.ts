@@ -1,7 +1,7 @@
 import { type Probed, type Strategy, isSupported, unsupported } from "../../seam/capabilities.ts";
-import type { ClientTraits, Isolation, SqlConnection } from "../../seam/database.ts";
+import type { ClientTraits, Isolation, Row, SqlConnection } from "../../seam/database.ts";
 import { ReplicaError, ServerTooOldError, UnsupportedError, UsageError } from "../../seam/errors.ts";
-import { sql } from "../../seam/sql.ts";
+import { own, sql } from "../../seam/sql.ts";
 import {
   type ClusterGaps,
   galera,
@@ -16,6 +16,8 @@ import {
   vitessSilence,
 } from "./gaps.ts";
 import { serverOf, serverSettings } from "./outcome.ts";
+import { tableNames } from "./rights.ts";
+import { refuseUnsafe, unsafeTable } from "./storage.ts";
 
 const isolation: readonly Isolation[] = ["read committed", "repeatable read", "serializable"];
 /** What was only read is compared with nothing at COMMIT: of 20 pairs on two nodes, 10 did what no order of them could have. */
@@ -25,9 +27,7 @@ const clusterIsolation = isolation.filter((level) => level !== "serializable");
  * Settings that not every member of the family has are asked for by name: `@@name` would be an error. Everybody may see
  * them, which is not so of the tables that tell of a cluster. Of the server, as a session may have its own.
  */
-const settings = sql.raw(
-  `SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_single_primary_mode', 'version_comment', 'innodb_rollback_on_timeout', 'innodb_read_only', 'performance_schema', ${serverSettings})`,
-);
+const settings = `SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_single_primary_mode', 'version_comment', 'innodb_rollback_on_timeout', 'innodb_read_only', 'performance_schema', ${serverSettings})`;
 
 /**
  * That is how the server is set up, not how many nodes there are now: another one can join at any time, and a group can
@@ -44,8 +44,8 @@ export async function isCluster(connection: SqlConnection): Promise<boolean> {
   return clusterOf(await settingsOf(connection)) !== undefined;
 }
 
-async function settingsOf(connection: SqlConnection): Promise<ReadonlyMap<string, string>> {
-  const { rows } = await connection.query(settings);
+async function settingsOf(connection: SqlConnection, show = settings): Promise<ReadonlyMap<string, string>> {
+  const { rows } = await connection.query(sql.raw(show));
   return new Map(rows.map((each) => [String(each["Variable_name"]), String(each["Value"])]));
 }
 
@@ -74,6 +74,140 @@ function refuseLookAlikes(version: string): void {
     );
 }
 
+/** Modes in which statements of ours mean something else. */
+const otherMeanings: readonly (readonly [RegExp, string])[] = [
+  [/\bORACLE\b/, "routines are written in another language"],
+  [/\bEMPTY_STRING_IS_NULL\b/, "an empty text is stored as NULL"],
+  [/\bSIMULTANEOUS_ASSIGNMENT\b/, "an UPDATE computes each column from the row as it was"],
+];
+
+/**
+ * Settings of a session that statements of ours rest on, and what each of them must be while one is sent by itself. A transaction
+ * says by itself what it needs. MariaDB's names for the last two are its own: each server reads what is meant for it. The isolation is last.
+ */
+const needs: readonly (readonly [variable: string, must: string, isFine: (value: string) => boolean])[] = [
+  ["@@SESSION.autocommit", "1", (value) => value === "1"],
+  ["@@SESSION.completion_type", "'NO_CHAIN'", (value) => value === "NO_CHAIN"],
+  ["@@SESSION.sql_safe_updates", "0", (value) => value === "0"],
+  [
+    "/*!80000 @@SESSION.transaction_read_only *//*M! @@SESSION.tx_read_only */",
+    "0",
+    (value) => value === "0",
+  ],
+  [
+    "/*!80000 @@SESSION.transaction_isolation *//*M! @@SESSION.tx_isolation */",
+    "'READ-COMMITTED'",
+    (value) => value !== "READ-UNCOMMITTED",
+  ],
+];
+
+/** For `SET`: what they must be, and what they are. Undefined: nothing needs to be changed. */
+function sessionOf(row: Row): { readonly needed: string; readonly found: string } | undefined {
+  const odd = needs
+    .map(([variable, must, isFine], i) => ({ variable, must, isFine, is: String(row[`setting${i}`]) }))
+    .filter(({ is, isFine }) => !isFine(is));
+  if (odd.length === 0) return undefined;
+  const written = (is: string) => (/^\d+$/.test(is) ? is : `'${is}'`);
+  return {
+    needed: odd.map(({ variable, must }) => `${variable} = ${must}`).join(", "),
+    found: odd.map(({ variable, is }) => `${variable} = ${written(is)}`).join(", "),
+  };
+}
+
+/** Shorter than that, lists that the server makes would be cut. */
+const shortestList = 1024;
+
+/** Rows that the server guesses it has to look at. */
+const leastJoined = 1_000_000;
+
+/** Refuses settings of the session, by name, that cut or change what statements of ours read and write. */
+export async function refuseSettings(connection: SqlConnection): Promise<void> {
+  const { rows } = await connection.query(
+    sql.raw(
+      `SELECT @@SESSION.sql_mode AS mode, CAST(@@SESSION.sql_select_limit AS CHAR) AS cut, CAST(@@SESSION.group_concat_max_len AS CHAR) AS list,
+  @@SESSION.character_set_results AS charset, IF(@@SESSION.sql_big_selects, 'DEFAULT', CAST(@@SESSION.max_join_size AS CHAR)) AS joined,
+  TIMESTAMPDIFF(SECOND, NOW(), SYSDATE()) AS late`,
+    ),
+  );
+  // Not even this answer has a row if the limit is 0.
+  const {
+    mode: modes = "",
+    cut: most = Infinity,
+    list: longest = Infinity,
+    charset,
+    joined,
+    late,
+  } = rows[0] ?? { cut: 0 };
+  const refuse = (what: string, why: string, fix: string) => {
+    throw new UnsupportedError(
+      `${what} in this session, so ${why}. ${fix}, in the server's settings or in what the pool sends first`,
+    );
+  };
+  const mode = String(modes);
+  const [name, why] = otherMeanings.find(([pattern]) => pattern.test(mode)) ?? [];
+  if (name && why !== undefined)
+    refuse(`sql_mode has ${name.exec(mode)?.[0]}`, why, "Take it out of sql_mode");
+  // None at all (0), too.
+  const cut = Number(most);
+  if (cut < 2 ** 32)
+    refuse(`sql_select_limit is ${cut}`, "the server leaves rows out of every answer", "Set it to DEFAULT");
+  const list = Number(longest);
+  if (list < shortestList)
+    refuse(
+      `group_concat_max_len is ${list}`,
+      "the server cuts lists that it makes",
+      `Set it to ${shortestList} or more`,
+    );
+  if (String(charset) === "binary")
+    refuse("character_set_results is binary", "texts come as bytes", "Set it to utf8mb4");
+  if (Number(joined) < leastJoined)
+    refuse(
+      `max_join_size is ${Number(joined)}`,
+      "the server refuses to join tables that are not small",
+      "Set it to DEFAULT",
+    );
+  // NOW() is the time that the session was told, SYSDATE() the clock's.
+  if (Math.abs(Number(late ?? 0)) > 60)
+    refuse("timestamp is set", "its clock stands still", "Set it to DEFAULT");
+}
+
+const ownTables = sql`table_schema = DATABASE() AND table_name IN (${sql.join(tableNames.map(own.text))})`;
+
+/** How many channels of replication run and are connected, as MariaDB tells everybody. MySQL tells nobody. */
+const channels =
+  "/*!80000 0 *//*M! (SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = 'SLAVES_RUNNING') */";
+
+/**
+ * Returns the server that this one replicates our database from, if it is seen to. `some`: a channel is known to run, for users who may
+ * not see which. The channels of a group do not count: by these its members agree.
+ */
+async function sourceOf(
+  connection: SqlConnection,
+  database: string,
+  maria: boolean,
+  some: boolean,
+): Promise<string | undefined> {
+  const show = maria ? "SHOW ALL SLAVES STATUS" : "SHOW REPLICA STATUS";
+  const asked = await connection.query(sql.raw(show)).catch((error: unknown) => {
+    if (connection.lost.aborted) throw error;
+    return undefined;
+  });
+  if (!asked) return some ? "another server" : undefined;
+  const isFed = (row: Row) => {
+    const isStopped = (what: string) =>
+      (row[`Replica_${what}_Running`] ?? row[`Slave_${what}_Running`]) === "No";
+    const lists = (name: string) =>
+      String(row[name] ?? "")
+        .split(",")
+        .includes(database);
+    if (String(row["Channel_Name"] ?? "").startsWith("group_replication_")) return false;
+    if (isStopped("IO") && isStopped("SQL")) return false;
+    return (!row["Replicate_Do_DB"] || lists("Replicate_Do_DB")) && !lists("Replicate_Ignore_DB");
+  };
+  const found = asked.rows.find(isFed);
+  return found && String(found["Source_Host"] ?? found["Master_Host"]);
+}
+
 export async function probe(
   connection: SqlConnection,
   traits: ClientTraits,
@@ -81,8 +215,13 @@ export async function probe(
 ): Promise<Probed> {
   if (wish !== undefined && wish !== "lock row")
     throw new UnsupportedError(`strategy "${wish}": here locks of a transaction are "lock row"`);
+  await refuseSettings(connection);
   const [row] = (
-    await connection.query(sql`SELECT VERSION() AS version, @@read_only AS readonly, DATABASE() AS db`)
+    await connection.query(
+      sql`${sql.raw(
+        `SELECT VERSION() AS version, @@read_only AS readonly, DATABASE() AS db, ${channels} AS channels, ${needs.map(([variable], i) => `${variable} AS setting${i}`).join(", ")}, `,
+      )}${unsafeTable(ownTables)} AS unsafe`,
+    )
   ).rows;
   // Every check here compares what it has read by name: without names it would compare nothing.
   if (row?.version === undefined)
@@ -104,11 +243,14 @@ export async function probe(
     );
   if (row.db === null)
     throw new UnsupportedError("No database is selected: put its name into the connection's URL or options");
+  refuseUnsafe(row.unsafe);
   const on = (name: string) => isOn(found.get(name));
   if (Number(row.readonly) === 1 || on("innodb_read_only")) throw new ReplicaError();
+  const source = await sourceOf(connection, String(row.db), maria, Number(row.channels) > 0);
   const cluster = clusterOf(found);
   const levels = cluster ? clusterIsolation : isolation;
   const isVitess = /vitess/i.test(`${version} ${found.get("version_comment") ?? ""}`);
+  const session = sessionOf(row);
   const sessionLocks = cluster ? cluster.session : isVitess ? vitess : ("session advisory" as const);
   return {
     engine: "mysql",
@@ -138,7 +280,9 @@ export async function probe(
     lockIsolation: levels,
     lockFirstIsolation: [],
     isolation: levels,
-    defaultIsolation: "repeatable read",
+    defaultIsolation: String(row[`setting${needs.length - 1}`])
+      .toLowerCase()
+      .replace("-", " ") as Isolation,
     cancel:
       traits.cancel ||
       unsupported(
@@ -152,10 +296,13 @@ export async function probe(
     currentReads: true,
     namedLocks: !isSupported(sessionLocks) ? sessionLocks : traits.begins ? "by hf.hold" : true,
     connections: "many",
+    ...(source !== undefined && { primary: unsupported(`it replicates from ${source}`) }),
     details: {
       rollbackOnTimeout: on("innodb_rollback_on_timeout"),
       performanceSchema: on("performance_schema"),
       server: serverOf(found),
+      ...session,
+      chains: session?.needed.includes("completion_type") === true,
     },
   };
 }

@@ -4,6 +4,7 @@ import { UnsupportedError } from "../../seam/errors.ts";
 import { sql } from "../../seam/sql.ts";
 import type { ProtocolAnswer, Autocommit, Protocol, ProtocolReader } from "../../seam/protocol-reader.ts";
 import { describe, waiting } from "./blockers.ts";
+import { effects } from "./effects.ts";
 import {
   ProtocolExchange,
   type Heard,
@@ -15,7 +16,10 @@ import {
 } from "./exchange.ts";
 import { Cursor, type Packet, Packets, type Type, type Value, isSet, valueOf } from "./packets.ts";
 import { keep } from "./keep.ts";
+import { settle } from "./purge.ts";
+import { routineEffects } from "./routine-effects.ts";
 import { related } from "./related.ts";
+import { relay } from "./relay.ts";
 
 /** Commands, https://dev.mysql.com/doc/dev/mysql-server/latest/my__command_8h.html; those of MariaDB are above 0xf0. */
 const command = {
@@ -385,6 +389,7 @@ const autocommit: Autocommit<SqlConnection> = {
 };
 
 export const protocol: Protocol<SqlConnection> = {
+  relay,
   reader: () => new MysqlReader(),
   statement: (text) => query(text, false),
   unlock: "DO RELEASE_ALL_LOCKS()",
@@ -405,5 +410,9 @@ export const protocol: Protocol<SqlConnection> = {
       ? "SET SESSION /*!80000 transaction_isolation*/ /*M!100000 tx_isolation*/ = DEFAULT"
       : `SET SESSION TRANSACTION ISOLATION LEVEL ${level.toUpperCase()}`,
   related,
+  effects,
+  routines: routineEffects,
+  lateSnapshot: true,
   keep,
+  settle,
 };

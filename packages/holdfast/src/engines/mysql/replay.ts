@@ -3,6 +3,7 @@ import { SchemaMissingError } from "../../seam/errors.ts";
 import type { Replay } from "../../seam/replay.ts";
 import { type Statement, own, sql } from "../../seam/sql.ts";
 import { namesOf } from "./dialect.ts";
+import { onPrimary } from "./primary.ts";
 import { failureOf } from "./waits.ts";
 
 export const replayTable: readonly Statement[] = [
@@ -27,7 +28,8 @@ export const replay: Replay<SqlConnection> = {
     // As bytes, here and below: the connection's character set need not have all of the text's.
     const statement = sql`SELECT o.fingerprint AS fingerprint, CAST(o.result AS BINARY) AS result, ${milliseconds("o.at")} AS made,
       ${milliseconds("UTC_TIMESTAMP(6)")} AS now
-      FROM (SELECT 1 AS one) c LEFT JOIN ${own("once")} o ON o.id = ${Buffer.from(id)} AND o.until > UTC_TIMESTAMP(6)`;
+      FROM (SELECT 1 AS one) c LEFT JOIN ${own("once")} o ON o.id = ${Buffer.from(id)} AND o.until > UTC_TIMESTAMP(6)
+      WHERE ${onPrimary}`;
     const { rows } = await connection.query(statement).catch((error: unknown) => {
       throw failureOf(connection, error) === "schema-missing"
         ? new SchemaMissingError(`The table ${namesOf(connection).own("once")}`, error)

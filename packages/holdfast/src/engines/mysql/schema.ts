@@ -1,25 +1,28 @@
 import { randomUUID } from "node:crypto";
 import type { Migration, Migrations, SqlConnection } from "../../seam/database.ts";
 import { UnsupportedError } from "../../seam/errors.ts";
+import { recorded } from "../../seam/migrations.ts";
 import { makeStale } from "../../seam/routine.ts";
 import { type Names, type Statement, own, sql } from "../../seam/sql.ts";
 import { sleep } from "../../waiting/wait.ts";
 import { auditTables } from "../sql/audit.ts";
 import { entryViews } from "../sql/entries.ts";
+import { execTable } from "../sql/exec.ts";
 import { queueTables } from "../sql/queue/tables.ts";
 import { quotaTables } from "../sql/quota/tables.ts";
 import { scheduleTables } from "../sql/schedule.ts";
 import { stockTables } from "../sql/stock/tables.ts";
 import type { Table } from "../sql/table.ts";
-import { render } from "./dialect.ts";
-import { leaseProcedures, leaseTables } from "./leases.ts";
-import { oneCallProcedures } from "./one-call.ts";
+import { namesOf, render } from "./dialect.ts";
+import { leaseTables } from "./leases.ts";
+import { procedures } from "./routine-effects.ts";
 import { outcomeTable } from "./outcome.ts";
 import { replayTable } from "./replay.ts";
-import { isCluster } from "./probe.ts";
+import { isCluster, refuseSettings } from "./probe.ts";
+import { onPrimary } from "./primary.ts";
+import { rightsIn } from "./rights.ts";
 import { routinesOf } from "./routines.ts";
 import { counters, storeDialect } from "./store-dialect.ts";
-import { transactionProcedures } from "./transactions.ts";
 import { failureOf } from "./waits.ts";
 
 const patternTables: readonly Table[] = [
@@ -75,6 +78,15 @@ const all: readonly Migration[] = [
   },
   { id: 7, name: "transactions whose COMMIT can be looked up", statements: outcomeTable },
   { id: 8, name: "entries", statements: views },
+  {
+    id: 9,
+    name: "exec",
+    statements: execTable({
+      id: "varchar(64) CHARACTER SET ascii COLLATE ascii_bin",
+      text: "varchar(255) CHARACTER SET utf8mb4",
+      suffix: " ENGINE=InnoDB",
+    }),
+  },
 ];
 
 /** "Duplicate column name": whoever ran this statement before us did not come to say so. */
@@ -83,16 +95,51 @@ const there = 1060;
 /** DDL commits by itself here, so the lock is one of the session. */
 const name = sql`CONCAT('holdfast:', LEFT(SHA2(CONCAT(DATABASE(), ':migrate'), 256), 40))`;
 
+/** Seconds, and for MySQL's max_execution_time milliseconds. */
+const limits: Readonly<Record<string, number>> = {
+  lock_wait_timeout: 60,
+  innodb_lock_wait_timeout: 60,
+  max_statement_time: 300,
+  max_execution_time: 300_000,
+};
+
+/** MySQL and MariaDB each skip what is for the other one. */
+const limitsNow =
+  sql.raw(`SELECT @@SESSION.lock_wait_timeout AS lock_wait_timeout, @@SESSION.innodb_lock_wait_timeout AS innodb_lock_wait_timeout
+/*M! , @@SESSION.max_statement_time AS max_statement_time *//*!80000 , @@SESSION.max_execution_time AS max_execution_time */`);
+
+/**
+ * DDL takes longer than a statement of the application may, so lower limits of the session are raised. Returns what sets them
+ * back: the connection is the pool's. 0 is no limit.
+ */
+async function raiseLimits(connection: SqlConnection): Promise<() => Promise<void>> {
+  const [row = {}] = (await connection.query(limitsNow)).rows;
+  const low = Object.entries(limits)
+    .map(([setting, least]) => ({ setting, least, was: Number(row[setting] ?? 0) }))
+    .filter(({ was, least }) => was > 0 && was < least);
+  const set = async (value: (limit: (typeof low)[number]) => number) => {
+    if (low.length === 0) return;
+    const all = low.map((each) => `SESSION ${each.setting} = ${value(each)}`);
+    await connection.query(sql.raw(`SET ${all.join(", ")}`));
+  };
+  await set(({ least }) => least);
+  return () => set(({ was }) => was);
+}
+
 /** A procedure has semicolons of its own: the mysql command, and tools like it, must be told which one is its end. */
 function printed(text: string): string {
   return text.startsWith("CREATE PROCEDURE") ? `DELIMITER //\n${text}//\nDELIMITER ;` : `${text};`;
 }
 
 async function read(connection: SqlConnection): Promise<Pick<Migration, "id" | "name">[]> {
-  const { rows } = await connection.query(
-    sql`SELECT id, name FROM ${own("migration")} WHERE id <> ${sql.raw(String(underWay))} ORDER BY id`,
+  const found = await recorded(
+    connection,
+    all,
+    namesOf(connection).own("migration"),
+    (error) => ((connection.unwrap?.(error) ?? error) as { errno?: unknown } | undefined)?.errno === 1054,
+    onPrimary,
   );
-  return rows.map((row) => ({ id: Number(row.id), name: String(row.name) }));
+  return found.filter(({ id }) => id !== underWay);
 }
 
 /** In place of a migration: somebody is at it, on one of the nodes of a cluster. */
@@ -166,25 +213,31 @@ function record({ id, name: title }: Pick<Migration, "id" | "name">): Statement 
   return sql`INSERT IGNORE INTO ${own("migration")} (id, name) VALUES (${sql.raw(`${id}, '${title}'`)})`;
 }
 
-const procedures = [...leaseProcedures, ...transactionProcedures, ...oneCallProcedures];
-
 export const migrationsIn = (names: Names): Migrations<SqlConnection> => ({
   all,
   routines: routinesOf(procedures, names),
+  rights: rightsIn(names, procedures),
   print: (statement) => printed(render(statement, names).text),
   record,
   async applied(connection) {
+    await refuseSettings(connection);
     const { rows: tables } = await connection.query(
-      sql`SELECT 1 AS there FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ${own.text("migration")}`,
+      sql`SELECT 1 AS there FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ${own.text("migration")} AND ${onPrimary}`,
     );
     return tables.length === 0 ? [] : read(connection);
   },
   async apply(connection, begun) {
     if (begun)
       throw new UnsupportedError("hf.migrate: DDL would commit the transaction that this client has opened");
-    const [row] = (await connection.query(sql`SELECT GET_LOCK(${name}, 60) AS granted`)).rows;
-    if (String(row?.granted) !== "1") throw busy();
+    await refuseSettings(connection);
+    const restoreLimits = await raiseLimits(connection);
+    let locked = false;
     try {
+      const [row] = (
+        await connection.query(sql`SELECT GET_LOCK(${name}, 60) AS granted FROM DUAL WHERE ${onPrimary}`)
+      ).rows;
+      locked = String(row?.granted) === "1";
+      if (!locked) throw busy();
       await agreed(connection, () => connection.query(migrationTable));
       return await oneNode(connection, async (sayAlive) => {
         const applied = new Set((await read(connection)).map(({ id }) => id));
@@ -198,7 +251,8 @@ export const migrationsIn = (names: Names): Migrations<SqlConnection> => ({
         return [...missing, ...(await makeStale(connection, routinesOf(procedures, names)))];
       });
     } finally {
-      if (!connection.lost.aborted) await connection.query(sql`SELECT RELEASE_LOCK(${name})`);
+      if (locked && !connection.lost.aborted) await connection.query(sql`SELECT RELEASE_LOCK(${name})`);
+      if (!connection.lost.aborted) await restoreLimits();
     }
   },
 });

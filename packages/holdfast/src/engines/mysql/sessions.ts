@@ -2,6 +2,7 @@ import type { Capabilities } from "../../seam/capabilities.ts";
 import type { Row, SqlConnection } from "../../seam/database.ts";
 import type { Holder } from "../../seam/errors.ts";
 import { sql } from "../../seam/sql.ts";
+import { atPrimary } from "./primary.ts";
 
 /** What is known of a session besides. */
 export interface Note {
@@ -30,10 +31,10 @@ const columns =
   "id AS id, user AS user, host AS host, db AS db, command AS command, state AS state, info AS info";
 const lists = {
   information_schema: sql.raw(
-    `SELECT ${columns}, time_ms AS waited FROM information_schema.processlist WHERE TRUE`,
+    `SELECT ${columns}, time_ms AS waited FROM information_schema.processlist WHERE ${atPrimary}`,
   ),
   performance_schema: sql.raw(
-    `SELECT ${columns}, time * 1000 AS waited FROM performance_schema.processlist WHERE TRUE`,
+    `SELECT ${columns}, time * 1000 AS waited FROM performance_schema.processlist WHERE ${atPrimary}`,
   ),
 };
 

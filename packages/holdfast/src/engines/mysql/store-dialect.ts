@@ -5,8 +5,9 @@ import { type Statement, own, sql } from "../../seam/sql.ts";
 import { type Locking, type NumberSequence, type StoreDialect, numberSequences } from "../sql/dialect.ts";
 import { type ColumnKind, type Table, kindOf, mayBeNull } from "../sql/table.ts";
 import { boundedBy } from "../../waiting/interrupt.ts";
-import { oneCallNow } from "./one-call.ts";
-import { brieflyLasting, failureOf, insist, isMissing, lasting } from "./waits.ts";
+import { committed, oneCallNow } from "./one-call.ts";
+import { onPrimary } from "./primary.ts";
+import { brieflyLasting, failureOf, isMissing, lasting } from "./waits.ts";
 
 /** Of an index, in bytes, with pages as large as they usually are. */
 const longestIndex = 3072;
@@ -95,7 +96,8 @@ class StillLocked extends Error {
 /** In whole seconds, as the server counts. MySQL takes 0 for 1. */
 const secondsOf = (waitMs: number): number => (waitMs <= 1 ? 0 : Math.min(Math.ceil(waitMs / 1000), 1e8));
 
-const counterOf = (sequence: NumberSequence) => `number_${sequence}`;
+/** The table that counts. */
+export const counterOf = (sequence: NumberSequence) => `number_${sequence}`;
 
 /** Of numbers: no row stays in them. */
 export const counters: readonly Statement[] = numberSequences.map(
@@ -214,8 +216,12 @@ export const storeDialect: StoreDialect<SqlConnection> = {
   // As bytes, too.
   read: (kind, column) => (kind === "text" || kind === "json" ? sql`CAST(${column} AS BINARY)` : column),
 
+  onPrimary,
+
   write: (kind, value) => sql`${plain(kind, value)}`,
   plain,
+
+  committed,
 
   locking: (how, connection) =>
     how === "current" ? (ours.has(connection) ? sql`` : lockings.share) : lockings[how],
@@ -270,8 +276,6 @@ export const storeDialect: StoreDialect<SqlConnection> = {
         throw error;
       }
     }),
-
-  insist,
 
   // Whether an UPDATE tells how many rows it has found or changed is the client's choice.
   optimistic: false,

@@ -1,12 +1,14 @@
 /** Rows of the caller's: read, locked, compared and set. */
 import type { Row, SqlConnection } from "../../seam/database.ts";
-import { type Holder, UnsupportedError, UsageError } from "../../seam/errors.ts";
+import { type Holder, UnsupportedError, UsageError, some } from "../../seam/errors.ts";
 import { type Identifier, type Statement, isStatement, sql } from "../../seam/sql.ts";
 import type { RowOrder, RowCall, RowStrength, RowSelection, TableShape, Tables } from "../../seam/tables.ts";
 import { noTableLocks } from "./gaps.ts";
+import { onPrimary } from "./primary.ts";
 import { asHolders } from "./sessions.ts";
+import { refuseUnsafe, unsafeTable } from "./storage.ts";
 import { asText, bound, fromText, isInteger, written } from "./values.ts";
-import { bounded, briefly, failureOf, insist, patiently } from "./waits.ts";
+import { bounded, briefly, failureOf, patiently } from "./waits.ts";
 
 type Keys = readonly (readonly unknown[])[];
 
@@ -33,7 +35,7 @@ function typeOf({ shape }: { shape: TableShape }, name: string): string {
   const type = shape.columns.get(name);
   if (type === undefined)
     throw new UsageError(
-      `${shape.name} has no column ${JSON.stringify(name)}; it has ${[...shape.columns.keys()].join(", ")}`,
+      `${shape.name} has no column ${JSON.stringify(name)}; it has ${some([...shape.columns.keys()])}`,
     );
   return type;
 }
@@ -46,13 +48,14 @@ async function describe(connection: SqlConnection, table: Identifier): Promise<T
   if (table.path.length > 2) return undefined;
   const which = sql`table_schema = ${schema === undefined ? sql`DATABASE()` : sql`${schema}`} AND table_name = ${name}`;
   const { rows } = await connection.query(
-    sql`SELECT table_schema AS schemaname, table_name AS tablename, column_name AS columnname, column_type AS columntype
-      FROM information_schema.columns WHERE ${which} ORDER BY ordinal_position`,
+    sql`SELECT table_schema AS schemaname, table_name AS tablename, column_name AS columnname, column_type AS columntype, ${unsafeTable(which)} AS unsafe
+      FROM information_schema.columns WHERE ${which} AND ${onPrimary} ORDER BY ordinal_position`,
   );
   if (rows.length === 0) return undefined;
+  refuseUnsafe(rows[0]?.unsafe);
   const found = await connection.query(
     sql`SELECT index_name AS indexname, column_name AS columnname FROM information_schema.statistics
-      WHERE ${which} AND sub_part IS NULL ORDER BY index_name, seq_in_index`,
+      WHERE ${which} AND ${onPrimary} AND sub_part IS NULL ORDER BY index_name, seq_in_index`,
   );
   const all = new Map<string, string[]>();
   for (const { indexname, columnname } of found.rows) {
@@ -223,7 +226,7 @@ async function placed(
   const asking = sql`SELECT ${positions(
     call,
     rest.map((i) => keys[i] as readonly unknown[]),
-  )}, ${keyTexts(call)} FROM ${table} t${through(call, key) ?? sql``} WHERE ${named(call, key, theirs)}${clause(call, "skip")}`;
+  )}, ${keyTexts(call)} FROM ${table} t${through(call, key) ?? sql``} WHERE ${onPrimary} AND ${named(call, key, theirs)}${clause(call, "skip")}`;
   for (const row of (await connection.query(asking)).rows)
     for (const at of String(row[position]).split(",").filter(Boolean))
       found[rest[Number(at)] as number] = byText.get(JSON.stringify(textsOf(row)));
@@ -248,7 +251,7 @@ async function byKeys(connection: SqlConnection, call: RowCall, keys: Keys): Pro
           connection,
           call,
           (lock) =>
-            sql`SELECT ${extra}${columns(call)} FROM ${table} t${force ?? sql``} WHERE ${those}
+            sql`SELECT ${extra}${columns(call)} FROM ${table} t${force ?? sql``} WHERE ${onPrimary} AND ${those}
               ORDER BY ${ordered(call, [], key)}${lock}`,
         );
   if (!found.granted) return found;
@@ -277,7 +280,7 @@ async function byCondition(
   const most = (count: number | undefined) => (count === undefined ? sql`` : sql` LIMIT ${count}`);
   if (!strength) {
     const { rows } = await connection.query(
-      sql`SELECT ${shown} FROM ${table} t WHERE ${where} ORDER BY ${order}${most(limit)}`,
+      sql`SELECT ${shown} FROM ${table} t WHERE ${onPrimary} AND ${where} ORDER BY ${order}${most(limit)}`,
     );
     return { granted: true, rows };
   }
@@ -286,7 +289,7 @@ async function byCondition(
   );
   const candidates = async (count: number | undefined, from = 0): Promise<Keys> => {
     const { rows } = await connection.query(
-      sql`SELECT ${texts} FROM ${table} t WHERE ${where} ORDER BY ${order}${most(count)}${from > 0 ? sql` OFFSET ${from}` : sql``}`,
+      sql`SELECT ${texts} FROM ${table} t WHERE ${onPrimary} AND ${where} ORDER BY ${order}${most(count)}${from > 0 ? sql` OFFSET ${from}` : sql``}`,
     );
     return rows.map((row) => key.map((name, i) => fromText(row[`k${i}`], typeOf(call, name))));
   };
@@ -329,8 +332,7 @@ function refused({ wait, capabilities }: RowCall, cause: unknown): Extract<RowSe
 }
 
 async function select(connection: SqlConnection, call: RowCall): Promise<RowSelection> {
-  const { which, strength, joined } = call;
-  if (joined && strength) await insist(connection);
+  const { which } = call;
   if ("keys" in which) return byKeys(connection, call, which.keys);
   return byCondition(connection, call, condition(call, which.where));
 }
@@ -339,7 +341,7 @@ const present: Tables<SqlConnection>["present"] = async (connection, call) => {
   const { which, key, table } = call;
   if (!("keys" in which)) return new Set();
   const { rows } = await connection.query(
-    sql`SELECT ${keyTexts(call)} FROM ${table} t WHERE ${named(call, key, which.keys)}`,
+    sql`SELECT ${keyTexts(call)} FROM ${table} t WHERE ${onPrimary} AND ${named(call, key, which.keys)}`,
   );
   const found = await placed(connection, { ...call, strength: undefined }, which.keys, rows);
   return new Set(found.flatMap((row, i) => (row ? [i] : [])));
@@ -360,7 +362,7 @@ const write: Tables<SqlConnection>["write"] = async (connection, call) => {
   );
   const counted = sql`${column(version)} = ${column(version)} + 1`;
   const update = sql`UPDATE ${table} t SET ${list([...sets, counted])}
-    WHERE ${row} AND ${column(version)} = ${bound(expected, typeOf({ shape }, version))}`;
+    WHERE ${onPrimary} AND ${row} AND ${column(version)} = ${bound(expected, typeOf({ shape }, version))}`;
   const set = async (): Promise<RowSelection> => {
     const waited = await bounded(connection, waitMs, Infinity, () => connection.query(update));
     if (waited.over) {
@@ -369,7 +371,7 @@ const write: Tables<SqlConnection>["write"] = async (connection, call) => {
     }
     // The version changes whatever else does, so rows found and rows changed are as many.
     if (waited.result.affected === 0) return { granted: true, rows: [] };
-    const { rows } = await connection.query(sql`SELECT t.* FROM ${table} t WHERE ${row}`);
+    const { rows } = await connection.query(sql`SELECT t.* FROM ${table} t WHERE ${onPrimary} AND ${row}`);
     return { granted: true, rows };
   };
   return alone ? briefly(connection, set) : set();
@@ -404,8 +406,7 @@ async function holders(connection: SqlConnection, call: RowCall): Promise<Holder
 }
 
 /** Around what an ORM sends, whose clause says whether it waits at all. */
-const around: Tables<SqlConnection>["around"] = async (connection, { wait, joined, capabilities }, send) => {
-  if (joined) await insist(connection);
+const around: Tables<SqlConnection>["around"] = async (connection, { wait, capabilities }, send) => {
   const usable = capabilities.details?.["rollbackOnTimeout"] !== true;
   if (typeof wait === "number") {
     const waited = await patiently(connection, wait, send);

@@ -31,8 +31,9 @@ import {
   writing,
   writingFirst,
 } from "./outcome.ts";
+import { byPrimary } from "./primary.ts";
 import { type Procedure, procedure } from "./routines.ts";
-import { failureOf, isMissing } from "./waits.ts";
+import { beginning, commitText, failureOf, isMissing, rollbackText } from "./waits.ts";
 
 /**
  * With autocommit off, not by START TRANSACTION: after a deadlock the server has ended the transaction, and if the
@@ -49,8 +50,10 @@ const begun = "holdfast_begun";
  * SKIP LOCKED, as MariaDB has no NOWAIT in procedures. The answer is an error, not a number of rows: that of a call is
  * the last statement's on MySQL, and the sum of all on MariaDB. It has the number of NOWAIT's own.
  */
-const beginning = procedure(
+const opening = procedure(
   "begin",
+  // What it has found free stays so: the row is locked by then.
+  { tables: ["lock"], boundary: "begins", whole: true },
   sql`(p_id varbinary(64), p_idle int)
 SQL SECURITY INVOKER
 BEGIN
@@ -74,6 +77,8 @@ END`,
 // isolation level of this transaction is forgotten with COMMIT only, on MariaDB.
 const committing = procedure(
   "commit",
+  // The row that it writes is this session's own. It deletes only rows of a day ago, which nobody asks for any more.
+  { tables: ["committed"], boundary: "commits", whole: true },
   sql`(p_id varbinary(32), p_number bigint)
 SQL SECURITY INVOKER
 BEGIN
@@ -90,6 +95,7 @@ END`,
 /** For those whose COMMIT comes in a message of its own. */
 const settling = procedure(
   "settle",
+  { tables: ["committed"], whole: true },
   sql`(p_id varbinary(32), p_number bigint, p_serializable tinyint)
 SQL SECURITY INVOKER
 BEGIN
@@ -114,7 +120,7 @@ const longestIdle = 2_147_483;
 
 export const transactionProcedures: readonly Procedure[] = [
   ...outcomeProcedures,
-  beginning,
+  opening,
   committing,
   settling,
 ];
@@ -171,8 +177,13 @@ async function beginWithRows(connection: SqlConnection, open: Open): Promise<Loc
   }
   // At higher levels a row that is missing would leave a gap locked. Neither a cluster nor Vitess has locks of
   // sessions to ask for, and the latter allows no procedure to begin a transaction.
+  // Its COMMIT says nothing of what comes after it.
   const call =
-    first && !open.begun && isolation === "read committed" && isSupported(capabilities.sessionLocks);
+    first &&
+    !open.begun &&
+    isolation === "read committed" &&
+    isSupported(capabilities.sessionLocks) &&
+    capabilities.details?.["chains"] !== true;
   const mark = first && isSupported(capabilities.commitOutcome) ? markOf(connection) : undefined;
   const taken = call ? ((await beginWith(connection, first, open)) ? 1 : 0) : 0;
   if (!call && !open.begun) {
@@ -181,11 +192,10 @@ async function beginWithRows(connection: SqlConnection, open: Open): Promise<Loc
     const idle = idleSeconds(open);
     const limit =
       idle === undefined ? "" : `, @holdfast_idle = @@SESSION.wait_timeout, @@SESSION.wait_timeout = ${idle}`;
-    await connection.query(
-      sql.raw(
-        `SET @holdfast_autocommit = @@autocommit, @@${tx}_isolation = '${levels[isolation]}', @@${tx}_read_only = ${readOnly ? 1 : 0}, autocommit = 0${limit}`,
-      ),
+    const settings = sql.raw(
+      `SET @holdfast_autocommit = @@autocommit, @@${tx}_isolation = '${levels[isolation]}', @@${tx}_read_only = ${readOnly ? 1 : 0}, autocommit = 0${limit}`,
     );
+    await beginning(connection, () => connection.query(settings));
   }
   if (!call) await connection.query(sql.raw(`SAVEPOINT ${begun}`));
   // The lock comes before any read, so no snapshot can be older than it, whatever the isolation level.
@@ -212,7 +222,8 @@ export function keepLocks(
 /** Resolves to whether the lock was there, and free. */
 async function beginWith(connection: SqlConnection, { key }: LockRequest, open: Open): Promise<boolean> {
   try {
-    await connection.query(sql`CALL ${beginning.called}(${key.id}, ${idleSeconds(open) ?? null})`);
+    const call = sql`CALL ${opening.called}(${byPrimary(key.id)}, ${idleSeconds(open) ?? null})`;
+    await beginning(connection, () => connection.query(call));
     return true;
   } catch (error) {
     if (isMissing(connection, error))
@@ -250,7 +261,7 @@ async function endRows(
     if (ended !== "not committed") return ended === "clean";
   }
   const kept = how === "commit" && (await stillOpen(connection, transaction));
-  await connection.query(sql.raw(kept ? "COMMIT" : "ROLLBACK"));
+  await connection.query(sql.raw(kept ? commitText : rollbackText));
   // Of one whose beginning has failed it is not known.
   const unlimited = limited
     ? ", SESSION wait_timeout = COALESCE(@holdfast_idle, @@SESSION.wait_timeout)"

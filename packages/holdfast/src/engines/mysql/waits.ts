@@ -1,9 +1,11 @@
 /** Statements that may wait for a lock of InnoDB, and for how long. */
+import type { Capabilities } from "../../seam/capabilities.ts";
 import type { Result, SqlConnection } from "../../seam/database.ts";
 import { NotInTransactionError } from "../../seam/errors.ts";
-import { classify as classifyError } from "../../seam/failure.ts";
+import { chain, classify as classifyError } from "../../seam/failure.ts";
 import { sql } from "../../seam/sql.ts";
 import { classify } from "./errors.ts";
+import { atPrimary } from "./primary.ts";
 
 export function failureOf({ unwrap }: SqlConnection, error: unknown) {
   return classifyError({ engine: { classify }, unwrap }, error);
@@ -24,25 +26,42 @@ export function patiently<T>(
   waitMs: number,
   run: () => PromiseLike<T>,
 ): Promise<Waited<T>> {
-  // The least is 0 on MariaDB and 1 on MySQL, which takes 0 for 1.
   const seconds = Math.ceil(waitMs / 1000);
   return lasting(connection, seconds, () => bounded(connection, waitMs, seconds, run));
 }
 
-/** Nothing that is sent in here waits longer for a row. The setting lasts for the session, so it is put back whatever happens. */
+/**
+ * The least is 0 on MariaDB and 1 on MySQL, which takes 0 for 1, and refuses it in strict mode (TRADITIONAL). Each server reads what is
+ * meant for it.
+ */
+const lockWait = (seconds: number): string => (seconds === 0 ? "/*!80000 1 *//*M! 0 */" : String(seconds));
+
+/** Whatever `completion_type` is: neither begins the next transaction, nor ends the session. */
+export const commitText = "COMMIT AND NO CHAIN NO RELEASE";
+export const rollbackText = "ROLLBACK AND NO CHAIN NO RELEASE";
+
+/**
+ * Nothing that is sent in here waits longer for a row, and a DELETE that finds its rows by a join is not refused. Both settings last for
+ * the session, so they are put back whatever happens.
+ */
 export async function lasting<T>(
   connection: SqlConnection,
   seconds: number,
   run: () => Promise<T>,
 ): Promise<T> {
   await connection.query(
-    sql.raw(`SET @holdfast_wait = @@innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = ${seconds}`),
+    sql.raw(
+      `SET @holdfast_wait = @@innodb_lock_wait_timeout, @holdfast_safe = @@sql_safe_updates, SESSION innodb_lock_wait_timeout = ${lockWait(seconds)}, SESSION sql_safe_updates = 0`,
+    ),
   );
   try {
     return await run();
   } finally {
     if (!connection.lost.aborted)
-      await insistOn(connection, "SET SESSION innodb_lock_wait_timeout = @holdfast_wait");
+      await insistOn(
+        connection,
+        "SET SESSION innodb_lock_wait_timeout = @holdfast_wait, SESSION sql_safe_updates = @holdfast_safe",
+      );
   }
 }
 
@@ -104,25 +123,75 @@ export function isMissing({ unwrap }: SqlConnection, error: unknown): boolean {
   return errno === 1305 || code === "ER_SP_DOES_NOT_EXIST";
 }
 
-/** A lock outside of a transaction is gone with its statement. */
-export async function insist(connection: SqlConnection): Promise<void> {
+export async function assertTransaction(connection: SqlConnection): Promise<void> {
   if (!(await isIdle(connection))) return;
   throw new NotInTransactionError(
-    "this connection is in no transaction, so the lock would be gone at once. START TRANSACTION first, or use hf.transaction(…).",
+    "this connection is in no transaction: a lock would be gone at once, and what is written would be kept whatever comes later. START TRANSACTION first, or use hf.transaction(…).",
   );
 }
 
 /** A small transaction of our own. READ COMMITTED: its statements see what was committed while it waited, and lock no gaps. */
 export async function briefly<T>(connection: SqlConnection, body: () => Promise<T>): Promise<T> {
-  await connection.query(sql.raw("SET TRANSACTION ISOLATION LEVEL READ COMMITTED"));
+  await beginning(connection, () =>
+    connection.query(sql.raw("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")),
+  );
   await connection.query(sql.raw("START TRANSACTION READ WRITE"));
   try {
     const value = await body();
-    await connection.query(sql.raw("COMMIT"));
+    await connection.query(sql.raw(commitText));
     return value;
   } catch (error) {
-    if (!connection.lost.aborted) await connection.query(sql.raw("ROLLBACK")).catch(() => {});
+    if (!connection.lost.aborted) await connection.query(sql.raw(rollbackText)).catch(() => {});
     throw error;
+  }
+}
+
+/** ER_CANT_CHANGE_TX_CHARACTERISTICS. */
+const stillInside = 1568;
+
+/**
+ * Runs `begin`, and commits a transaction that the session has left open first if it stands in the way. Without autocommit, a plain
+ * SELECT leaves one open. With `completion_type = CHAIN`, each COMMIT does. START TRANSACTION would commit it as well, but the isolation
+ * level has to be set before, and the server refuses that (1568). `hasBegun`: says whether `begin` has passed that point.
+ */
+export async function beginning<T>(
+  connection: SqlConnection,
+  begin: () => Promise<T>,
+  hasBegun = () => false,
+): Promise<T> {
+  try {
+    return await begin();
+  } catch (error) {
+    const isInside = [...chain(error)].some((each) => (each as { errno?: unknown }).errno === stillInside);
+    if (!isInside || hasBegun()) throw error;
+    const { rows } = await connection.query(
+      sql.raw("SELECT @@autocommit AND @@completion_type = 'NO_CHAIN' AS alone"),
+    );
+    // Somebody has begun it, and not ended it.
+    if (Number(rows[0]?.["alone"]) === 1) throw error;
+    await connection.query(sql.raw(commitText));
+    return begin();
+  }
+}
+
+/**
+ * Runs work on a connection in no transaction, with the settings of its session that our statements rest on as `probe.ts` has found that
+ * they must be. They are put back whatever happens, or the session ends: its owner relies on them.
+ */
+export async function withSettings<T>(
+  connection: SqlConnection,
+  { details }: Capabilities,
+  work: () => Promise<T>,
+): Promise<T> {
+  const [needed, found] = [details?.["needed"], details?.["found"]];
+  if (typeof needed !== "string" || typeof found !== "string") return work();
+  // What COMMIT has begun, and nobody has ended.
+  if (details?.["chains"]) await connection.query(sql.raw(commitText));
+  await connection.query(sql.raw(`SET ${needed}`));
+  try {
+    return await work();
+  } finally {
+    if (!connection.lost.aborted) await insistOrEnd(connection, [`SET ${found}`]);
   }
 }
 
@@ -149,7 +218,7 @@ export async function brieflyLasting<T>(
   try {
     await connection.query(
       sql.raw(
-        `SET @holdfast_wait = @@innodb_lock_wait_timeout, @holdfast_autocommit = @@autocommit, @holdfast_committed = 0, SESSION innodb_lock_wait_timeout = ${seconds}, ${readCommitted}, SESSION autocommit = 0`,
+        `SET @holdfast_wait = @@innodb_lock_wait_timeout, @holdfast_autocommit = @@autocommit, @holdfast_committed = 0, @holdfast_here = ${atPrimary}, SESSION innodb_lock_wait_timeout = ${lockWait(seconds)}, ${readCommitted}, SESSION autocommit = 0`,
       ),
     );
     const value = await body();
@@ -173,10 +242,11 @@ async function commit(connection: SqlConnection): Promise<void> {
   }
 }
 
-async function undo(connection: SqlConnection): Promise<void> {
+const undo = (connection: SqlConnection) => insistOrEnd(connection, [rollbackText, `SET ${asBefore}`]);
+
+async function insistOrEnd(connection: SqlConnection, texts: readonly string[]): Promise<void> {
   try {
-    for (const text of ["ROLLBACK", `SET ${asBefore}`])
-      if (!connection.lost.aborted) await insistOn(connection, text);
+    for (const text of texts) if (!connection.lost.aborted) await insistOn(connection, text);
   } catch {
     await connection.query(sql.raw("KILL CONNECTION_ID()")).catch(() => {});
   }

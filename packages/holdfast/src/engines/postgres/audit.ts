@@ -2,8 +2,11 @@ import type { Audits, WrittenLine } from "../../audit/store.ts";
 import type { SqlConnection } from "../../seam/database.ts";
 import { SchemaMissingError } from "../../seam/errors.ts";
 import { type Statement, own, sql } from "../../seam/sql.ts";
+import { written } from "./hidden.ts";
 import { namesOf } from "./dialect.ts";
 import { failureOf } from "./locks/index.ts";
+import { safely } from "./search-path.ts";
+import { milliseconds as ms } from "./values.ts";
 
 export const auditTable: readonly Statement[] = [
   sql`CREATE TABLE IF NOT EXISTS ${own("audit")} (
@@ -23,7 +26,7 @@ export const auditTable: readonly Statement[] = [
 
 async function ask(connection: SqlConnection, statement: Statement): Promise<Record<string, unknown>[]> {
   try {
-    return (await connection.query(statement)).rows as Record<string, unknown>[];
+    return await safely(connection, statement);
   } catch (error) {
     throw failureOf(connection, error) === "schema-missing"
       ? new SchemaMissingError(`The table ${namesOf(connection).own("audit")}`, error)
@@ -31,7 +34,6 @@ async function ask(connection: SqlConnection, statement: Statement): Promise<Rec
   }
 }
 
-const ms = (column: string) => sql.raw(`(extract(epoch FROM ${column}) * 1000)::float8`);
 const text = (value: unknown) => (typeof value === "string" ? value : undefined);
 const parsed = (value: unknown): unknown => (typeof value === "string" ? JSON.parse(value) : undefined);
 
@@ -40,27 +42,27 @@ export const audits: Audits<SqlConnection> = {
     const [row] = await ask(
       connection,
       sql`INSERT INTO ${own("audit")} (actor, action, target, details)
-  VALUES (${actor}::text, ${action}::text, ${target}::text, ${details ?? null}::text::jsonb) RETURNING id::text AS id`,
+  VALUES (${actor}::pg_catalog.text, ${action}::pg_catalog.text, ${target}::pg_catalog.text, ${details ?? null}::pg_catalog.text::pg_catalog.jsonb) RETURNING id::pg_catalog.text AS id`,
     );
-    return Number(row?.["id"]);
+    return Number(written(connection, row, "audit")["id"]);
   },
 
   async end(connection, id, { outcome, result, error }) {
     await ask(
       connection,
-      sql`UPDATE ${own("audit")} SET outcome = ${outcome}::text, result = ${result ?? null}::text::jsonb, error = ${error ?? null}::text,
-  ended_at = clock_timestamp() WHERE id = ${String(id)}::text::bigint`,
+      sql`UPDATE ${own("audit")} SET outcome = ${outcome}::pg_catalog.text, result = ${result ?? null}::pg_catalog.text::pg_catalog.jsonb, error = ${error ?? null}::pg_catalog.text,
+  ended_at = pg_catalog.clock_timestamp() WHERE id = ${String(id)}::pg_catalog.text::bigint RETURNING id`,
     );
   },
 
   async list(connection, { before, target, most }) {
-    const below = before === undefined ? sql`true` : sql`a.id < ${String(before)}::text::bigint`;
-    const about = target === undefined ? sql`true` : sql`a.target = ${target}::text`;
+    const below = before === undefined ? sql`true` : sql`a.id < ${String(before)}::pg_catalog.text::bigint`;
+    const about = target === undefined ? sql`true` : sql`a.target = ${target}::pg_catalog.text`;
     const rows = await ask(
       connection,
-      sql`SELECT a.id::text AS id, a.actor, a.action, a.target, a.details::text AS details, a.outcome, a.result::text AS result,
+      sql`SELECT a.id::pg_catalog.text AS id, a.actor, a.action, a.target, a.details::pg_catalog.text AS details, a.outcome, a.result::pg_catalog.text AS result,
   a.error, ${ms("a.at")} AS at, ${ms("a.ended_at")} AS ended FROM ${own("audit")} a WHERE ${below} AND ${about}
-  ORDER BY a.id DESC LIMIT ${String(most)}::text::int`,
+  ORDER BY a.id DESC LIMIT ${String(most)}::pg_catalog.text::int`,
     );
     return rows.map((row): WrittenLine => ({
       id: Number(row["id"]),

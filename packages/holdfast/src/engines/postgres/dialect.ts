@@ -1,6 +1,7 @@
 import type { SqlConnection } from "../../seam/database.ts";
 import { defaultSchema, schemaText } from "../../seam/names.ts";
 import { UsageError } from "../../seam/errors.ts";
+import type { Lexis } from "../../seam/redact.ts";
 import {
   type Dialect,
   type Names,
@@ -8,12 +9,13 @@ import {
   type Statement,
   render as renderWith,
 } from "../../seam/sql.ts";
+import { type Key, keyIn } from "../../seam/key.ts";
 import { hash } from "node:crypto";
 
 const quote = (name: string) => `"${name.replaceAll('"', '""')}"`;
 
 /** Of names, on every server that was not built otherwise: what is longer is cut off without a word. */
-const longest = 63;
+export const longest = 63;
 
 /** A schema of its own. What a function's body or a text of SQL could take for its end is refused. */
 export function namesIn(given: unknown): Names {
@@ -53,6 +55,11 @@ export function namesOf(connection: SqlConnection): Names {
   return connection.names ?? names;
 }
 
+/** The lock that a key of ours names for those whose schema this is. */
+export function ownKey({ schema }: Pick<Names, "schema">, given: Key): Key {
+  return schema === defaultSchema ? given : keyIn(schema, given);
+}
+
 export function render(statement: Statement, called: Names = names): Rendered {
   return renderWith(statement, dialect, called);
 }
@@ -62,5 +69,17 @@ export function render(statement: Statement, called: Names = names): Rendered {
  * text can end the literal whatever the server's quoting settings are.
  */
 export function hexText(text: string): string {
-  return `convert_from(decode('${Buffer.from(text, "utf8").toString("hex")}', 'hex'), 'UTF8')`;
+  return `pg_catalog.convert_from(pg_catalog.decode('${Buffer.from(text, "utf8").toString("hex")}', 'hex'), 'UTF8')`;
 }
+
+/** `standard_conforming_strings` is a setting of the session. */
+export const lexis: Lexis = {
+  quotedNames: "always",
+  otherNames: [],
+  backslashes: true,
+  moreTexts: true,
+  nestedComments: true,
+  returns: true,
+  unicodeBlanks: false,
+  hashComments: false,
+};

@@ -1,3 +1,4 @@
+import { unsupported } from "../../seam/capabilities.ts";
 import type { DriverError, Failure, Violated } from "../../seam/database.ts";
 
 /** SQLSTATEs, https://www.postgresql.org/docs/current/errcodes-appendix.html */
@@ -29,11 +30,19 @@ const failures: Readonly<Record<string, Failure>> = {
   "53100": "full",
   "53200": "full",
   "53400": "full",
+  // Input and output, a file that is not there, damaged data, a damaged index.
+  "58030": "storage",
+  "58P01": "storage",
+  XX001: "storage",
+  XX002: "storage",
   "53300": "too-many-connections",
-  // Terminated, crashed, starting up or shutting down.
+  // Terminated, crashed, starting up or shutting down, and idle_session_timeout.
   "57P01": "lost",
   "57P02": "lost",
   "57P03": "lost",
+  "57P05": "lost",
+  // Of `at_map`.
+  HF001: "map-changed",
 };
 
 export function classify(error: DriverError): Failure | undefined {
@@ -49,11 +58,13 @@ export function classify(error: DriverError): Failure | undefined {
 /** In these words, and by the code of a protocol violation, PgBouncer ends the session of whoever sends BEGIN. */
 const statementMode = /transaction blocks not allowed in statement pooling mode/;
 
+export const noTransactions = unsupported(
+  "A pooler in statement mode stands between this client and the server, and it has no transactions. Use its transaction " +
+    "mode (pool_mode = transaction of PgBouncer), or an address that leads to the server itself",
+);
+
 export function hopeless({ message = "" }: DriverError): string | undefined {
-  return statementMode.test(message)
-    ? "A pooler in statement mode stands between this client and the server, and it has no transactions. Use its transaction " +
-        "mode (pool_mode = transaction of PgBouncer), or an address that leads to the server itself"
-    : undefined;
+  return statementMode.test(message) ? noTransactions.why : undefined;
 }
 
 /** pg and PGlite name these fields one way, postgres.js the other. */

@@ -4,7 +4,9 @@ import type { LockView } from "../../seam/inspect.ts";
 import { type Key, key, keyIn } from "../../seam/key.ts";
 import { own as ours, sql } from "../../seam/sql.ts";
 import { dialect, namesOf } from "./dialect.ts";
+import { atPrimary, onPrimary } from "./primary.ts";
 import { isTrue } from "./probe.ts";
+import { safely } from "./search-path.ts";
 
 /**
  * One look at pg_locks: every advisory lock of this database, and whatever is waited for. pg_blocking_pids is asked
@@ -12,24 +14,24 @@ import { isTrue } from "./probe.ts";
  * the first to wait for a row has a lock of its own that says which.
  */
 const question =
-  sql.raw(`WITH seen AS MATERIALIZED (SELECT * FROM pg_locks) SELECT l.locktype AS kind, l.mode AS mode, l.granted AS granted, l.pid::text AS pid,
+  sql.raw(`WITH seen AS MATERIALIZED (SELECT * FROM pg_catalog.pg_locks) SELECT l.locktype AS kind, l.mode AS mode, l.granted AS granted, l.pid::pg_catalog.text AS pid,
   coalesce(a.application_name, '') AS application, coalesce(a.state, 'unknown') AS state,
-  (extract(epoch FROM a.xact_start) * 1000)::float8 AS since,
-  CASE WHEN NOT l.granted THEN (extract(epoch FROM clock_timestamp() - l.waitstart) * 1000)::float8 END AS waiting,
-  CASE WHEN NOT l.granted THEN array_to_string(pg_blocking_pids(l.pid), ',') END AS blockers,
+  (extract(epoch FROM a.xact_start) OPERATOR(pg_catalog.*) 1000)::pg_catalog.float8 AS since,
+  CASE WHEN NOT l.granted THEN (extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) l.waitstart) OPERATOR(pg_catalog.*) 1000)::pg_catalog.float8 END AS waiting,
+  CASE WHEN NOT l.granted THEN pg_catalog.array_to_string(pg_catalog.pg_blocking_pids(l.pid), ',') END AS blockers,
   CASE WHEN NOT l.granted AND l.transactionid IS NOT NULL THEN
-    (SELECT p.gid FROM pg_prepared_xacts p WHERE p.transaction = l.transactionid) END AS prepared,
-  CASE l.locktype WHEN 'advisory' THEN CASE l.objsubid WHEN 1
-      THEN 'bigint ' || ((l.classid::bigint << 32) | l.objid::bigint)::text
-      ELSE 'int ' || l.classid::int4::text || ',' || l.objid::int4::text END
-    WHEN 'relation' THEN l.relation::regclass::text
-    WHEN 'tuple' THEN l.relation::regclass::text || ' ' || format('(%s,%s)', l.page, l.tuple)
-    WHEN 'transactionid' THEN coalesce((SELECT t.relation::regclass::text || ' ' || format('(%s,%s)', t.page, t.tuple) FROM seen t
-      WHERE t.pid = l.pid AND t.locktype = 'tuple' AND t.granted LIMIT 1), 'a row of transaction ' || l.transactionid::text)
+    (SELECT p.gid FROM pg_catalog.pg_prepared_xacts p WHERE p.transaction OPERATOR(pg_catalog.=) l.transactionid) END AS prepared,
+  CASE WHEN l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.objsubid OPERATOR(pg_catalog.=) 1::smallint
+      THEN pg_catalog.format('bigint %s', (l.classid::bigint OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.|) l.objid::bigint)
+    WHEN l.locktype OPERATOR(pg_catalog.=) 'advisory' THEN pg_catalog.format('int %s,%s', l.classid::int, l.objid::int)
+    WHEN l.locktype OPERATOR(pg_catalog.=) 'relation' THEN l.relation::pg_catalog.regclass::pg_catalog.text
+    WHEN l.locktype OPERATOR(pg_catalog.=) 'tuple' THEN pg_catalog.format('%s (%s,%s)', l.relation::pg_catalog.regclass, l.page, l.tuple)
+    WHEN l.locktype OPERATOR(pg_catalog.=) 'transactionid' THEN coalesce((SELECT pg_catalog.format('%s (%s,%s)', t.relation::pg_catalog.regclass, t.page, t.tuple) FROM seen t
+      WHERE t.pid OPERATOR(pg_catalog.=) l.pid AND t.locktype OPERATOR(pg_catalog.=) 'tuple' AND t.granted LIMIT 1), pg_catalog.format('a row of transaction %s', l.transactionid))
     ELSE l.locktype END AS name
-  FROM seen l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-  WHERE l.pid <> pg_backend_pid() AND a.datname = current_database()
-    AND (l.locktype = 'advisory' OR NOT l.granted)`);
+  FROM seen l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) l.pid
+  WHERE l.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid() AND a.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+    AND (l.locktype OPERATOR(pg_catalog.=) 'advisory' OR NOT l.granted) AND (SELECT ${atPrimary})`);
 
 const kinds: Readonly<Record<string, LockView["kind"]>> = {
   advisory: "advisory",
@@ -112,23 +114,23 @@ function isHash({ form }: Key, name: string): boolean {
 }
 
 /** Not while somebody has them for itself, or wants to: who looks at locks must not wait for one. */
-const queuesThere = sql`SELECT CASE WHEN has_schema_privilege(oid, 'USAGE') THEN
-      coalesce(has_table_privilege(to_regclass(${ours.text("queue")}), 'SELECT')
-        AND has_table_privilege(to_regclass(${ours.text("queue_worker")}), 'SELECT')
-        AND NOT EXISTS (SELECT FROM pg_locks l JOIN pg_class c ON c.oid = l.relation WHERE l.mode = 'AccessExclusiveLock'
-          AND c.relnamespace = n.oid AND c.relname IN ('queue', 'queue_worker')), false) END AS there
-  FROM pg_namespace n WHERE nspname = ${ours.schema}`;
+const queuesThere = sql`SELECT CASE WHEN pg_catalog.has_schema_privilege(oid, 'USAGE') THEN
+      coalesce(pg_catalog.has_table_privilege(pg_catalog.to_regclass(${ours.text("queue")}), 'SELECT')
+        AND pg_catalog.has_table_privilege(pg_catalog.to_regclass(${ours.text("queue_worker")}), 'SELECT')
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) l.relation WHERE l.mode OPERATOR(pg_catalog.=) 'AccessExclusiveLock'
+          AND c.relnamespace OPERATOR(pg_catalog.=) n.oid AND c.relname OPERATOR(pg_catalog.=) ANY ('{queue,queue_worker}'::pg_catalog.name[])), false) END AS there
+  FROM pg_catalog.pg_namespace n WHERE nspname OPERATOR(pg_catalog.=) ${ours.schema} AND ${onPrimary}`;
 
 /** A worker's session says that it lives; a queue with a limit counts its jobs under a lock. */
-const queueLocks = sql`SELECT 'bigint ' || w.lock::text AS lock, 'queue ' || q.name || ': worker ' || w.id::text AS name
+const queueLocks = sql`SELECT 'bigint ' || w.lock::pg_catalog.text AS lock, 'queue ' || q.name || ': worker ' || w.id::pg_catalog.text AS name
     FROM ${ours("queue_worker")} w JOIN ${ours("queue")} q ON q.id = w.queue WHERE w.lock IS NOT NULL
-  UNION ALL SELECT 'bigint ' || hashtextextended(${ours.label("queue ")} || q.id, 0)::text, 'queue ' || q.name || ': claims'
+  UNION ALL SELECT 'bigint ' || pg_catalog.hashtextextended(${ours.label("queue ")} || q.id, 0)::pg_catalog.text, 'queue ' || q.name || ': claims'
     FROM ${ours("queue")} q WHERE q.most IS NOT NULL`;
 
 async function ofQueues(connection: SqlConnection): Promise<[string, string][]> {
   const [row] = (await connection.query(queuesThere)).rows;
   if (!isTrue(row?.there)) return [];
-  const { rows } = await connection.query(queueLocks);
+  const rows = await safely(connection, queueLocks);
   return rows.map(({ lock, name }) => [String(lock), String(name)]);
 }
 

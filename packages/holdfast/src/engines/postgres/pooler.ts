@@ -1,16 +1,22 @@
 /** What stands between this client and the server, as far as it decides where statements go. */
+import { randomUUID } from "node:crypto";
+import type { Capabilities, Unsupported } from "../../seam/capabilities.ts";
 import type { Failure, SqlConnection } from "../../seam/database.ts";
-import { UnsupportedError } from "../../seam/errors.ts";
-import { classify as classifyError } from "../../seam/failure.ts";
+import { ReplicaError, UnsupportedError } from "../../seam/errors.ts";
+import { classify as classifyError, explained } from "../../seam/failure.ts";
 import { sql } from "../../seam/sql.ts";
-import { classify } from "./errors.ts";
+import { within } from "../../waiting/interrupt.ts";
+import { classify, hopeless, noTransactions } from "./errors.ts";
 
 /**
  * For the first question: how the server sees the other end of the connection, and whether the question is a transaction of
  * its own. (In a block the statement begins later than the transaction did: BEGIN was another message.)
  */
 export const seen =
-  "concat(host(inet_client_addr()), ' ', inet_client_port()) AS peer, now() = statement_timestamp() AS alone";
+  "pg_catalog.concat(pg_catalog.host(pg_catalog.inet_client_addr()), ' ', pg_catalog.inet_client_port()) AS peer, pg_catalog.now() OPERATOR(pg_catalog.=) pg_catalog.statement_timestamp() AS alone";
+
+/** Whether the server sees the very end of the socket that this client has: then nobody is in between. */
+export const isDirect = ({ socket }: SqlConnection, peer: unknown) => socket !== undefined && socket === peer;
 
 interface Seen {
   readonly peer: unknown;
@@ -28,7 +34,7 @@ interface Seen {
  * client has: then nobody is in between.
  */
 export async function lookBetween(connection: SqlConnection, { peer, inside }: Seen): Promise<string> {
-  if (connection.socket !== undefined && connection.socket === peer) return "";
+  if (isDirect(connection, peer)) return "";
   const version = inside ? await askedInside(connection) : await asked(connection, "SHOW pool_version");
   // "4.3.5 (tamahomeboshi)".
   if (version !== untold && !/^\d+\.\d/.test(version ?? "")) return "";
@@ -90,4 +96,47 @@ async function askedInside(connection: SqlConnection): Promise<string | undefine
   await say("ROLLBACK TO SAVEPOINT holdfast_between");
   await say("RELEASE SAVEPOINT holdfast_between");
   return version;
+}
+
+/** A cache gives the same answer to the same question. The first one was asked by nobody before. */
+export async function verifyReads(
+  connection: SqlConnection,
+  { details }: Pick<Capabilities, "details">,
+): Promise<void> {
+  if (details?.["between"] === false) return;
+  const question = sql`SELECT ${randomUUID()}::pg_catalog.text AS id, pg_catalog.clock_timestamp()::pg_catalog.text AS clock`;
+  const ask = async () => (await connection.query(question)).rows[0]?.["clock"];
+  const first = await ask();
+  if (first !== undefined && first === (await ask())) throw ReplicaError.cache();
+}
+
+/**
+ * A pooler in statement mode ends the session that sends BEGIN, and not every client passes its words on. Where the connection has
+ * just answered, its end at BEGIN is taken for them.
+ */
+export async function verifyTransactions(
+  connection: SqlConnection,
+  { details }: Capabilities,
+): Promise<Unsupported | undefined> {
+  if (details?.["direct"] === true) return undefined;
+  await connection.query(sql.raw("SELECT 1 AS one"));
+  try {
+    await connection.query(sql.raw("BEGIN"));
+  } catch (error) {
+    const { unwrap } = connection;
+    const refused = explained({ engine: { classify, hopeless }, unwrap }, error) instanceof UnsupportedError;
+    if (!refused && failureOf(connection, error) !== "lost") throw error;
+    await ended(connection);
+    return noTransactions;
+  }
+  await connection.query(sql.raw("ROLLBACK"));
+  return undefined;
+}
+
+const endMs = 1000;
+
+/** It comes after the error that tells of it, and until then a pool takes the connection back. */
+async function ended({ lost }: SqlConnection): Promise<void> {
+  const end = new Promise<void>((resolve) => lost.addEventListener("abort", () => resolve(), { once: true }));
+  if (!lost.aborted) await within(endMs, end).catch(() => {});
 }

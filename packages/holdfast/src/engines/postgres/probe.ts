@@ -1,10 +1,24 @@
-import { type Probed, type Strategy, type Unsupported, unsupported } from "../../seam/capabilities.ts";
-import type { ClientTraits, Isolation, Result, SqlConnection } from "../../seam/database.ts";
+import {
+  type Capabilities,
+  type Probed,
+  type Strategy,
+  type Unsupported,
+  unsupported,
+} from "../../seam/capabilities.ts";
+import type {
+  ClientTraits,
+  DriverError,
+  Isolation,
+  Result,
+  Row,
+  SqlConnection,
+} from "../../seam/database.ts";
 import { ReplicaError, ServerTooOldError, UnsupportedError } from "../../seam/errors.ts";
 import { Silence, within } from "../../waiting/interrupt.ts";
+import { sleep } from "../../waiting/wait.ts";
 import { own, sql } from "../../seam/sql.ts";
 import { rowStrengths, tableModes } from "../../seam/tables.ts";
-import { lookBetween, seen } from "./pooler.ts";
+import { isDirect, lookBetween, seen } from "./pooler.ts";
 
 /** As a client may have it of a server that goes down in the middle: no error, and no row. */
 class NoAnswer extends Error {
@@ -19,12 +33,15 @@ const minimum = 140000;
 const witnessMinimum = 150000;
 
 /** One question at first use. Aliases are single words: clients may rewrite the case of names with underscores. */
-const question = sql.raw(`SELECT current_setting('server_version_num') AS number, version() AS version,
-  pg_is_in_recovery() AS standby, pg_backend_pid() AS pid, current_setting('default_transaction_isolation') AS isolation,
-  concat(current_setting('transaction_timeout', true), current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout')) AS timeouts,
+const question =
+  sql.raw(`SELECT pg_catalog.current_setting('server_version_num') AS number, pg_catalog.version() AS version,
+  pg_catalog.pg_is_in_recovery() AS standby, pg_catalog.pg_backend_pid() AS pid, pg_catalog.current_setting('default_transaction_isolation') AS isolation,
+  pg_catalog.concat(pg_catalog.current_setting('transaction_timeout', true), pg_catalog.current_setting('statement_timeout'), pg_catalog.current_setting('idle_in_transaction_session_timeout')) AS timeouts,
+  pg_catalog.current_setting('array_nulls') AS nulls, pg_catalog.current_setting('extra_float_digits') AS digits,
   ${seen},
-  has_function_privilege(to_regprocedure('pg_control_system()')::oid, 'EXECUTE') AS cluster,
-  to_regclass('pg_catalog.pg_dist_local_group') IS NOT NULL AS citus`);
+  pg_catalog.has_function_privilege(pg_catalog.to_regprocedure('pg_catalog.pg_control_system()')::pg_catalog.oid, 'EXECUTE') AS cluster,
+  pg_catalog.has_column_privilege(pg_catalog.to_regclass('pg_catalog.pg_subscription')::pg_catalog.oid, 'subenabled', 'SELECT') AS subscriptions,
+  pg_catalog.to_regclass('pg_catalog.pg_dist_local_group') IS NOT NULL AS citus`);
 
 export async function probe(
   connection: SqlConnection,
@@ -62,10 +79,12 @@ export async function probeServer(
     );
   }
   if (isTrue(row?.standby)) throw new ReplicaError();
+  refuseSettings(row);
   const pooler = traits.embedded
     ? ""
     : await lookBetween(connection, { peer: row?.peer, inside: !isTrue(row?.alone) });
-  const empty = wish !== "lock row" && !(await advisoryLocksHold(connection));
+  const { holds, subscription } = await look(connection, wish !== "lock row", isTrue(row?.subscriptions));
+  const empty = wish !== "lock row" && !holds;
   if (empty && wish === "transaction advisory")
     throw new UnsupportedError(
       `strategy "${wish}": advisory locks are missing on this server, or lock nothing`,
@@ -133,6 +152,11 @@ export async function probeServer(
       ? unsupported("key.hashtext and key.hashtextextended are advisory locks, which are not used here")
       : true,
     connections: traits.single ? "one" : "many",
+    ...(subscription !== undefined && {
+      primary: unsupported(
+        `it subscribes to tables of Holdfast's own on another server (subscription ${JSON.stringify(subscription)})`,
+      ),
+    }),
     details: {
       transactionTimeout: number >= 170000,
       witness: number >= witnessMinimum,
@@ -141,27 +165,55 @@ export async function probeServer(
       ...(isTrue(row?.citus) && { citus: true }),
       // Its name, where it tells.
       ...(pooler !== "" && { pooler }),
+      ...((traits.embedded || isDirect(connection, row?.peer)) && { between: false }),
       // A pooler hands out ids of its own; pgpool-II that of a session that it lends again.
       direct: pooler === "" && connection.pid !== undefined && String(connection.pid) === String(row?.pid),
     },
   };
 }
 
-/** Takes one and looks whether it is held. Shared: several processes may be asking. The server drops it by itself. */
+/** Takes an advisory lock and looks whether it is held. Shared: several processes may be asking. The server drops it by itself. */
 const experiment =
-  sql.raw(`SELECT s.taken AND EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted
-  AND l.pid = pg_backend_pid() AND l.classid = 1751936868 AND l.objid = 1718186867) AS holds
-  FROM (SELECT pg_try_advisory_xact_lock_shared(((1751936868::bigint << 32) | 1718186867)) AS taken OFFSET 0) s`);
+  sql.raw(`(SELECT s.taken AND EXISTS (SELECT FROM pg_catalog.pg_locks l WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.granted
+  AND l.pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid() AND l.classid OPERATOR(pg_catalog.=) 1751936868::pg_catalog.oid AND l.objid OPERATOR(pg_catalog.=) 1718186867::pg_catalog.oid)
+  FROM (SELECT pg_catalog.pg_try_advisory_xact_lock_shared(((1751936868::bigint OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.|) 1718186867)) AS taken OFFSET 0) s)`);
 
-async function advisoryLocksHold(connection: SqlConnection): Promise<boolean> {
+/** The first subscription that writes to tables of ours. */
+const subscribed = sql`(SELECT pg_catalog.min(s.subname::pg_catalog.text) FROM pg_catalog.pg_subscription s
+  JOIN pg_catalog.pg_subscription_rel r ON r.srsubid OPERATOR(pg_catalog.=) s.oid JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) r.srrelid
+  JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace WHERE s.subenabled AND n.nspname OPERATOR(pg_catalog.=) ${own.schema})`;
+
+/** Tells whether advisory locks hold, and which subscription feeds our tables, in one statement. Asks only for what is wanted, and allowed. */
+async function look(
+  connection: SqlConnection,
+  locks: boolean,
+  subscriptions: boolean,
+): Promise<{ readonly holds: boolean; readonly subscription?: string }> {
   try {
-    return isTrue((await connection.query(experiment)).rows[0]?.holds);
+    const { rows } = await connection.query(
+      sql`SELECT ${locks ? experiment : sql`false`} AS holds, ${subscriptions ? subscribed : sql`NULL`} AS subscription`,
+    );
+    const { holds, subscription } = rows[0] ?? {};
+    return { holds: isTrue(holds), ...(typeof subscription === "string" && { subscription }) };
   } catch (error) {
     const { code } = (connection.unwrap?.(error) ?? error) as { code?: unknown };
     // No such function, not built in, or not for this user.
-    if (code === "42883" || code === "0A000" || code === "42501") return false;
+    if (code === "42883" || code === "0A000" || code === "42501") return { holds: false };
     throw error;
   }
+}
+
+/** Refuses settings of the session, by name, under which values arrive as others. */
+function refuseSettings({ nulls, digits }: Row): void {
+  const refuse = (what: string, why: string, fix: string) => {
+    throw new UnsupportedError(
+      `${what} in this session, so ${why}. ${fix}, for the role, or in the options of the connection`,
+    );
+  };
+  if (nulls === "off")
+    refuse("array_nulls is off", "a missing value in a list becomes the text NULL", "Set it to on");
+  if (Number(digits) < 0)
+    refuse(`extra_float_digits is ${String(digits)}`, "the server rounds points in time", "Set it to 1");
 }
 
 /** They speak the protocol, but their advisory locks are missing or lock nothing: https://github.com/cockroachdb/cockroach/issues/13546 */
@@ -178,6 +230,13 @@ export const nodesDecide = unsupported(
   "this is Citus: what another node has committed is not to be seen in the transaction of the node that was asked",
 );
 
+/** No refusal of the statement: the node that was asked has got into trouble, or says no more than that another one has. */
+const inTrouble = /^(?:08|53|57P|58|XX)/;
+
+export function mayBeKept({ code }: DriverError, { commitOutcome }: Capabilities): boolean {
+  return commitOutcome === nodesDecide && inTrouble.test(String(code));
+}
+
 /** The number of the node's group in Citus. 0: the coordinator. */
 export async function groupOf(connection: SqlConnection): Promise<number> {
   const { rows } = await connection.query(
@@ -189,11 +248,13 @@ export async function groupOf(connection: SqlConnection): Promise<number> {
 /** Whether Citus keeps our schema on one of its nodes. Undefined: there is none, or one before 12, which keeps no schemas. */
 export async function isSpread(connection: SqlConnection): Promise<boolean | undefined> {
   const [known] = (
-    await connection.query(sql.raw("SELECT to_regclass('pg_catalog.pg_dist_schema') IS NOT NULL AS known"))
+    await connection.query(
+      sql.raw("SELECT pg_catalog.to_regclass('pg_catalog.pg_dist_schema') IS NOT NULL AS known"),
+    )
   ).rows;
   if (!isTrue(known?.known)) return undefined;
   const { rows } = await connection.query(
-    sql`SELECT 1 AS one FROM pg_catalog.pg_dist_schema s JOIN pg_catalog.pg_namespace n ON n.oid = s.schemaid WHERE n.nspname = ${own.schema}`,
+    sql`SELECT 1 AS one FROM pg_catalog.pg_dist_schema s JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) s.schemaid WHERE n.nspname OPERATOR(pg_catalog.=) ${own.schema}`,
   );
   return rows.length > 0;
 }
@@ -217,7 +278,9 @@ async function refuseNode(connection: SqlConnection): Promise<void> {
 /** Names the cluster, which a failover leaves as it is. */
 export async function systemOf(connection: SqlConnection): Promise<string> {
   const [row] = (
-    await connection.query(sql.raw("SELECT system_identifier::text AS system FROM pg_control_system()"))
+    await connection.query(
+      sql.raw("SELECT system_identifier::pg_catalog.text AS system FROM pg_catalog.pg_control_system()"),
+    )
   ).rows;
   return String(row?.system ?? "");
 }
@@ -230,9 +293,19 @@ const lent =
   "a pooler in transaction mode stands between this client and the server, so a session lock would be left behind on a " +
   "connection that others use. Connect to the server directly for these, or use locks of a transaction.";
 
-async function backend(connection: SqlConnection): Promise<string> {
-  return String((await connection.query(sql.raw("SELECT pg_backend_pid() AS pid"))).rows[0]?.pid);
+interface Backend {
+  readonly pid: string;
+  /** Nobody is in between. */
+  readonly direct: boolean;
 }
+
+async function backend(connection: SqlConnection): Promise<Backend> {
+  const [row] = (await connection.query(sql.raw(`SELECT pg_catalog.pg_backend_pid() AS pid, ${seen}`))).rows;
+  return { pid: String(row?.pid), direct: isDirect(connection, row?.["peer"]) };
+}
+
+/** A pooler on a busy machine needs a moment until it can lend again what has come back. */
+const pausesMs = [0, 1, 4, 16, 32];
 
 /**
  * Whether two connections keep their own sessions, each one from the first statement to the last. A pooler in transaction mode
@@ -240,19 +313,25 @@ async function backend(connection: SqlConnection): Promise<string> {
  * one of them has used, the other may get next. An idle pooler shows little, and on a busy one a single try can miss it, hence
  * the repetition. One that lends its sessions in turn (`server_round_robin` of PgBouncer, Odyssey) gives each its old one again
  * if they ask in step, so they ask in an order that is left to chance. (Asked in the same order each time: 11 of 40 believed to
- * have one of their own behind Odyssey.)
+ * have one of their own behind Odyssey.) One that lends first what came back last gives each its old one again if they ask faster than
+ * it takes sessions back, so there are pauses. (Without them: 1 of 40, once in a full run of the tests.)
  */
 export async function verifySessions(a: SqlConnection, b: SqlConnection): Promise<void> {
   const own = new Map([
     [a, await backend(a)],
     [b, await backend(b)],
   ]);
-  if (own.get(a) === own.get(b)) throw new UnsupportedError(lent);
+  if (own.get(a)?.pid === own.get(b)?.pid) throw new UnsupportedError(lent);
   const ask = async (connection: SqlConnection): Promise<void> => {
-    if ((await backend(connection)) !== own.get(connection)) throw new UnsupportedError(lent);
+    if ((await backend(connection)).pid !== own.get(connection)?.pid) throw new UnsupportedError(lent);
   };
-  for (let round = 0; round < 5; round++) {
-    for (let i = 0; i < 3; i++) await ask(Math.random() < 0.5 ? a : b);
+  const direct = [...own.values()].every((each) => each.direct);
+  for (const pauseMs of pausesMs) {
+    for (const each of direct ? [] : [a, b]) {
+      await sleep(pauseMs);
+      await ask(each);
+    }
+    for (let i = 0; i < 6; i++) await ask(Math.random() < 0.5 ? a : b);
     await b.query(sql.raw("BEGIN"));
     const asked = ask(a).then(() => ask(a));
     // It may fail while the others are waited for.

@@ -1,14 +1,25 @@
 /** The protocol, https://www.postgresql.org/docs/current/protocol-message-formats.html */
 import type { SqlConnection } from "../../seam/database.ts";
 import { sql } from "../../seam/sql.ts";
+import { effects } from "./effects.ts";
 import { keep } from "./locks/keep.ts";
-import type { ProtocolAnswer, Autocommit, Protocol, ProtocolReader } from "../../seam/protocol-reader.ts";
+import {
+  type Autocommit,
+  type Protocol,
+  type ProtocolAnswer,
+  type ProtocolReader,
+  type Relay,
+  noSession,
+} from "../../seam/protocol-reader.ts";
 
 /** Codes of messages that come before any other, and have no letter: startup, cancel, TLS, GSS. */
 const unlettered = new Set([196608, 196610, 80877102, 80877103, 80877104]);
 
 /** Of a session, in ReadyForQuery: "I", outside of any transaction. */
 const idle = 0x49;
+
+/** Of the server: what ends the answer to one message of a statement that is still open. */
+const answering = "123nTCsI";
 
 interface Message {
   readonly letter: string;
@@ -66,6 +77,8 @@ class PostgresReader implements ProtocolReader {
   #seen = false;
   /** It is no connection to a server of this kind: a request to another service, say. */
   #foreign = false;
+  /** Messages of what is open that the server answers one by one, also before the end. */
+  #pending = 0;
   unanswered = 0;
   open = false;
   inside: boolean | undefined;
@@ -92,6 +105,7 @@ class PostgresReader implements ProtocolReader {
 
   #take(letter: string, body: Buffer): void {
     if ("SQF".includes(letter)) this.unanswered++;
+    if ("PBDEC".includes(letter)) this.#pending++;
     if (letter === "S" || letter === "Q") this.open = false;
     else if ("PBDEH".includes(letter)) this.open = true;
     if (letter === "Q") this.#begun.push(cstring(body)[0]);
@@ -143,7 +157,10 @@ class PostgresReader implements ProtocolReader {
         this.inside = body[0] !== idle;
         ready = this.unanswered === 0;
         this.#answered = ready;
-      } else if (letter === "D") rows.push(rowOf(body));
+      }
+      if (letter === "Z" || letter === "E") this.#pending = 0;
+      else if (answering.includes(letter)) this.#pending = Math.max(0, this.#pending - 1);
+      if (letter === "D") rows.push(rowOf(body));
       else if (letter === "C") affected = Number(/ (\d+)$/.exec(cstring(body)[0])?.[1] ?? NaN);
       else if (letter === "E") {
         const fields = body.toString("utf8");
@@ -151,7 +168,8 @@ class PostgresReader implements ProtocolReader {
         deadlock ||= /(?:^|\0)C40P01\0/.test(fields);
       }
     }
-    return { ready, rows, error, deadlock, affected };
+    const paused = this.open && !ready && this.#pending === 0 && this.unanswered === 0;
+    return { ready, paused, rows, error, deadlock, affected };
   }
 }
 
@@ -189,6 +207,9 @@ function rowOf(body: Buffer): string[] {
   return values;
 }
 
+/** Things that the server does not bring. Qualified as all of these: the explorer may run on a database that others can write to. */
+const ofUsers = sql`n.nspname OPERATOR(pg_catalog.<>) ALL ('{pg_catalog,information_schema}'::pg_catalog.name[])`;
+
 /** "active SQL transaction": a BEGIN of the client's after ours. */
 const begunTwice = /\0C25001\0/;
 
@@ -200,10 +221,12 @@ const autocommit: Autocommit<SqlConnection> = {
   /** A procedure that ends transactions cannot be called inside of one. */
   async writers(connection) {
     const { rows } = await connection.query(sql`
-      SELECT DISTINCT lower(p.proname) AS name FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-        JOIN pg_language l ON l.oid = p.prolang
-      WHERE n.nspname NOT IN ('pg_catalog', 'information_schema') AND p.provolatile = 'v' AND p.prokind IN ('f', 'p')
-        AND l.lanname NOT IN ('internal', 'c') AND NOT (p.prokind = 'p' AND p.prosrc ~* '\\m(commit|rollback)\\M')`);
+      SELECT DISTINCT pg_catalog.lower(p.proname::pg_catalog.text) AS name FROM pg_catalog.pg_proc p
+        JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace
+        JOIN pg_catalog.pg_language l ON l.oid OPERATOR(pg_catalog.=) p.prolang
+      WHERE ${ofUsers} AND p.provolatile OPERATOR(pg_catalog.=) 'v' AND p.prokind OPERATOR(pg_catalog.=) ANY ('{f,p}'::pg_catalog."char"[])
+        AND l.lanname OPERATOR(pg_catalog.<>) ALL ('{internal,c}'::pg_catalog.name[])
+        AND NOT (p.prokind OPERATOR(pg_catalog.=) 'p' AND p.prosrc OPERATOR(pg_catalog.~*) '\\m(commit|rollback)\\M')`);
     return new Set(rows.map(({ name }) => String(name)));
   },
   answer(heard, { inside, refused }) {
@@ -229,13 +252,54 @@ const autocommit: Autocommit<SqlConnection> = {
   ],
   async marked(connection, name) {
     const { rows } = await connection.query(
-      sql`SELECT pid::text AS pid FROM pg_stat_get_activity(NULL) WHERE application_name = ${name}`,
+      sql`SELECT a.pid::pg_catalog.text AS pid FROM pg_catalog.pg_stat_get_activity(NULL) a WHERE a.application_name OPERATOR(pg_catalog.=) ${name}::pg_catalog.text`,
     );
     return rows[0] ? String(rows[0]["pid"]) : undefined;
   },
 };
 
+/** Of clients: what the server answers at once. Before it has one of these it waits for more. */
+const asking = "QSHFXpdcf";
+const encrypting = { tls: 80877103, gss: 80877104 };
+
+const relay: Relay = {
+  port: 5432,
+  encryption: {
+    request: Buffer.from([0, 0, 0, 8, 4, 210, 22, 47]),
+    granted: Buffer.from("S"),
+    denied: Buffer.from("N"),
+    asked(chunk) {
+      const data = Buffer.from(chunk);
+      if (data.length !== 8 || data.readUInt32BE(0) !== 8) return undefined;
+      const code = data.readUInt32BE(4);
+      if (code === encrypting.tls) return "tls";
+      return code === encrypting.gss ? "other" : undefined;
+    },
+  },
+  cutter() {
+    let rest: Buffer = Buffer.alloc(0);
+    let begun = false;
+    return (chunk) => {
+      const data = Buffer.concat([rest, chunk]);
+      let end = 0;
+      for (let at = 0; ;) {
+        // The first message has no letter.
+        const head = begun ? 1 : 0;
+        if (data.length < at + head + 4) break;
+        const next = at + head + data.readUInt32BE(at + head);
+        if (data.length < next) break;
+        if (!begun || asking.includes(String.fromCharCode(data[at] as number))) end = next;
+        begun = true;
+        at = next;
+      }
+      rest = data.subarray(end);
+      return data.subarray(0, end);
+    };
+  },
+};
+
 export const protocol: Protocol<SqlConnection> = {
+  relay,
   reader: () => new PostgresReader(),
   statement(text) {
     const body = Buffer.from(`${text}\0`);
@@ -252,19 +316,29 @@ export const protocol: Protocol<SqlConnection> = {
   patience: (ms) => (ms === undefined ? "RESET deadlock_timeout" : `SET deadlock_timeout = ${ms}`),
   async related(connection) {
     const { rows } = await connection.query(sql`
-      SELECT lower(a.relname) AS a, lower(b.relname) AS b FROM pg_constraint f
-        JOIN pg_class a ON a.oid = f.conrelid JOIN pg_class b ON b.oid = f.confrelid WHERE f.contype = 'f'
+      SELECT pg_catalog.lower(a.relname::pg_catalog.text) AS a, pg_catalog.lower(b.relname::pg_catalog.text) AS b FROM pg_catalog.pg_constraint f
+        JOIN pg_catalog.pg_class a ON a.oid OPERATOR(pg_catalog.=) f.conrelid
+        JOIN pg_catalog.pg_class b ON b.oid OPERATOR(pg_catalog.=) f.confrelid WHERE f.contype OPERATOR(pg_catalog.=) 'f'
       UNION ALL
-      SELECT lower(c.relname), '*' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname NOT IN ('pg_catalog', 'information_schema') AND (c.relkind IN ('v', 'm', 'f', 'p')
-          OR EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal)
-          OR EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid)
-          OR EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid))`);
+      SELECT pg_catalog.lower(c.relname::pg_catalog.text), '*' FROM pg_catalog.pg_class c
+        JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+        WHERE ${ofUsers} AND (c.relkind OPERATOR(pg_catalog.=) ANY ('{v,m,f,p}'::pg_catalog."char"[])
+          OR EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid OPERATOR(pg_catalog.=) c.oid AND NOT t.tgisinternal)
+          OR EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class OPERATOR(pg_catalog.=) c.oid)
+          OR EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhrelid OPERATOR(pg_catalog.=) c.oid))
+      UNION ALL
+      SELECT pg_catalog.lower(c.relname::pg_catalog.text), pg_catalog.concat('sequence ', d.refobjid) FROM pg_catalog.pg_depend d
+        JOIN pg_catalog.pg_attrdef a ON a.oid OPERATOR(pg_catalog.=) d.objid
+        JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) a.adrelid
+        JOIN pg_catalog.pg_class s ON s.oid OPERATOR(pg_catalog.=) d.refobjid AND s.relkind OPERATOR(pg_catalog.=) 'S'
+        WHERE d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_attrdef'::pg_catalog.regclass
+          AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass`);
     return rows.map(({ a, b }) => [String(a), String(b)]);
   },
+  effects,
   keep,
-  unlock: "SELECT pg_advisory_unlock_all()",
-  who: "SELECT pg_backend_pid(), inet_client_port(), current_setting('default_transaction_isolation')",
+  unlock: "SELECT pg_catalog.pg_advisory_unlock_all()",
+  who: "SELECT pg_catalog.pg_backend_pid(), pg_catalog.inet_client_port(), pg_catalog.current_setting('default_transaction_isolation')",
   self([row], localPort) {
     const [session, port, isolation] = row ?? [];
     if (session === undefined) return undefined;
@@ -276,7 +350,7 @@ export const protocol: Protocol<SqlConnection> = {
   async waiting(connection, sessions) {
     if (sessions.length === 0) return new Map();
     const { rows } = await connection.query(
-      sql`SELECT pid::text AS pid, pg_blocking_pids(pid)::text AS blockers FROM unnest(ARRAY[${numbers(sessions)}]) pid`,
+      sql`SELECT p.pid::pg_catalog.text AS pid, pg_catalog.pg_blocking_pids(p.pid)::pg_catalog.text AS blockers FROM pg_catalog.unnest(${numbers(sessions)}) p (pid)`,
     );
     return new Map(
       rows.flatMap(({ pid, blockers }) =>
@@ -286,8 +360,8 @@ export const protocol: Protocol<SqlConnection> = {
   },
   async describe(connection, sessions) {
     const { rows } = await connection.query(
-      sql`SELECT pid, usename AS name, application_name AS application, state, query FROM pg_stat_activity
-        WHERE pid IN (${numbers(sessions)}) ORDER BY pid`,
+      sql`SELECT a.pid, a.usename AS name, a.application_name AS application, a.state, a.query FROM pg_catalog.pg_stat_activity a
+        WHERE a.pid OPERATOR(pg_catalog.=) ANY (${numbers(sessions)}) ORDER BY a.pid`,
     );
     const known = rows.map(({ pid, name, application, state, query }) =>
       [
@@ -297,14 +371,16 @@ export const protocol: Protocol<SqlConnection> = {
         ...(query ? [`its last statement: ${String(query).replaceAll(/\s+/g, " ").slice(0, 200)}`] : []),
       ].join(", "),
     );
-    // A prepared transaction has no session.
-    return sessions.includes("0") ? [...known, "a prepared transaction (see pg_prepared_xacts)"] : known;
+    return sessions.includes(noSession)
+      ? [...known, "a prepared transaction (see pg_prepared_xacts)"]
+      : known;
   },
   async cancel(connection, sessions) {
-    for (const session of sessions)
-      await connection.query(sql`SELECT pg_cancel_backend(${numbers([session])})`);
+    await connection.query(
+      sql`SELECT pg_catalog.pg_cancel_backend(p.pid) FROM pg_catalog.unnest(${numbers(sessions)}) p (pid)`,
+    );
   },
 };
 
 const numbers = (sessions: readonly string[]) =>
-  sql.join(sessions.map((session) => sql.raw(String(Number(session)))));
+  sql.raw(`'{${sessions.map(Number).join()}}'::pg_catalog.int4[]`);

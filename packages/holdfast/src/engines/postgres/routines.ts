@@ -1,7 +1,11 @@
 import type { Routines, SqlConnection } from "../../seam/database.ts";
 import { type Routine, type RoutineState, checksum } from "../../seam/routine.ts";
 import { type Names, type Statement, own, sql } from "../../seam/sql.ts";
+import { onPrimary } from "./primary.ts";
+import { isTrue } from "./probe.ts";
 import { namesOf, render } from "./dialect.ts";
+import { assertShown } from "./hidden.ts";
+import { hasFixedPath } from "./search-path.ts";
 
 /**
  * Grows by one with each release whose routines are not those of the release before. Processes of the older one, which
@@ -23,6 +27,7 @@ function routine(statement: Statement, names: Names): Routine {
   const { text } = render(statement, names);
   const name = /^CREATE OR REPLACE (?:FUNCTION|VIEW) .*?\.(\w+)/.exec(text)?.[1];
   if (name === undefined) throw new Error(`no routine: ${text.slice(0, 80)}`);
+  if (!hasFixedPath(text)) throw new Error(`${name} runs with the search path of whoever calls it`);
   return { name: `${names.schema}.${name}`, checksum: checksum(text), statement };
 }
 
@@ -31,14 +36,20 @@ async function states(
   all: readonly Routine[],
 ): Promise<Map<string, RoutineState>> {
   const { rows: there } = await connection.query(
-    sql`WITH ours AS (SELECT n.oid, n.nspname || '.' AS name FROM pg_namespace n WHERE n.nspname = ${own.schema})
-SELECT o.name || p.proname AS name FROM pg_proc p JOIN ours o ON o.oid = p.pronamespace
-UNION ALL SELECT o.name || c.relname FROM pg_class c JOIN ours o ON o.oid = c.relnamespace
-  WHERE c.relkind = 'v' OR c.relname = 'routine'`,
+    sql`WITH ours AS (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname OPERATOR(pg_catalog.=) ${own.schema} AND ${onPrimary})
+SELECT p.proname::pg_catalog.text AS name, false AS hidden FROM pg_catalog.pg_proc p JOIN ours o ON o.oid OPERATOR(pg_catalog.=) p.pronamespace
+UNION ALL SELECT c.relname::pg_catalog.text, pg_catalog.row_security_active(c.oid) FROM pg_catalog.pg_class c JOIN ours o ON o.oid OPERATOR(pg_catalog.=) c.relnamespace
+  WHERE c.relkind OPERATOR(pg_catalog.=) 'v' OR c.relname OPERATOR(pg_catalog.=) 'routine'`,
   );
-  const found = new Set(there.map(({ name }) => String(name)));
-  const { rows } = found.has(`${namesOf(connection).schema}.routine`)
-    ? await connection.query(sql`SELECT name, checksum, revision FROM ${own("routine")}`)
+  assertShown(
+    connection,
+    there.some(({ hidden }) => isTrue(hidden)),
+    "routine",
+  );
+  const { schema } = namesOf(connection);
+  const found = new Set(there.map(({ name }) => `${schema}.${String(name)}`));
+  const { rows } = found.has(`${schema}.routine`)
+    ? await connection.query(sql`SELECT name, checksum, revision FROM ${own("routine")} WHERE ${onPrimary}`)
     : { rows: [] };
   const made = new Map(
     rows.map((row) => [String(row.name), { sum: String(row.checksum), revision: Number(row.revision) }]),

@@ -2,14 +2,14 @@ import type { Open } from "../../seam/database.ts";
 
 /** `value` is an SQL expression. Local: until the end of the transaction. */
 export function setLocal(name: string, value: string): string {
-  return `set_config('${name}', ${value}, true)`;
+  return `pg_catalog.set_config('${name}', ${value}, true)`;
 }
 
 /** What opens a label. Nobody's own application name is likely to hold it. */
 const mark = " [hf:";
 
 /** The application's own name, without a label that an outer call may have added. */
-export const application = `split_part(current_setting('application_name'), '${mark}', 1)`;
+export const application = `pg_catalog.split_part(pg_catalog.current_setting('application_name'), '${mark}', 1)`;
 
 /** For a literal: only what cannot end it, whatever the server's quoting settings are. */
 function literal(text: string): string {
@@ -25,7 +25,9 @@ export function label(names: readonly string[]): string {
 
 /** "api" becomes "api [hf:image-upload:42]" until the transaction ends. */
 export function labelled(names: readonly string[], base: string): string[] {
-  return names.length === 0 ? [] : [setLocal("application_name", `${base} || '${label(names)}'`)];
+  return names.length === 0
+    ? []
+    : [setLocal("application_name", `${base} OPERATOR(pg_catalog.||) '${label(names)}'`)];
 }
 
 /**
@@ -33,13 +35,14 @@ export function labelled(names: readonly string[], base: string): string[] {
  * Set to 0 first, as a timer that runs already is not set anew: a limit of 20 s would stay 20 s.
  */
 function bounded(name: string, ms: number): string[] {
-  const before = "current_setting('holdfast.limit')";
+  const before = "pg_catalog.current_setting('holdfast.limit')";
+  const asMs = `(extract(epoch FROM ${before}::interval) OPERATOR(pg_catalog.*) 1000)`;
   return [
-    setLocal("holdfast.limit", `current_setting('${name}')`),
+    setLocal("holdfast.limit", `pg_catalog.current_setting('${name}')`),
     setLocal(name, "'0'"),
     setLocal(
       name,
-      `CASE WHEN extract(epoch FROM ${before}::interval) * 1000 BETWEEN 1 AND ${ms} THEN ${before} ELSE '${ms}' END`,
+      `CASE WHEN ${asMs} OPERATOR(pg_catalog.>=) 1 AND ${asMs} OPERATOR(pg_catalog.<=) ${ms} THEN ${before} ELSE '${ms}' END`,
     ),
   ];
 }

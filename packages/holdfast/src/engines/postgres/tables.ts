@@ -1,6 +1,6 @@
 /** Rows and tables of the caller's: read, locked, compared and set. */
 import type { LockGrant, Row, SqlConnection } from "../../seam/database.ts";
-import { type Holder, UsageError } from "../../seam/errors.ts";
+import { type Holder, UsageError, some } from "../../seam/errors.ts";
 import { Identifier, type Statement, isStatement, sql } from "../../seam/sql.ts";
 import type {
   RowOrder,
@@ -14,6 +14,7 @@ import type {
 import { render } from "./dialect.ts";
 import { asHolder, sessionColumns } from "./locks/holders.ts";
 import { granted, run, waitIsOver } from "./locks/index.ts";
+import { onPrimary } from "./primary.ts";
 import { setLocal } from "./settings.ts";
 import { arrayText, text } from "./values.ts";
 import * as protection from "../../seam/protections.ts";
@@ -36,42 +37,67 @@ const column = (alias: string, name: string) => sql`${sql.raw(alias)}.${sql.id(n
  * idea of what a number, a date or a list is to the server.
  */
 function bound(value: unknown, type: string): Statement {
-  return sql`${text(value, type)}::text::${sql.raw(type)}`;
+  return sql`${text(value, type)}::pg_catalog.text::${sql.raw(type)}`;
 }
 
 function arrayOf(values: readonly unknown[], type: string): Statement {
-  return sql`${arrayText(values, type)}::text::${sql.raw(type)}[]`;
+  return sql`${arrayText(values, type)}::pg_catalog.text::${sql.raw(type)}[]`;
 }
 
 function typeOf({ shape }: { shape: TableShape }, name: string): string {
   const type = shape.columns.get(name);
   if (type === undefined)
     throw new UsageError(
-      `${shape.name} has no column ${JSON.stringify(name)}; it has ${[...shape.columns.keys()].join(", ")}`,
+      `${shape.name} has no column ${JSON.stringify(name)}; it has ${some([...shape.columns.keys()])}`,
     );
   return type;
 }
+
+/** Named with its schema: an operator that somebody has put into the search path must not be taken for it. */
+function equals({ shape }: { shape: TableShape }, name: string): Statement {
+  return sql.raw(shape.equals?.get(name) ?? "OPERATOR(pg_catalog.=)");
+}
+
+/**
+ * The operator of a column's type, if that is an extension's. Other types are compared by one of the server's own. The index of a
+ * unique key compares by the same one.
+ */
+const operatorOf =
+  sql.raw(`(SELECT pg_catalog.format('OPERATOR(%I.%s)', s.nspname, o.oprname) FROM pg_catalog.pg_type y
+  JOIN pg_catalog.pg_type b ON b.oid OPERATOR(pg_catalog.=) CASE WHEN y.typtype OPERATOR(pg_catalog.=) 'd' THEN y.typbasetype ELSE y.oid END
+    AND b.typnamespace OPERATOR(pg_catalog.<>) 'pg_catalog'::pg_catalog.regnamespace
+  JOIN pg_catalog.pg_opclass p ON p.opcintype OPERATOR(pg_catalog.=) b.oid AND p.opcdefault
+  JOIN pg_catalog.pg_am m ON m.oid OPERATOR(pg_catalog.=) p.opcmethod
+  JOIN pg_catalog.pg_amop f ON f.amopfamily OPERATOR(pg_catalog.=) p.opcfamily AND f.amoplefttype OPERATOR(pg_catalog.=) b.oid AND f.amoprighttype OPERATOR(pg_catalog.=) b.oid
+    AND f.amopstrategy OPERATOR(pg_catalog.=) CASE WHEN m.amname OPERATOR(pg_catalog.=) 'btree' THEN 3 WHEN m.amname OPERATOR(pg_catalog.=) 'hash' THEN 1 END
+  JOIN pg_catalog.pg_operator o ON o.oid OPERATOR(pg_catalog.=) f.amopopr JOIN pg_catalog.pg_namespace s ON s.oid OPERATOR(pg_catalog.=) o.oprnamespace
+  WHERE y.oid OPERATOR(pg_catalog.=) a.atttypid LIMIT 1)`);
 
 async function describe(connection: SqlConnection, table: Identifier): Promise<TableShape | undefined> {
   // The name as a literal of the catalog's own kind: quoted as in any statement, resolved by the search path. Types
   // with -1 for "no length": without it char(2) is called character, which as a cast means char(1).
   const name = render(sql`${table}`).text;
   const { rows } = await connection.query(
-    sql`SELECT n.nspname || '.' || c.relname AS tablename, a.attname::text AS columnname, format_type(a.atttypid, -1) AS columntype,
-      array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum)::int AS keyposition
-      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-      JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-      LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary
-      WHERE c.oid = to_regclass(${name}::text) ORDER BY a.attnum`,
+    sql`SELECT n.nspname::pg_catalog.text AS schemaname, c.relname::pg_catalog.text AS tablename, a.attname::pg_catalog.text AS columnname, pg_catalog.format_type(a.atttypid, -1) AS columntype, ${operatorOf} AS operator,
+      pg_catalog.array_position((i.indkey::pg_catalog.int2[])[0:i.indnkeyatts OPERATOR(pg_catalog.-) 1], a.attnum)::int AS keyposition
+      FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+      JOIN pg_catalog.pg_attribute a ON a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attnum OPERATOR(pg_catalog.>) 0::smallint AND NOT a.attisdropped
+      LEFT JOIN pg_catalog.pg_index i ON i.indrelid OPERATOR(pg_catalog.=) c.oid AND i.indisprimary
+      WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(${name}::pg_catalog.text) AND ${onPrimary} ORDER BY a.attnum`,
   );
   if (rows.length === 0) return undefined;
   const key = rows
     .filter(({ keyposition }) => keyposition !== null)
     .toSorted((a, b) => Number(a.keyposition) - Number(b.keyposition));
   return {
-    name: String(rows[0]?.tablename),
+    name: `${String(rows[0]?.schemaname)}.${String(rows[0]?.tablename)}`,
     key: key.map(({ columnname }) => String(columnname)),
     columns: new Map(rows.map(({ columnname, columntype }) => [String(columnname), String(columntype)])),
+    equals: new Map(
+      rows.flatMap(({ columnname, operator }) =>
+        typeof operator === "string" ? [[String(columnname), operator]] : [],
+      ),
+    ),
   };
 }
 
@@ -84,12 +110,13 @@ function asked(call: RowCall, keys: readonly (readonly unknown[])[]): Statement 
     ),
   );
   const names = list([...call.key.map((name) => sql.id(name)), sql.id(positionAlias)]);
-  return sql`unnest(${list(arrays)}) WITH ORDINALITY AS k (${names})`;
+  const listed = arrays.map((each) => sql`pg_catalog.unnest(${each})`);
+  return sql`ROWS FROM (${list(listed)}) WITH ORDINALITY AS k (${names})`;
 }
 
 function sameKey(call: RowCall, one: string, other: string): Statement {
   return list(
-    call.key.map((name) => sql`${column(one, name)} = ${column(other, name)}`),
+    call.key.map((name) => sql`${column(one, name)} ${equals(call, name)} ${column(other, name)}`),
     " AND ",
   );
 }
@@ -102,8 +129,8 @@ function condition(call: RowCall, where: unknown): Statement {
   const parts = Object.entries(where as Record<string, unknown>).map(([name, value]) => {
     const type = typeOf(call, name);
     if (value === null) return sql`${column("t", name)} IS NULL`;
-    if (Array.isArray(value)) return sql`${column("t", name)} = ANY (${arrayOf(value, type)})`;
-    return sql`${column("t", name)} = ${bound(value, type)}`;
+    if (!Array.isArray(value)) return isValue(call, name, value);
+    return sql`${column("t", name)} ${equals(call, name)} ANY (${arrayOf(value, type)})`;
   });
   return list(parts, " AND ");
 }
@@ -155,22 +182,22 @@ function clause({ strength, wait }: RowCall): Statement {
  * caller's own SQL a column's name must mean the table's.
  */
 function candidates(call: RowCall, bounded = false): Statement {
-  const { table, which, limit, orderBy, wait } = call;
-  const chosen = "keys" in which ? named(call, which.keys) : condition(call, which.where);
-  // Computed before the first row is looked at.
-  const patient = sql`(SELECT now FROM holdfast_patience) IS NOT NULL`;
+  const { table, which, limit, orderBy, wait, strength } = call;
+  const chosen = "keys" in which ? named(call, which.keys[0]) : condition(call, which.where);
+  // Computed before the first row is looked at. Only a primary locks rows.
+  const before = bounded ? sql`(SELECT now FROM holdfast_patience) IS NOT NULL` : !strength && onPrimary;
   // Found by the keys, whose number the planner knows. The other way round, with their places looked up afterwards, it
   // went by its guess at the rows: 31 s for 20,000 of a table that had been empty when it was last analysed.
   if (isList(which))
-    return sql`${asked(call, which.keys)} JOIN ${table} t ON ${sameKey(call, "t", "k")}${bounded ? sql` WHERE ${patient}` : sql``}
+    return sql`${asked(call, which.keys)} JOIN ${table} t ON ${sameKey(call, "t", "k")}${before ? sql` WHERE ${before}` : sql``}
       ORDER BY ${lockOrder(call)}`;
-  const matching = bounded ? sql`${patient} AND ${chosen}` : chosen;
+  const matching = before ? sql`${before} AND ${chosen}` : chosen;
   if (limit === undefined) return sql`${table} t WHERE ${matching} ORDER BY ${lockOrder(call)}`;
-  const first = sql`ORDER BY ${ordered(call, orderBy, "t")} LIMIT ${limit}::text::bigint`;
+  const first = sql`ORDER BY ${ordered(call, orderBy, "t")} LIMIT ${limit}::pg_catalog.text::bigint`;
   // Who does not wait cannot deadlock, so the order may be the caller's own; and what is locked does not count.
-  if (wait === "skip" || !call.strength) return sql`${table} t WHERE ${matching} ${first}`;
+  if (wait === "skip" || !strength) return sql`${table} t WHERE ${matching} ${first}`;
   // Chosen first, locked in the order of keys: the condition is checked again, now under the lock.
-  return sql`${table} t WHERE (${keyOf(call, "t")}) IN (SELECT ${keyOf(call, "t")} FROM ${table} t WHERE ${chosen} ${first})
+  return sql`${table} t WHERE EXISTS (SELECT FROM (SELECT ${keyOf(call, "t")} FROM ${table} t WHERE ${chosen} ${first}) c WHERE ${sameKey(call, "t", "c")})
     AND ${matching} ORDER BY ${lockOrder(call)}`;
 }
 
@@ -186,21 +213,16 @@ function locked(call: RowCall): Statement {
     : sql`t.*`;
 }
 
-function named(call: RowCall, keys: readonly (readonly unknown[])[]): Statement {
-  const { key } = call;
-  const [first, ...others] = keys;
-  if (first && others.length === 0)
-    return list(
-      key.map((name, i) => sql`${column("t", name)} = ${bound(first[i], typeOf(call, name))}`),
-      " AND ",
-    );
-  const [only, ...more] = key;
-  if (only !== undefined && more.length === 0)
-    return sql`${column("t", only)} = ANY (${arrayOf(
-      keys.map(([value]) => value),
-      typeOf(call, only),
-    )})`;
-  return sql`(${keyOf(call, "t")}) IN (SELECT ${keyOf(call, "k")} FROM ${asked(call, keys)})`;
+function named(call: RowCall, values: readonly unknown[] | undefined): Statement {
+  if (!values) return sql`false`;
+  return list(
+    call.key.map((name, i) => isValue(call, name, values[i])),
+    " AND ",
+  );
+}
+
+function isValue(call: { shape: TableShape }, name: string, value: unknown): Statement {
+  return sql`${column("t", name)} ${equals(call, name)} ${bound(value, typeOf(call, name))}`;
 }
 
 /** Those that were found, put into the order that the caller wants to see. */
@@ -219,12 +241,12 @@ function result(call: RowCall): Statement {
  * query around it, so the server computes it first, as a one-time filter.
  */
 const restored = sql.raw(
-  `(SELECT ${setLocal("lock_timeout", "(SELECT before FROM holdfast_patience)")} FROM (SELECT count(*) FROM holdfast_locked) c) IS NOT NULL`,
+  `(SELECT ${setLocal("lock_timeout", "(SELECT before FROM holdfast_patience)")} FROM (SELECT pg_catalog.count(*) FROM holdfast_locked) c) IS NOT NULL`,
 );
 
 function patience(wait: number): Statement {
   return sql.raw(
-    `holdfast_patience AS MATERIALIZED (SELECT current_setting('lock_timeout') AS before, ${setLocal("lock_timeout", `'${wait}'`)} AS now)`,
+    `holdfast_patience AS MATERIALIZED (SELECT pg_catalog.current_setting('lock_timeout') AS before, ${setLocal("lock_timeout", `'${wait}'`)} AS now)`,
   );
 }
 
@@ -242,7 +264,7 @@ function immediate(call: RowCall): Statement {
     (keyed && which.keys.length === 1) ||
     (!keyed && (limit !== undefined ? wait === "skip" || !strength : call.orderBy.length === 0));
   if (asIs) return sql`SELECT ${columns(call, "t")} FROM ${candidates(call)}${clause(call)}`;
-  const first = sql`WITH holdfast_patience AS (SELECT current_setting('lock_timeout') AS before),
+  const first = sql`WITH holdfast_patience AS (SELECT pg_catalog.current_setting('lock_timeout') AS before),
     holdfast_locked AS MATERIALIZED (SELECT ${locked(call)} FROM ${candidates(call)}${clause(call)})`;
   return sql`${first} ${result(call)}`;
 }
@@ -256,12 +278,8 @@ function arranged({ which }: RowCall, rows: readonly Row[]): readonly (Row | und
   return found;
 }
 
-/** A row lock outside of a transaction is gone with its statement. This fails there (25P01), and changes nothing. */
-const insist = sql.raw("LOCK TABLE pg_catalog.pg_am IN ACCESS SHARE MODE");
-
 async function select(connection: SqlConnection, call: RowCall): Promise<RowSelection> {
   const { wait, which, strength } = call;
-  if (call.joined && strength) await connection.query(insist);
   try {
     if (typeof wait !== "number" || !strength) {
       const { rows } = await connection.query(immediate(call));
@@ -307,12 +325,12 @@ async function lock(
       ...(wait === "nowait"
         ? []
         : [
-            `SELECT ${setLocal("holdfast.patience", "current_setting('lock_timeout')")}, ${setLocal("lock_timeout", `'${wait}'`)}`,
+            `SELECT ${setLocal("holdfast.patience", "pg_catalog.current_setting('lock_timeout')")}, ${setLocal("lock_timeout", `'${wait}'`)}`,
           ]),
       `LOCK TABLE ${name} IN ${mode.toUpperCase()} MODE${nowait}`,
       ...(wait === "nowait"
         ? []
-        : [`SELECT ${setLocal("lock_timeout", "current_setting('holdfast.patience')")}`]),
+        : [`SELECT ${setLocal("lock_timeout", "pg_catalog.current_setting('holdfast.patience')")}`]),
       `RELEASE SAVEPOINT ${savepoint}`,
     ]);
     return granted;
@@ -328,11 +346,9 @@ const write: Tables<SqlConnection>["write"] = async (connection, call) => {
   const sets = Object.entries(changes).map(
     ([name, value]) => sql`${sql.id(name)} = ${bound(value, typeOf({ shape }, name))}`,
   );
-  const where = key.map((name, i) => sql`${column("t", name)} = ${bound(id[i], typeOf({ shape }, name))}`);
-  const same = protection.versionCompared
-    ? sql`${column("t", version)} = ${bound(expected, typeOf({ shape }, version))}`
-    : sql`true`;
-  const update = sql`UPDATE ${table} t SET ${list([...sets, sql`${sql.id(version)} = ${column("t", version)} + 1`])}
+  const where = key.map((name, i) => isValue(call, name, id[i]));
+  const same = protection.versionCompared ? isValue(call, version, expected) : sql`true`;
+  const update = sql`UPDATE ${table} t SET ${list([...sets, sql`${sql.id(version)} = ${column("t", version)} OPERATOR(pg_catalog.+) 1`])}
     WHERE (SELECT now FROM holdfast_patience) IS NOT NULL AND ${list(where, " AND ")}
       AND ${same} RETURNING t.*`;
   // By itself it is a transaction, and the timeout ends with it; inside of one the caller's own is put back.
@@ -352,27 +368,26 @@ const write: Tables<SqlConnection>["write"] = async (connection, call) => {
 async function holders(connection: SqlConnection, call: RowCall): Promise<Holder[]> {
   const rows = candidates({ ...call, strength: undefined, limit: call.limit ?? 100 });
   const found = await connection.query(
-    sql`SELECT DISTINCT ${sql.raw(sessionColumns)} FROM (SELECT t.xmax FROM ${rows}) r JOIN pg_locks l ON l.locktype = 'transactionid' AND l.granted AND l.transactionid = r.xmax
-      JOIN pg_stat_activity a ON a.pid = l.pid WHERE l.pid <> pg_backend_pid()`,
+    sql`SELECT DISTINCT ${sql.raw(sessionColumns)} FROM (SELECT t.xmax FROM ${rows}) r JOIN pg_catalog.pg_locks l ON l.locktype OPERATOR(pg_catalog.=) 'transactionid' AND l.granted AND l.transactionid OPERATOR(pg_catalog.=) r.xmax
+      JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) l.pid WHERE l.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid()`,
   );
   return found.rows.map(asHolder);
 }
 
 /** Around what an ORM sends: it cannot be put into its own statement, so the timeout is set before and put back after. */
-const around: Tables<SqlConnection>["around"] = async (connection, { wait, joined }, send) => {
-  if (joined) await connection.query(insist);
+const around: Tables<SqlConnection>["around"] = async (connection, { wait }, send) => {
   const bounded = typeof wait === "number";
   if (bounded)
     await connection.query(
       sql.raw(
-        `SELECT ${setLocal("holdfast.patience", "current_setting('lock_timeout')")}, ${setLocal("lock_timeout", `'${wait}'`)}`,
+        `SELECT ${setLocal("holdfast.patience", "pg_catalog.current_setting('lock_timeout')")}, ${setLocal("lock_timeout", `'${wait}'`)}`,
       ),
     );
   try {
     const value = await send();
     if (bounded)
       await connection.query(
-        sql.raw(`SELECT ${setLocal("lock_timeout", "current_setting('holdfast.patience')")}`),
+        sql.raw(`SELECT ${setLocal("lock_timeout", "pg_catalog.current_setting('holdfast.patience')")}`),
       );
     return { granted: true, value };
   } catch (error) {

@@ -1,4 +1,5 @@
 import { UsageError } from "../../seam/errors.ts";
+import { type Statement, sql } from "../../seam/sql.ts";
 
 /** A value as the text that its type reads; null stays null. */
 export function text(value: unknown, type = ""): string | null {
@@ -69,4 +70,23 @@ const special = /["\\]/;
 function quoted(text: string | undefined): string {
   if (text === undefined) return "NULL";
   return `"${special.test(text) ? text.replace(/["\\]/g, "\\$&") : text}"`;
+}
+
+/** Names of types that are words of SQL, and so cannot be taken for another type. */
+const words = new Set(["bigint", "int", "integer", "smallint", "boolean"]);
+
+/** A value as text, which every client sends the same way, cast to a type of the server's own. */
+export function typed(value: string | number | boolean | undefined | null, type: string): Statement {
+  const text = value === undefined || value === null ? null : String(value);
+  return sql`${text}::pg_catalog.text::${sql.raw(words.has(type) ? type : `pg_catalog.${type}`)}`;
+}
+
+/** A moment in milliseconds since 1970. As a number: clients read times, and zones, each in its own way. */
+export function milliseconds(expression: string): Statement {
+  return sql.raw(`(extract(epoch FROM ${expression}) OPERATOR(pg_catalog.*) 1000)::pg_catalog.float8`);
+}
+
+/** A moment, of milliseconds since 1970. */
+export function momentOf(ms: number | undefined): Statement {
+  return sql`pg_catalog.to_timestamp(${typed(ms === undefined ? undefined : ms / 1000, "float8")})`;
 }

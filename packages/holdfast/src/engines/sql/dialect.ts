@@ -51,7 +51,7 @@ export interface CallStatements {
 }
 
 export interface OneCall<C extends SqlConnection> {
-  /** Selected with what is read: 1 if that was a transaction by itself, on this connection. */
+  /** Selected with what is read: 1 if that was a transaction by itself, on this connection, and shows what was committed. */
   readonly alone: Statement;
   /** It was not: ends the one that it has begun. */
   leave(connection: C): Promise<void>;
@@ -82,6 +82,10 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   write(kind: ColumnKind, value: unknown): Statement;
   /** The value that `write` binds, where it is one and nothing else: then statements of many are made without it. */
   plain?(kind: ColumnKind, value: unknown): unknown;
+  /** Selected with what is read without a lock: whether that was committed. Absent: it always was. */
+  readonly committed?: Statement;
+  /** A condition of each statement that reads: true, or it fails, where the server shows what was there a while ago. Absent: none does. */
+  readonly onPrimary?: Statement;
   /** Behind a SELECT. Empty where that holds without it: there is one writer, and this is it. */
   locking(how: Locking, connection: C): Statement;
   /**
@@ -101,6 +105,8 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
    * lists: the values are written out one by one.
    */
   given?(columns: readonly GivenColumn[]): Statement;
+  /** False: they cannot be inserted from there so that a violated key is told to be one, and are written out for that. */
+  readonly insertsGiven?: false;
   /**
    * Runs work in a transaction of its own, READ COMMITTED or better, that can write; commits when it resolves, rolls back when
    * it throws. Nobody's row is waited for longer than this, which is classified "lock-timeout". The connection is in none.
@@ -122,8 +128,13 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   ): Promise<T | undefined> | undefined;
   /** How what was decided is compared and written in one message. Absent, or undefined: it is not, at least not now. */
   oneCall?(connection: C): OneCall<C> | undefined;
-  /** The same inside of the caller's transaction: only the patience. Afterwards that is as it was. */
+  /** The same inside of the caller's transaction: only its settings. Afterwards they are as they were. */
   inside<T>(connection: C, waitMs: number, work: () => Promise<T>): Promise<T>;
+  /**
+   * Reads, inside of such a transaction or not, with names that mean what they mean to the server itself. Absent where a session cannot
+   * make them mean anything else.
+   */
+  look?(connection: C, statement: Statement): Promise<readonly Row[]>;
   /**
    * It is worth trying without locks first: readers keep nobody out, and an UPDATE tells how many rows it has changed. Not
    * where there is one writer, who decides alone anyway.
@@ -136,8 +147,6 @@ export interface StoreDialect<C extends SqlConnection = SqlConnection> {
   readonly uniqueKeys?: false;
   /** False: there are none, so a transaction is kept or undone as a whole. */
   readonly savepoints?: false;
-  /** Throws if the connection is in no transaction, which a caller has said it is. Absent where that is known otherwise. */
-  insist?(connection: C): Promise<void>;
   /**
    * So many numbers of a sequence, by its name, each larger than all that it has given before, in their order. Nobody waits for a
    * transaction that has taken some.

@@ -1,4 +1,5 @@
 /** Read, decide, write: with a comparison of versions, or under locks. */
+import { some } from "../../seam/errors.ts";
 import type { SqlConnection } from "../../seam/database.ts";
 import type { How } from "../../seam/store.ts";
 import type { StoreDialect } from "./dialect.ts";
@@ -18,7 +19,7 @@ export interface StoreExchange<View, Need, Answer, Writes> {
   changes?(writes: Writes): boolean;
   /**
    * `locked`: with locks, in one order, as of now. `needs`: what earlier decisions on this view asked for, in their order. Throws
-   * {@link ExchangeConflict} if that order could not be kept: outside of transactions of others, where all is read again.
+   * {@link RowsMissing} outside of transactions of others, where all is read again.
    */
   read(locked: boolean, needs: readonly Need[]): Promise<View>;
   decide(view: View): ExchangeDecided<Need, Answer, Writes>;
@@ -29,10 +30,24 @@ export interface StoreExchange<View, Need, Answer, Writes> {
   write(writes: Writes, guarded: boolean): Promise<boolean>;
 }
 
-/** Somebody else was faster, or rows have to be made that come before others that are locked already. */
+/** Somebody else was faster. */
 export class ExchangeConflict extends Error {
   constructor(names: readonly string[]) {
-    super(`${names.join(", ")}: changed by somebody else, again and again`);
+    super(`${some(names)}: changed by somebody else, again and again`);
+  }
+}
+
+/**
+ * Rows that everybody shares are missing. A transaction of their own makes them, and commits them whatever becomes of the call: of those who
+ * wait for a row that InnoDB takes back, each keeps the gap that it leaves, and two are a deadlock.
+ */
+export class RowsMissing extends ExchangeConflict {
+  /** Makes them with a statement for each: one that is given up takes back no row but its own. */
+  readonly make: () => Promise<void>;
+
+  constructor(names: readonly string[], make: () => Promise<void>) {
+    super(names);
+    this.make = make;
   }
 }
 
@@ -78,25 +93,6 @@ export class RepeatedIds<C extends SqlConnection = SqlConnection> {
       this.note();
       return undefined;
     }
-  }
-}
-
-/**
- * Locks rows, and makes those that are not there, each in its place in the order that is everybody's: who made some while it holds later
- * ones would wait for whoever holds the former, and wants the latter.
- */
-export async function inOrder<T>(
-  items: readonly T[],
-  isAbsent: (item: T) => boolean,
-  lock: (some: readonly T[]) => Promise<unknown>,
-  make: (some: readonly T[]) => Promise<unknown>,
-): Promise<void> {
-  for (let from = 0; from < items.length;) {
-    const absent = isAbsent(items[from] as T);
-    let to = from + 1;
-    while (to < items.length && isAbsent(items[to] as T) === absent) to++;
-    await (absent ? make : lock)(items.slice(from, to));
-    from = to;
   }
 }
 
@@ -149,16 +145,36 @@ export class Exchanges<C extends SqlConnection> {
     }
     const bounded = how.several ? dialect.briefly : undefined;
     const brief: Briefly | undefined = bounded && ((work) => bounded(connection, briefMs, work));
+    const atMost = brief ? Math.min(waitMs, leastMs) : waitMs;
+    let missing: RowsMissing | undefined;
     for (let attempt = 1; ; attempt++)
       try {
-        return await dialect.transaction(connection, brief ? Math.min(waitMs, leastMs) : waitMs, () =>
-          this.#locked(exchange, brief),
-        );
+        if (missing) await this.#make(connection, atMost, missing, brief);
+        missing = undefined;
+        return await dialect.transaction(connection, atMost, () => this.#locked(exchange, brief));
       } catch (error) {
         // An id that nobody's lock stands for, such as a new one: now it is there to be found.
         const taken = error instanceof ExchangeConflict || dialect.failure(connection, error) === "unique";
         if (!taken || attempt === mostAttempts) throw error;
+        if (error instanceof RowsMissing) missing = error;
       }
+  }
+
+  /** If the wait for one of them is over, those that it has made until then stay: others may wait for them. */
+  async #make(
+    connection: C,
+    waitMs: number,
+    { make }: RowsMissing,
+    brief: Briefly = (work) => work(),
+  ): Promise<void> {
+    let over: unknown;
+    await this.#dialect.transaction(connection, waitMs, () =>
+      brief(make).catch((error: unknown) => {
+        if (this.#dialect.failure(connection, error) !== "lock-timeout") throw error;
+        over = error;
+      }),
+    );
+    if (over !== undefined) throw over;
   }
 
   /** Somebody else was faster at one of these lately. */
@@ -221,7 +237,7 @@ export class Exchanges<C extends SqlConnection> {
       if (!("need" in decided)) return decided;
       if (!locked && exchange.needsLocks?.(decided.need)) return undefined;
       if (needs.push(decided.need) > mostNeeds)
-        throw new Error(`${exchange.names.join(", ")}: a decision asks for more and more`);
+        throw new Error(`${some(exchange.names)}: a decision asks for more and more`);
     }
   }
 

@@ -1,9 +1,12 @@
 /** Statements on tables of ours, in an engine's own words. */
-import type { Result, SqlConnection } from "../../seam/database.ts";
-import { SchemaMissingError } from "../../seam/errors.ts";
+import type { Result, Row, SqlConnection } from "../../seam/database.ts";
+import { RowsHiddenError, SchemaMissingError } from "../../seam/errors.ts";
 import { type Statement, sql } from "../../seam/sql.ts";
 import type { Locking, StoreDialect } from "./dialect.ts";
 import { type ColumnKind, type NewRow, type RowOf, type Table, kindOf } from "./table.ts";
+
+/** How often a row is made, or looked for where it was a moment ago, before that is given up. */
+export const mostTurns = 10;
 
 const ids = new Map<string, ReturnType<typeof sql.id>>();
 
@@ -129,6 +132,17 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
     return sql`(${sql.repeat(unit, " OR ", named)})`;
   }
 
+  async look(connection: C, statement: Statement): Promise<readonly Row[]> {
+    return this.dialect.look?.(connection, statement) ?? (await connection.query(statement)).rows;
+  }
+
+  /** The condition of what reads, so that no replica answers it. */
+  reading(where?: Statement): Statement {
+    const { onPrimary } = this.dialect;
+    if (!onPrimary) return where ?? sql`1 = 1`;
+    return where ? sql`${onPrimary} AND (${where})` : onPrimary;
+  }
+
   /** `columns`: only these. */
   async select<T extends Table, K extends string & keyof T["columns"] = string & keyof T["columns"]>(
     connection: C,
@@ -140,10 +154,11 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
     const moments = this.dialect.lockedClock && locking && options.moments;
     const columns: readonly string[] = options.columns ?? Object.keys(of.columns);
     const besides = Object.entries(computed).map(([as, [, value]]) => sql`, ${value} AS ${name(as)}`);
-    const { rows } = await connection.query(
+    const rows = await this.look(
+      connection,
       sql`SELECT ${this.#selected(of, columns)}${sql.join(besides, "")}${moments ? sql`, ${this.dialect.lockedClock} AS ${name(momentName)}` : sql``} FROM ${
         locking ? this.found(of) : this.dialect.table(of.name)
-      } WHERE ${where}${order ? sql` ORDER BY ${order}` : sql``}${
+      } WHERE ${this.reading(where)}${order ? sql` ORDER BY ${order}` : sql``}${
         limit === undefined ? sql`` : sql` LIMIT ${sql.raw(String(Math.floor(limit)))}`
       }${offset === undefined ? sql`` : sql` OFFSET ${sql.raw(String(Math.floor(offset)))}`}${
         locking ? sql` ${this.dialect.locking(locking, connection)}` : sql``
@@ -156,6 +171,20 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
       for (const as in computed) read[as] = valueOf((computed[as] as [ColumnKind, Statement])[0], row[as]);
       return read as Pick<RowOf<T>, K>;
     });
+  }
+
+  /** Without locks. Undefined: this session may show what is not committed, so that nothing can be said. */
+  async selectCommitted<T extends Table>(
+    connection: C,
+    of: T,
+    where: Statement,
+  ): Promise<RowOf<T>[] | undefined> {
+    const { committed } = this.dialect;
+    const options = committed ? { computed: { committed: ["boolean", committed] } as const } : {};
+    const found = (await this.select(connection, of, where, options)) as (RowOf<T> & {
+      committed?: boolean;
+    })[];
+    return found.some((row) => row.committed === false) ? undefined : found;
   }
 
   readonly #lists = new WeakMap<Table, Map<string, Statement>>();
@@ -178,6 +207,11 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
   found(of: Table): Statement {
     const { table, indexed } = this.dialect;
     return indexed ? sql`${table(of.name)} ${indexed(of)}` : table(of.name);
+  }
+
+  /** A row of this table was made, or seen, and is not there: a trigger or a view keeps it away. */
+  hidden(of: Table): RowsHiddenError {
+    return new RowsHiddenError(undefined, { table: of.name, byPolicy: false });
   }
 
   /** In the order of the key, so that who locks several meets nobody who does it the other way round. */
@@ -223,8 +257,8 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
     columns: readonly string[],
     rows: readonly Readonly<Record<string, unknown>>[],
   ): Statement {
-    const { given } = this.dialect;
-    if (!given || rows.length === 1) return sql`VALUES ${this.#values(of, columns, rows)}`;
+    const { given, insertsGiven = true } = this.dialect;
+    if (!given || !insertsGiven || rows.length === 1) return sql`VALUES ${this.#values(of, columns, rows)}`;
     const lists = columns.map((column) => ({
       name: column,
       kind: kindOf(of, column),
@@ -409,7 +443,11 @@ export class StoredRows<C extends SqlConnection = SqlConnection> {
 
   async clock(connection: C): Promise<number> {
     if (this.dialect.now) return this.dialect.now(connection);
-    const { rows } = await connection.query(sql`SELECT ${this.dialect.clock} AS now`);
+    const { clock, onPrimary } = this.dialect;
+    const rows = await this.look(
+      connection,
+      sql`SELECT ${clock} AS now${onPrimary ? sql` FROM DUAL WHERE ${onPrimary}` : sql``}`,
+    );
     return Number(rows[0]?.["now"]);
   }
 

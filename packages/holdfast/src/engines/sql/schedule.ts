@@ -71,6 +71,7 @@ class Stepping<C extends SqlConnection> {
   readonly #rows: StoredRows<C>;
   readonly #connection: C;
   readonly #step: ScheduleStep;
+  #locked = false;
 
   constructor(rows: StoredRows<C>, connection: C, step: ScheduleStep) {
     this.#rows = rows;
@@ -81,6 +82,7 @@ class Stepping<C extends SqlConnection> {
   /** What is there, as far as it is needed; `lock`: under the lock of the schedule's row, if nobody else has that. */
   async read(lock: boolean): Promise<StepView> {
     const [locked] = lock ? await this.#schedule("skip") : [];
+    this.#locked = locked !== undefined;
     const [schedule] = locked ? [locked] : await this.#schedule();
     const runs = await this.#runs(sql`${this.#mine()} AND ${open}`, {
       order: sql`${sql.id("tick")}, ${sql.id("manual")}`,
@@ -164,8 +166,10 @@ class Stepping<C extends SqlConnection> {
     return this.#rows.select(this.#connection, scheduleTable, which, { locking });
   }
 
+  /** Under the lock as they are now: a snapshot of the caller's may be older than it. */
   #runs(where: Statement, options: StoredSelection = {}): Promise<StoredRun[]> {
-    return selectRuns(this.#rows, this.#connection, where, options);
+    const { locking = this.#locked ? "current" : undefined } = options;
+    return selectRuns(this.#rows, this.#connection, where, { ...options, locking });
   }
 }
 
@@ -279,6 +283,7 @@ export function scheduleStore<C extends SqlConnection>(dialect: StoreDialect<C>)
       const { make } = looked.need;
       await within(connection, how, () => rows.insertMissing(connection, scheduleTable, [make]));
       looked = await look();
+      if ("need" in looked && typeof looked.need === "object") throw rows.hidden(scheduleTable);
     }
     if (!("need" in looked)) return standing(looked.verdicts);
     const deleted = () => new Error(`schedule ${wish.schedule}: its row was deleted while it was read`);
@@ -391,7 +396,6 @@ export function scheduleStore<C extends SqlConnection>(dialect: StoreDialect<C>)
 
     end(connection, grip, ending, how) {
       return explained(connection, async () => {
-        if (how.joined) await dialect.insist?.(connection);
         return within(connection, how, async () => {
           const run = await runAt(connection, grip, "update");
           const { verdict, update } = decideEnd(

@@ -2,8 +2,15 @@
  * SQLite has one writer at a time. BEGIN IMMEDIATE makes a transaction that writer from its start, so while it
  * runs no other transaction on the file can check or write anything: every lock of every key is held by it.
  */
-import type { Begun, LockGrant, LockCall, Open, Result } from "../../seam/database.ts";
-import { FileBusyError, NotInTransactionError, UsageError } from "../../seam/errors.ts";
+import type { Begun, LockCall, LockGrant, Open, Result, Row } from "../../seam/database.ts";
+import {
+  FileBusyError,
+  NotInTransactionError,
+  ReplicaError,
+  TransactionAbortedError,
+  UnsupportedError,
+  UsageError,
+} from "../../seam/errors.ts";
 import { type Statement, sql } from "../../seam/sql.ts";
 import { sleep } from "../../waiting/wait.ts";
 import type { Soon, SqliteConnection } from "./dialect.ts";
@@ -72,14 +79,24 @@ async function tryAgain(
   return busy;
 }
 
-/** BEGIN IMMEDIATE, when it is its turn among those of this process. */
+/**
+ * Starts a new turn of the event loop. Until the caller awaits I/O, no other code of this process runs in that turn.
+ */
+function ownTurn(): Promise<void> {
+  return new Promise((resolve) => setImmediate(resolve));
+}
+
+/** BEGIN IMMEDIATE, when it is its turn among those of this process. `alone`: in a turn of the event loop of its own. */
 function startWriting(
   connection: SqliteConnection,
   kind: WriterKind,
   waitMs: number,
   signal?: AbortSignal,
+  alone = false,
 ): Soon<Busy> {
-  const work = () => connection.begin("immediate", kind === "one-shot");
+  connection.file?.check();
+  const begin = () => connection.begin("immediate", kind === "one-shot");
+  const work = alone ? () => ownTurn().then(begin) : begin;
   const { writerQueue } = connection;
   if (!writerQueue) return whileBusy(connection, work, waitMs, signal);
   if (writerQueue.enter(connection)) {
@@ -150,6 +167,7 @@ export async function ask(
   statement: Statement,
   waitMs = patienceMs,
 ): Promise<Result> {
+  if (!connection.inTransaction) connection.file?.check();
   let result: Result | undefined;
   const busy = await whileBusy(
     connection,
@@ -183,21 +201,34 @@ function fileBusy(waitedMs: number, busy: Busy): FileBusyError {
 const inOwn =
   "This client is inside a transaction of your own: end it first, use hf.join(…), or give Holdfast a function that opens another handle.";
 
+/** How a body is run as the writer. */
+interface Writing<T> {
+  readonly ending?: (value: T) => "commit" | "rollback";
+  /** The body returns its value, and no promise of it. */
+  readonly atOnce?: boolean;
+}
+
 /**
- * Runs a body as the file's only writer. Throws `FileBusyError` if it could not become that in time. What is there at once is not waited
- * for: others wait as long as this is the writer.
+ * Runs a body of ours as the file's only writer. Throws `FileBusyError` if it could not become that in time.
+ *
+ * Others in this process may write with handles of their own, and a call of a synchronous client waits for the writer inside SQLite, where
+ * the whole process waits with it. So on such a client nobody else gets a turn while the body runs: it is run at once, or in a turn
+ * of the event loop of its own, and awaits nothing but statements, whose answers are there.
  */
 export async function asWriter<T>(
   connection: SqliteConnection,
   waitMs: number,
   body: () => Soon<T>,
-  ending: (value: T) => "commit" | "rollback" = () => "commit",
+  { ending = () => "commit", atOnce = false }: Writing<T> = {},
 ): Promise<T> {
   if (connection.inTransaction) throw new UsageError(inOwn);
-  const starting = startWriting(connection, "one-shot", waitMs, connection.giveUp?.signal);
+  const alone = connection.atOnce !== undefined && !atOnce;
+  const starting = startWriting(connection, "one-shot", waitMs, connection.giveUp?.signal, alone);
   const busy = starting && (await starting);
   if (busy) throw fileBusy(waitMs, busy);
   try {
+    const asserting = assertWriter(connection);
+    if (asserting) await asserting;
     const running = body();
     const value = running instanceof Promise ? await running : running;
     const finishing = finish(connection, ending(value));
@@ -209,6 +240,8 @@ export async function asWriter<T>(
     } catch {
       // What went wrong before is what counts.
     }
+    // Without WAL, SQLite says of a file that is not at its path any more that it cannot be written.
+    if (failureOf(connection, error) === "read-only") connection.file?.check(true);
     throw error;
   }
 }
@@ -247,18 +280,27 @@ export async function begin(
   if (connection.inTransaction) throw new UsageError(inOwn);
   const ids = locks.map(({ key }) => key.id);
   const waitMs = wait === "nowait" ? fileMs : wait;
-  const starting =
+  if (readOnly) connection.file?.check();
+  const busy = await (async () =>
     readOnly && ids.length === 0
       ? whileBusy(connection, () => connection.begin("deferred"), waitMs, signal)
       : wait === "nowait" && ids.length > 0
         ? unlessTaken(connection, ids, signal)
-        : startWriting(connection, "transaction", waitMs, signal);
-  const busy = starting && (await starting);
+        : startWriting(connection, "transaction", waitMs, signal))().catch((error: unknown) => {
+    throw fileError(connection, error);
+  });
   if (busy) {
     const taken = ids.length > 0 && connection.writerQueue?.board?.taken(ids);
     const reason = taken ? (wait === "nowait" ? "busy" : "timeout") : "file";
     return { granted: false, reason, usable: false, cause: busy.error };
   }
+  if (ids.length > 0)
+    try {
+      await assertWriter(connection);
+    } catch (error) {
+      await finish(connection, "rollback");
+      throw error;
+    }
   connection.writerQueue?.board?.publish(connection, ids);
   connection.begun = { readOnly };
   if (readOnly) await connection.query(sql.raw("PRAGMA query_only = 1"));
@@ -269,10 +311,17 @@ export async function end(connection: SqliteConnection, how: "commit" | "rollbac
   const { begun } = connection;
   if (!begun) return true;
   if (begun.readOnly) await connection.query(sql.raw("PRAGMA query_only = 0"));
-  const ending = finish(connection, how);
+  const early = isEnded(connection);
+  const ending = finish(connection, early ? "rollback" : how);
   if (ending) await ending;
   connection.begun = undefined;
+  if (early && how === "commit") throw TransactionAbortedError.early();
   return true;
+}
+
+/** The handle itself says so: its body has sent COMMIT or ROLLBACK, or an error has rolled it back. */
+export function isEnded(connection: SqliteConnection): boolean {
+  return connection.begun !== undefined && !connection.inTransaction;
 }
 
 /** Outside of a transaction a savepoint would begin one, deferred, and its release would commit it. */
@@ -295,12 +344,17 @@ function notInTransaction(): NotInTransactionError {
   );
 }
 
+export async function assertTransaction(connection: SqliteConnection): Promise<void> {
+  if (!connection.inTransaction) throw notInTransaction();
+}
+
 /**
  * Inside a transaction that is the writer everything is locked already. A transaction of ours is, unless it is read
  * only; a caller's own may turn out not to be.
  */
 export async function insist(connection: SqliteConnection, joined: boolean): Promise<void> {
-  if (connection.begun?.readOnly === false) return;
+  if (joined) connection.file?.check();
+  if (connection.begun?.readOnly === false) return assertWriter(connection);
   if (joined && !connection.inTransaction) throw notInTransaction();
   const [mode] = (await connection.query(sql.raw("PRAGMA query_only"))).rows;
   if (Number(mode?.query_only) === 1) {
@@ -309,6 +363,60 @@ export async function insist(connection: SqliteConnection, joined: boolean): Pro
     );
   }
   if (joined) await refuseDeferred(connection);
+}
+
+/** Handles that were seen to write. */
+const writable = new WeakSet<object>();
+
+/**
+ * On a handle that cannot write, BEGIN IMMEDIATE begins a transaction that only reads, and says nothing: any number of them
+ * run at a time. So each handle is made to write once: what is written there is there already.
+ */
+function assertWriter(connection: SqliteConnection): Soon<void> {
+  if (writable.has(connection.opened)) return;
+  const written = rewrite(connection);
+  const seen = () => {
+    // A URI can switch the locks of the file off (`nolock=1`).
+    const free = connection.writerIsFree?.();
+    return free instanceof Promise ? free.then(checked) : checked(free);
+  };
+  const checked = (free: boolean | undefined) => {
+    if (free)
+      throw new UnsupportedError(
+        "Locks: another connection could begin to write to this file at the same time. It was opened without locks (`nolock=1`), or its file system has none",
+      );
+    writable.add(connection.opened);
+  };
+  return written ? written.then(seen) : seen();
+}
+
+const version = "PRAGMA user_version";
+const sameVersion = ([row]: readonly Row[]) => `${version} = ${Number(row?.user_version)}`;
+
+/** Writes what is there already. Becomes the writer if it is not: fails at once if another one is, or has been since the snapshot. */
+function rewrite(connection: SqliteConnection): Soon<void> {
+  if (!connection.atOnce) return rewriteLater(connection);
+  try {
+    connection.atOnce(sameVersion(connection.atOnce(version, [])), []);
+  } catch (error) {
+    throw fileError(connection, error);
+  }
+}
+
+async function rewriteLater(connection: SqliteConnection): Promise<void> {
+  try {
+    const same = sameVersion((await connection.query(sql.raw(version))).rows);
+    if (connection.script) await connection.script(same);
+    else await connection.query(sql.raw(same));
+  } catch (error) {
+    throw fileError(connection, error);
+  }
+}
+
+function fileError(connection: SqliteConnection, error: unknown): unknown {
+  if (failureOf(connection, error) !== "read-only") return error;
+  connection.file?.check(true);
+  return ReplicaError.file(error);
 }
 
 export async function lock(connection: SqliteConnection, { locks, joined }: LockCall): Promise<LockGrant> {
@@ -343,16 +451,12 @@ function isIn(connection: SqliteConnection): boolean {
 async function refuseDeferred(connection: SqliteConnection): Promise<void> {
   const deferred = () =>
     new NotInTransactionError(
-      "this transaction was begun as BEGIN (deferred), which reads without being the writer: under load it dies with " +
-        "SQLITE_BUSY_SNAPSHOT when it first writes. Begin it with BEGIN IMMEDIATE.",
+      "this transaction reads without being the writer. Either it was begun as BEGIN (deferred), and under load it dies with " +
+        "SQLITE_BUSY_SNAPSHOT when it first writes: begin it with BEGIN IMMEDIATE. Or the file was opened read-only: open it for writing.",
     );
   if (await connection.writerIsFree?.()) throw deferred();
   try {
-    // Becomes the writer if it is not: fails at once if another one is, or has been since this transaction's first read.
-    const [row] = (await connection.query(sql.raw("PRAGMA user_version"))).rows;
-    const same = `PRAGMA user_version = ${Number(row?.user_version)}`;
-    if (connection.script) await connection.script(same);
-    else await connection.query(sql.raw(same));
+    await rewrite(connection);
   } catch (error) {
     const failure = failureOf(connection, error);
     if (failure === "lock-timeout" || failure === "serialization") throw deferred();

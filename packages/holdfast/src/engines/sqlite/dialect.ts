@@ -1,6 +1,7 @@
 import type { Row, SqlConnection } from "../../seam/database.ts";
 import { UsageError } from "../../seam/errors.ts";
 import { defaultSchema, prefixNames } from "../../seam/names.ts";
+import type { Lexis } from "../../seam/redact.ts";
 import {
   type Dialect,
   type Names,
@@ -9,11 +10,14 @@ import {
   render as renderWith,
 } from "../../seam/sql.ts";
 import { Interrupted } from "./errors.ts";
+import type { OpenFile } from "./open-file.ts";
 import type { WriterQueue } from "./writer-queue.ts";
 
 export interface SqliteConnection extends SqlConnection {
   /** Whether the handle is inside BEGIN … COMMIT. */
   readonly inTransaction: boolean;
+  /** What was opened: whether it can write does not change afterwards. */
+  readonly opened: object;
   /** Whether another connection could begin writing now: then this one has not begun to. Undefined: no way to tell. */
   writerIsFree?(): boolean | undefined | Promise<boolean | undefined>;
   /** Of a statement of ours inside of a transaction, by its text: answered before it returns. Absent where it has to be waited for. */
@@ -26,6 +30,8 @@ export interface SqliteConnection extends SqlConnection {
   readonly switches?: boolean;
   /** Where those of this process stand who want to write to the same file, and where its writer tells what it holds. */
   readonly writerQueue?: WriterQueue | undefined;
+  /** Tells whether the file is still at its path; absent where there is none, or its path is not known. */
+  readonly file?: OpenFile | undefined;
   /** Ends the wait of what is not part of a transaction yet, if whoever waits does not want it any more. */
   readonly giveUp?: GiveUp;
   /** Finds the file, and so the line, of a caller's own transaction. */
@@ -98,3 +104,15 @@ function isDocument(value: object): boolean {
     !Object.hasOwn(prototype as object, "toString")
   );
 }
+
+/** A quoted name that no column has is read as a text. */
+export const lexis: Lexis = {
+  quotedNames: "tables",
+  otherNames: ["`", "["],
+  backslashes: false,
+  moreTexts: false,
+  nestedComments: false,
+  returns: false,
+  unicodeBlanks: false,
+  hashComments: false,
+};

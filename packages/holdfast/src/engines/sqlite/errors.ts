@@ -32,6 +32,19 @@ const failures = new Map<string | number, Failure>(
   codes.flatMap(([number, name, failure]) => [[number, failure] as const, [name, failure] as const]),
 );
 
+/** Codes of which all kinds mean the same: the lowest byte of a kind's number is that of its code. */
+const families: readonly (readonly [number, RegExp, Failure])[] = [
+  [10, /^SQLITE_IOERR(?:_|$)/, "storage"],
+  [11, /^SQLITE_CORRUPT(?:_|$)/, "storage"],
+  [26, /^SQLITE_NOTADB$/, "storage"],
+];
+
+function familyOf(code: unknown): Failure | undefined {
+  return families.find(([number, name]) =>
+    typeof code === "number" ? (code & 0xff) === number : typeof code === "string" && name.test(code),
+  )?.[2];
+}
+
 /** The writer's place was taken for too long for a statement that is safe to send again. */
 export class StillBusy extends Error {
   readonly code = "HOLDFAST_BUSY";
@@ -52,7 +65,7 @@ export function classify({ code }: DriverError): Failure | undefined {
   if (code === "HOLDFAST_BUSY") return "serialization";
   // Of @libsql/client, whose transaction is an object that ends.
   if (code === "TRANSACTION_CLOSED") return "not-in-transaction";
-  return code === undefined ? undefined : failures.get(code);
+  return code === undefined ? undefined : (failures.get(code) ?? familyOf(code));
 }
 
 export function failureOf(connection: SqlConnection, error: unknown): Failure | undefined {

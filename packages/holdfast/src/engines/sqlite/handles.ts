@@ -1,12 +1,13 @@
 /** Clients whose handle is one connection to a file in this process, and whose calls are synchronous. */
 import type { Database, DriverError, Pinned, Purpose, Result, Row } from "../../seam/database.ts";
-import { NotInTransactionError, UsageError } from "../../seam/errors.ts";
+import { NotInTransactionError, UnsupportedError, UsageError } from "../../seam/errors.ts";
 import { Turns } from "../../waiting/turns.ts";
 import { OneConnection } from "../../waiting/one-connection.ts";
 import type { Statement } from "../../seam/sql.ts";
-import { type View, type ViewOptions, view } from "../../context/revocable.ts";
+import { type View, type ViewOptions, behind, view } from "../../context/revocable.ts";
 import { GiveUp, type SqliteConnection, bound, render } from "./dialect.ts";
 import { sqlite } from "./index.ts";
+import { OpenFile, openFileOf } from "./open-file.ts";
 import { type WriterQueue, writerQueueOf } from "./writer-queue.ts";
 
 export type PreparedHandle = (values: readonly unknown[]) => { rows: Row[]; affected: number };
@@ -140,6 +141,7 @@ class HandleConnection<Handle extends object> implements SqliteConnection {
   readonly lost = never;
   readonly unwrap: SqliteDriver<Handle>["unwrap"];
   readonly writerQueue: WriterQueue | undefined;
+  readonly file: OpenFile | undefined;
   readonly giveUp = new GiveUp();
   begun: SqliteConnection["begun"];
   readonly #handlePool: HandlePool<Handle> | undefined;
@@ -151,10 +153,12 @@ class HandleConnection<Handle extends object> implements SqliteConnection {
   constructor(
     driver: SqliteDriver<Handle>,
     writerQueue: WriterQueue | undefined,
+    file: OpenFile | undefined,
     source: HandleState<Handle> | HandlePool<Handle>,
   ) {
     this.unwrap = driver.unwrap;
     this.writerQueue = writerQueue;
+    this.file = file;
     if (source instanceof HandleState) this.#handleState = source;
     else this.#handlePool = source;
   }
@@ -165,6 +169,10 @@ class HandleConnection<Handle extends object> implements SqliteConnection {
 
   get handleState(): HandleState<Handle> {
     return (this.#handleState ??= (this.#handlePool as HandlePool<Handle>).take());
+  }
+
+  get opened(): object {
+    return this.handleState.handle;
   }
 
   get inTransaction(): boolean {
@@ -259,6 +267,7 @@ export function fromHandles<Handle extends object>(
     throw new UsageError(
       `${driver.call}(db): this is neither a database of ${driver.client} nor a function that opens one`,
     );
+  const { home, ...roads } = opener ? pool(driver, opener, most) : one(driver, source as Handle);
   return {
     engine: sqlite,
     traits: {
@@ -266,16 +275,23 @@ export function fromHandles<Handle extends object>(
       cancel: true,
       listen: false,
       embedded: true,
+      synchronous: true,
       single: !opener,
       pinned: opener !== undefined,
       begins: false,
     },
-    ...(opener ? pool(driver, opener, most) : { connect: one(driver, source as Handle) }),
+    ...roads,
     join(native) {
       if (!driver.is(native)) throw new NotInTransactionError(`this is no database of ${driver.client}`);
-      const file = driver.file(native);
-      const writerQueue = file === undefined ? undefined : writerQueueOf(file);
-      return new HandleConnection(driver, writerQueue, new HandleState(driver, native, false));
+      const path = driver.file(native);
+      const writerQueue = path === undefined ? undefined : writerQueueOf(path);
+      const isSame = writerQueue ? writerQueue === home() : opener !== undefined && home() === undefined;
+      if (!isSame && behind(native) !== source)
+        throw new NotInTransactionError(
+          `it is on another database (${path ?? "in memory"}) than this instance: what is done there is not seen here`,
+        );
+      const file = path === undefined ? undefined : openFileOf(native, path);
+      return new HandleConnection(driver, writerQueue, file, new HandleState(driver, native, false));
     },
     ...(driver.unwrap && { unwrap: driver.unwrap }),
   };
@@ -283,19 +299,39 @@ export function fromHandles<Handle extends object>(
 
 const seen: ViewOptions = { makers: ["prepare"] };
 
-type Connect<Handle> = (purpose: Purpose) => Promise<Pinned<Handle, SqliteConnection>>;
+interface Roads<Handle> {
+  connect(purpose: Purpose): Promise<Pinned<Handle, SqliteConnection>>;
+  /** What stands for the file. Undefined: it is in memory. */
+  home(): WriterQueue | undefined;
+  close?(): void;
+}
 
-function one<Handle extends object>(driver: SqliteDriver<Handle>, handle: Handle): Connect<Handle> {
+function one<Handle extends object>(driver: SqliteDriver<Handle>, handle: Handle): Roads<Handle> {
   const door = OneConnection.of(handle);
   const handleState = new HandleState(driver, handle, false);
   let writerQueue: WriterQueue | undefined;
-  return async (purpose) => {
+  let file: OpenFile | undefined;
+  const home = () => {
+    const path = writerQueue ? undefined : driver.file(handle);
+    if (path !== undefined) {
+      writerQueue = writerQueueOf(path);
+      file = openFileOf(handle, path);
+    }
+    return writerQueue;
+  };
+  const connect: Roads<Handle>["connect"] = async (purpose) => {
     const leave = await door.enter(purpose);
-    if (leftover.has(handle)) undo(driver, handle);
-    const file = writerQueue ? undefined : driver.file(handle);
-    if (file !== undefined) writerQueue = writerQueueOf(file);
-    const connection = new HandleConnection(driver, writerQueue, handleState);
-    const theirs = driver.inTransaction(handle);
+    let theirs: boolean;
+    try {
+      if (leftover.has(handle)) undo(driver, handle);
+      home();
+      theirs = driver.inTransaction(handle);
+    } catch (error) {
+      // It was closed.
+      leave();
+      throw error;
+    }
+    const connection = new HandleConnection(driver, writerQueue, file, handleState);
     const own = view(handle, seen);
     return {
       connection,
@@ -312,6 +348,7 @@ function one<Handle extends object>(driver: SqliteDriver<Handle>, handle: Handle
       },
     };
   };
+  return { connect, home };
 }
 
 /** Handles that still are inside a transaction that was given up. */
@@ -374,10 +411,13 @@ function pool<Handle extends object>(
   driver: SqliteDriver<Handle>,
   open: () => Handle,
   most: number,
-): { connect: Connect<Handle>; close(): void } {
+): Roads<Handle> {
   const idle: HandleState<Handle>[] = [];
   const places = new Turns(most);
   let writerQueue: WriterQueue | undefined;
+  let openFile: OpenFile | undefined;
+  /** It is one database that all handles are on. */
+  let known = false;
   const opened = (): HandleState<Handle> => {
     const handle = open();
     if (!driver.is(handle))
@@ -385,8 +425,32 @@ function pool<Handle extends object>(
         `${driver.call}(open): the function did not return a database of ${driver.client}`,
       );
     const file = driver.file(handle);
-    if (file !== undefined) writerQueue ??= writerQueueOf(file);
+    if (file !== undefined) {
+      writerQueue ??= writerQueueOf(file);
+      openFile ??= new OpenFile(file);
+    }
+    if (file === undefined ? writerQueue : writerQueueOf(file) !== writerQueue) throw refusal();
     return new HandleState(driver, handle, true);
+  };
+  const refusal = () =>
+    new UnsupportedError(
+      `${driver.call}(open): every handle that it opens is a database of its own, so locks would exclude nobody. ` +
+        `Pass one handle instead, ${driver.call}(db), or open the same file each time`,
+    );
+  /** Throws if two handles in memory can both write. Those that share a cache (`mode=memory&cache=shared`) cannot. */
+  const firstInMemory = (first: HandleState<Handle>): HandleState<Handle> => {
+    const second = opened();
+    const handles = [first.handle, second.handle];
+    try {
+      for (const handle of handles) driver.exec(handle, "BEGIN IMMEDIATE");
+    } catch {
+      // Somebody of another instance may be writing there: then it is shared, too.
+      undo(driver, first.handle);
+      close(driver, second.handle);
+      return first;
+    }
+    for (const handle of handles) close(driver, handle);
+    throw refusal();
   };
   // A writer takes its handle when it is its turn, and the last one's: the pages that this one keeps in memory are still
   // true, where the others would read them again after each other's writes. Four in turn took 62 µs, one of them 38.
@@ -394,11 +458,19 @@ function pool<Handle extends object>(
     take: () => idle.pop() ?? opened(),
     give: (handleState) => void idle.push(handleState),
   };
-  const connect: Connect<Handle> = async ({ signal }) => {
+  const home = () => {
+    if (!known) {
+      const first = opened();
+      idle.push(writerQueue ? first : firstInMemory(first));
+      known = true;
+    }
+    return writerQueue;
+  };
+  const connect: Roads<Handle>["connect"] = async ({ signal }) => {
     const leave = await places.enter(signal);
     try {
-      if (!writerQueue && idle.length === 0) idle.push(opened());
-      return new Lent(new HandleConnection(driver, writerQueue, handlePool), handlePool, leave);
+      home();
+      return new Lent(new HandleConnection(driver, writerQueue, openFile, handlePool), handlePool, leave);
     } catch (error) {
       leave();
       throw error;
@@ -406,6 +478,7 @@ function pool<Handle extends object>(
   };
   return {
     connect,
+    home,
     close() {
       for (const { handle } of idle.splice(0)) close(driver, handle);
     },

@@ -1,7 +1,7 @@
 import type { Engine } from "../../seam/database.ts";
 import { namedConnection, prefixNames } from "../../seam/names.ts";
-import { begin, end, lock, savepoint } from "./begin.ts";
-import { type SqliteConnection, dialect } from "./dialect.ts";
+import { assertTransaction, begin, end, isEnded, lock, savepoint } from "./begin.ts";
+import { type SqliteConnection, dialect, lexis } from "./dialect.ts";
 import { classify, violated } from "./errors.ts";
 import { inspect } from "./inspect.ts";
 import { leases } from "./leases.ts";
@@ -18,7 +18,9 @@ export const sqlite: Engine<SqliteConnection> = {
   probe,
   begin,
   end,
+  isEnded,
   savepoint,
+  assertTransaction,
   lock,
   tables,
   leases,
@@ -26,6 +28,7 @@ export const sqlite: Engine<SqliteConnection> = {
   ...stores,
   inspect,
   query: (connection, statement) => connection.query(statement),
+  lexis,
   classify,
   violated,
   migrations: migrationsIn(dialect.names),

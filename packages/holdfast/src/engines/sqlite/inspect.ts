@@ -1,4 +1,4 @@
-import { SchemaMissingError } from "../../seam/errors.ts";
+import { ReplicaError, SchemaMissingError } from "../../seam/errors.ts";
 import type { LockView } from "../../seam/inspect.ts";
 import { asWriter } from "./begin.ts";
 import type { SqliteConnection } from "./dialect.ts";
@@ -48,6 +48,8 @@ async function isWritten(connection: SqliteConnection): Promise<boolean> {
     return false;
   } catch (error) {
     if (isBusy(connection, error)) return true;
+    // This client cannot write, so it cannot find out either.
+    if (error instanceof ReplicaError) return false;
     throw error;
   }
 }

@@ -1,8 +1,11 @@
 import type { Migration, Migrations } from "../../seam/database.ts";
+import { message } from "../../seam/errors.ts";
+import { recorded } from "../../seam/migrations.ts";
 import { type Names, type Statement, own, sql } from "../../seam/sql.ts";
 import { asWriter } from "./begin.ts";
 import { entryViews } from "../sql/entries.ts";
-import { type SqliteConnection, render } from "./dialect.ts";
+import { execTable } from "../sql/exec.ts";
+import { type SqliteConnection, dialect, render } from "./dialect.ts";
 import { leaseTables } from "./leases.ts";
 import { replayTable } from "./replay.ts";
 import { storeTables } from "./stores.ts";
@@ -24,12 +27,13 @@ const all: readonly Migration[] = [
   { id: 3, name: "once", statements: replayTable },
   { id: 4, name: "patterns", statements: storeTables },
   { id: 5, name: "entries", statements: views },
+  { id: 6, name: "exec", statements: execTable({ id: "text", text: "text" }) },
 ];
 
-async function read(connection: SqliteConnection): Promise<Pick<Migration, "id" | "name">[]> {
-  const { rows } = await connection.query(sql`SELECT id, name FROM ${own("migration")} ORDER BY id`);
-  return rows.map((row) => ({ id: Number(row.id), name: String(row.name) }));
-}
+const read = (connection: SqliteConnection) =>
+  recorded(connection, all, (connection.names ?? dialect.names).own("migration"), (error) =>
+    /no such column/.test(message(error)),
+  );
 
 function record({ id, name }: Pick<Migration, "id" | "name">): Statement {
   return sql`INSERT OR IGNORE INTO ${own("migration")} (id, name) VALUES (${sql.raw(`${id}, '${name}'`)})`;

@@ -140,12 +140,10 @@ export const storeDialect: StoreDialect<StoreConnection> = {
     const now = () => Number(ask(nextMoment)[0]?.["given"]);
     return (async () => {
       await breathe();
-      return asWriter(
-        on,
-        waitMs,
-        () => work({ ask, now }),
-        (value) => (value === undefined ? "rollback" : "commit"),
-      );
+      return asWriter(on, waitMs, () => work({ ask, now }), {
+        ending: (value) => (value === undefined ? "rollback" : "commit"),
+        atOnce: true,
+      });
     })();
   },
 

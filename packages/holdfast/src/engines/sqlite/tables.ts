@@ -3,7 +3,7 @@
  * it reads is locked already: in every strength, in no particular order, with nothing left to wait for or to skip.
  */
 import type { LockGrant, Row } from "../../seam/database.ts";
-import { UsageError } from "../../seam/errors.ts";
+import { UsageError, some } from "../../seam/errors.ts";
 import { type Identifier, type Statement, isStatement, sql } from "../../seam/sql.ts";
 import type {
   RowCall,
@@ -28,7 +28,7 @@ const column = (alias: string, name: string) => sql`${sql.raw(alias)}.${sql.id(n
 function known({ shape }: { shape: TableShape }, name: string): string {
   if (shape.columns.has(name)) return name;
   throw new UsageError(
-    `${shape.name} has no column ${JSON.stringify(name)}; it has ${[...shape.columns.keys()].join(", ")}`,
+    `${shape.name} has no column ${JSON.stringify(name)}; it has ${some([...shape.columns.keys()])}`,
   );
 }
 

@@ -49,6 +49,7 @@ export class Errands<Native, C extends Connection> {
   /** Throws if this database keeps none. */
   async ready(): Promise<void> {
     const { database } = this.#context;
+    if (!this.#context.trusted()) await presenting(database, ["Leases"], () => this.#context.placed());
     const { leases } =
       this.#context.known() ?? (await presenting(database, ["Leases"], () => this.#context.capabilities()));
     require(leases, "Leases");

@@ -228,6 +228,8 @@ export class Granted implements Lease {
     // Twice does no harm, but whoever comes second waits too.
     if (this.#releasing) return this.#releasing.catch(() => {});
     this.#keeper.errands.refuseInside("Release the lease after the transaction");
+    // If its time has passed, the signal says so, although the timer had no turn yet.
+    this.#look();
     this.#over = true;
     this.#stop();
     this.#releasing = this.#giveBack();

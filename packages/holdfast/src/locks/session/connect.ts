@@ -10,9 +10,9 @@ export const poolMs = 10_000;
 /** A connection that stays the same session. */
 export async function connectSession<Native, C extends Connection>(
   { database, wrongConnection }: Pick<Instance<Native, C>, "database" | "wrongConnection">,
-  signal?: AbortSignal,
+  { signal, ms = poolMs }: { readonly signal?: AbortSignal | undefined; readonly ms?: number } = {},
 ): Promise<Pinned<Native, C>> {
-  const patience = AbortSignal.timeout(poolMs);
+  const patience = AbortSignal.timeout(ms);
   const connect = database.connect as NonNullable<typeof database.connect>;
   try {
     return await wrongConnection.taking(() =>
@@ -24,7 +24,7 @@ export async function connectSession<Native, C extends Connection>(
       }),
     );
   } catch (error) {
-    if (patience.aborted && !signal?.aborted) throw new NoConnectionError(poolMs);
+    if (patience.aborted && !signal?.aborted) throw new NoConnectionError(ms);
     throw signal?.aborted ? error : notConnected(database, error);
   }
 }

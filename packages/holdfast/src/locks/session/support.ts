@@ -5,13 +5,17 @@ import {
   isSupported,
   unsupported,
 } from "../../seam/capabilities.ts";
-import type { Connection, SessionLocks } from "../../seam/database.ts";
+import type { Connection, Pinned, SessionLocks } from "../../seam/database.ts";
 import { NoConnectionError, UnsupportedError } from "../../seam/errors.ts";
 import { explained } from "../../seam/failure.ts";
 import * as protection from "../../seam/protections.ts";
 import { Silence, within } from "../../waiting/interrupt.ts";
+import { sleep } from "../../waiting/wait.ts";
 import type { Instance } from "../../transaction/instance.ts";
 import { connectSession, poolMs } from "./connect.ts";
+
+/** How long one connection is kept while another is waited for. */
+const soonMs = 1000;
 
 /** Whether locks of a session hold. Found out once, by experiment: poolers that lend sessions out look like servers. */
 export class SessionSupport<Native, C extends Connection> {
@@ -28,6 +32,8 @@ export class SessionSupport<Native, C extends Connection> {
     if (!isSupported(sessionLocks)) return sessionLocks;
     if ((this.#context.database.room?.()?.max ?? 2) < 2)
       return unsupported("the pool has one connection, and a session lock would keep it from everybody else");
+    const gap = await this.#context.noTransactions();
+    if (gap) return gap;
     this.#verified ??= this.#experiment().then((gap) => gap ?? sessionLocks);
     try {
       return await this.#verified;
@@ -50,30 +56,45 @@ export class SessionSupport<Native, C extends Connection> {
     }
   }
 
+  /**
+   * Two connections at a time. A call that keeps one while it waits for another may wait for one that does the same: so the
+   * first one is given back if the second does not come soon, and both are asked for again.
+   */
+  async #two(): Promise<readonly [Pinned<Native, C>, Pinned<Native, C>]> {
+    const until = performance.now() + poolMs;
+    for (;;) {
+      const a = await connectSession(this.#context);
+      try {
+        return [a, await connectSession(this.#context, { ms: soonMs })];
+      } catch (error) {
+        await a.release(false);
+        const late = error instanceof NoConnectionError && error.cause === undefined;
+        if (!late) throw error;
+        if (performance.now() > until) throw new NoConnectionError(poolMs);
+        await sleep(soonMs * Math.random());
+      }
+    }
+  }
+
   async #experiment(): Promise<Unsupported | undefined> {
     const session = this.#context.database.engine.session as SessionLocks<C>;
-    const a = await connectSession(this.#context);
+    const [a, b] = await this.#two();
     let broken = true;
     try {
-      const b = await connectSession(this.#context);
-      try {
-        // Some clients wait for the pool only with their first statement.
-        if (protection.locksVerified) await within(poolMs, this.#verifyLocks(a.connection, b.connection));
-        await within(poolMs, session.verify(a.connection, b.connection));
-        broken = false;
-        return undefined;
-      } catch (error) {
-        if (error instanceof Silence) throw new NoConnectionError(poolMs);
-        const refused = explained(this.#context.database, error);
-        if (!(refused instanceof UnsupportedError)) throw error;
-        // What it has ended is not given back to others.
-        broken = refused !== error;
-        return unsupported(refused.message);
-      } finally {
-        await b.release(broken);
-      }
+      // Some clients wait for the pool only with their first statement.
+      if (protection.locksVerified) await within(poolMs, this.#verifyLocks(a.connection, b.connection));
+      await within(poolMs, session.verify(a.connection, b.connection));
+      broken = false;
+      return undefined;
+    } catch (error) {
+      if (error instanceof Silence) throw new NoConnectionError(poolMs);
+      const refused = explained(this.#context.database, error);
+      if (!(refused instanceof UnsupportedError)) throw error;
+      // What it has ended is not given back to others.
+      broken = refused !== error;
+      return unsupported(refused.message);
     } finally {
-      await a.release(broken);
+      await Promise.all([a, b].map(async (each) => each.release(broken)));
     }
   }
 

@@ -1,7 +1,7 @@
 /** Where statements about versions run: in a transaction, or by themselves. */
 import type { Connection } from "../../seam/database.ts";
 import { CommitUnknownError, HoldfastError } from "../../seam/errors.ts";
-import { classify } from "../../seam/failure.ts";
+import { classify, mayBeKept } from "../../seam/failure.ts";
 import { OneShotEnded, withConnection } from "../../transaction/one-shot.ts";
 import { present } from "../../transaction/present.ts";
 import { wasRolledBack } from "../../transaction/retry.ts";
@@ -37,7 +37,9 @@ export async function inPlace<T>(
   const { signal } = options;
   const scope = scopeFor(context, options, "versioned");
   if (scope) return scope.work((work) => run({ ...work, alone: false }), signal);
-  return context.started.during("versioned", () => apart(context, name, run, signal));
+  return context.started.during("versioned", () =>
+    context.wrongConnection.beside(() => apart(context, name, run, signal)),
+  );
 }
 
 async function apart<T>(
@@ -63,9 +65,10 @@ async function apart<T>(
     );
   } catch (error) {
     if (signal?.aborted && (error instanceof OneShotEnded || !place?.wrote)) throw signal.reason;
-    // Nobody answered for too long, or the client's own COMMIT was lost.
+    // Nobody answered for too long, the client's own COMMIT was lost, or another node's answer to it.
+    if (place?.wrote && mayBeKept(database, error, place.capabilities))
+      throw new CommitUnknownError(place.wrote, error);
     const failure = error instanceof HoldfastError ? undefined : classify(database, error);
-    if (place?.wrote && failure === "lost") throw new CommitUnknownError(place.wrote, error);
     // What others have undone is known by that.
     if (failure !== undefined && wasRolledBack.includes(failure)) throw error;
     const waitedMs = performance.now() - started;

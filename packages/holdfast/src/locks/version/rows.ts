@@ -7,6 +7,7 @@ import {
   StaleVersionError,
   UsageError,
   shownKey,
+  some,
 } from "../../seam/errors.ts";
 import { classify } from "../../seam/failure.ts";
 import type { RowKey } from "../../seam/row-options.ts";
@@ -147,7 +148,7 @@ export class VersionedRows<R extends object> {
     const expected = row[this.#version];
     if (expected === undefined)
       throw new UsageError(
-        `versioned: the client does not return ${this.#version} under that name, but ${Object.keys(row).join(", ")}. Does it rename columns? Then name yours with a single word, in lower case.`,
+        `versioned: the client does not return ${this.#version} under that name, but ${some(Object.keys(row))}. Does it rename columns? Then name yours with a single word, in lower case.`,
       );
     if (expected === null)
       throw new UsageError(

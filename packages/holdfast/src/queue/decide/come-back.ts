@@ -2,40 +2,48 @@
 import { Draft, millisecond, namesOf } from "./draft.ts";
 import type { JobEnd } from "./finish.ts";
 import { Freed, Opened } from "./freed.ts";
-import type {
-  DelayedRow,
-  FailedRow,
-  HeldLease,
-  LeaseRow,
-  MarkRow,
-  QueueDecided,
-  QueueRow,
-  QueueWrites,
-  WorkerState,
+import {
+  type DelayedRow,
+  type FailedRow,
+  type HeldLease,
+  type LeaseRow,
+  type MarkRow,
+  type QueueDecided,
+  type QueueRow,
+  type QueueWrites,
+  type WorkerState,
+  markId,
 } from "./rows.ts";
 
-/** What a worker had not started. `leases`: those that are still its own. */
+/** What a worker had not started. `leases`: those that are still its own. `marks`: of their jobs; these have ended well. */
 export function decideGiveBack(
-  view: { readonly leases: readonly LeaseRow[]; readonly held: HeldLease | undefined },
+  view: {
+    readonly leases: readonly LeaseRow[];
+    readonly marks: readonly MarkRow[];
+    readonly held: HeldLease | undefined;
+  },
   unstarted: readonly Pick<JobEnd, "lease" | "place">[],
 ): QueueDecided<undefined> {
-  const { leases, held } = view;
+  const { leases, marks, held } = view;
   const draft = new Draft();
   const freed = new Freed();
+  const marked = new Set(marks.map(markId));
   for (const row of leases) {
     const lease = new Opened(row);
     const places = new Set(unstarted.filter(({ lease: id }) => id === row.id).map(({ place }) => place));
     for (const place of [...places].toSorted((a, b) => a - b)) {
       const job = lease.rows[place];
       if (!job || lease.isDone(place)) continue;
-      draft.wait(job);
       if (row.counted) freed.group(job);
+      if (marked.has(markId({ lease: row.id, place }))) freed.key(job);
+      else draft.wait(job);
     }
     const done = [...new Set([...(row.done ?? []), ...places])];
     if (done.length >= row.size) draft.remove.lease.push(row.id);
     else draft.update.lease.push({ id: row.id, done });
   }
   if (!held && freed.any) return { need: freed.need };
+  draft.remove.key.push(...freed.keysOf(held));
   draft.update.group.push(...freed.groupsOf(held, true).values());
   return { verdicts: undefined, writes: draft };
 }
@@ -70,7 +78,7 @@ export function decideSweep(view: {
   const { moment, leases, marks, queues, held } = view;
   const draft = new Draft();
   const freed = new Freed();
-  const marked = new Set(marks.map(({ lease, place }) => `${lease} ${place}`));
+  const marked = new Set(marks.map(markId));
   const unreadable: number[] = [];
   const names = new Set<string>();
   let jobs = 0;
@@ -86,7 +94,7 @@ export function decideSweep(view: {
     for (const [place, job] of lease.rows.entries()) {
       if (lease.isDone(place)) continue;
       if (row.counted) freed.group(job);
-      if (marked.has(`${row.id} ${place}`)) {
+      if (marked.has(markId({ lease: row.id, place }))) {
         freed.key(job);
         continue;
       }

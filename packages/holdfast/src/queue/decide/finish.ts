@@ -1,7 +1,15 @@
 /** The end of jobs: done, again later, or failed for good. */
 import { Draft, later } from "./draft.ts";
 import { Freed, Opened, groupId } from "./freed.ts";
-import type { GroupRow, HeldLease, JobRow, LeaseRow, QueueDecided } from "./rows.ts";
+import {
+  type GroupRow,
+  type HeldLease,
+  type JobRow,
+  type LeaseRow,
+  type MarkRow,
+  type QueueDecided,
+  markId,
+} from "./rows.ts";
 
 export interface JobEnd {
   readonly lease: number;
@@ -11,14 +19,15 @@ export interface JobEnd {
 }
 
 /**
- * `leases`: of those that are named, the ones that are this worker's. `whole`: leases of which nothing is left. The answer: the leases
- * that are ours.
+ * `leases`: of those that are named, the ones that are this worker's. `marks`: of the jobs that are said to have failed, those that were
+ * completed in a committed transaction: they have ended well. `whole`: leases of which nothing is left. The answer: the leases that are ours.
  */
 export function decideFinish(
   view: {
     readonly moment: number;
     readonly ordered: boolean;
     readonly leases: readonly LeaseRow[];
+    readonly marks: readonly MarkRow[];
     readonly held: HeldLease | undefined;
   },
   whole: readonly number[],
@@ -28,8 +37,10 @@ export function decideFinish(
   const draft = new Draft();
   const leases = new Map(view.leases.map((lease) => [lease.id, new Opened(lease)]));
   const freed = new Freed();
+  const marked = new Set(view.marks.map(markId));
   const waits: { readonly row: JobRow; readonly until: number }[] = [];
-  for (const { lease: id, place, failure } of ended) {
+  for (const { lease: id, place, failure: told } of ended) {
+    const failure = marked.has(markId({ lease: id, place })) ? undefined : told;
     const lease = leases.get(id);
     const job = lease?.rows[place];
     if (!lease || !job) continue;

@@ -20,7 +20,8 @@
  * in `done`, once: what is said of them again is passed over. It goes when nothing is left of it, and its marks with it.
  *
  * **What a dead worker had** is as if it had failed, but runs again at once, if it has an attempt left; what was completed in a
- * transaction of its handler (a mark) has ended well. **What is given back** is as it was, and no attempt was made.
+ * transaction of its handler (a mark) has ended well. **What is given back** is as it was, and no attempt was made. Whoever says that a
+ * job has failed, or gives it back, is not believed if it has a mark: it has ended well.
  *
  * **Groups.** `running` counts jobs of a group, if the queue limits groups, from their claim to their end, and is never below 0.
  * `since` and `started`: the window that began with a start, and the starts in it; one that began `group_per` milliseconds ago or
@@ -40,6 +41,7 @@ export { byText } from "./draft.ts";
 export { type JobEnd, decideFinish, decideSettle } from "./finish.ts";
 export { claimedJobs, inOrder, leaseText, leasedRows } from "./lease-text.ts";
 export { type GroupRoom, afterClaim, isLimited, roomForGroups, roomSoon, roomsOf, shareOf } from "./rooms.ts";
+export { markId } from "./rows.ts";
 export type {
   DelayedRow,
   FailedRow,

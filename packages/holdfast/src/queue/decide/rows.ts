@@ -67,10 +67,13 @@ export interface LeaseRow {
   readonly jobs: string;
 }
 
+/** A job that was completed in a transaction of its handler. */
 export interface MarkRow {
   readonly lease: number;
   readonly place: number;
 }
+
+export const markId = ({ lease, place }: MarkRow): string => `${lease}/${place}`;
 
 export interface WorkerState {
   readonly id: number;

@@ -79,7 +79,7 @@ export class Endings {
     const call = { queue: settings.number, worker: member.id ?? 0, whole, ended };
     for (const pauses = new Pauses(50, 5000); ;) {
       try {
-        const ours = await batcher.ask((connection, how) => batcher.store.finish(connection, call, how));
+        const ours = await batcher.keep((connection, how) => batcher.store.finish(connection, call, how));
         this.#written(whole, ended, ours);
         return;
       } catch (error) {

@@ -1,8 +1,10 @@
 /** Jobs that were claimed, from then on until their handlers have ended: so many at a time, in the order in which they came. */
 import type { Connection } from "../../seam/database.ts";
+import { LockTimeoutError } from "../../seam/errors.ts";
 import { traced } from "../../events/events.ts";
 import { sleep } from "../../waiting/wait.ts";
-import { words } from "../errors.ts";
+import { Pauses } from "../../transaction/retry.ts";
+import { JobUndecidedError, words } from "../errors.ts";
 import { type Job, type JobBatch, type JobKeeper, JobOf } from "../job.ts";
 import type { ClaimedJob, EndedJobs, Leased } from "../store.ts";
 import type { ClaimSize } from "./claim-size.ts";
@@ -11,6 +13,9 @@ import type { Leases } from "./leases.ts";
 import { beginning, failedAttempt, tellDone, tellFailed, timesOf } from "./outcome.ts";
 import type { BatchItem, WorkerParts } from "./parts.ts";
 import { inTransaction } from "./settings.ts";
+
+/** A transaction that completes a job and is open for so long after the end of its handler is worth telling. */
+const undecidedMs = 5000;
 
 /** What else of the worker they concern. */
 interface HandlersContext<P> extends WorkerParts<P> {
@@ -102,16 +107,12 @@ export class Handlers<P> implements JobKeeper {
     this.#running++;
     let mine: JobOf<P> | undefined;
     const end = (error?: unknown, failed = false) => {
+      mine?.end();
       if (mine) batch.running.delete(mine);
-      if (mine?.marked && !batch.lost) void this.#confirm(item, failed, error);
-      else if (failed && mine && this.#impatient && !batch.lost) {
-        // It was told to end, and has.
-        this.#brokenOff.push(item);
-        this.#running--;
-      } else {
-        if (!batch.lost) this.#settle(item, failed ? this.#failure(item, error) : undefined);
-        this.#release();
-      }
+      if (batch.lost) this.#release();
+      else if (mine?.marked) void this.#confirm(item, mine, failed, error);
+      else if (failed && mine) this.#failed(item, error);
+      else this.#ended(item, failed ? this.#failure(item, error) : undefined);
     };
     const begin = (payload: P) => {
       // A schema that answers later may have taken too long.
@@ -152,29 +153,49 @@ export class Handlers<P> implements JobKeeper {
     this.#fill();
   }
 
-  /** Of a job that was completed in a transaction: only the database knows whether that was committed. */
-  async #confirm(item: BatchItem, failed: boolean, error: unknown): Promise<void> {
+  /**
+   * Of a job that may have been completed in a transaction: only the database knows whether that was committed, and not before it is
+   * over. A handler may end earlier, for example by a `Promise.race` with a timeout.
+   */
+  async #confirm(item: BatchItem, mine: JobOf<P>, failed: boolean, error: unknown): Promise<void> {
     const { batch, place } = item;
     const { batcher, settings, life } = this.#worker;
-    for (let pause = 50; !batch.lost && !life.left; pause = Math.min(pause * 2, 5000)) {
+    const mark = { lease: batch.lease, place };
+    const since = performance.now();
+    for (const pauses = new Pauses(50, 5000); !batch.lost && !life.left; await sleep(pauses.next())) {
+      if (mine.completing > 0) continue;
       try {
-        const committed = await batcher.completed({ lease: batch.lease, place });
-        const rolledBack = () =>
-          this.#failure(
-            item,
-            failed ? error : new Error("it was completed in a transaction that was rolled back"),
-          );
-        if (!batch.lost) this.#settle(item, committed ? undefined : rolledBack(), true);
-        break;
+        const committed = (await batcher.completed(mark)) || (await batcher.settled(mark));
+        if (batch.lost) break;
+        if (committed) this.#ended(item, undefined, true);
+        else if (failed) this.#failed(item, error);
+        else {
+          const undone = new Error("it was completed in a transaction that was rolled back");
+          this.#ended(item, this.#failure(item, undone), true);
+        }
+        return;
       } catch (trouble) {
-        settings.trouble(trouble);
-        await sleep(pause);
+        if (!(trouble instanceof LockTimeoutError)) settings.trouble(trouble);
+        else if (performance.now() - since > undecidedMs)
+          settings.trouble(new JobUndecidedError(this.name, mine.id, trouble));
       }
     }
     this.#release();
   }
 
-  #settle({ batch, job, place, began }: BatchItem, failure: EndedJobs["failure"], marked = false): void {
+  /** Its handler has begun and failed. If the worker was told to stop, it was the worker that broke it off. */
+  #failed(item: BatchItem, error: unknown): void {
+    if (!this.#impatient) return this.#ended(item, this.#failure(item, error));
+    this.#brokenOff.push(item);
+    this.#running--;
+  }
+
+  #ended(item: BatchItem, failure: EndedJobs["failure"], marked = false): void {
+    this.#settle(item, failure, marked);
+    this.#release();
+  }
+
+  #settle({ batch, job, place, began }: BatchItem, failure: EndedJobs["failure"], marked: boolean): void {
     const { leases, endings, size } = this.#worker;
     if (!failure && began) tellDone(this.name, job, timesOf(job, began));
     batch.left--;

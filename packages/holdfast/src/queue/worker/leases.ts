@@ -108,11 +108,13 @@ export class Leases {
     const { batcher, member, settings } = this.#worker;
     const { id } = member;
     if (id === undefined) return;
+    // As of now: if the worker is lost while it waits for a connection, it knows of none, and others find what it had.
+    const known = [...this.#known];
     try {
-      const jobs = await batcher.ask((connection, how) =>
-        batcher.store.workers.astray(connection, id, [...this.#known], how),
+      const jobs = await batcher.keep((connection, how) =>
+        batcher.store.workers.astray(connection, id, known, how),
       );
-      if (jobs.length > 0) await this.giveBack(id, jobs);
+      if (jobs.length > 0 && id === member.id) await this.giveBack(id, jobs);
     } catch (error) {
       settings.trouble(error);
     }
@@ -123,7 +125,7 @@ export class Leases {
     const { store, notifier } = batcher;
     const { queue, trouble } = settings;
     const giving = (connection: Connection, how: How) => store.giveBack(connection, id, jobs, how);
-    await batcher.ask(giving, queue, true);
+    await batcher.keep(giving, queue, true);
     notifier.notify(queue);
     await batcher.ask(async (connection) => store.notify?.(connection, queue)).catch(trouble);
   }

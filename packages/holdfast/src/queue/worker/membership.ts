@@ -95,7 +95,7 @@ export class Membership implements Member {
   async retire(): Promise<void> {
     const { id } = this;
     if (id === undefined) return;
-    await this.#batcher.ask((connection, how) => this.#batcher.store.workers.retire(connection, id, how));
+    await this.#batcher.keep((connection, how) => this.#batcher.store.workers.retire(connection, id, how));
   }
 
   /** Gives no more signs of life. */

@@ -1,5 +1,6 @@
 /** Jobs in the transaction of their handlers: taken, run one after the other, and settled, each behind a savepoint. */
-import type { Connection } from "../../seam/database.ts";
+import type { Connection, Isolation } from "../../seam/database.ts";
+import { TransactionAbortedError } from "../../seam/errors.ts";
 import { classify } from "../../seam/failure.ts";
 import { traced } from "../../events/events.ts";
 import { type Scope, scopeOf } from "../../transaction/scope.ts";
@@ -23,6 +24,15 @@ export interface Turn {
 }
 
 const savepoint = "holdfast_job";
+
+/**
+ * Never inherited from the session. With a snapshot for the whole transaction a worker sees a pause too late, and on some engines
+ * producers wait for handlers. An instance that is serializable stays so: its handlers rely on it.
+ */
+function isolationOf({ isolation }: { readonly isolation: Isolation }): Isolation {
+  return isolation === "serializable" ? isolation : "read committed";
+}
+
 /**
  * One transaction has several jobs while their handlers take no longer than this together: a BEGIN and a COMMIT less for
  * each. What goes by between them does not count: on a busy machine, one job in a transaction is what makes it busier.
@@ -69,7 +79,8 @@ export class JobTransactions<P> {
     const { batcher, settings, life, hard } = this.#worker;
     const { store, instance } = batcher;
     const { stopping } = life;
-    return instance.transaction({ signal: hard }, async (tx) => {
+    const isolation = isolationOf(batcher.context);
+    return instance.transaction({ signal: hard, isolation }, async (tx) => {
       const scope = scopeOf(tx, "queue");
       turn.busy = 0;
       turn.ended = [];
@@ -92,12 +103,35 @@ export class JobTransactions<P> {
         if (saved) settled.push(job);
         if (saved && start) turn.ended.push({ job, times: timesOf(job, start) });
       }
-      if (settled.length > 0)
+      // Without its transaction a job would be gone for ever, whether or not what its handler wrote was kept.
+      await scope.work(({ connection }) => {
+        if (batcher.context.database.engine.isEnded?.(connection)) throw TransactionAbortedError.early();
+        return Promise.resolve();
+      });
+      const done = await this.#stillThere(scope, settled);
+      if (done.length > 0)
         await scope.work(({ connection }) =>
-          store.transactional.settle(connection, settings.number, settled, undefined, inTransaction),
+          store.transactional.settle(connection, settings.number, done, undefined, inTransaction),
         );
       return count;
     });
+  }
+
+  /** Without those that their own handlers have discarded, or replaced: whatever else is missing is a failure. */
+  async #stillThere(
+    scope: Scope<unknown, Connection>,
+    jobs: readonly ClaimedJob[],
+  ): Promise<readonly ClaimedJob[]> {
+    const { batcher, settings } = this.#worker;
+    if (!batcher.removals.has(scope)) return jobs;
+    const found: ClaimedJob[] = [];
+    for (const job of jobs) {
+      const there = await scope.work(({ connection }) =>
+        batcher.store.transactional.takeOne(connection, settings.number, job, { savepoint }, inTransaction),
+      );
+      if (there) found.push(job);
+    }
+    return found;
   }
 
   async #take(scope: Scope<unknown, Connection>, most: number, turn: Turn): Promise<readonly ClaimedJob[]> {
@@ -176,7 +210,8 @@ export class JobTransactions<P> {
     const { batcher, settings } = this.#worker;
     const [error, times] =
       failure instanceof HandlerFailure ? [failure.cause, failure.times] : [failure, undefined];
-    await batcher.instance.transaction({}, async (tx) => {
+    const isolation = isolationOf(batcher.context);
+    await batcher.instance.transaction({ isolation }, async (tx) => {
       const scope = scopeOf(tx, "queue");
       const job = await scope.work(({ connection }) =>
         batcher.store.transactional.takeOne(connection, settings.number, last, { savepoint }, inTransaction),

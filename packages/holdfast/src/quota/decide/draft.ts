@@ -16,6 +16,7 @@ import {
   milliseconds,
   unusual,
 } from "./rows.ts";
+import { ownId } from "./own-id.ts";
 import { roll } from "./windows.ts";
 
 type Kind = Pick<LineRow, "kind" | "id" | "amount"> &
@@ -137,14 +138,20 @@ export class BucketDraft {
       const over = this.holds.filter(({ until }) => until <= this.now).toSorted(byEnd);
       for (const { id, amount } of over) {
         this.endHold(id);
-        this.write({ kind: "expire", id: `expire:${this.version + 1}:${id}`, entry: id, amount, delta: 0 });
+        this.write({
+          kind: "expire",
+          id: ownId("expire", this.version + 1, id),
+          entry: id,
+          amount,
+          delta: 0,
+        });
       }
     }
     if (this.credit > 0) {
       const over = this.grants.filter(({ until }) => until <= this.now).toSorted(byEnd);
       for (const { id } of over) {
         const amount = this.endGrant(id);
-        this.write({ kind: "lapse", id: `lapse:${this.version + 1}:${id}`, entry: id, amount, delta: 0 });
+        this.write({ kind: "lapse", id: ownId("lapse", this.version + 1, id), entry: id, amount, delta: 0 });
       }
     }
   }

@@ -8,6 +8,7 @@
  *   seen to.
  * - A sum that is larger than what can be counted exactly is not made: then fewer lines become one.
  */
+import { ownId } from "./own-id.ts";
 import { type BucketRow, type LineRow, deltaOf, mostUsed, unusual } from "./rows.ts";
 import { countedKinds } from "./windows.ts";
 
@@ -38,7 +39,7 @@ export function decideRollUp({ bucket, lines }: RollUpView, before: number, most
   const line: LineRow = {
     ...last,
     kind: "rollup",
-    id: `rollup:${last.version}`,
+    id: ownId("rollup", last.version),
     entry: undefined,
     amount,
     delta: unusual(delta, amount),

@@ -4,6 +4,7 @@ import type { QuotaSet } from "../set.ts";
 import { type LimitDecision, type LimitOptions, joined, limiter } from "./limit.ts";
 
 export type { LimitOptions, Problem } from "./limit.ts";
+export { type ProblemResponse, problemOf } from "./problem.ts";
 
 /** As much of Node's `ServerResponse` as is needed. */
 export interface ServerResponseLike {

@@ -4,6 +4,7 @@ import type { QuotaSet } from "../set.ts";
 import { type LimitDecision, type LimitOptions, limiter } from "./limit.ts";
 
 export type { LimitOptions, Problem } from "./limit.ts";
+export { type ProblemResponse, problemOf } from "./problem.ts";
 
 /** `export const POST = withLimit(uploads, { subject: userIdOf }, async (request) => Response.json(…))` */
 export function withLimit<Req extends Request, Rest extends readonly unknown[]>(

@@ -4,6 +4,7 @@ import type { QuotaSet } from "../set.ts";
 import { type LimitOptions, limiter } from "./limit.ts";
 
 export type { LimitOptions, Problem } from "./limit.ts";
+export { type ProblemResponse, problemOf } from "./problem.ts";
 
 /** As much of Hono's `Context` as is needed. */
 export interface ContextLike {

@@ -2,7 +2,7 @@
  * What all frameworks share: a quota is asked, and its answer is put into HTTP. The files beside only carry it over.
  * Fields and problem type are those of draft-ietf-httpapi-ratelimit-headers-11.
  */
-import { UnsupportedError, UsageError, message } from "../../seam/errors.ts";
+import { UnsupportedError, UsageError, message, some } from "../../seam/errors.ts";
 import { emit } from "../../events/events.ts";
 import { checkNames } from "../../input/options.ts";
 import { QuotaError } from "../errors.ts";
@@ -48,15 +48,15 @@ export type LimitOptions<Request> = Asking<Request> & Failing<Request>;
 type Amount = number | readonly number[];
 
 /** RFC 9457. */
-export interface Problem {
+export interface Problem<Status extends number = 422 | 429 | 503> {
   readonly type: string;
   readonly title: string;
-  readonly status: 422 | 429 | 503;
+  readonly status: Status;
   readonly detail: string;
   readonly [extension: string]: unknown;
 }
 
-type Fields = readonly (readonly [name: string, value: string])[];
+export type Fields = readonly (readonly [name: string, value: string])[];
 
 /** What becomes of a request. */
 export interface LimitDecision {
@@ -188,7 +188,7 @@ function policyOf({ name, terms: { windowMs } }: Quota): Policy {
 }
 
 /** Rounded up: who comes a moment early is refused again. */
-function seconds(ms: number): number {
+export function seconds(ms: number): number {
   return Math.max(1, Math.ceil(ms / 1000));
 }
 
@@ -231,9 +231,9 @@ export function joined(before: unknown, value: string): string {
 
 // Refusals.
 
-const problemType = ["Content-Type", "application/problem+json"] as const;
+export const problemType = ["Content-Type", "application/problem+json"] as const;
 
-function retryAfter(wait: number | undefined): Fields {
+export function retryAfter(wait: number | undefined): Fields {
   return wait === undefined ? [] : [["Retry-After", String(wait)]];
 }
 
@@ -270,7 +270,7 @@ const conflict: LimitDecision = {
 };
 
 /** Nobody knows when it is back; soon enough, and not at once. */
-const tryAgainIn = 5;
+export const tryAgainIn = 5;
 
 const unavailable: LimitDecision = {
   limits: [],
@@ -298,7 +298,7 @@ function failing<Request>(
     else if (!warned) {
       warned = true;
       process.emitWarning(
-        `quota ${quotas.join(", ")}: requests are answered with 503, for the quota cannot be asked: ${message(error)}. Give \`onError\` to be told of each.`,
+        `quota ${some(quotas)}: requests are answered with 503, for the quota cannot be asked: ${message(error)}. Give \`onError\` to be told of each.`,
         { type: "QuotaUnavailable" },
       );
     }

@@ -5,6 +5,7 @@ import type { QuotaSet } from "../set.ts";
 import { type LimitOptions, type Problem, joined, limiter } from "./limit.ts";
 
 export type { LimitOptions, Problem } from "./limit.ts";
+export { type ProblemResponse, problemOf } from "./problem.ts";
 
 /** As much of `ExecutionContext` as is needed. */
 export interface ExecutionContextLike {

@@ -1,5 +1,5 @@
 /** Queues, by example: through the public doors, and where a worker must die or an answer be lost, by the store's contract. */
-import { type Unsupported, isSupported } from "../../seam/capabilities.ts";
+import { type Capabilities, type Unsupported, isSupported } from "../../seam/capabilities.ts";
 import type { Connection, Database } from "../../seam/database.ts";
 import { withConnection } from "../../transaction/one-shot.ts";
 import { UnsupportedError } from "../../seam/errors.ts";
@@ -67,32 +67,43 @@ function both<P>({ hf, other, fresh }: Ground, options: QueueOptions<P, P> = {})
   return [queue<P>(hf, fresh, options), queue<P>(other, fresh, options)];
 }
 
+interface ContractContext {
+  readonly database: Database;
+  known(): Capabilities | undefined;
+}
+
 /** The store itself, as a worker of some process would call it. */
 class Contract {
   readonly number: number;
   readonly store: Store;
-  readonly #context: { readonly database: Database };
+  readonly #context: ContractContext;
 
-  constructor(context: { readonly database: Database }, number: number) {
+  constructor(context: ContractContext, number: number) {
     this.#context = context;
     this.store = context.database.engine.queues as Store;
     this.number = number;
   }
 
   static async of(hf: Holdfast<unknown>, name: string, settings?: Settings): Promise<Contract> {
-    const { database } = contextOf(hf, "queue");
-    const opening = new Contract({ database }, 0);
-    return new Contract(
-      { database },
-      await opening.ask((c, how) => opening.store.open(c, name, settings, how)),
-    );
+    const instance = contextOf(hf, "queue");
+    const context = { database: instance.database, known: () => instance.known() };
+    const opening = new Contract(context, 0);
+    return new Contract(context, await opening.ask((c, how) => opening.store.open(c, name, settings, how)));
   }
 
   ask<T>(
     work: (connection: Connection, how: { readonly free: boolean; readonly waitMs: number }) => Promise<T>,
   ): Promise<T> {
-    const how = { free: this.#context.database.connect !== undefined, waitMs: 10_000 };
-    return withConnection(this.#context, (connection) => work(connection, how), 60_000);
+    const { database, known } = this.#context;
+    const how = { free: database.connect !== undefined, waitMs: 10_000 };
+    const call = (connection: Connection) => {
+      const capabilities = known();
+      const alone = () => work(connection, how);
+      return how.free && capabilities && database.engine.apart
+        ? database.engine.apart(connection, capabilities, alone)
+        : alone();
+    };
+    return withConnection({ database, known }, call, 60_000);
   }
 
   /** A worker that says once that it lives, for so long. */
@@ -119,6 +130,7 @@ class Contract {
     claim: Awaited<ReturnType<Contract["claimed"]>>,
     places?: readonly number[],
     error?: string,
+    again?: number,
   ) {
     const ended = claim.jobs
       .map((job, place) => ({
@@ -126,7 +138,7 @@ class Contract {
         place,
         job,
         counted: claim.counted,
-        failure: error === undefined ? undefined : { error, again: undefined },
+        failure: error === undefined ? undefined : { error, again },
       }))
       .filter(({ place }) => places?.includes(place) ?? true);
     const whole = places === undefined ? [claim.lease] : [];
@@ -498,6 +510,129 @@ export const queueCases = suite("queue", {
     },
   ),
 
+  "job.complete(tx), and the handler ends before the transaction: the job runs again only if that is rolled back":
+    kept(async (ground) => {
+      const { hf } = ground;
+      const name = await table(ground);
+      const [q] = both<string>(ground, { backoff: { baseMs: 1 } });
+      const payloads = ["kept", "undone", "kept late"] as const;
+      await q.enqueueMany(payloads.map((payload) => ({ payload, key: payload })));
+      const attempts: string[] = [];
+      const open: Promise<unknown>[] = [];
+      await working(
+        [q],
+        async (job) => {
+          const { payload, attempt } = job;
+          attempts.push(`${payload} ${attempt}`);
+          const completed = new TestGate();
+          open.push(
+            hf
+              .transaction(async (tx) => {
+                await tx.query(sql`INSERT INTO ${sql.id(name)} (k, n) VALUES (${payload}, ${attempt})`);
+                await job.complete(tx);
+                completed.open();
+                // Long enough for a worker that does not wait for it.
+                await sleep(300);
+                if (payload === "undone" && attempt === 1) throw new Error("rolled back");
+              })
+              .catch(completed.open),
+          );
+          await completed.opened;
+          // As of a timeout that was faster; or nobody has awaited the transaction.
+          if (payload !== "kept late") throw new Error("took too long");
+        },
+        async () => {
+          await until("all have ended", () => isEmpty(q));
+          await Promise.all(open);
+          await until("all have ended", () => isEmpty(q));
+        },
+        { concurrency: 1 },
+      );
+      assert.deepEqual(attempts.toSorted(), ["kept 1", "kept late 1", "undone 1", "undone 2"]);
+      const rows = await hf.transaction((tx) => tx.query(sql`SELECT k, n FROM ${sql.id(name)} ORDER BY k`));
+      assert.deepEqual(
+        rows.map(({ k, n }) => `${String(k)} ${Number(n)}`),
+        ["kept 1", "kept late 1", "undone 2"],
+      );
+      for (const key of payloads) assert.equal((await q.enqueue(key, { key })).added, true, `${key} is free`);
+    }),
+
+  "a worker that stops between job.complete(tx) and COMMIT waits for it": kept(async (ground) => {
+    const { hf } = ground;
+    const [q, same] = both<string>(ground);
+    await q.enqueue("x");
+    const attempts: number[] = [];
+    const completed = new TestGate();
+    let open: Promise<unknown> = Promise.resolve();
+    const troubles: unknown[] = [];
+    const stopped = q.work(
+      async (job) => {
+        attempts.push(job.attempt);
+        const told = new Promise((_, reject) =>
+          job.signal.addEventListener("abort", () => reject(new Error("told to end"))),
+        );
+        open = hf.transaction(async (tx) => {
+          await job.complete(tx);
+          completed.open();
+          await told.catch(() => {});
+          await sleep(300);
+        });
+        await Promise.race([told, open]);
+      },
+      { pollMs: 50, onTrouble: (error) => void troubles.push(error) },
+    );
+    await completed.opened;
+    await stopped.stop({ patienceMs: 0 });
+    await open;
+    await working(
+      [same],
+      ({ attempt }) => void attempts.push(attempt),
+      () => until("it has ended", () => isEmpty(q)),
+    );
+    assert.deepEqual(attempts, [1]);
+    assert.deepEqual(troubles, []);
+  }),
+
+  "nobody completes a job whose handler has ended": kept(async (ground) => {
+    const { hf } = ground;
+    const [q] = both<string>(ground);
+    await q.enqueue("x");
+    const ended = Promise.withResolvers<Job<string>>();
+    await working(
+      [q],
+      (job) => ended.resolve(job),
+      () => until("it has ended", () => isEmpty(q)),
+    );
+    const job = await ended.promise;
+    await assert.rejects(
+      hf.transaction((tx) => job.complete(tx)),
+      ({ code }: { code?: unknown }) => code === "HF_JOB_LOST",
+    );
+  }),
+
+  "what was completed in a transaction does not fail, and is not given back": kept(async (ground) => {
+    const { hf } = ground;
+    const [q] = both<string>(ground);
+    const contract = await Contract.of(hf, ground.fresh, { ...settings, groupMost: 5 });
+    const all = ["failed", "back", "again"];
+    await q.enqueueMany(all.map((payload) => ({ payload, key: payload, group: "g" })));
+    const worker = await contract.enlist();
+    const claim = await contract.claimed(worker);
+    const job = (which: string) => ({
+      lease: claim.lease,
+      place: claim.jobs.findIndex(({ payload }) => payload === which),
+    });
+    for (const which of all)
+      assert.equal(await hf.transaction((tx) => completeIn(contract, tx, worker, job(which))), true);
+    await contract.finish(worker, claim, [job("failed").place], "no");
+    await contract.finish(worker, claim, [job("again").place], "no", 1);
+    await contract.ask((c, how) => contract.store.giveBack(c, worker, [job("back")], how));
+    assert.equal(await isEmpty(q), true);
+    assert.equal((await q.counts()).failed, 0);
+    for (const key of all) assert.equal((await q.enqueue("new", { key })).added, true, `${key} is free`);
+    await contract.ask((c, how) => contract.store.workers.retire(c, worker, how));
+  }),
+
   "transactional: each job's effects once, those of one that fails undone": kept(async (ground) => {
     const { hf } = ground;
     const name = await table(ground);
@@ -521,17 +656,72 @@ export const queueCases = suite("queue", {
     await until("all have ended", () => isEmpty(q));
     await Promise.all(started.map((worker) => worker.stop()));
     assert.deepEqual(troubles, []);
+    // First, as their errors say why an effect is missing.
+    assert.deepEqual(
+      (await q.failed()).map(({ payload, attempts, error }) => [payload, attempts, error.split("\n")[0]]),
+      [[7, 2, "Error: no"]],
+    );
     const rows = await hf.transaction((tx) => tx.query(sql`SELECT k, n FROM ${sql.id(name)} ORDER BY n`));
     assert.deepEqual(
       rows.map(({ n }) => Number(n)),
       Array.from({ length: 20 }, (_, n) => n).filter((n) => n !== 7),
     );
     assert.equal(String(rows.find(({ n }) => Number(n) === 9)?.["k"]), "2");
-    assert.deepEqual(
-      (await q.failed()).map(({ payload, attempts }) => [payload, attempts]),
-      [[7, 2]],
-    );
   }),
+
+  "transactional: the next job of a transaction finds the caller's own settings after one that fails": kept(
+    async (ground) => {
+      const name = await table(ground);
+      const [q] = both<number>(ground, { retries: 0 });
+      await q.enqueueMany(
+        Array.from({ length: 40 }, (_, payload) => ({ payload, ...(payload < 20 && { group: "g" }) })),
+      );
+      const worker = q.work(
+        async ({ payload }, tx) => {
+          // A name without a schema: it is found by the caller's settings.
+          await tx.query(sql`INSERT INTO ${sql.id(name)} (k, n) VALUES ('k', ${payload})`);
+          if (payload % 2 === 0) throw new Error("no");
+        },
+        { transactional: true, concurrency: 1, pollMs: 50 },
+      );
+      await until("all have ended", () => isEmpty(q));
+      await worker.stop();
+      const failed = await q.failed();
+      assert.deepEqual(new Set(failed.map(({ error }) => error.split("\n")[0])), new Set(["Error: no"]));
+      assert.equal(failed.length, 20);
+    },
+  ),
+
+  "serial: while somebody's transaction has the first job of a group, the second one does not begin": kept(
+    async (ground) => {
+      const [q, same] = both<string>(ground, { groups: { serial: true } });
+      const seen: string[] = [];
+      for (const how of ["discard", "replace"] as const) {
+        const group = how;
+        const first = await q.enqueue(`${how} 1`, { group, key: how });
+        await q.enqueue(`${how} 2`, { group });
+        const taken = new TestGate();
+        const undone = ground.hf.transaction(async () => {
+          if (how === "discard") assert.equal(await q.discard(first.id), 1);
+          else await q.enqueue("never", { group, key: how, onDuplicate: "replace" });
+          taken.open();
+          // Long enough for a worker that passes over what somebody has.
+          await ground.hf.outside(() => sleep(300));
+          throw new Error("rolled back");
+        });
+        await Promise.race([taken.opened, undone]);
+        await working(
+          [same],
+          ({ payload }) => void seen.push(payload),
+          async () => {
+            await assert.rejects(undone, /rolled back/);
+            await until("all have run", () => isEmpty(q));
+          },
+        );
+      }
+      assert.deepEqual(seen, ["discard 1", "discard 2", "replace 1", "replace 2"]);
+    },
+  ),
 
   "stop gives back what was not started, without counting it": kept(async (ground) => {
     const [q] = both<number>(ground);

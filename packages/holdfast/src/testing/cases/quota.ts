@@ -1,6 +1,6 @@
 /** Quotas and credits: what `quota/decide` says, by example, and exact under concurrency. */
 import { isSupported } from "../../seam/capabilities.ts";
-import { LockTimeoutError, UnsupportedError } from "../../seam/errors.ts";
+import { LockTimeoutError, UnsupportedError, UsageError } from "../../seam/errors.ts";
 import {
   type Quota,
   QuotaError,
@@ -232,6 +232,28 @@ export const quotaCases = suite("quota", {
     has(await of.peek("u"), { used: 5, held: 0, remaining: 5 });
     has(await of.refund("u", `settle:${hold.id}`), { used: 0, amount: 5 });
     await whole(of);
+  }),
+
+  "no id of a caller takes the place of one of ours": counted(async ({ one }) => {
+    const of = one({ limit: 10 });
+    // The hold is entry 1, and its end would be entry 2 or 3.
+    const hold = await of.hold("u", 3, { id: "h", holdFor: 100 });
+    for (const id of ["expire:2:h", "expire:3:h", "lapse:2:h", "settle:h", "release:h", "rollup:1"])
+      await assert.rejects(of.consume("u", 1, { id }), UsageError);
+    await becomes("the hold is over", async () => (await of.tryConsume("u", 10)).granted);
+    await assert.rejects(hold.settle(1), coded("HF_QUOTA_UNKNOWN"));
+    await whole(of);
+  }),
+
+  "a number is the same subject as its digits, alone and in several dimensions": counted(async ({ both }) => {
+    const [of, same] = both({ limit: 4 });
+    await of.consume(42);
+    has(await same.peek("42"), { used: 1 });
+    await of.consume({ org: 42, user: "ann" });
+    await of.consume({ user: "ann", org: "42" });
+    has(await same.consume({ org: 42n, user: "ann" }), { used: 3 });
+    await of.consume({ org: "42.0", user: "ann" });
+    has(await same.peek({ org: "42", user: "ann" }), { used: 3 });
   }),
 
   "more than was held is settled if there is room, else the hold stays": counted(async ({ one }) => {

@@ -1,10 +1,13 @@
 import type { CallSite } from "../../context/call-site.ts";
+import { labelOf, namesMade } from "./statement.ts";
 
 /** One of the functions under test, in one run, and what it sends. */
 export interface ActorStep {
   readonly actor: number;
   /** Grows while the rest of the statement arrives. */
   text: string;
+  /** Its text without what differs from run to run. */
+  readonly label: string;
   readonly place: string | undefined;
   /** Over which connection, as far as there are several. */
   readonly connection: number;
@@ -24,6 +27,8 @@ export interface ActorStep {
   inside: boolean;
   /** The transaction that it was sent in is over with it, whatever its text. */
   ends: boolean;
+  /** Statements are executed within it, by a function, a procedure or a trigger. */
+  acts: boolean;
   /** It is that COMMIT, which nobody sent. */
   readonly implicit: boolean;
   /** It waits for sessions that are no actor's: since when. */
@@ -38,12 +43,18 @@ export function step(
   {
     connection = actor,
     implicit = false,
-  }: { readonly connection?: number; readonly implicit?: boolean } = {},
+    own = [],
+  }: { readonly connection?: number; readonly implicit?: boolean; readonly own?: string[] } = {},
 ): ActorStep {
+  own.push(...namesMade(text).filter((name) => !own.includes(name)));
+  const names = own.slice();
   return {
     actor,
     text,
     connection,
+    get label() {
+      return labelOf(this.text, names);
+    },
     get place() {
       return typeof place === "function" ? place() : place;
     },
@@ -56,6 +67,7 @@ export function step(
     opens: false,
     inside: false,
     ends: false,
+    acts: false,
     implicit,
     outside: undefined,
   };
@@ -79,6 +91,8 @@ export class Actor {
   readonly trail: CallSite[] = [];
   /** Neither sends nor ends: it waits for something in this process. */
   asleep = false;
+  /** Names that it gave to what it has made in this run: savepoints, temporary tables. */
+  readonly own: string[] = [];
   /** The run is over: what comes now is not a part of it. */
   over = false;
   /** Its process has ended: whatever still runs of it reaches nobody. */
@@ -134,8 +148,16 @@ export interface ActorStage {
   describe?(sessions: readonly string[]): Promise<readonly string[]>;
   /** After a run that was given up: ends what is still under way, so that nothing is left locked. */
   clear?(actors: readonly Actor[]): Promise<void>;
+  /** Waits until the server has forgotten deleted rows, where locks depend on them: see `Protocol.settle`. */
+  readonly settle?: (() => Promise<boolean>) | undefined;
   /** Statements in which others can come in between where nothing is held back. */
   readonly unseen?: ReadonlySet<string>;
+  /** Statements of which it was not known whose they are. */
+  readonly guessed?: ReadonlySet<string>;
+  /** Actors are at work in other processes, whose pools nobody sees. */
+  readonly remote?: boolean;
+  /** Grows when it is learned that more has to be tried than was until then: what was left out until then is not known to be the same. */
+  readonly learned?: number;
   /** Whom a deadlock ends can be chosen. Else the server decides, and at once. */
   readonly victims: boolean;
   /** Whoever tries again what was refused is held back here. Else the schedule sees to it. */
@@ -144,8 +166,8 @@ export interface ActorStage {
   readonly certified?: boolean;
   /** When every actor has had the time to do what it can. Absent: they have, since they are in this thread. */
   caughtUp?(): Promise<void>;
-  /** Everybody waits for somebody else. Absent: the server ends one of them. */
-  stuck?(among: readonly Actor[], victim: number | undefined): void;
+  /** Everybody waits for somebody else. Whether one of them was ended; absent: the server ends one. */
+  stuck?(among: readonly Actor[], victim: number | undefined): boolean;
   /** Runs the invariant, whose writes count too. Absent: nobody asks what was written. */
   judge?<T>(work: () => Promise<T>): Promise<T>;
   /** Holds back from here on. `victim`: who is to be ended in a deadlock, where that can be chosen. */

@@ -1,9 +1,9 @@
 /** What kind of race a schedule shows, by what its statements read and wrote. */
 import type { Isolation } from "../../seam/database.ts";
-import { type Access, type Conflict, evidence, spans, wasDeadlock } from "./evidence.ts";
+import { type Access, type Conflict, deadlockOf, evidence, spans, wasDeadlock } from "./evidence.ts";
 import { faultFix } from "./faults.ts";
 import type { Choice, ExploreRun } from "./schedule.ts";
-import { footprint } from "./statement.ts";
+import { asWritten, bare, footprint } from "./statement.ts";
 
 export type Anomaly =
   | "deadlock"
@@ -26,18 +26,35 @@ export interface Diagnosis {
 }
 
 function accesses(choices: readonly Choice[]): Access[] {
+  const texts = choices.map(({ step }) => step.text);
   return choices.flatMap(({ chosen, step: { text } }, at) => {
     const { kind, reads, writes } = footprint(text);
     const where = /\bwhere\b([\s\S]*)$/i.exec(text)?.[1]?.trim() ?? "";
     const of = (what: Access["kind"], tables: Iterable<string>) =>
-      [...tables].map((table) => ({ at, actor: chosen, kind: what, table, where }));
+      [...tables].map((table) => ({
+        at,
+        actor: chosen,
+        kind: what,
+        table: asWritten(texts, table),
+        where,
+      }));
     return [...of("read", reads), ...(kind === "insert" || kind === "write" ? of(kind, writes) : [])];
   });
 }
 
-/** `whole`: the engine locks everything at once, so what helps is to begin with that. */
-export function diagnose(run: ExploreRun, isolation: Isolation | undefined, whole = false): Diagnosis {
-  const diagnosis = judge(run, isolation);
+export interface EngineTraits {
+  /** It locks everything at once, so what helps is to begin with that. */
+  readonly whole?: boolean;
+  /** As the protocol has it. Such servers begin transactions at REPEATABLE READ. */
+  readonly lateSnapshot?: boolean;
+}
+
+export function diagnose(
+  run: ExploreRun,
+  isolation: Isolation | undefined,
+  { whole = false, lateSnapshot = false }: EngineTraits = {},
+): Diagnosis {
+  const diagnosis = judge(run, isolation, lateSnapshot);
   const { kind } = diagnosis;
   if (!whole || kind === "not a race" || kind === "deadlock" || kind === "double effect" || kind === "fault")
     return diagnosis;
@@ -47,7 +64,7 @@ export function diagnose(run: ExploreRun, isolation: Isolation | undefined, whol
   };
 }
 
-function judge(run: ExploreRun, isolation: Isolation | undefined): Diagnosis {
+function judge(run: ExploreRun, isolation: Isolation | undefined, lateSnapshot: boolean): Diagnosis {
   const { choices, fault } = run;
   const stale = new Set<number>();
   if (fault) return { kind: "fault", fix: faultFix(fault), stale };
@@ -57,6 +74,8 @@ function judge(run: ExploreRun, isolation: Isolation | undefined): Diagnosis {
       fix: "It fails when one runs after the other: the functions, the reset or the invariant are wrong.",
       stale,
     };
+  const one = wasDeadlock(run) ? deadlockOf(run) : undefined;
+  if (one) return { kind: "deadlock", ...one, stale };
   if (wasDeadlock(run))
     return {
       kind: "deadlock",
@@ -74,7 +93,7 @@ function judge(run: ExploreRun, isolation: Isolation | undefined): Diagnosis {
       stale,
     };
   const race = raceOf(choices, isolation);
-  const fix = evidence(run, race.conflicts) ?? race.fix;
+  const fix = evidence(run, race.conflicts, accesses(choices), { isolation, lateSnapshot }) ?? race.fix;
   const { kind, table } = race;
   for (const { read } of race.conflicts) stale.add(read.at);
   return { kind, ...(table === undefined ? {} : { table }), fix, stale };
@@ -132,17 +151,20 @@ function raceOf(choices: readonly Choice[], isolation: Isolation | undefined): R
     return {
       kind: "lost update",
       table,
-      fix: `Decide in the write itself (UPDATE ${table} SET n = n - 1 WHERE … AND n >= 1), lock the row before it is read (tx.rows("${table}", [id]), FOR UPDATE), or write with a version (versioned).`,
+      fix: `Decide in the write itself (UPDATE ${table} SET n = n - 1 WHERE … AND n >= 1), lock the row before it is read (tx.rows("${bare(table)}", [id]), FOR UPDATE), or write with a version (versioned).`,
       conflicts,
     };
   }
   const phantom = conflicts.find(({ write }) => write.kind === "insert");
   if (phantom) {
     const { table } = phantom.read;
+    const unique = mayBeUnique(choices, table)
+      ? ", or let a UNIQUE or EXCLUDE constraint refuse the second one"
+      : "";
     return {
       kind: "phantom",
       table,
-      fix: `Rows that are not there yet cannot be locked: take a lock for what is checked (hf.transaction({ lock: key("${table}", id) }, …)), or let a UNIQUE or EXCLUDE constraint refuse the second one.`,
+      fix: `Rows that are not there yet cannot be locked: take a lock for what is checked (hf.transaction({ lock: key("${bare(table)}", id) }, …))${unique}.`,
       conflicts,
     };
   }
@@ -175,7 +197,7 @@ function raceOf(choices: readonly Choice[], isolation: Isolation | undefined): R
     return {
       kind: "write skew",
       table,
-      fix: `What was read of ${table} must not change before it is acted on: lock it as it is read (tx.rows, FOR UPDATE or FOR SHARE), take one lock for the rule (hf.transaction({ lock: key("${table}", …) }, …)), or run both at SERIALIZABLE with retry.`,
+      fix: `What was read of ${table} must not change before it is acted on: lock it as it is read (tx.rows, FOR UPDATE or FOR SHARE), take one lock for the rule (hf.transaction({ lock: key("${bare(table)}", …) }, …)), or run both at SERIALIZABLE with retry.`,
       conflicts,
     };
   }
@@ -200,18 +222,24 @@ function raceOf(choices: readonly Choice[], isolation: Isolation | undefined): R
       fix: `It only reads, in several statements, and between them the other one has committed: a part of what it shows is from before that, a part from after it. Read in one statement, or in one transaction at REPEATABLE READ: hf.transaction({ isolation: "repeatable read" }, …).`,
       conflicts,
     };
-  const twice = all.find(
+  const twice = all.filter(
     ({ kind, table, actor }) =>
       kind === "insert" &&
       all.some((other) => other.kind === "insert" && other.table === table && other.actor !== actor),
   );
-  if (twice)
+  const open = twice.filter(({ table }) => mayBeUnique(choices, table));
+  const [first = twice[0]] = open;
+  if (first) {
+    // Of several tables nobody knows which row must be there once.
+    const unique =
+      new Set(open.map(({ table }) => table)).size === 1 ? `a UNIQUE constraint on ${first.table}, or ` : "";
     return {
       kind: "double effect",
-      table: twice.table,
-      fix: `Make it happen once: a UNIQUE constraint on ${twice.table}, or once(hf, id, async (tx) => …).`,
+      table: first.table,
+      fix: `Make it happen once: ${unique}once(hf, id, async (tx) => …).`,
       conflicts,
     };
+  }
   return {
     kind: "race",
     fix: "Lock what is checked before it is read: hf.transaction({ lock: key(…) }, …).",
@@ -225,4 +253,18 @@ function oneAfterTheOther(choices: readonly Choice[]): boolean {
       step.waitedFor.size === 0 &&
       !choices.slice(0, i).some((other, j) => other.chosen === chosen && choices[j + 1]?.chosen !== chosen),
   );
+}
+
+/** Not where there is such a constraint already, nor where what is checked is a sum. */
+function mayBeUnique(choices: readonly Choice[], table: string): boolean {
+  const name = bare(table).toLowerCase();
+  return !choices.some(({ step: { text } }) => {
+    const { kind, reads, writes } = footprint(text);
+    return (
+      (reads.has(name) && /\b(?:sum|avg)\s*\(/i.test(text)) ||
+      (kind === "insert" &&
+        writes.has(name) &&
+        /\bon (?:conflict|duplicate key)\b|\binsert (?:ignore|or \w+)\b|^\s*replace\b/i.test(text))
+    );
+  });
 }

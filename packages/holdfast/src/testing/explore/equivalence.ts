@@ -6,9 +6,15 @@ import { type Footprint, footprint } from "./statement.ts";
 
 export interface SentStatement {
   readonly actor: number;
+  /** Absent: the actor has only one. */
+  readonly connection?: number;
   readonly text: string;
   /** A transaction by itself, which is kept open until a COMMIT follows. */
   readonly opens?: boolean;
+  /** It is sent inside of a transaction, as the server has said. */
+  readonly inside?: boolean;
+  /** After it something befalls the actor, which may undo or change anything. */
+  readonly fault?: boolean;
 }
 
 /** What a statement touches where it stands, between BEGIN and COMMIT. */
@@ -25,6 +31,16 @@ interface Touch {
 const none: ReadonlySet<string> = new Set();
 const nothing: Touch = { reads: none, writes: none, any: false, snapshot: false, ends: false };
 const everything: ReadonlySet<string> = new Set(["*"]);
+/** Nobody's table is called so. */
+const clock: ReadonlySet<string> = new Set(["what time it is"]);
+
+interface EquivalenceOptions {
+  /** Who writes anything locks all of the database. */
+  readonly whole?: boolean;
+  /** A snapshot is taken by the first statement that reads without a lock. */
+  readonly lateSnapshot?: boolean;
+  readonly times?: { readonly timed: boolean; clocked(text: string): boolean };
+}
 
 export class Equivalence {
   /** Tables that are touched together have one name; undefined: any. */
@@ -32,14 +48,12 @@ export class Equivalence {
 
   /** Every order is another one. */
   all: boolean;
-  readonly #whole: boolean;
+  readonly #options: EquivalenceOptions;
 
-  /**
-   * Without knowing what is related, every order is another one. `whole`: who writes anything locks all of the database.
-   */
-  constructor(related: readonly (readonly string[])[] | undefined, { whole = false } = {}) {
+  /** Without knowing what is related, every order is another one. */
+  constructor(related: readonly (readonly string[])[] | undefined, options: EquivalenceOptions = {}) {
     this.all = related === undefined;
-    this.#whole = whole;
+    this.#options = options;
     for (const group of related ?? []) this.#join(group);
   }
 
@@ -82,36 +96,55 @@ export class Equivalence {
   }
 
   #touches(order: readonly SentStatement[]): Touch[] {
-    if (this.#whole) return order.map(({ text }) => ofTheWhole(text));
-    /** By actor: what its open transaction has touched; absent outside of one. */
+    const { whole, lateSnapshot, times } = this.#options;
+    if (whole) return order.map(({ text, fault }) => (fault ? { ...nothing, any: true } : ofTheWhole(text)));
+    /** By connection: what its open transaction has touched; absent outside of one. */
     const open = new Map<number, { touched: Set<string>; any: boolean; fresh: boolean }>();
-    return order.map(({ actor, text, opens }) => {
+    return order.map(({ actor, connection = actor, text, opens, inside, fault }) => {
+      if (fault) {
+        open.delete(connection);
+        return { ...nothing, any: true, ends: true };
+      }
       const print = footprint(text);
-      if (opens) open.set(actor, { touched: new Set(), any: false, fresh: false });
-      const transaction = open.get(actor);
+      if (opens) open.set(connection, { touched: new Set(), any: false, fresh: false });
+      // Begun where it was not recognised: with several statements in one message, or by a session without autocommit.
+      else if (inside && !open.has(connection))
+        open.set(connection, { touched: new Set(), any: true, fresh: true });
+      const transaction = open.get(connection);
       if (print.kind === "begin") {
-        open.set(actor, { touched: new Set(), any: false, fresh: true });
-        return { reads: none, writes: none, any: print.any, snapshot: false, ends: false };
+        // Some servers end one that is open when another one is begun. A procedure may do more than that.
+        const { touched: earlier = none, any = false } = transaction ?? {};
+        const touched = new Set([...earlier, ...this.#named(print.writes)]);
+        open.set(connection, { touched: new Set(touched), any, fresh: true });
+        // The time of a transaction may be that of its BEGIN.
+        const writes = times?.timed ? new Set([...touched, ...clock]) : touched;
+        const snapshot = /\bsnapshot\b/i.test(text);
+        return { reads: none, writes, any: any || print.any, snapshot, ends: any || touched.size > 0 };
       }
       if (print.kind === "commit" || print.kind === "rollback") {
-        open.delete(actor);
+        open.delete(connection);
         // One whose beginning was not recognised may have done anything.
         const { touched, any } = transaction ?? { touched: none, any: true };
         // What was read counts too: a serializable transaction is judged by it at its end.
-        return { reads: none, writes: touched, any, snapshot: false, ends: any || touched.size > 0 };
+        const writes = new Set([...touched, ...this.#named(print.writes)]);
+        return { reads: none, writes, any, snapshot: false, ends: any || writes.size > 0 };
       }
       if (print.kind === "setting")
         return { reads: none, writes: none, any: false, snapshot: false, ends: false };
       const reads = this.#named(print.reads);
-      const writes = this.#named(print.writes);
-      const any = print.any || reads.has("*") || writes.has("*");
+      const written = this.#named(print.writes);
+      const any = print.any || reads.has("*") || written.has("*");
+      const writes = times?.timed && times.clocked(text) ? new Set([...written, ...clock]) : written;
       const snapshot = transaction?.fresh ?? false;
       if (transaction) {
-        transaction.fresh = false;
+        // LOCK TABLE takes none.
+        transaction.fresh &&=
+          print.kind === "other" ||
+          (lateSnapshot === true && (print.kind !== "read" || writes.size > 0 || any));
         transaction.any ||= any;
-        for (const table of [...reads, ...writes]) transaction.touched.add(table);
+        for (const table of [...reads, ...written]) transaction.touched.add(table);
       }
-      return { reads, writes, any, snapshot, ends: !transaction && (any || writes.size > 0) };
+      return { reads, writes, any, snapshot, ends: !transaction && (any || written.size > 0) };
     });
   }
 

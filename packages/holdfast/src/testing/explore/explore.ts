@@ -5,26 +5,31 @@
 import { ours } from "../../context/ours.ts";
 import type { Connection, Database, Isolation } from "../../seam/database.ts";
 import { withConnection } from "../../transaction/one-shot.ts";
-import { UnsupportedError, UsageError } from "../../seam/errors.ts";
+import { SchemaMissingError, UnsupportedError, UsageError } from "../../seam/errors.ts";
 import type { KeptStatement, Protocol } from "../../seam/protocol-reader.ts";
 import type { ActorStage } from "./actor.ts";
-import { diagnose } from "./anomaly.ts";
+import { type EngineTraits, diagnose } from "./anomaly.ts";
 import { Equivalence } from "./equivalence.ts";
 import { holdsBetween, notGivenBack } from "./evidence.ts";
-import { type FaultKind, faultKinds, faultPlans } from "./faults.ts";
+import { type FaultKind, faultKinds, faultsIn } from "./faults.ts";
 import {
   type Coverage,
   type Exploration,
+  CoverageError,
   type Level,
   RaceError,
   coverageText,
+  doubtsOf,
   failed,
   passed,
   worth,
 } from "./report.ts";
 import { type Limits, type ExplorePlan, type ExploreRun, TimeOver, perform } from "./schedule.ts";
-import { ScheduleSearch, merged, randomOf } from "./search.ts";
+import { ScheduleSearch, hasWaited, merged, randomOf } from "./search.ts";
 import { SeenTable } from "./seen.ts";
+import { footprint, learnRoutines, locksRows } from "./statement.ts";
+import { SeenTables } from "./seen-tables.ts";
+import type { Proxy } from "./proxy.ts";
 import { type Server, Sockets } from "./sockets.ts";
 import { ThreadActor, Threads } from "./threads.ts";
 import { planOf } from "./timeline.ts";
@@ -65,6 +70,8 @@ export interface ExploreOptions {
   readonly seed?: number;
   /** Only the schedule that a report named. */
   readonly replay?: string;
+  /** Through which an application in another process has its connections (see `proxied`), where actors are requests to it. */
+  readonly proxy?: Proxy;
   /** Called before each run. */
   readonly onProgress?: (progress: Progress) => void;
 }
@@ -78,7 +85,7 @@ export interface Scenario extends ExploreOptions {
 }
 
 /** For databases that are files: each actor in a thread of its own, which stands for a process. */
-export interface ThreadScenario extends Omit<ExploreOptions, "reset" | "isolation"> {
+export interface ThreadScenario extends Omit<ExploreOptions, "reset" | "isolation" | "proxy"> {
   /**
    * Not asked who waits, which the threads tell. Only for the faults `expired lease` and `pause`: the same file, as an adapter gives
    * it, so that leases can be made to run out.
@@ -102,6 +109,8 @@ export interface Progress {
 }
 
 const importMs = 30_000;
+/** So often in a row the server has not forgotten them: somebody keeps it from that. */
+const enoughUnsettled = 3;
 /** Below the 5 s of test runners. Who gives tests more, on a machine that is busy with others, can say so for all of them. */
 const defaultMs = Number(process.env["HOLDFAST_EXPLORE_MS"]) || 3500;
 /** What a run is given, however little time there is. */
@@ -127,11 +136,16 @@ function check({
   minCoverage,
   maxMs,
   faults = [],
-}: Pick<ExploreOptions, "minCoverage" | "maxMs" | "faults">): void {
+  proxy,
+}: Pick<ExploreOptions, "minCoverage" | "maxMs" | "faults" | "proxy">): void {
   const unknown = faults.find((each) => !faultKinds.includes(each));
   if (unknown !== undefined)
     throw new UsageError(
       `explore: there is no fault ${JSON.stringify(unknown)}; there are ${faultKinds.map((kind) => `"${kind}"`).join(", ")}`,
+    );
+  if (proxy && faults.includes("crash"))
+    throw new UsageError(
+      'explore: an application that is reached through a proxy cannot be made to crash; "lost commit" ends its connection',
     );
   const whole = typeof minCoverage === "number" && Number.isInteger(minCoverage) && minCoverage >= 0;
   if (minCoverage !== undefined && minCoverage !== "exhaustive" && !whole)
@@ -195,7 +209,12 @@ function expiry(
     leases &&
     (async (given) => {
       const connection = chosen ? chosen.on(given) : given;
-      for (const lease of await leases.list(connection, {})) await leases.release(connection, lease, 0);
+      const all = await leases.list(connection, {}).catch((error: unknown) => {
+        // Without our tables nobody has a lease.
+        if (error instanceof SchemaMissingError) return [];
+        throw error;
+      });
+      for (const lease of all) await leases.release(connection, lease, 0);
     })
   );
 }
@@ -215,25 +234,43 @@ async function onSockets(name: string, scenario: Scenario, names: readonly strin
   if (!protocol)
     throw new UnsupportedError(`explore: statements cannot be held back on ${database.engine.name}`);
   return onServer(database, async (onServerOnce) => {
-    const related = await onServerOnce((connection) => protocol.related(connection));
+    const effects = await onServerOnce((connection) => protocol.effects(connection));
+    const known = await onServerOnce((connection) => protocol.related(connection));
+    learnRoutines(
+      await onServerOnce(async (connection) => (await protocol.routines?.(connection)) ?? new Map()),
+    );
+    const { lateSnapshot = false } = protocol;
+    const tables = new SeenTables(effects, known, { lateSnapshot });
+    const reaching = effects.filter(({ kind }) => ["acts", "acts when read", "decides"].includes(kind));
+    const related = [...known, ...reaching.map(({ table }) => [table, "*"])];
     const server: Server = {
       protocol,
-      active: new Set(related.filter((group) => group.includes("*")).flat()),
+      tables,
       writers: await onServerOnce((connection) => protocol.autocommit.writers(connection)),
       waiting: (sessions) => onServerOnce((connection) => protocol.waiting(connection, sessions)),
       describe: (sessions) => onServerOnce((connection) => protocol.describe(connection, sessions)),
       cancel: (sessions) => onServerOnce((connection) => protocol.cancel(connection, sessions)),
+      ...(protocol.settle && {
+        settle: () => onServerOnce(async (connection) => (await protocol.settle?.(connection)) ?? false),
+      }),
       ...(expire && { expire: () => onServerOnce(expire) }),
       marked: (mark) => onServerOnce(async (connection) => protocol.autocommit.marked?.(connection, mark)),
     };
     const work = names.map((each) => scenario.actors[each] as () => Promise<unknown>);
-    const sockets = new Sockets(server, work);
+    const sockets = new Sockets(server, work, scenario.proxy);
     const exploring = async (reset: () => Promise<unknown>) => {
       const explorer = new Explorer(name, { ...scenario, reset }, names, sockets, {
-        equivalence: new Equivalence(scenario.prune === false ? undefined : related),
+        equivalence: new Equivalence(scenario.prune === false ? undefined : related, {
+          lateSnapshot,
+          times: tables,
+        }),
+        ...(lateSnapshot && { lateSnapshot }),
       });
       try {
-        return await explorer.levels((level) => (sockets.level = level));
+        return await explorer.levels((level) => {
+          sockets.level = level;
+          tables.runsAt(level ?? "");
+        });
       } finally {
         await sockets.end();
       }
@@ -326,19 +363,21 @@ export class Explorer {
   readonly #scenario: ExploreOptions & { reset: () => Promise<unknown>; invariant: Invariant };
   readonly #names: readonly string[];
   readonly #stage: ActorStage;
-  readonly #engine: {
-    readonly equivalence: Equivalence;
-    readonly whole?: boolean;
-  };
+  readonly #engine: { readonly equivalence: Equivalence } & EngineTraits;
   #begun = performance.now();
   readonly #limits: Limits;
   readonly #seed: number;
   readonly #seen: SeenTable;
   #runs = 0;
+  /** Some actor's calls may be sent with those of another one. */
+  #borrows = false;
   /** Of these, with a fault. */
   #faulted = 0;
   /** What everybody did when the time was over in the middle of a run. */
   #cut: string | undefined;
+  /** Before each run the server forgets deleted rows, since somebody locks what is not there; what that has come to. */
+  #settles = false;
+  #unsettled = 0;
   /** Actors that have done nothing for a while, again and again. */
   readonly #sleepers = new Set<number>();
 
@@ -347,7 +386,7 @@ export class Explorer {
     scenario: ExploreOptions & { reset: () => Promise<unknown>; invariant: Invariant },
     names: readonly string[],
     stage: ActorStage,
-    engine: { readonly equivalence: Equivalence; readonly whole?: boolean },
+    engine: { readonly equivalence: Equivalence } & EngineTraits,
   ) {
     this.#name = name;
     this.#scenario = scenario;
@@ -382,6 +421,14 @@ export class Explorer {
     await ends(this.#scenario.reset(), "the reset", this.#left);
     const warm = await this.#inTime(() => this.#perform({ order: [], victim: undefined }));
     if (warm) this.#seen.add(warm);
+    // What was asked for after the others may have been sent together with theirs.
+    const silent = warm && replay === undefined ? this.#seen.silent : [];
+    this.#borrows = silent.length > 0;
+    for (const first of silent) {
+      await ends(this.#scenario.reset(), "the reset", this.#left);
+      const run = await this.#inTime(() => this.#perform({ order: [], victim: undefined, first }));
+      if (run) this.#seen.add(run);
+    }
     this.#begun = performance.now();
     for (const [i, level] of wanted.entries()) {
       set(level);
@@ -391,34 +438,46 @@ export class Explorer {
       // A connection that took its time to open kept them apart; now it is there.
       if (replay === undefined && !("run" in found) && this.#seen.nothing() !== undefined)
         found = await this.#level(level, until);
-      if ("run" in found)
+      if ("run" in found) {
+        const diagnosis = diagnose(found.run, level, this.#engine);
+        // What was not seen was not brought back either.
+        if (diagnosis.kind === "not a race" && this.#seen.silent.length > 0)
+          this.#refuse(this.#seen.nothing());
         return failed({
           name: this.#name,
           names: this.#names,
           runs: this.#runs,
           ms: this.#ms,
           levels: done,
+          unexplored: replay === undefined ? this.#seen.pairs.unexplored : [],
           isolation: level,
           seed: this.#seed,
           ...found,
-          diagnosis: diagnose(found.run, level, this.#engine.whole),
+          diagnosis,
         });
+      }
       done.push({ ...found, runs: this.#runs - runs, ...(level === undefined ? {} : { isolation: level }) });
     }
     if (replay === undefined) this.#refuse(this.#seen.nothing());
+    const whole = replay !== undefined || done.every(({ coverage }) => coverage === "exhaustive");
     return passed({
       name: this.#name,
       runs: this.#runs,
       ms: this.#ms,
       levels: done,
+      unexplored: whole ? [] : this.#seen.pairs.unexplored,
       seed: this.#seed,
-      faults: this.#faulted,
       ...this.#seen.noted,
     });
   }
 
   #refuse(why: string | undefined): void {
     if (why !== undefined) throw new UsageError(`explore "${this.#name}": ${why}`);
+  }
+
+  #refuseLess(why: string | undefined): void {
+    if (why !== undefined)
+      throw new CoverageError(`explore "${this.#name}": ${why}`, this.#seen.pairs.unexplored);
   }
 
   get #ms(): number {
@@ -447,65 +506,129 @@ export class Explorer {
     }
     // What it is like is known from the run before the first.
     equivalence.all ||= this.#stage.certified ?? false;
-    const search = new ScheduleSearch(equivalence, most, this.#stage.victims);
+    const { faults = [] } = this.#scenario;
+    /** `faulty`: with one fault each; `expected`: those that the first run has shown. */
+    const begin = () => ({
+      search: new ScheduleSearch(equivalence, most, this.#stage.victims),
+      faulty: new Map<string, ScheduleSearch>(),
+      expected: new Set<ScheduleSearch>(),
+    });
+    let { search, faulty, expected } = begin();
+    const cheapest = () => [search, ...faulty.values()].reduce((a, b) => (b.cheapest < a.cheapest ? b : a));
     const slept = new Set<number>();
     const patient = new Set<number>();
+    /** Which connection a pool in another process lends to whom is that one's business. */
+    const lent = new Set<number>();
     // What is tried then is not known to be everything.
     let uncertain = false;
+    /** Locks came out differently after the same order. */
+    let moved = false;
     let random = 0;
     let stopped = false;
     const runs = this.#runs;
-    for (let plan = search.next(); plan; plan = search.next()) {
+    let { learned } = this.#stage;
+    /** What was tried with a fault is not known to be everything. */
+    let doubtful = false;
+    const before = this.#faulted;
+    for (let within = cheapest(), plan = within.next(); plan; within = cheapest(), plan = within.next()) {
+      const planned = plan;
+      const of = within;
       stopped = performance.now() > until;
-      if (stopped) break;
-      this.#progress(level, search.queued, plan.preemptions);
-      const found = await this.#inTime(() => this.#once(plan as ExplorePlan, search));
+      if (!stopped) {
+        const queued = [search, ...faulty.values()].reduce((sum, each) => sum + each.queued, 0);
+        this.#progress(level, queued, planned.preemptions);
+      }
+      const found = stopped ? undefined : await this.#inTime(() => this.#once(planned, of));
       stopped = found === undefined;
-      if (!found) break;
-      const { run, error, strange } = found;
-      for (const each of run.slept) slept.add(each);
-      for (const each of run.patient) patient.add(each);
+      if (!found) {
+        within.putBack();
+        break;
+      }
+      const { run, error, strange, unsteady } = found;
+      if (!planned.fault) {
+        for (const each of run.slept) slept.add(each);
+        for (const each of run.patient) patient.add(each);
+      }
       if (error !== undefined) return { run, error };
-      // It was wrong to leave something out: from the beginning, without that.
-      const doubted = strange !== undefined || (this.#stage.certified ?? false);
-      if (doubted && !equivalence.all) {
-        equivalence.all = true;
-        search.restart();
+      if (this.#stage.learned !== learned) {
+        ({ learned } = this.#stage);
+        ({ search, faulty, expected } = begin());
         continue;
       }
-      uncertain ||= run.diverted || strange !== undefined;
-      if (plan.order.length === 0) {
-        const broken = (await this.#lent(run)) ?? (await this.#faults(run, until));
-        if (broken) return broken;
+      // Locks depend on deleted rows: from the beginning, without these.
+      if (
+        !this.#settles &&
+        this.#stage.settle &&
+        (strange !== undefined || run.diverted || locksNothing(run))
+      ) {
+        this.#settles = true;
+        ({ search, faulty, expected } = begin());
+        continue;
       }
-      if (run.strayed === undefined) search.learn(plan, run);
+      if (unsteady || (run.diverted && !this.#stage.victims)) moved = true;
+      // It was wrong to leave something out: from the beginning, without that.
+      const doubted = (strange !== undefined && !unsteady) || (this.#stage.certified ?? false);
+      if (doubted && !equivalence.all) {
+        equivalence.all = true;
+        ({ search, faulty, expected } = begin());
+        continue;
+      }
+      const odd = run.diverted || strange !== undefined;
+      if (planned.fault) {
+        doubtful ||= odd || run.slept.size > 0 || run.patient.size > 0;
+        this.#faulted++;
+      } else {
+        uncertain ||= odd;
+        if (this.#stage.remote)
+          for (const index of this.#names.keys()) if (holdsBetween(run, index).length > 0) lent.add(index);
+        const broken = planned.order.length === 0 ? await this.#lent(run) : undefined;
+        if (broken) return broken;
+        for (const fault of faultsIn(faults, run, this.#names.length)) {
+          const key = JSON.stringify(fault);
+          // Alone, up to there: the others come later.
+          const order = Array.from({ length: fault.nth + 1 }, () => fault.actor);
+          if (faulty.has(key)) continue;
+          const start = { order, fault, victim: undefined, lenient: true };
+          const one = new ScheduleSearch(equivalence, most, this.#stage.victims, start);
+          faulty.set(key, one);
+          if (planned.order.length === 0) expected.add(one);
+        }
+      }
+      if (run.strayed === undefined || planned.lenient) within.learn(planned, run);
     }
-    if (stopped) search.putBack();
-    else if (search.beyond && most > 0) {
+    // Those that only other orders have shown are not asked for: what was tried of them is told.
+    if ([...expected].some(({ untried }) => untried))
+      this.#refuseLess("there was no time for all faults: give `maxMs` more");
+    if (!stopped && search.beyond && most > 0) {
       const found = await this.#atRandom(level, until);
       if ("run" in found) return found;
       ({ random } = found);
     }
-    const unseen = this.#stage.unseen ?? new Set<string>();
-    uncertain ||= slept.size > 0 || patient.size > 0 || unseen.size > 0;
-    const exhausted = !stopped && !search.beyond;
-    const { all, pairs } = search.complete;
-    const coverage: Coverage = uncertain
-      ? { runs: this.#runs - runs }
-      : exhausted
-        ? "exhaustive"
-        : all < 1 && pairs > all
-          ? { pairs }
-          : all < 0
-            ? { runs: this.#runs - runs }
-            : { bounded: all };
-    this.#refuse(this.#tooLittle(coverage, exhausted ? Infinity : Math.max(all, pairs), this.#runs - runs));
-    return {
-      coverage,
-      random,
+    const { unseen = new Set<string>(), guessed = new Set<string>() } = this.#stage;
+    uncertain ||= [slept, patient, lent, unseen, guessed].some(({ size }) => size > 0);
+    const unsettled = moved || this.#unsettled >= enoughUnsettled;
+    uncertain ||= unsettled;
+    const { reached, coverage: without } = coverageOf([search], uncertain, this.#runs - runs);
+    const withFault =
+      faulty.size > 0 &&
+      coverageOf([...faulty.values()], uncertain || doubtful, this.#faulted - before).coverage;
+    const coverage = withFault && worth(withFault) < worth(without) ? withFault : without;
+    const doubts = {
       slept: this.#called(slept),
       patient: this.#called(patient),
       unseen: [...unseen],
+      ...(unsettled && { unsettled }),
+      ...(lent.size > 0 && { lent: this.#called(lent) }),
+      ...(guessed.size > 0 && { guessed: [...guessed] }),
+    };
+    // Else that is why, and more time would not help.
+    if (!this.#seen.any || this.#seen.nothing() === undefined)
+      this.#refuseLess(this.#tooLittle(coverage, reached, this.#runs - runs, doubtsOf(doubts)));
+    return {
+      coverage,
+      ...(withFault && { faults: { runs: this.#faulted - before, without, coverage: withFault } }),
+      random,
+      ...doubts,
     };
   }
 
@@ -514,7 +637,7 @@ export class Explorer {
    * connection, for which the lock is its own.
    */
   async #lent(serial: ExploreRun): Promise<{ run: ExploreRun; error: unknown } | undefined> {
-    if (!this.#stage.answered) return undefined;
+    if (!this.#stage.answered || this.#stage.remote) return undefined;
     let left: { run: ExploreRun; error: unknown } | undefined;
     for (const [a] of this.#names.entries())
       for (const own of holdsBetween(serial, a))
@@ -531,20 +654,6 @@ export class Explorer {
           if (!notGivenBack(serial)) left ??= leftBehind(run);
         }
     return left;
-  }
-
-  /** Each fault at each moment, one in a run. */
-  async #faults(serial: ExploreRun, until: number): Promise<{ run: ExploreRun; error: unknown } | undefined> {
-    const { faults = [] } = this.#scenario;
-    for (const plan of faultPlans(faults, serial, this.#names.length)) {
-      if (performance.now() > until) this.#refuse("there was no time for all faults: give `maxMs` more");
-      const run = await this.#inTime(() => this.#try({ ...plan, victim: undefined, lenient: true }));
-      if (!run) return this.#refuse("there was no time for all faults: give `maxMs` more") as undefined;
-      this.#faulted++;
-      const error = await this.#judge(run);
-      if (error !== undefined) return { run, error };
-    }
-    return undefined;
   }
 
   /** After a change of the code it may not be possible any more: then that is the answer, whatever else comes of it. */
@@ -566,7 +675,12 @@ export class Explorer {
     }
   }
 
-  #tooLittle(coverage: Coverage, reached: number, runs: number): string | undefined {
+  #tooLittle(
+    coverage: Coverage,
+    reached: number,
+    runs: number,
+    doubts: readonly string[],
+  ): string | undefined {
     const { minCoverage, preemptions: most = 3, maxMs = defaultMs } = this.#scenario;
     const enough =
       minCoverage === 0 ||
@@ -581,7 +695,7 @@ export class Explorer {
         : minCoverage === "exhaustive"
           ? "any number of switches were tried, or it is not known whether they were"
           : `up to ${minCoverage} switches were tried, or it is not known whether they were`;
-    return `after ${runs} runs in ${ms} ms not all orders with ${wanted} (${coverageText(coverage)}). It says nothing yet: give \`maxMs\` more, or take fewer actors or statements.${this.#cut === undefined ? "" : ` When the time was over: ${this.#cut}.`}`;
+    return `after ${runs} runs in ${ms} ms not all orders with ${wanted} (${coverageText(coverage)}${doubts.length > 0 ? `, since ${doubts.join(", and ")}` : ""}). It says nothing yet: give \`maxMs\` more, or take fewer actors or statements.${this.#cut === undefined ? "" : ` When the time was over: ${this.#cut}.`}`;
   }
 
   #progress(isolation: Isolation | undefined, queued: number, preemptions: number | undefined): void {
@@ -640,22 +754,31 @@ export class Explorer {
     return best;
   }
 
-  async #once(
-    plan: ExplorePlan,
-    search?: ScheduleSearch,
-  ): Promise<{ run: ExploreRun; error?: unknown; strange?: string }> {
+  async #once(plan: ExplorePlan, search?: ScheduleSearch): Promise<OneRun> {
     for (let again = 0; ; again++) {
+      const { learned } = this.#stage;
       const run = await this.#awake(plan);
       // Where the server decides whom it ends, it may take some trying.
       if (run.diverted && again < 4) continue;
       const found =
-        run.strayed === undefined ? search?.strange(run, this.#names) : { what: run.strayed, same: true };
+        this.#stage.learned !== learned
+          ? undefined
+          : run.strayed === undefined
+            ? search?.strange(run, this.#names)
+            : { what: run.strayed, same: true, waited: plan.waited ?? false };
       const strange = found?.what;
       // A connection that the pool opened anew says more than one that was there before: twice is a habit.
       if (strange !== undefined && again < 2) continue;
-      // Left out too much, or judged by what is read besides: then it is not the caller's.
-      const ours = this.#stage.certified || found?.same === false;
-      if (strange !== undefined && !ours)
+      // Something may still be at work of what has ended in the middle.
+      if (strange !== undefined && plan.fault) {
+        this.#seen.add(run);
+        const said = await this.#judge(run);
+        return { run, strange, ...(said === undefined ? {} : { error: said }) };
+      }
+      // Left out too much, judged by what is read besides, or sent by whichever actor is ready first: then it is not the caller's.
+      const ours = this.#stage.certified || found?.same === false || this.#borrows;
+      const unsteady = strange !== undefined && !ours && this.#isUnsteady(run, found?.waited);
+      if (strange !== undefined && !ours && !unsteady)
         throw new UsageError(
           `explore "${this.#name}": the same order came out differently: ${strange}. Something else than the order of statements decides: a timer, a random number, a cache, work left over from the last run.`,
         );
@@ -664,9 +787,15 @@ export class Explorer {
       return {
         run,
         ...(strange === undefined ? {} : { strange }),
+        ...(unsteady ? { unsteady } : {}),
         ...(error === undefined ? {} : { error }),
       };
     }
+  }
+
+  /** Somebody has waited for a lock that nobody waited for before, or the other way round, where that is nobody's fault. */
+  #isUnsteady(run: ExploreRun, waited = false): boolean {
+    return this.#stage.settle !== undefined && (hasWaited(run) || waited);
   }
 
   /** A machine that stands still for a moment looks like an actor that does: thrice is a habit. */
@@ -686,6 +815,8 @@ export class Explorer {
 
   async #try(plan: ExplorePlan): Promise<ExploreRun> {
     await ends(this.#scenario.reset(), "the reset", this.#left);
+    if (this.#settles && this.#unsettled < enoughUnsettled)
+      this.#unsettled = (await this.#stage.settle?.()) ? 0 : this.#unsettled + 1;
     const run = await this.#perform(plan);
     this.#runs++;
     return run;
@@ -704,11 +835,49 @@ export class Explorer {
   }
 }
 
+/** Of all of these searches, what was tried. */
+function coverageOf(
+  searches: readonly ScheduleSearch[],
+  uncertain: boolean,
+  runs: number,
+): { readonly reached: number; readonly coverage: Coverage } {
+  const exhausted = searches.every(({ cheapest, beyond }) => cheapest === Infinity && !beyond);
+  const least = (of: "all" | "pairs") => Math.min(...searches.map(({ complete }) => complete[of]));
+  const [all, pairs] = [least("all"), least("pairs")];
+  const reached = exhausted ? Infinity : Math.max(all, pairs);
+  if (uncertain) return { reached, coverage: { runs } };
+  if (exhausted) return { reached, coverage: "exhaustive" };
+  if (all < 1 && pairs > all) return { reached, coverage: { pairs } };
+  return { reached, coverage: all < 0 ? { runs } : { bounded: all } };
+}
+
 /** Nothing is wrong with the data yet; but whoever wants that lock next waits for ever. */
 function leftBehind(run: ExploreRun): { run: ExploreRun; error: Error } | undefined {
   return notGivenBack(run)
     ? { run, error: new Error("a lock of a session was not given back, and stays") }
     : undefined;
+}
+
+const adds = /\b(?:count|sum|min|max|avg)\s*\(/i;
+const none: ReadonlySet<string> = new Set(["0", "", "NULL"]);
+
+/** Somebody locks rows, or would, and there are none: what is locked then depends on which were there before. */
+const locksNothing = ({ choices }: ExploreRun): boolean =>
+  choices.some(({ step: { text, rows, affected } }) => {
+    const { kind } = footprint(text);
+    return kind === "read"
+      ? locksRows(text) &&
+          (rows.length === 0 || (adds.test(text) && rows.flat().every((value) => none.has(value))))
+      : kind === "write" && affected === 0;
+  });
+
+interface OneRun {
+  readonly run: ExploreRun;
+  readonly error?: unknown;
+  /** Where it came out differently. */
+  readonly strange?: string;
+  /** That may be because of locks which depend on what the server still has of deleted rows. */
+  readonly unsteady?: boolean;
 }
 
 const switches = ({ choices }: ExploreRun) => choices.at(-1)?.preemptions ?? 0;

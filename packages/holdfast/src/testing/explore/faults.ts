@@ -11,10 +11,15 @@ export type FaultKind = "crash" | "lost commit" | "twice" | "expired lease" | "p
 
 export const faultKinds: readonly FaultKind[] = ["crash", "lost commit", "twice", "expired lease", "pause"];
 
-/** After which choice, whose it is. Of `twice`: at its end. */
-export interface Fault {
+/** What is to befall an actor after so many of its own statements, from 0. Of `twice`: at its end. */
+export interface PlannedFault {
   readonly kind: FaultKind;
   readonly actor: number;
+  readonly nth: number;
+}
+
+/** After which choice it was. */
+export interface Fault extends PlannedFault {
   readonly after: number;
 }
 
@@ -58,30 +63,25 @@ export function faultFix({ kind }: Fault): string {
   return texts[kind];
 }
 
-/** Each of them, at each moment of each actor: from what it sent when it came first. */
-export function faultPlans(
+/** Each of them, at each moment of each actor that a run without one has shown. */
+export function faultsIn(
   kinds: readonly FaultKind[],
-  serial: { readonly choices: readonly { readonly chosen: number; readonly step: ActorStep }[] },
+  { choices }: { readonly choices: readonly { readonly chosen: number; readonly step: ActorStep }[] },
   actors: number,
 ): PlannedFault[] {
-  const plans: PlannedFault[] = [];
+  const faults: PlannedFault[] = [];
   for (let actor = 0; actor < actors; actor++) {
-    const own = serial.choices.filter(({ chosen }) => chosen === actor);
-    for (const [at, { step }] of own.entries())
+    const own = choices.filter(({ chosen }) => chosen === actor);
+    for (const [nth, { step }] of own.entries())
       for (const kind of kinds) {
-        if (kind === "twice" && at < own.length - 1) continue;
+        if (kind === "twice" && nth > 0) continue;
         if (kind === "lost commit" && !lasts(step)) continue;
         // At its end there is nothing left that could be stopped.
-        if (kind === "pause" && at === own.length - 1) continue;
-        plans.push({ order: own.slice(0, at + 1).map(() => actor), fault: { kind, actor, after: at } });
+        if (kind === "pause" && nth === own.length - 1) continue;
+        faults.push({ kind, actor, nth });
       }
   }
-  return plans;
-}
-
-interface PlannedFault {
-  readonly order: readonly number[];
-  readonly fault: Fault;
+  return faults;
 }
 
 /** It makes lasting what was written: COMMIT, in whatever words, or a statement outside of any transaction that writes. */

@@ -31,12 +31,17 @@ const readers = new WeakMap<Socket, ProtocolReader>();
 export function listen(to: Listener): void {
   if (listener) throw new UsageError("explore: one at a time in a process");
   listener = to;
+  readAlong();
+}
+
+/** From here on, whether somebody listens or not. */
+export function readAlong(): void {
   if (original) return;
   const write = Socket.prototype.write as unknown as Write;
   original = write;
   (Socket.prototype as { write: unknown }).write = function (this: Socket, ...args: Parameters<Write>) {
     // Also when the exploration is long over.
-    if (current.getStore()?.crashed && this.remotePort !== undefined) {
+    if (current.getStore()?.crashed && (this.remotePort !== undefined || readers.has(this))) {
       this.destroy();
       return true;
     }
@@ -48,6 +53,14 @@ export function listen(to: Listener): void {
 
 export function stopListening(): void {
   listener = undefined;
+}
+
+/** TCP, or a Unix socket: terminals and pipes are sockets too, and what goes over these is told apart when it is read. */
+export function isConnection(socket: Socket): boolean {
+  return (
+    socket.remotePort !== undefined ||
+    !(socket === process.stdout || socket === process.stderr || "isTTY" in socket)
+  );
 }
 
 /** The one that has read along from the first time it was asked for. */

@@ -1,7 +1,8 @@
 /** What an exploration came to, for programs and for people. */
 import type { Isolation } from "../../seam/database.ts";
-import { message } from "../../seam/errors.ts";
+import { UsageError, message } from "../../seam/errors.ts";
 import type { Anomaly, Diagnosis } from "./anomaly.ts";
+import { type UnexploredPair, pairsText } from "./pairs.ts";
 import type { ExploreRun } from "./schedule.ts";
 import { type Turn, replayOf, timeline, turns } from "./timeline.ts";
 
@@ -15,8 +16,11 @@ export type Coverage =
 export interface Level {
   /** Absent: the transactions' own. */
   readonly isolation?: Isolation;
+  /** The least of those without a fault, and those with one. */
   readonly coverage: Coverage;
   readonly runs: number;
+  /** Of these, with a fault; and what was tried of the orders without one. */
+  readonly faults?: { readonly runs: number; readonly coverage: Coverage; readonly without: Coverage };
   /** Of these, at random: orders with more switches. */
   readonly random: number;
   /** Actors that waited for something that is not a statement: what is tried then is not known to be everything. */
@@ -27,6 +31,18 @@ export interface Level {
   readonly patient: readonly string[];
   /** Statements in which others can come in between where nothing can be held back: a procedure, several in one message. */
   readonly unseen: readonly string[];
+  /**
+   * Actors in another process with a lock of their session outside of a transaction: whether a pool there lends that connection to
+   * somebody else is not tried. Absent: there were none.
+   */
+  readonly lent?: readonly string[];
+  /**
+   * Locks came out differently after the same order, or may, since they depend on deleted rows that the server still has. Absent: they
+   * did not.
+   */
+  readonly unsettled?: boolean;
+  /** Statements that came through a proxy when it was not clear whose they were. Absent: there were none. */
+  readonly guessed?: readonly string[];
 }
 
 export interface Exploration {
@@ -38,6 +54,8 @@ export interface Exploration {
   readonly coverage: Coverage;
   /** What was tried without finding anything. */
   readonly levels: readonly Level[];
+  /** What was seen and never interleaved, in none of the levels. Empty if every order was tried, and for a replay. */
+  readonly unexplored: readonly UnexploredPair[];
   /** Of the orders at random. */
   readonly seed: number;
   /** Runs in which there was a deadlock, if none of them broke the rule. */
@@ -71,11 +89,22 @@ export class RaceError extends Error {
   }
 }
 
+/** Thrown where less was tried than `minCoverage` asks for. */
+export class CoverageError extends UsageError {
+  readonly unexplored: readonly UnexploredPair[];
+
+  constructor(reason: string, unexplored: readonly UnexploredPair[]) {
+    super([reason, ...(unexplored.length > 0 ? [pairsText(unexplored)] : [])].join(" "));
+    this.unexplored = unexplored;
+  }
+}
+
 interface Done {
   readonly name: string;
   readonly runs: number;
   readonly ms: number;
   readonly levels: readonly Level[];
+  readonly unexplored: readonly UnexploredPair[];
   readonly seed: number;
 }
 
@@ -93,7 +122,6 @@ export function coverageText(coverage: Coverage): string {
 
 export function passed(
   done: Done & {
-    readonly faults: number;
     readonly deadlocks: number;
     readonly threw: Readonly<Record<string, string>>;
   },
@@ -101,7 +129,7 @@ export function passed(
   const coverage = done.levels.map((level) => level.coverage).reduce((a, b) => (worth(b) < worth(a) ? b : a));
   const total = done.levels.length > 1 ? `${count(done.runs, "run")}: ` : "";
   const notes = [
-    ...(done.faults > 0 ? [`${count(done.faults, "run")} with a fault`] : []),
+    ...(done.unexplored.length > 0 ? [pairsText(done.unexplored)] : []),
     ...(done.deadlocks > 0 ? [`${count(done.deadlocks, "run")} with a deadlock`] : []),
     ...Object.entries(done.threw).map(([actor, why]) => `${actor} threw in some: ${why}`),
   ];
@@ -112,21 +140,40 @@ export function passed(
   return { ...done, ok: true, coverage, text };
 }
 
-function levelText({ isolation, coverage, runs, random, impossible, ...why }: Level, seed: number): string {
+function levelText(
+  { isolation, coverage, runs, faults, random, impossible, ...why }: Level,
+  seed: number,
+): string {
   const at = isolation ? `${isolation.toUpperCase()} ` : "";
   const more = random > 0 ? `, of which ${random} at random (seed ${seed})` : "";
   if (impossible !== undefined) return `${at}this order is no longer possible: ${impossible}`;
   const doubts = doubtsOf(why);
-  return `${at}${count(runs, "run")}, ${coverageText(coverage)}${doubts.length > 0 ? `, since ${doubts.join(", and ")}` : ""}${more}`;
+  const without = faults?.without ?? coverage;
+  const befell = faults
+    ? `; of these ${count(faults.runs, "run")} with a fault, ${coverageText(faults.coverage)}`
+    : "";
+  return `${at}${count(runs, "run")}, ${coverageText(without)}${doubts.length > 0 ? `, since ${doubts.join(", and ")}` : ""}${more}${befell}`;
 }
 
 /** Why what was tried is not known to be everything. */
-export function doubtsOf({ slept, patient, unseen }: Pick<Level, "slept" | "patient" | "unseen">): string[] {
-  const [first = ""] = unseen;
+export function doubtsOf({
+  slept,
+  patient,
+  unseen,
+  lent = [],
+  guessed = [],
+  unsettled = false,
+}: Pick<Level, "slept" | "patient" | "unseen" | "lent" | "guessed" | "unsettled">): string[] {
+  const shown = ([first = ""]: readonly string[]) => `"${first.replaceAll(/\s+/g, " ").slice(0, 60)}"`;
   return [
     ...(slept.length > 0 ? [`${slept.join(", ")} waited for something that is not a statement`] : []),
     ...(patient.length > 0 ? [`${patient.join(", ")} tried again what was refused`] : []),
-    ...(unseen.length > 0 ? [`others cannot come into "${first.replaceAll(/\s+/g, " ").slice(0, 60)}"`] : []),
+    ...(unseen.length > 0 ? [`others cannot come into ${shown(unseen)}`] : []),
+    ...(lent.length > 0
+      ? [`${lent.join(", ")} had a lock of the session on a connection that a pool could lend to others`]
+      : []),
+    ...(unsettled ? ["locks depend on deleted rows that the server still has"] : []),
+    ...(guessed.length > 0 ? [`it was not known whose ${shown(guessed)} was`] : []),
   ];
 }
 
@@ -141,7 +188,7 @@ export function failed(
     readonly diagnosis: Diagnosis;
   },
 ): Exploration {
-  const { name, names, runs, ms, levels, seed, run, error, isolation, diagnosis } = done;
+  const { name, names, runs, ms, levels, unexplored, seed, run, error, isolation, diagnosis } = done;
   const { kind, table, fix } = diagnosis;
   const preemptions = run.choices.at(-1)?.preemptions ?? 0;
   const replay = replayOf(run);
@@ -171,6 +218,7 @@ export function failed(
     ms,
     coverage: { runs },
     levels,
+    unexplored,
     seed,
     error,
     replay,

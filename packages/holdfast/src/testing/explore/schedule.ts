@@ -2,8 +2,8 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { UsageError } from "../../seam/errors.ts";
 import { Actor, type ActorStage, type ActorStep } from "./actor.ts";
-import type { Fault } from "./faults.ts";
-import { footprint, labelOf, sameLabel } from "./statement.ts";
+import type { Fault, PlannedFault } from "./faults.ts";
+import { footprint, sameLabel } from "./statement.ts";
 
 export interface Choice {
   /** Who could have had the turn, and with what. */
@@ -13,6 +13,8 @@ export interface Choice {
   readonly step: ActorStep;
   /** Switches away from an actor that could have gone on, up to and with this one. */
   readonly preemptions: number;
+  /** Whoever had the last turn has ended, and is called again: to let somebody else go on is no switch. */
+  readonly anew?: boolean;
 }
 
 export interface Deadlock {
@@ -49,12 +51,16 @@ export interface ExplorePlan {
   readonly victim: number | undefined;
   /** After the plan: who is next? By default whoever had the last turn. */
   readonly pick?: (enabled: readonly number[]) => number;
-  readonly fault?: Fault | undefined;
+  readonly fault?: PlannedFault | undefined;
   /**
    * One that begins as soon as the answer to this choice is heard, before whoever it was for goes on: a pool that has just got a
    * connection back lends that one to it.
    */
   readonly late?: { readonly actor: number; readonly after: number } | undefined;
+  /** Who is called before the others. By default in their order. */
+  readonly first?: number | undefined;
+  /** Somebody has waited for a lock in the run that it was learned from. */
+  readonly waited?: boolean;
   /** A turn that cannot be taken is left out. */
   readonly lenient?: boolean;
 }
@@ -67,6 +73,8 @@ const napMs = 60;
 const makeWayMs = 250;
 /** Whoever waits for a lease looks for it at least as often. */
 const outlastMs = 1000;
+/** Whoever was refused so often goes on alone in orders at random. */
+const enoughRefusals = 3;
 /** So often it asks for the same, of one that stands still and whose leases have run out, before that one goes on. */
 const insistence = 3;
 /** A lock of a session that is no actor's may be a matter of moments. */
@@ -118,8 +126,10 @@ class Play {
   readonly #limits: Limits;
   /** When something happened last. */
   #moved = performance.now();
-  /** The fault has happened. */
-  #befell = false;
+  /** The fault that has happened. */
+  #befell: Fault | undefined;
+  /** Called again, and has had no turn since. */
+  #anew: number | undefined;
   #calledAgain = false;
   #paused = false;
   /** Since which choice its leases have run out. */
@@ -146,8 +156,11 @@ class Play {
     this.#stage.open(this.#plan.victim);
     let ended = false;
     try {
-      for (const actor of this.#cast) {
-        if (actor.index === this.#plan.late?.actor) continue;
+      const { late, first } = this.#plan;
+      for (const actor of this.#cast.toSorted(
+        (a, b) => Number(b.index === first) - Number(a.index === first),
+      )) {
+        if (actor.index === late?.actor) continue;
         this.#start(actor);
         // One after the other: some clients send what is asked for in one tick as one statement, whoever asks for it.
         await this.#settle();
@@ -183,7 +196,7 @@ class Play {
       patient: this.#patient,
       together: this.#together,
       late: this.#plan.late,
-      fault: this.#befell ? this.#plan.fault : undefined,
+      fault: this.#befell,
       diverted: this.#diverted,
       strayed: this.#strayed,
     };
@@ -197,6 +210,7 @@ class Play {
   /** It, from the beginning: as another process would. */
   #again(actor: Actor): void {
     this.#calledAgain = true;
+    this.#anew = actor.index;
     const next = new Actor(actor.index, actor.name);
     this.#cast[actor.index] = next;
     this.#started.splice(this.#started.indexOf(actor), 1);
@@ -213,19 +227,21 @@ class Play {
       // Whoever called it was told that it failed.
       (fault.kind === "lost commit" && this.#befell && actor.result?.status === "rejected");
     if (!wanted) return false;
-    this.#befell = true;
+    this.#befell ??= { ...fault, after: this.#choices.findLastIndex(({ chosen }) => chosen === actor.index) };
     this.#again(actor);
     return true;
   }
 
-  #befalls({ kind }: Fault, actor: Actor, step: ActorStep): void {
+  #befalls(fault: PlannedFault, actor: Actor, step: ActorStep): void {
     const stage = this.#stage;
+    const { kind } = fault;
+    const befell = { ...fault, after: this.#choices.length - 1 };
     if (kind === "lost commit") {
-      this.#befell = true;
+      this.#befell = befell;
       stage.lose?.(step);
     } else if (kind !== "twice")
       stage.answered?.(step, () => {
-        this.#befell = true;
+        this.#befell = befell;
         if (kind === "pause") this.#paused = true;
         else
           this.#until =
@@ -257,11 +273,27 @@ class Play {
       else able = ready;
     }
     if (able.length === 0) return this.#deadlocked();
+    if (this.#plan.pick) able = this.#fairly(able);
     const first = able.filter((actor) => !this.#triesAgain(actor));
     for (const { index } of able) if (first.every((each) => each.index !== index)) this.#patient.add(index);
     if (first.length > 0) return this.#turn(first);
     if (this.#cast.some(({ asleep }) => asleep) && (await this.#change(makeWayMs))) return;
     return this.#turn(able);
+  }
+
+  /**
+   * Two that try again could refuse each other until both give up: it takes a random order long enough to do that, and nobody meets
+   * it. So the one that was refused most often, and too often, goes on until its transaction is through.
+   */
+  #fairly(able: readonly Actor[]): Actor[] {
+    const refusals = (actor: Actor) => {
+      const own = this.#choices.filter(({ chosen }) => chosen === actor.index).map(({ step }) => step);
+      const through = own.findLastIndex((step) => !step.error && footprint(step.text).kind === "commit");
+      return own.slice(through + 1).filter(({ error }) => error !== undefined).length;
+    };
+    const counts = able.map(refusals);
+    const most = Math.max(...counts);
+    return most < enoughRefusals ? [...able] : [able[counts.indexOf(most)] as Actor];
   }
 
   /** What it asks for is not given although leases have run out: a transaction of the one that stands still keeps it. */
@@ -287,6 +319,8 @@ class Play {
         if (step.implicit || any || ends.has(kind)) break;
         continue;
       }
+      // What was done each time is a loop, and not a retry.
+      if (done(step)) break;
       if (step.text === text) {
         times++;
         if (!refused(step)) enough = 2;
@@ -309,12 +343,14 @@ class Play {
     // Who was at it last, and so goes on where somebody else came in between.
     const goOn = this.#choices.findLast(({ chosen }) => indexes.includes(chosen))?.chosen ?? indexes[0];
     const chosen = (planned ?? this.#plan.pick?.(indexes) ?? goOn) as number;
-    const switched = last && chosen !== last.chosen && indexes.includes(last.chosen);
+    const anew = last?.chosen === this.#anew;
+    const switched = last && chosen !== last.chosen && indexes.includes(last.chosen) && !anew;
+    if (chosen === this.#anew) this.#anew = undefined;
     const actor = this.#cast[chosen] as Actor;
     const held = actor.next as NonNullable<Actor["next"]>;
     const label = this.#plan.labels?.[this.#choices.length];
-    if (label !== undefined && !this.#diverted && !sameLabel(label, labelOf(held.step.text)))
-      this.#strayed ??= `as step ${this.#choices.length + 1}, ${actor.name} sent "${labelOf(held.step.text)}" in place of "${label}"`;
+    if (label !== undefined && !this.#diverted && !sameLabel(label, held.step.label))
+      this.#strayed ??= `as step ${this.#choices.length + 1}, ${actor.name} sent "${held.step.label}" in place of "${label}"`;
     this.#choices.push({
       enabled: new Map(
         enabled.map((each) => [each.index, (each.next as NonNullable<Actor["next"]>).step] as const),
@@ -322,10 +358,11 @@ class Play {
       chosen,
       step: held.step,
       preemptions: (last?.preemptions ?? 0) + (switched ? 1 : 0),
+      anew,
     });
     const { late: begins, fault } = this.#plan;
-    if (fault && fault.after === this.#choices.length - 1 && fault.actor === chosen)
-      this.#befalls(fault, actor, held.step);
+    const nth = this.#choices.filter((choice) => choice.chosen === chosen).length - 1;
+    if (fault && fault.actor === chosen && fault.nth === nth) this.#befalls(fault, actor, held.step);
     const next = begins && begins.after === this.#choices.length - 1 ? this.#cast[begins.actor] : undefined;
     if (next)
       this.#stage.answered?.(held.step, () => {
@@ -482,7 +519,7 @@ class Play {
     const waiting = this.#cast.filter(({ blocked }) => blocked);
     const steps = waiting.flatMap(({ sent }) => [...sent]);
     const change = this.#change(this.#limits.idleMs);
-    this.#stage.stuck?.(waiting, this.#plan.victim);
+    const chosen = this.#stage.stuck?.(waiting, this.#plan.victim) ?? false;
     if (!(await change)) {
       this.#inTime();
       throw new UsageError(
@@ -491,7 +528,7 @@ class Play {
     }
     const ended = steps.find((step) => step.error !== undefined);
     // Else it was something else that has changed: the server takes its time.
-    if (ended || this.#stage.stuck)
+    if (ended || chosen)
       this.#noteDeadlock(
         waiting.map(({ index }) => index),
         ended,
@@ -500,7 +537,6 @@ class Play {
 
   /** The server has ended it while we were still looking who waits for whom. */
   #deadlockPassed(): void {
-    if (!this.#stage.victims) return;
     for (const { step } of this.#choices)
       if (step.deadlock && !this.#ended.has(step)) this.#noteDeadlock(this.#unanswered, step);
   }
@@ -530,6 +566,17 @@ const ends: ReadonlySet<string> = new Set(["commit", "rollback", "other"]);
 function refused({ text, error, rows, affected }: ActorStep): boolean {
   return error !== undefined || (footprint(text).writes.size > 0 && rows.length === 0 && affected === 0);
 }
+
+/** It has written something, or called a function that may have: one that says no has not. */
+function done(step: ActorStep): boolean {
+  if (refused(step)) return false;
+  const { kind } = footprint(step.text);
+  return (
+    kind === "insert" || kind === "write" || (step.acts && !step.rows.flat().some((value) => no.has(value)))
+  );
+}
+
+const no: ReadonlySet<string> = new Set(["f", "false", "0"]);
 
 const short = (text: string) => text.replaceAll(/\s+/g, " ").trim().slice(0, 120);
 const seconds = (ms: number) => `${(ms / 1000).toLocaleString("en", { maximumFractionDigits: 1 })} s`;

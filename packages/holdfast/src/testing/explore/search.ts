@@ -3,14 +3,28 @@
  * that could have been another's gives a new plan. Those with the fewest switches come first; with many actors, these are
  * switches between two of them before all the orders in which everybody can come one after the other.
  */
+import type { ActorStep } from "./actor.ts";
 import type { Equivalence, SentStatement } from "./equivalence.ts";
+import type { PlannedFault } from "./faults.ts";
 import type { Choice, ExplorePlan, ExploreRun } from "./schedule.ts";
-import { labelOf, sameLabel } from "./statement.ts";
+import { sameLabel } from "./statement.ts";
 
 export interface Planned extends ExplorePlan {
   readonly preemptions: number;
   /** Who comes next was chosen where somebody had ended or waits, and not only who is first. */
   readonly detours: number;
+  /** What comes before this turn is not to be changed. Default: all that is planned. */
+  readonly from?: number;
+}
+
+/** What each actor was about to send; and whether somebody has waited for a lock in one of these runs. */
+interface Pending {
+  readonly labels: Map<number, string>;
+  waited: boolean;
+}
+
+interface PlannedStatement extends SentStatement {
+  readonly label: string;
 }
 
 /** How an order was come to. */
@@ -19,32 +33,60 @@ interface Way {
   readonly detours: number;
 }
 
-const begin = (): Planned[][][] => [
-  [[{ order: [], labels: [], victim: undefined, preemptions: 0, detours: 0 }]],
-];
+/** The first of them. */
+export interface SearchStart extends ExplorePlan {
+  readonly fault: PlannedFault;
+}
 
 export class ScheduleSearch {
   /** By switches and detours together; then one switch before one detour, and of more of them, fewer switches first. */
-  #queue: Planned[][][] = begin();
+  #queue: Planned[][][] = [];
   /** Where orders lead, up to those that come to the same: how it was reached. */
   readonly #seen = new Map<string, Way[]>();
   /** What each actor was about to send there; and after the very same order. */
   readonly #pending = {
-    equal: new Map<string, Map<number, string>>(),
-    same: new Map<string, Map<number, string>>(),
+    equal: new Map<string, Pending>(),
+    same: new Map<string, Pending>(),
   };
   #taken: Planned | undefined;
   readonly #equivalence: Equivalence;
   readonly #most: number;
   readonly #victims: boolean;
-  /** Something was left out, because it takes more switches than were asked for. */
-  beyond = false;
+  readonly #start: SearchStart | undefined;
+  /** Where orders lead that were left out, because they take more switches than were asked for. */
+  readonly #over: {
+    before: readonly Choice[];
+    other: number;
+    step: ActorStep;
+    victim: number | undefined;
+  }[] = [];
 
-  /** `victims`: whom a deadlock ends can be chosen. */
-  constructor(equivalence: Equivalence, most: number, victims: boolean) {
+  /** `victims`: whom a deadlock ends can be chosen. `start`: all orders with one fault, and the first of them. */
+  constructor(equivalence: Equivalence, most: number, victims: boolean, start?: SearchStart) {
     this.#equivalence = equivalence;
     this.#most = most;
     this.#victims = victims;
+    this.#start = start;
+    this.restart();
+  }
+
+  /** Switches and detours of the next one; Infinity: there is none. */
+  get cheapest(): number {
+    const sum = this.#queue.findIndex((plans) => plans?.some((each) => (each?.length ?? 0) > 0));
+    return sum < 0 ? Infinity : sum;
+  }
+
+  /** None was tried. */
+  get untried(): boolean {
+    return this.#queue[0]?.[0]?.some(({ from }) => from === 0) ?? false;
+  }
+
+  /** Something was left out that comes to what none of the others comes to. */
+  get beyond(): boolean {
+    return this.#over.some(({ before, other, step, victim }) => {
+      const sent = this.#marked([...before.map(sentOf), sentBy(other, step)]);
+      return !this.#seen.has(this.#keyOf(sent, victim));
+    });
   }
 
   get queued(): number {
@@ -74,10 +116,12 @@ export class ScheduleSearch {
 
   /** From the beginning: what was left out was wrong to be. */
   restart(): void {
-    this.#queue = begin();
+    this.#queue = [
+      [[{ order: [], labels: [], victim: undefined, ...this.#start, preemptions: 0, detours: 0, from: 0 }]],
+    ];
     this.#seen.clear();
     this.#pending.equal.clear();
-    this.beyond = false;
+    this.#over.length = 0;
   }
 
   /**
@@ -87,34 +131,37 @@ export class ScheduleSearch {
   strange(
     { choices, deadlocks }: ExploreRun,
     names: readonly string[],
-  ): { readonly what: string; readonly same: boolean } | undefined {
+  ): { readonly what: string; readonly same: boolean; readonly waited: boolean } | undefined {
+    const waits = hasWaited({ choices });
     let found: string | undefined;
+    let waited = false;
     for (const [i, { enabled }] of choices.entries()) {
       const victim = deadlocks.findLast(({ at }) => at <= i)?.victim;
       const before = choices.slice(0, i);
-      const after = (pending: Map<string, Map<number, string>>, key: string) => {
-        const known = pending.get(key) ?? new Map<number, string>();
+      const after = (pending: Map<string, Pending>, key: string) => {
+        const known = pending.get(key) ?? { labels: new Map<number, string>(), waited: false };
         pending.set(key, known);
-        for (const [actor, { text }] of enabled) {
-          const label = labelOf(text);
-          const earlier = known.get(actor);
+        ({ waited } = known);
+        known.waited ||= waits;
+        for (const [actor, { label }] of enabled) {
+          const earlier = known.labels.get(actor);
           if (earlier !== undefined && !sameLabel(earlier, label))
             return `as step ${i + 1}, ${names[actor]} would send "${label}" in place of "${earlier}"`;
-          known.set(actor, label);
+          known.labels.set(actor, label);
         }
         return undefined;
       };
       const what = after(this.#pending.same, `${before.map(({ chosen }) => chosen).join()}|${victim}`);
-      if (what !== undefined) return { what, same: true };
-      found ??= after(this.#pending.equal, `${this.#equivalence.key(before.map(sentOf))}|${victim}`);
+      if (what !== undefined) return { what, same: true, waited };
+      found ??= after(this.#pending.equal, `${this.#equivalence.key(this.#sent(before))}|${victim}`);
     }
-    return found === undefined ? undefined : { what: found, same: false };
+    return found === undefined ? undefined : { what: found, same: false, waited };
   }
 
   /** What the run of a plan showed. */
   learn(plan: Planned, { choices, deadlocks }: ExploreRun): void {
-    const { detours } = plan;
-    for (let i = plan.order.length; i <= choices.length; i++) {
+    const { detours, from = plan.order.length } = plan;
+    for (let i = from; i <= choices.length; i++) {
       const before = choices.slice(0, i);
       const past = deadlocks.findLast(({ at }) => at <= i && at >= 0);
       const victim = past?.victim ?? plan.victim;
@@ -122,7 +169,7 @@ export class ScheduleSearch {
       const way = { preemptions: before.at(-1)?.preemptions ?? 0, detours };
       if (here && this.#victims) this.#otherVictims(before, here.among, here.victim, way);
       // From here on it is what another run has tried, or is going to.
-      if (i > plan.order.length && !this.#fresh(before.map(sentOf), victim, way)) return;
+      if (i > from && !this.#fresh(this.#sent(before), victim, way)) return;
       const choice = choices[i];
       if (choice) this.#otherTurns(before, choice, victim, way);
     }
@@ -130,24 +177,24 @@ export class ScheduleSearch {
 
   #otherTurns(
     before: readonly Choice[],
-    { enabled, chosen }: Choice,
+    { enabled, chosen, anew }: Choice,
     victim: number | undefined,
     { preemptions, detours }: Way,
   ): void {
     const last = before.at(-1);
     for (const [other, step] of enabled) {
       if (other === chosen) continue;
-      const switched = last && last.chosen !== other && enabled.has(last.chosen);
+      const switched = last && last.chosen !== other && enabled.has(last.chosen) && !anew;
       const way = {
         preemptions: preemptions + (switched ? 1 : 0),
-        detours: detours + (switched || !last ? 0 : 1),
+        detours: detours + (switched || anew || !last ? 0 : 1),
       };
       if (way.preemptions > this.#most) {
-        this.beyond = true;
+        this.#over.push({ before, other, step, victim });
         continue;
       }
-      const sent = [...before.map(sentOf), { actor: other, text: step.text, opens: step.opens }];
-      if (this.#fresh(sent, victim, way)) this.#add(sent, victim, way);
+      const sent = this.#marked([...before.map(sentOf), sentBy(other, step)]);
+      if (this.#fresh(sent, victim, way)) this.#add(sent, victim, way, hasWaited({ choices: before }));
     }
   }
 
@@ -159,33 +206,65 @@ export class ScheduleSearch {
   ): void {
     for (const other of among) {
       if (other === chosen) continue;
-      const sent = before.map(sentOf);
-      if (this.#fresh(sent, other, way, "deadlock")) this.#add(sent, other, way);
+      const sent = this.#sent(before);
+      if (this.#fresh(sent, other, way, "deadlock")) this.#add(sent, other, way, true);
     }
   }
 
-  #fresh(sent: readonly SentStatement[], victim: number | undefined, way: Way, mark = ""): boolean {
-    const key = `${mark}${this.#equivalence.key(sent)}|${sent.at(-1)?.actor}|${victim}`;
+  #sent(choices: readonly Choice[]): PlannedStatement[] {
+    return this.#marked(choices.map(sentOf));
+  }
+
+  /** With where the fault is. */
+  #marked(sent: readonly PlannedStatement[]): PlannedStatement[] {
+    const { fault } = this.#start ?? {};
+    let nth = -1;
+    return sent.map((each) =>
+      fault && fault.kind !== "twice" && each.actor === fault.actor && ++nth === fault.nth
+        ? { ...each, fault: true }
+        : each,
+    );
+  }
+
+  #keyOf(sent: readonly PlannedStatement[], victim: number | undefined): string {
+    return `${this.#equivalence.key(sent)}|${sent.at(-1)?.actor}|${victim}`;
+  }
+
+  #fresh(sent: readonly PlannedStatement[], victim: number | undefined, way: Way, mark = ""): boolean {
+    const key = mark + this.#keyOf(sent, victim);
     const ways = this.#seen.get(key) ?? [];
     if (ways.some((each) => each.preemptions <= way.preemptions && each.detours <= way.detours)) return false;
     this.#seen.set(key, [...ways, way]);
     return true;
   }
 
-  #add(sent: readonly SentStatement[], victim: number | undefined, { preemptions, detours }: Way): void {
+  #add(
+    sent: readonly PlannedStatement[],
+    victim: number | undefined,
+    { preemptions, detours }: Way,
+    waited: boolean,
+  ): void {
     const sum = preemptions + detours;
     ((this.#queue[sum] ??= [])[sum === 1 ? detours : preemptions] ??= []).push({
       order: sent.map(({ actor }) => actor),
-      labels: sent.map(({ text }) => labelOf(text)),
+      labels: sent.map(({ label }) => label),
       victim,
+      fault: this.#start?.fault,
+      waited,
       preemptions,
       detours,
     });
   }
 }
 
-function sentOf({ chosen, step }: Choice): SentStatement {
-  return { actor: chosen, text: step.text, opens: step.opens };
+/** For a lock that another actor had. */
+export const hasWaited = ({ choices }: Pick<ExploreRun, "choices">): boolean =>
+  choices.some(({ step: { waitedFor, deadlock } }) => waitedFor.size > 0 || deadlock);
+
+const sentOf = ({ chosen, step }: Choice): PlannedStatement => sentBy(chosen, step);
+
+function sentBy(actor: number, { text, label, opens, inside, connection }: ActorStep): PlannedStatement {
+  return { actor, text, label, opens, inside, connection };
 }
 
 /** Numbers from 0 to 1, the same for the same seed (mulberry32). */

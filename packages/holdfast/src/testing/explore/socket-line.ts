@@ -53,6 +53,8 @@ export class SocketLine {
   session: string | undefined;
   /** A transaction of ours is around the client's statement: what it was answered is kept until that has ended. */
   around: { readonly heard: Buffer[]; readonly begins: boolean; pass: Pass | undefined } | undefined;
+  /** What is to be heard of it later. */
+  later: (() => void)[] | undefined;
   readonly #protocol: LineProtocol;
   /** Waits for the answer to a statement of ours, which the client does not see. */
   #ours: { readonly reader: ProtocolReader; readonly told: Told; done(): void } | undefined;

@@ -6,30 +6,58 @@ import { setTimeout as sleep } from "node:timers/promises";
 import type { Socket } from "node:net";
 import type { Isolation } from "../../seam/database.ts";
 import { callSites } from "../../context/call-site.ts";
-import type { OurSessions, Protocol, WrittenTables } from "../../seam/protocol-reader.ts";
+import {
+  type OurSessions,
+  type Protocol,
+  type WrittenTables,
+  noSession,
+} from "../../seam/protocol-reader.ts";
 import { Actor, type ActorStage, type ActorStep, type ActorWait, step } from "./actor.ts";
 import { type After, Around } from "./around.ts";
-import { type Listener, type Pass, type Write, bytes, current, listen, stopListening } from "./listen.ts";
+import {
+  type Listener,
+  type Pass,
+  type Write,
+  bytes,
+  current,
+  isConnection,
+  listen,
+  stopListening,
+} from "./listen.ts";
 import { awaits, present } from "./awaits.ts";
 import { Requests } from "./requests.ts";
 import { resetOf, settingsOf } from "./session-settings.ts";
-import { type HeldBytes, SocketLine, clearMs } from "./socket-line.ts";
+import type { SeenTables } from "./seen-tables.ts";
+import { type HeldBytes, type SentStep, SocketLine, clearMs } from "./socket-line.ts";
+import { footprint, locksRows, twoPhase } from "./statement.ts";
 import { type Alone, alone, hasOthersWithin, nothing, together, writtenBy } from "./written.ts";
 
 /** A server, and a connection to it for questions. */
 export interface Server {
-  readonly protocol: Omit<Protocol<never>, "waiting" | "describe" | "cancel" | "related" | "keep">;
-  /** Functions that may write, and tables with triggers. */
+  readonly protocol: Omit<Protocol<never>, "waiting" | "describe" | "cancel" | "related" | "keep" | "settle">;
+  /** Functions that may write. */
   readonly writers: ReadonlySet<string>;
-  readonly active: ReadonlySet<string>;
+  readonly tables: SeenTables;
   /** Of these sessions, those that wait, and for which. */
   waiting(sessions: readonly string[]): Promise<ReadonlyMap<string, readonly string[]>>;
   describe(sessions: readonly string[]): Promise<readonly string[]>;
   cancel(sessions: readonly string[]): Promise<void>;
   marked(name: string): Promise<string | undefined>;
+  /** Absent: locks depend on nothing but what is committed. */
+  settle?(): Promise<boolean>;
   /** Absent: there are no leases. */
   expire?(): Promise<void>;
 }
+
+/** Whose connections are they: an application's in another process. */
+export interface Relayed {
+  has(socket: Socket): boolean;
+}
+
+/** An actor in another process may take so long to do something, beside those that could go on. */
+const remoteNapMs = 250;
+/** So long the answer of one is kept back while another one, in another process, does something. */
+const keptBackMs = 1000;
 
 /** For what a process that has ended still tries: it is in nobody's way then. */
 const deadMs = 300;
@@ -59,21 +87,35 @@ export class Sockets implements ActorStage, Listener {
   /** Statements of actors and of the invariant, which are looked at when somebody asks; they grow until then. */
   #sent: { readonly text: string }[] = [];
   #written = nothing;
+  /** Actors that were called, and those of which a statement was seen. */
+  readonly #called = new Set<number>();
+  readonly #heard = new Set<number>();
   #open = false;
   #victim: number | undefined;
   /** Whose the sessions are in this run. */
   readonly #users = new Map<string, Actor>();
+  /** Whose transactions were prepared in this run, and are not over. */
+  readonly #prepared = new Map<string, Actor>();
   readonly #requests: Requests<Actor>;
   readonly #around: Around;
+  readonly #relayed: Relayed | undefined;
+  /** Who was let go last. */
+  #last: Actor | undefined;
   readonly unseen = new Set<string>();
+  readonly guessed = new Set<string>();
   readonly victims: boolean;
   certified = false;
+  get learned(): number {
+    return this.#server.tables.learned;
+  }
   /** Of the actors' transactions; undefined: as they come. */
   level: Isolation | undefined;
   changed: () => void = () => {};
 
-  constructor(server: Server, work: readonly (() => Promise<unknown>)[]) {
+  /** `relayed`: of a proxy, where an application in another process is held back. */
+  constructor(server: Server, work: readonly (() => Promise<unknown>)[], relayed?: Relayed) {
     this.#server = server;
+    this.#relayed = relayed;
     this.#protocol = server.protocol;
     this.victims = server.protocol.patience !== undefined;
     this.#work = work;
@@ -87,7 +129,7 @@ export class Sockets implements ActorStage, Listener {
     });
     // From here on, so that what is prepared before the first run is known by its text.
     listen(this);
-    this.#requests = new Requests(current, (port) => {
+    this.#requests = new Requests(current, present, (port) => {
       for (const { socket, user } of this.#lines.values())
         if (socket.localPort === port) return present(user);
       return undefined;
@@ -97,9 +139,10 @@ export class Sockets implements ActorStage, Listener {
   open(victim: number | undefined): void {
     this.#open = true;
     this.#victim = victim;
-    this.#waits = this.#lost = undefined;
+    this.#waits = this.#lost = this.#last = undefined;
     this.#actors = [];
     this.#users.clear();
+    this.#prepared.clear();
     for (const line of this.#lines.values()) line.user = line.told = undefined;
     this.#awaits.enable();
   }
@@ -161,7 +204,10 @@ export class Sockets implements ActorStage, Listener {
   get written(): WrittenTables {
     this.#written = together([this.#written, writtenBy(this.#sent.map(({ text }) => text))]);
     this.#sent = [];
-    return this.#written;
+    // Somebody may have written where nobody reads along.
+    return [...this.#called].some((actor) => !this.#heard.has(actor))
+      ? { ...this.#written, anything: true }
+      : this.#written;
   }
 
   get sessions(): OurSessions {
@@ -178,8 +224,20 @@ export class Sockets implements ActorStage, Listener {
     return current.run(this.#aside, async () => work());
   }
 
+  get remote(): boolean {
+    return this.#relayed !== undefined;
+  }
+
+  /** What is in this thread has. */
+  async caughtUp(): Promise<void> {
+    const waiting = this.#actors.length < this.#work.length || this.#actors.some(({ next }) => next);
+    if (this.remote && waiting) await sleep(remoteNapMs);
+  }
+
   start(actor: Actor): void {
+    this.#last = actor;
     this.#actors.push(actor);
+    this.#called.add(actor.index);
     const end = (result: PromiseSettledResult<unknown>) => {
       if (actor.crashed) return;
       actor.result = result;
@@ -205,8 +263,10 @@ export class Sockets implements ActorStage, Listener {
       steps.flatMap((each) => {
         const others = found.get(sessionOf(each) ?? "") ?? [];
         if (others.length === 0) return [];
-        const actors = new Set(others.flatMap((session) => this.#users.get(session)?.index ?? []));
-        const outside = others.filter((session) => !this.#users.has(session));
+        const usersOf = (session: string) =>
+          session === noSession ? [...this.#prepared.values()] : [this.#users.get(session) ?? []].flat();
+        const actors = new Set(others.flatMap((session) => usersOf(session).map(({ index }) => index)));
+        const outside = others.filter((session) => usersOf(session).length === 0);
         return [[each, { actors: [...actors], outside }] as const];
       }),
     );
@@ -217,15 +277,18 @@ export class Sockets implements ActorStage, Listener {
     if (socket.remotePort !== undefined) this.#sockets.add(socket);
     const known = this.#lines.get(socket);
     if (known?.keeps(args)) return true;
-    const here = current.getStore();
-    // Terminals and pipes are sockets too.
-    const line = known ?? (here && socket.remotePort !== undefined ? this.#line(socket) : undefined);
+    const relayed = this.#relayed?.has(socket) ?? false;
+    const said = current.getStore();
+    const line = known ?? (relayed || (said && isConnection(socket)) ? this.#line(socket) : undefined);
     if (!line) return false;
     const goesOn = line.sent !== undefined && line.reader.open;
     const { unanswered } = line.reader;
+    const { inside } = line.reader;
     const text = line.reader.sent(bytes(args));
+    const here = relayed && text !== undefined && !goesOn ? this.#whose(line, inside, text) : said;
     if (line.sent && goesOn) {
       line.sent.step.text = line.reader.text?.() ?? line.sent.step.text;
+      line.sent.actor.sent.add(line.sent.step);
       return false;
     }
     // What is sent in nobody's name on a connection of theirs was queued there by them.
@@ -242,6 +305,37 @@ export class Sockets implements ActorStage, Listener {
     }
     this.#hold(line, actor, args, text, line.reader.unanswered - unanswered);
     return true;
+  }
+
+  /**
+   * Whose it is what an application in another process sends: its who has the transaction, else its who was let go. One is let go
+   * at a time: see `#keepsBack`.
+   */
+  #whose(line: SocketLine, inside: boolean | undefined, text: string): Actor | undefined {
+    const user = present(line.user);
+    if (user && (inside || line.sent || line.around)) return user;
+    const going = this.#actors.filter(({ over, result }) => !over && !result);
+    const running = going.filter(runs);
+    const [one] = running;
+    if (one && running.length === 1) return one;
+    // Something that goes on after its answer, or beside it: a second connection, a task of the application's own.
+    if (going.length > 0 && this.#open) this.guessed.add(text);
+    return [user, this.#last, one].find((each) => each && going.includes(each));
+  }
+
+  /** Two that are let go at once, by a COMMIT for which one of them has waited, could not be told apart. */
+  #keepsBack(line: SocketLine): boolean {
+    const asked = line.sent?.actor;
+    if (!asked || asked.over || !this.#open || !this.#relayed?.has(line.socket)) return false;
+    return this.#actors.some((actor) => actor !== asked && !actor.over && !actor.result && runs(actor));
+  }
+
+  async #hearLater(line: SocketLine): Promise<void> {
+    const until = performance.now() + keptBackMs;
+    while (this.#keepsBack(line) && performance.now() < until) await sleep(1);
+    const all = line.later ?? [];
+    line.later = undefined;
+    for (const hear of all) hear();
   }
 
   /**
@@ -264,14 +358,18 @@ export class Sockets implements ActorStage, Listener {
   #hold(line: SocketLine, actor: Actor, args: Parameters<Write>, text: string, requests: number): void {
     const here = callSites.here(this.writes);
     const trail = [...actor.trail];
-    const place = () => here.place ?? trail.findLast((site) => site.place)?.place;
+    // In another process, nobody knows.
+    const place = this.#relayed?.has(line.socket)
+      ? undefined
+      : () => here.place ?? trail.findLast((site) => site.place)?.place;
     const held: HeldBytes = {
-      step: step(actor.index, text, place, { connection: line.id }),
+      step: step(actor.index, text, place, { connection: line.id, own: actor.own }),
       actor,
       writes: [args],
       requests,
     };
     line.held = held;
+    this.#heard.add(actor.index);
     this.#sent.push(held.step);
     actor.asleep = false;
     let kind: { readonly of: string; readonly is: Alone } | undefined;
@@ -287,14 +385,16 @@ export class Sockets implements ActorStage, Listener {
         ready: () => {
           if (line.sent || line.around) return false;
           const is = line.reader.inside === false && held.requests <= 1 ? kindOf() : undefined;
+          held.step.inside = line.reader.inside === true;
           held.step.opens = is !== undefined && is.fits && is.writes;
           return true;
         },
         send: async () => {
           line.sent = { step: held.step, actor };
           if (this.#protocol.certifies && /\bserializable\b/i.test(held.step.text)) this.certified = true;
-          held.step.inside = line.reader.inside === true;
-          if (hasOthersWithin(held.step.text, this.#server)) this.unseen.add(held.step.text);
+          this.#server.tables.saw(held.step.text);
+          held.step.acts = hasOthersWithin(held.step.text, this.#server);
+          if (held.step.acts) this.unseen.add(held.step.text);
           await this.#prepare(line, actor);
           if (line.reader.inside === false) await this.#around.begin(line, held, kindOf(), this.level);
           if (line.session !== undefined) this.#users.set(line.session, actor);
@@ -360,6 +460,15 @@ export class Sockets implements ActorStage, Listener {
 
   hears(socket: Socket, event: string | symbol, rest: unknown[], pass: Pass): boolean {
     const line = this.#lines.get(socket) ?? this.#line(socket);
+    if (line.later || this.#keepsBack(line)) {
+      if (!line.later) void this.#hearLater(line);
+      (line.later ??= []).push(() => this.#hear(line, event, rest, pass));
+      return true;
+    }
+    return this.#hear(line, event, rest, pass);
+  }
+
+  #hear(line: SocketLine, event: string | symbol, rest: unknown[], pass: Pass): boolean {
     const asked = line.sent?.step;
     if (event === "data" && this.#hears(line, rest[0] as Buffer, pass)) return true;
     if (event === "close") this.#gone(line);
@@ -370,6 +479,11 @@ export class Sockets implements ActorStage, Listener {
     this.#passing = undefined;
     if (asked && line.sent?.step !== asked) this.#heardOf(asked);
     return heard;
+  }
+
+  get settle(): (() => Promise<boolean>) | undefined {
+    const { settle } = this.#server;
+    return settle && (() => this.aside(settle));
   }
 
   lose(step: ActorStep): void {
@@ -429,6 +543,9 @@ export class Sockets implements ActorStage, Listener {
     sent.step.error ??= answer.error;
     sent.step.deadlock ||= answer.deadlock ?? false;
     sent.step.affected = answer.affected ?? sent.step.affected;
+    const phase = answer.ready && sent.step.error === undefined ? twoPhase(sent.step.text) : undefined;
+    if (phase?.prepares) this.#prepared.set(phase.name, sent.actor);
+    else if (phase) this.#prepared.delete(phase.name);
     if (answer.ready) sent.step.ends = sent.step.inside && line.reader.inside === false;
     if (answer.ready && sent.step === this.#lost && !around) return this.#lose(line);
     // Before the client has sent the rest of its statement it has to hear what that depends on.
@@ -439,7 +556,17 @@ export class Sockets implements ActorStage, Listener {
       return true;
     }
     if (answer.ready) this.#answered(line);
+    else if (answer.paused) this.#paused(sent);
     return false;
+  }
+
+  /** Its actor may do something else before it reads on. What is read then cannot be held back. */
+  #paused({ step: asked, actor }: SentStep): void {
+    asked.blocked = false;
+    actor.sent.delete(asked);
+    actor.asleep = false;
+    if (locksRows(asked.text) || footprint(asked.text).any) this.unseen.add(asked.text);
+    this.changed();
   }
 
   #lose(line: SocketLine): true {
@@ -457,6 +584,7 @@ export class Sockets implements ActorStage, Listener {
     sent.step.blocked = false;
     sent.actor.sent.delete(sent.step);
     sent.actor.asleep = false;
+    this.#last = sent.actor;
     this.#actors = [...this.#actors.filter((actor) => actor !== sent.actor), sent.actor];
     this.changed();
   }
@@ -474,3 +602,6 @@ export class Sockets implements ActorStage, Listener {
     this.changed();
   }
 }
+
+/** It has heard everything, and is about to do something. */
+const runs = ({ asleep, held, sent }: Actor) => !asleep && held.length === 0 && sent.size === 0;

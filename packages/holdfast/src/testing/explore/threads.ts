@@ -109,6 +109,10 @@ class Thread {
   answered = 0;
   /** Statements that were refused for a lock, and what of the others' had been answered then. */
   readonly refused = new Map<string, number>();
+  /** A statement of its transaction was refused, after so many of the others': it begins anew when they have done something. */
+  rests: number | undefined;
+  /** Nobody could go on when the others had done so much: it was let try all the same. */
+  insists: number | undefined;
   libraries: readonly string[] = [];
   clients: readonly string[] = [];
   /** With what its last run ended. */
@@ -248,6 +252,7 @@ export class Threads implements ActorStage {
       thread.inside = false;
       thread.answered = 0;
       thread.refused.clear();
+      thread.rests = thread.insists = undefined;
       thread.hold(true);
     }
   }
@@ -328,17 +333,29 @@ export class Threads implements ActorStage {
   }
 
   /** Nobody can go on: for one of them the wait is over. */
-  stuck(among: readonly Actor[], victim: number | undefined): void {
+  stuck(among: readonly Actor[], victim: number | undefined): boolean {
+    // Whoever tries again may give its own locks back when it is refused once more.
+    const patient = this.#threads.filter(
+      ({ held, refused, rests }) => held && (refused.size > 0 || rests !== undefined),
+    );
+    for (const thread of patient) {
+      thread.refused.clear();
+      thread.rests = undefined;
+    }
+    if (patient.some((thread) => thread.insists !== this.#seen(thread))) {
+      for (const thread of patient) thread.insists = this.#seen(thread);
+      this.changed();
+      return false;
+    }
     const waiters = this.#waiters().filter(({ actor }) => actor && among.includes(actor));
     const chosen = waiters.find(({ actor }) => actor?.index === victim) ?? waiters[0];
     if (chosen) {
       chosen.locked = undefined;
       chosen.tell(verdict.giveUp);
-      return;
+      return true;
     }
-    // They try again and again by themselves, and nobody else is left.
-    for (const { refused } of this.#threads) refused.clear();
     this.changed();
+    return false;
   }
 
   #waiters(): Thread[] {
@@ -398,12 +415,15 @@ export class Threads implements ActorStage {
     const { actor } = thread;
     thread.held = true;
     if (!this.#open || !actor) return thread.tell(verdict.free);
-    const held = step(actor.index, text, place);
+    const held = step(actor.index, text, place, { own: actor.own });
     actor.asleep = false;
     actor.held.push({
       step: held,
       // The same again comes to the same as long as nobody else has done anything.
-      ready: () => thread.refused.get(text) !== this.#seen(thread),
+      ready: () => {
+        const seen = this.#seen(thread);
+        return thread.refused.get(text) !== seen && (thread.inside || thread.rests !== seen);
+      },
       send: () => {
         thread.sent = held;
         held.inside = thread.inside;
@@ -430,7 +450,10 @@ export class Threads implements ActorStage {
       sent.blocked = false;
       actor.sent.delete(sent);
       actor.asleep = false;
-      if (locked) thread.refused.set(sent.text, this.#seen(thread));
+      if (locked) {
+        thread.refused.set(sent.text, this.#seen(thread));
+        if (sent.inside) thread.rests = this.#seen(thread);
+      }
       sent.ends = sent.inside && !inside;
       if (this.#waits?.step === sent) {
         const { work } = this.#waits;

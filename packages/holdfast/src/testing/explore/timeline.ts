@@ -187,7 +187,7 @@ export function planOf(
     }
     plan.order.push(...Array.from({ length: count ? Number(count) : 1 }, () => actor));
     const kind = faultOf(mark ?? "");
-    if (kind) plan.fault = { kind, actor, after: plan.order.length - 1 };
+    if (kind) plan.fault = { kind, actor, nth: plan.order.filter((each) => each === actor).length - 1 };
   }
   return { ...plan, victim: victim ? numberOf(victim) : undefined };
 }

@@ -3,39 +3,8 @@
  * that it may have been anything. What triggers and functions do, the engine has to know.
  */
 import type { WrittenTables } from "../../seam/protocol-reader.ts";
-import { footprint } from "./statement.ts";
-
-interface Token {
-  readonly kind: "word" | "quoted" | "string" | "mark";
-  /** Names in lower case and without their quotes. */
-  readonly text: string;
-}
-
-const pattern =
-  /\s+|--[^\n]*|\/\*[\s\S]*?\*\/|(?<string>'(?:[^']|'')*')|(?<quoted>"(?:[^"]|"")*"|`(?:[^`]|``)*`)|(?<word>[\p{L}_][\p{L}\p{N}_$]*)|\$?\d[\w.]*|(?<mark>[^])/gu;
-
-/** Undefined: it cannot be cut into words for sure. */
-function tokensOf(text: string): Token[] | undefined {
-  const tokens: Token[] = [];
-  for (const match of text.matchAll(pattern)) {
-    const { string, quoted, word, mark } = match.groups as Record<string, string | undefined>;
-    // Comments that some servers execute; quotes that end where somebody else's go on; texts between dollars.
-    if (match[0].startsWith("/*!") || string?.includes("\\'") || /^['"`$]$/.test(mark ?? ""))
-      return undefined;
-    if (string !== undefined) tokens.push({ kind: "string", text: string.slice(1, -1) });
-    else if (quoted !== undefined)
-      tokens.push({
-        kind: "quoted",
-        text: quoted
-          .slice(1, -1)
-          .replaceAll(/""|``/g, (two) => two[0] as string)
-          .toLowerCase(),
-      });
-    else if (word !== undefined) tokens.push({ kind: "word", text: word.toLowerCase() });
-    else if (mark !== undefined) tokens.push({ kind: "mark", text: mark });
-  }
-  return tokens;
-}
+import { calledRoutine, footprint } from "./statement.ts";
+import { StatementReader, type Token, tokensOf } from "./statement-reader.ts";
 
 /** Of these, what follows is looked at. */
 const looked = new Set(
@@ -43,95 +12,44 @@ const looked = new Set(
 );
 /** These write nothing. */
 const harmless = new Set(
-  "begin,start,commit,end,rollback,abort,savepoint,release,show,reset,lock,unlock,close,move,listen,unlisten,notify,deallocate".split(
+  "begin,start,commit,end,rollback,abort,savepoint,release,show,reset,lock,unlock,close,move,listen,unlisten,notify,deallocate,xa".split(
     ",",
   ),
 );
-/** Before the name of the table. */
-const modifiers = new Set("low_priority,high_priority,delayed,quick,ignore,only,into,from".split(","));
-
-class Reader {
+/** By one statement. */
+class Reader implements WrittenTables {
   readonly tables = new Set<string>();
   readonly calls = new Set<string>();
   readonly sequences = new Set<string>();
   anything = false;
-  readonly #tokens: readonly Token[];
 
   constructor(tokens: readonly Token[]) {
-    this.#tokens = tokens;
-    const first = this.#word(0);
+    const read = new StatementReader(tokens);
+    const first = read.word(0);
     if (first === undefined || harmless.has(first)) return;
     // A block of statements.
     const block = first === "do" && tokens[2]?.text !== "(";
-    if (!looked.has(first) || block || this.#setsPath(first)) this.anything = true;
-    else for (let i = 0; i < tokens.length; i++) this.#look(i);
+    // From then on names mean something else.
+    const setsPath = first === "set" && tokens.some(({ text }) => text === "search_path");
+    this.anything = !looked.has(first) || block || setsPath || read.unclear.writes;
+    if (!looked.has(first) || block || setsPath) return;
+    for (const path of read.writes) this.#wrote(path);
+    for (const [i, { text, kind }] of tokens.entries())
+      if (kind !== "mark" && kind !== "string" && read.word(i + 1) === "(") this.#call(tokens, i, text);
   }
 
-  /** Undefined: there is none, or it is a value. A name in quotes is no word of the language. */
-  #word(i: number): string | undefined {
-    const token = this.#tokens[i];
-    return token?.kind === "word" || token?.kind === "mark" ? token.text : undefined;
+  /** A dot that is a part of a name would be taken for one between two. */
+  #wrote(path: readonly string[]): void {
+    if (path.some((part) => part.includes("."))) this.anything = true;
+    else this.tables.add(path.slice(-2).join("."));
   }
 
-  /** From then on names mean something else. */
-  #setsPath(first: string): boolean {
-    return first === "set" && this.#tokens.some(({ text }) => text === "search_path");
-  }
-
-  #look(i: number): void {
-    const token = this.#tokens[i] as Token;
-    const called = this.#word(i + 1) === "(";
-    if (called && token.kind !== "mark" && token.kind !== "string") return this.#call(i, token.text);
-    const before = this.#word(i - 1) ?? "";
-    switch (token.kind === "word" ? token.text : "") {
-      case "insert":
-      case "replace":
-      case "merge":
-        return this.#name(i + 1);
-      case "update":
-        // FOR UPDATE, FOR NO KEY UPDATE, DO UPDATE, ON DUPLICATE KEY UPDATE.
-        return ["for", "key", "do"].includes(before) ? undefined : this.#names(i + 1, "set");
-      case "delete":
-        return this.#names(i + 1, "where");
-      default:
-    }
-  }
-
-  #call(i: number, name: string): void {
+  #call(tokens: readonly Token[], i: number, name: string): void {
     this.calls.add(name);
-    if (name === "set_config" && this.#tokens[i + 2]?.text === "search_path") this.anything = true;
+    const asked = tokens[i + 2];
+    if (name === "set_config" && asked?.text === "search_path") this.anything = true;
     if (name !== "nextval" && name !== "setval") return;
-    const asked = this.#tokens[i + 2];
     if (asked?.kind === "string") this.sequences.add(asked.text.replaceAll('"', "").toLowerCase());
-    else this.anything = true;
-  }
-
-  /** All tables up to a word: some servers write to several at once. Those that are only joined count too. */
-  #names(from: number, end: string): void {
-    this.#name(from);
-    let depth = 0;
-    for (let i = from; i < this.#tokens.length && depth >= 0; i++) {
-      const word = this.#word(i);
-      if (word === "(") depth++;
-      else if (word === ")") depth--;
-      else if (depth === 0 && (word === end || word === "returning" || word === ";")) return;
-      else if (depth === 0 && [",", "join", "using", "from"].includes(word ?? "")) this.#name(i + 1);
-    }
-  }
-
-  #name(from: number): void {
-    let i = from;
-    while (modifiers.has(this.#word(i) ?? "")) i++;
-    const parts: string[] = [];
-    for (; ; i += 2) {
-      const token = this.#tokens[i];
-      if (token?.kind !== "word" && token?.kind !== "quoted") break;
-      parts.push(token.text);
-      if (this.#word(i + 1) !== ".") break;
-    }
-    // A dot that is a part of a name would be taken for one between two.
-    if (parts.length > 0 && !parts.some((part) => part.includes(".")))
-      this.tables.add(parts.slice(-2).join("."));
     else this.anything = true;
   }
 }
@@ -179,17 +97,47 @@ export interface Surroundings {
   readonly whole: boolean;
   /** Functions that may write. */
   readonly writers: ReadonlySet<string>;
+  readonly tables: TableEffects;
+}
+
+/** What statements do besides, by what belongs to a table. */
+export interface TableEffects {
   /** Tables that may do anything when they are written to: they have triggers. */
   readonly active: ReadonlySet<string>;
+  /** The same when they are read: views that call a function. */
+  readonly activeWhenRead: ReadonlySet<string>;
+  /** What an INSERT comes to depends on other rows: by a default, a check or a policy. */
+  readonly open: ReadonlySet<string>;
+  /** Whether a row gets a number, or a time, by which somebody else may order it. */
+  ordered(table: string): boolean;
+  /**
+   * A statement of somebody else's may look at the table before the row is there, and then meet it as it writes: by a unique index, or
+   * a foreign key.
+   */
+  overtaken(table: string): boolean;
+  /** Somebody looks at times. */
+  readonly timed: boolean;
 }
 
 /** It decides by nothing that it has read: whether others come before it or before its COMMIT comes to the same. */
-function blind(text: string, active: ReadonlySet<string>): boolean {
-  const { kind, reads, writes, any } = footprint(text);
-  return kind === "insert" && reads.size === 0 && !any && ![...writes].some((table) => active.has(table));
+function blind(text: string, tables: TableEffects): boolean {
+  const { active, open } = tables;
+  const { kind, reads, writes, any, clock } = footprint(text);
+  return (
+    kind === "insert" &&
+    reads.size === 0 &&
+    !any &&
+    !(clock && tables.timed) &&
+    ![...writes].some(
+      (table) => active.has(table) || open.has(table) || tables.ordered(table) || tables.overtaken(table),
+    )
+  );
 }
 
-export function alone(text: string, { whole, writers, active }: Surroundings): Alone {
+export function alone(text: string, { whole, writers, tables }: Surroundings): Alone {
+  const routine = calledRoutine(text);
+  if (routine?.whole)
+    return { begins: routine.boundary === "begins", fits: false, writes: true, unseen: false };
   const statements = cut(text)?.map((tokens) => ({
     first: tokens[0]?.kind === "word" || tokens[0]?.kind === "mark" ? tokens[0].text : "",
     second: tokens[1]?.text ?? "",
@@ -212,15 +160,16 @@ export function alone(text: string, { whole, writers, active }: Surroundings): A
         (first === "do" && !written.anything),
     );
   const writes =
-    !blind(text, active) &&
-    acting.some(
-      ({ first, written }) =>
-        written.anything ||
-        first === "truncate" ||
-        first === "call" ||
-        written.tables.size > 0 ||
-        [...written.calls].some((call) => writers.has(call)),
-    );
+    !blind(text, tables) &&
+    ([...footprint(text).reads].some((table) => tables.activeWhenRead.has(table)) ||
+      acting.some(
+        ({ first, written }) =>
+          written.anything ||
+          first === "truncate" ||
+          first === "call" ||
+          written.tables.size > 0 ||
+          [...written.calls].some((call) => writers.has(call)),
+      ));
   const unseen = !begins && (acting.length > 1 || (acting.length > 0 && !fits));
   return { begins, fits, writes, unseen };
 }
@@ -229,13 +178,16 @@ export function alone(text: string, { whole, writers, active }: Surroundings): A
  * Statements are executed within it, by a function, a procedure or a trigger, of which each may see what others have done since
  * the one before: nobody can be let in between these.
  */
-export function hasOthersWithin(text: string, { writers, active }: Omit<Surroundings, "whole">): boolean {
+export function hasOthersWithin(text: string, { writers, tables }: Omit<Surroundings, "whole">): boolean {
+  const { active, activeWhenRead } = tables;
+  if (calledRoutine(text)?.whole) return false;
+  if ([...footprint(text).reads].some((table) => activeWhenRead.has(table))) return true;
   return (cut(text) ?? []).some((tokens) => {
-    const { calls, tables } = new Reader(tokens);
+    const written = new Reader(tokens);
     return (
       (tokens[0]?.kind === "word" && tokens[0].text === "call") ||
-      [...calls].some((call) => writers.has(call)) ||
-      [...tables].some((table) => active.has(table) || active.has(table.split(".").at(-1) ?? ""))
+      [...written.calls].some((call) => writers.has(call)) ||
+      [...written.tables].some((table) => active.has(table) || active.has(table.split(".").at(-1) ?? ""))
     );
   });
 }

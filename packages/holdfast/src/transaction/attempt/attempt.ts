@@ -1,18 +1,20 @@
 import { type Capabilities, require } from "../../seam/capabilities.ts";
 import { emit } from "../../events/events.ts";
-import type { Connection, Later, Pinned } from "../../seam/database.ts";
+import type { Begun, Connection, Later, Pinned } from "../../seam/database.ts";
 import { ConnectionLostError, DeadlineExceededError } from "../../seam/errors.ts";
 import { type Locked, type Section } from "../../context/section.ts";
 import { isOpaque } from "../../seam/thrown.ts";
 import type { Deadline } from "../../waiting/deadline.ts";
 import { Silence, graceMs, interruptible, within } from "../../waiting/interrupt.ts";
 import { Refused } from "../../waiting/refused.ts";
+import { unlessAborted } from "../../waiting/turns.ts";
 import { runInClient } from "../client-transaction.ts";
 import { checkSupport, isAtCommit, isNamed, stillKept } from "../lock-support.ts";
 import { type Plan, checkPlan } from "../plan.ts";
 import type { InstanceContext } from "../scope.ts";
 import type { Body } from "../types.ts";
-import { lookUpCommit } from "./commit-outcome.ts";
+import { leavesOpen, lookUpCommit } from "./commit-outcome.ts";
+import { askIfKilled } from "./ended-by.ts";
 import { type Ran, failureOf } from "./errors.ts";
 import { RunningBody } from "./running-body.ts";
 import { type Committed, ServerTransaction } from "./server-transaction.ts";
@@ -29,10 +31,12 @@ export class Attempt<Native, C extends Connection> implements Ran<Native, C> {
   readonly #server: ServerTransaction<Native, C>;
   #body: RunningBody<Native, C> | undefined;
   #section: Section | undefined;
+  #connection: C | undefined;
   /** When its locks were granted. */
   #lockedAt: number | undefined;
   /** The body has ended well: from here on only COMMIT can fail. */
   #done = false;
+  #killed: Promise<boolean | undefined> | undefined;
 
   constructor(context: InstanceContext<Native, C>, plan: Plan, deadline: Deadline, attempt: number) {
     this.context = context;
@@ -46,8 +50,26 @@ export class Attempt<Native, C extends Connection> implements Ran<Native, C> {
     return this.#body;
   }
 
+  /** Whether somebody ended it on purpose counts. */
+  get mayBeKilled(): boolean {
+    return !this.plan.retry.afterKill && this.context.database.engine.wasKilled !== undefined;
+  }
+
+  /** Whether somebody did, as was asked when its connection was lost under the body. Undefined: it was not, or nobody could tell. */
+  get killed(): Promise<boolean | undefined> | undefined {
+    return this.#killed;
+  }
+
+  /** What the server had of it; undefined: it never had a connection. */
+  get opened(): { readonly connection: C; readonly begun: Begun | undefined } | undefined {
+    return this.#connection && { connection: this.#connection, begun: this.#server.begun };
+  }
+
   async execute<T>(body: Body<Native, T>): Promise<T> {
     const { locks, isolation } = this.plan;
+    // Before a connection is ours: which of several databases this is may have to be written down in all of them.
+    if (this.context.guard && !this.context.trusted())
+      await unlessAborted(this.context.renewed(), this.deadline.signal, () => {});
     if (locks.some(({ key }) => isNamed(key))) {
       checkSupport(locks, await this.context.capabilities(), false);
       require(await this.context.sessionSupport(), "A lock of the session, which must be taken before BEGIN");
@@ -161,8 +183,7 @@ export class Attempt<Native, C extends Connection> implements Ran<Native, C> {
         }),
       );
     } catch (error) {
-      const failure = this.#done ? failureOf(this, error) : undefined;
-      if (failure !== "lost" && failure !== "deadline") throw error;
+      if (!this.#done || !leavesOpen(failureOf(this, error), this.#server.begun)) throw error;
       return this.#answer(outcome as unknown as Ended<T>, { error });
     }
     return this.#answer(outcome as unknown as Ended<T>, undefined);
@@ -170,8 +191,7 @@ export class Attempt<Native, C extends Connection> implements Ran<Native, C> {
 
   async #answer<T>(outcome: Ended<T>, unanswered: Committed["unanswered"]): Promise<T> {
     if ("value" in outcome) {
-      if (unanswered)
-        await lookUpCommit(this, this.#server.begun?.identity, this.#body?.scope, unanswered.error);
+      if (unanswered) await lookUpCommit(this, this.#server.begun ?? {}, this.#body?.scope, unanswered.error);
       return outcome.value;
     }
     // There was nothing to keep, but whether the body was right to throw is not known.
@@ -223,6 +243,7 @@ export class Attempt<Native, C extends Connection> implements Ran<Native, C> {
     const { context, plan } = this;
     const { engine } = context.database;
     const { locks, wait, isolation, readOnly, site } = plan;
+    this.#connection = connection;
     const server = this.#server;
     const capabilities = this.#known() ?? (await this.#asked(connection, !begun));
     context.guard?.(locks);
@@ -312,7 +333,15 @@ export class Attempt<Native, C extends Connection> implements Ran<Native, C> {
   #run<T>(connection: C, native: Native, body: Body<Native, T>, touched?: () => void): Promise<T> {
     this.deadline.signal.throwIfAborted();
     const section = this.#section;
-    const running = new RunningBody(this, { connection, native, touched, section, server: this.#server });
+    const onLost = this.mayBeKilled ? () => void (this.#killed = askIfKilled(this)) : undefined;
+    const running = new RunningBody(this, {
+      connection,
+      native,
+      touched,
+      section,
+      server: this.#server,
+      onLost,
+    });
     this.#body = running;
     return running.run(body);
   }

@@ -1,21 +1,27 @@
-import type { Connection } from "../../seam/database.ts";
+import type { Begun, Connection, Failure } from "../../seam/database.ts";
 import { CommitUnknownError, ConnectionLostError } from "../../seam/errors.ts";
 import { emit } from "../../events/events.ts";
+import { undone } from "../../seam/failure.ts";
 import * as protection from "../../seam/protections.ts";
 import { sleep } from "../../waiting/wait.ts";
 import { withConnection } from "../one-shot.ts";
 import type { Run } from "../plan.ts";
 import type { Scope } from "../scope.ts";
 
+/** Whether an error that came in place of an answer to COMMIT leaves open what became of it. */
+export function leavesOpen(failure: Failure | undefined, begun: Begun | undefined): boolean {
+  return failure === "lost" || failure === "deadline" || (begun?.spread === true && !undone.has(failure));
+}
+
 /** How long it is asked for. */
 const resolveMs = 15_000;
 
 /**
- * COMMIT was sent and its answer lost. Returns if the server says that it was kept. `identity`: the transaction's, if it has one.
+ * COMMIT was sent and its answer lost. Returns if the server says that it was kept. It is asked by the identity of the transaction, if it has one.
  */
 export async function lookUpCommit<Native, C extends Connection>(
   { context, plan, attempt }: Run<Native, C>,
-  identity: string | undefined,
+  { identity, spread }: Begun,
   scope: Scope<Native, C> | undefined,
   error: unknown,
 ): Promise<void> {
@@ -26,8 +32,10 @@ export async function lookUpCommit<Native, C extends Connection>(
     const detail =
       context.known()?.commitOutcome === "with a lock"
         ? "here only a transaction with `lock` leaves a record of it to ask"
-        : "this engine keeps no record of it to ask";
-    throw new CommitUnknownError(detail, error);
+        : spread
+          ? "no node knows what the others have committed"
+          : "this engine keeps no record of it to ask";
+    throw new CommitUnknownError(detail, error, spread);
   }
   if (!protection.commitLookedUp) throw new ConnectionLostError(attempt, error);
   const until = performance.now() + resolveMs;

@@ -1,6 +1,7 @@
 /** What a run failed with: what it means, and what the caller is told of it. */
 import type { Connection, Failure } from "../../seam/database.ts";
 import {
+  AccessDeniedError,
   ConnectionLostError,
   DeadlineExceededError,
   FileBusyError,
@@ -9,16 +10,19 @@ import {
   PoolExhaustedError,
   SerializationError,
   WrongConnectionError,
+  some,
 } from "../../seam/errors.ts";
 import { chain, classify, explained, waited } from "../../seam/failure.ts";
 import type { LockRequest } from "../../seam/key.ts";
 import { asWritten } from "../../seam/replay.ts";
 import { isOpaque } from "../../seam/thrown.ts";
 import { Refused, refusal } from "../../waiting/refused.ts";
+import { askedQuickly } from "../holders.ts";
 import { isAtCommit } from "../lock-support.ts";
 import { notConnected } from "../one-shot.ts";
 import type { Run } from "../plan.ts";
-import { present } from "../present.ts";
+import { orNoTransactions, present } from "../present.ts";
+import { findRights } from "../rights.ts";
 import { failureWithin } from "../scope/meanings.ts";
 import type { RunningBody } from "./running-body.ts";
 
@@ -26,6 +30,8 @@ import type { RunningBody } from "./running-body.ts";
 export interface Ran<Native, C extends Connection> extends Run<Native, C> {
   /** Undefined: it has not come to run. */
   readonly body: RunningBody<Native, C> | undefined;
+  /** Undefined: it has not had a connection. */
+  readonly opened: object | undefined;
 }
 
 /** Of what a body threw, these are told in words of ours. */
@@ -36,10 +42,33 @@ const told: ReadonlySet<Failure> = new Set<Failure>([
   "lost",
   "deadline",
   "aborted",
+  "map-changed",
+]);
+
+/** And these of what COMMIT says: it is about the database, not about what the body wrote. */
+const toldOfCommit: ReadonlySet<Failure> = new Set<Failure>([
+  ...told,
+  "canceled",
+  "full",
+  "storage",
+  "read-only",
+  "denied",
 ]);
 
 /** As the caller wrote it. */
 const written = ({ key, mode }: LockRequest): LockRequest => ({ key: asWritten(key), mode });
+
+/** Whether a server has answered so: by the standard, each of its errors has a state of five characters. */
+function isServers(error: unknown): boolean {
+  return [...chain(error)].some((each) => {
+    const { sqlState, code } = each as { sqlState?: unknown; code?: unknown };
+    return /^(?=.*\d)[0-9A-Z]{5}$/.test(String(sqlState ?? code));
+  });
+}
+
+/** Else it would be said of a lock that was to be taken. */
+const ofCommit = (failure: Failure): readonly string[] =>
+  failure === "read-only" ? ["The transaction"] : [];
 
 function misuse(error: unknown): HoldfastError | undefined {
   for (const each of chain(error))
@@ -61,9 +90,17 @@ export function failureOf<Native, C extends Connection>(
   if (own instanceof LockTimeoutError || own instanceof FileBusyError) return "lock-timeout";
   const within = own && failureWithin(body?.scope, own);
   if (own && !within && !(own instanceof ConnectionLostError)) return undefined;
+  const lost = body?.connection.lost;
   // A body talks to others too: that one of them hung up says nothing of our connection.
-  const sockets = body?.thrown !== error || body?.connection.lost.aborted === true;
-  const failure = within ?? classify(database, error, sockets);
+  const sockets = body?.thrown !== error || lost?.aborted === true;
+  // A body that heeds its signal throws the reason, whose cause may be no more than that a socket was closed.
+  const failure =
+    own instanceof ConnectionLostError && lost?.aborted
+      ? "lost"
+      : (within ?? classify(database, error, sockets));
+  // The client tells of the end only. What the server said before it is told to whoever watches the connection.
+  if (failure === "lost" && lost?.aborted && classify(database, lost.reason) === "deadline")
+    return "deadline";
   // What was not to wait is not to wait now.
   if (failure === "lock-timeout" && waited(database, error, context.known()?.flavour) !== true)
     return undefined;
@@ -76,8 +113,13 @@ export async function presented<Native, C extends Connection>(
   error: unknown,
 ): Promise<{ readonly error: unknown }> {
   if (isOpaque(error)) return { error };
-  const { deadline } = run;
-  const shown = error instanceof Refused ? await refused(run, error) : named(run, error);
+  const { deadline, context } = run;
+  // What a body threw is the caller's own.
+  if (!run.body) await findRights(context.database, error, (question) => askedQuickly(context, question));
+  const shown =
+    error instanceof Refused
+      ? await refused(run, error)
+      : named(run, run.body ? error : await orNoTransactions(context, error));
   // The server keeps the deadline too, and ends the session: after a pause of the whole process it comes first.
   return shown instanceof ConnectionLostError && deadline.over
     ? { error: new DeadlineExceededError(deadline.ms, shown) }
@@ -94,22 +136,24 @@ async function refused<Native, C extends Connection>(
 
 function named<Native, C extends Connection>(run: Ran<Native, C>, error: unknown): unknown {
   const { context, plan, deadline, attempt, body } = run;
+  if (error instanceof AccessDeniedError) return error.about(some(context.names(plan.locks)) || undefined);
   if (error instanceof HoldfastError || error === deadline.signal.reason) return error;
   // An ORM wraps what its driver throws, and so what the guard throws in its place.
   const guard = misuse(error);
   if (guard) return guard;
   const { database } = context;
   const failure = failureOf(run, error);
-  const dealtWith = failure !== undefined && told.has(failure);
-  // What the body threw is the caller's own, and so is what its COMMIT brings to light.
-  if (!dealtWith && body) return body.thrown === error ? error : explained(database, error);
+  // What the body threw is the caller's own, and so is a rule of theirs that COMMIT finds broken.
+  const thrown = body !== undefined && body.thrown === error;
+  const dealtWith = failure !== undefined && (thrown ? told : toldOfCommit).has(failure);
+  if (!dealtWith && body) return thrown ? error : explained(database, error);
   return present(
     database,
-    notConnected(database, error),
+    run.opened && isServers(error) ? error : notConnected(database, error),
     {
-      names: dealtWith && body ? [] : context.names(plan.locks.map(written)),
+      names: dealtWith && body ? ofCommit(failure) : context.names(plan.locks.map(written)),
       attempts: attempt,
-      waitedMs: deadline.ms,
+      waitedMs: failure === "deadline" ? deadline.ms : deadline.ms - deadline.leftMs,
       atCommit: isAtCommit(context),
     },
     failure,

@@ -1,11 +1,14 @@
 import type { Connection } from "../../seam/database.ts";
 import { ConnectionLostError, DeadlineExceededError } from "../../seam/errors.ts";
+import { classify } from "../../seam/failure.ts";
+import { isOpaque } from "../../seam/thrown.ts";
 import { graceMs, within } from "../../waiting/interrupt.ts";
 import { type Section, sections } from "../../context/section.ts";
 import type { Run } from "../plan.ts";
 import { Scope } from "../scope.ts";
 import type { Body } from "../types.ts";
 import { type ServerTransaction, bodyGraceMs } from "./server-transaction.ts";
+import { watchForStalls } from "../stall.ts";
 
 /** Where a body runs. */
 export interface Ground<Native, C extends Connection> {
@@ -15,6 +18,8 @@ export interface Ground<Native, C extends Connection> {
   readonly touched?: (() => void) | undefined;
   readonly section: Section | undefined;
   readonly server: ServerTransaction<Native, C>;
+  /** The connection is lost while the body runs. */
+  readonly onLost?: (() => void) | undefined;
 }
 
 /** A body in its transaction: runs until it ends, or until it has been told to stop and did not. */
@@ -63,13 +68,19 @@ export class RunningBody<Native, C extends Connection> {
     const { lost } = this.connection;
     this.#stop = new AbortController();
     if (outer.aborted) this.#stop.abort(outer.reason);
-    else if (lost.aborted) this.#onLost();
-    else if (this.scope.open) lost.addEventListener("abort", this.#onLost, { once: true });
+    else if (lost.aborted) this.#tellLost();
+    else if (this.scope.open && !this.#ground.onLost)
+      lost.addEventListener("abort", this.#onLost, { once: true });
     return this.#stop.signal;
   }
 
-  readonly #onLost = () =>
+  readonly #tellLost = () =>
     this.#stop?.abort(new ConnectionLostError(this.#run.attempt, this.connection.lost.reason));
+
+  readonly #onLost = () => {
+    this.#ground.onLost?.();
+    this.#tellLost();
+  };
 
   readonly #onStop = () => {
     const { reason } = this.#run.deadline.signal;
@@ -87,6 +98,8 @@ export class RunningBody<Native, C extends Connection> {
     const { scope } = this;
     const outer = deadline.signal;
     outer.addEventListener("abort", this.#onStop, { once: true });
+    if (this.#ground.onLost) this.connection.lost.addEventListener("abort", this.#onLost, { once: true });
+    const unwatch = context.database.traits.synchronous ? watchForStalls(scope.site) : undefined;
     try {
       const enter = () => context.current.run(scope, () => Promise.resolve().then(() => body(scope)));
       const running = context.wrongConnection.theirs(() =>
@@ -103,11 +116,18 @@ export class RunningBody<Native, C extends Connection> {
       this.thrown = error;
       if (!outer.aborted) throw error;
       const { reason } = outer;
-      // The body's own error stays visible, as the cause of ours.
-      throw reason instanceof DeadlineExceededError && error !== reason
-        ? new DeadlineExceededError(deadline.ms, error)
-        : reason;
+      if (!(reason instanceof DeadlineExceededError) || error === reason) throw reason;
+      // The body's own error stays visible, as the cause of ours. What we have interrupted is no reason for the deadline.
+      const interrupted =
+        !isOpaque(error) &&
+        (error instanceof DeadlineExceededError || classify(context.database, error) === "canceled");
+      throw new DeadlineExceededError(
+        deadline.ms,
+        error,
+        interrupted ? "a statement that was still running was interrupted" : "",
+      );
     } finally {
+      unwatch?.();
       this.#leave();
       // A cancel that could still be under way would hit our ROLLBACK.
       if (this.#cancelling) await within(graceMs, this.#cancelling).catch(this.#ground.server.abandon);
@@ -119,7 +139,7 @@ export class RunningBody<Native, C extends Connection> {
     const { lost } = this.connection;
     clearTimeout(this.#timer);
     outer.removeEventListener("abort", this.#onStop);
-    if (this.#stop) lost.removeEventListener("abort", this.#onLost);
+    if (this.#stop || this.#ground.onLost) lost.removeEventListener("abort", this.#onLost);
     // What a body sends whose transaction was taken from it is not a forgotten await.
     if (!outer.aborted && !lost.aborted) this.#ground.section?.left();
     this.scope.close(

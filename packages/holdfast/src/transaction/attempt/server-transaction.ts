@@ -1,3 +1,4 @@
+import { leavesOpen } from "./commit-outcome.ts";
 import type { Capabilities } from "../../seam/capabilities.ts";
 import type { Begun, Connection, Later, LockGrant, Open, Pinned } from "../../seam/database.ts";
 import { ConnectionLostError, TransactionAbortedError } from "../../seam/errors.ts";
@@ -158,10 +159,11 @@ export class ServerTransaction<Native, C extends Connection> {
       const failure = classify(database, error);
       // The engine knows better where the loss came before COMMIT was sent.
       if (error instanceof ConnectionLostError) return { reusable: false, failed: { error } };
-      if (failure === "lost" || failure === "deadline" || lost.aborted)
+      const known = error instanceof TransactionAbortedError;
+      if (!known && (leavesOpen(failure, this.begun) || lost.aborted))
         return { reusable: false, unanswered: { error } };
       // The server has ended it already where it turned COMMIT into ROLLBACK.
-      const reusable = error instanceof TransactionAbortedError || (await this.#undo(connection));
+      const reusable = known || (await this.#undo(connection));
       return { reusable, failed: { error } };
     }
   }

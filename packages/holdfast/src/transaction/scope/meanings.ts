@@ -29,7 +29,7 @@ export function explain<Native, C extends Connection>(
   const failure = classify(database, error);
   if (failure === "not-in-transaction") {
     return new NotInTransactionError(
-      "this client is in no transaction, so a lock would be gone at once. BEGIN first, or use hf.transaction(…).",
+      "this client is in no transaction: a lock would be gone at once, and what is written would be kept whatever comes later. BEGIN first, or use hf.transaction(…).",
       error,
     );
   }

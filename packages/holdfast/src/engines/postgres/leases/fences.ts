@@ -1,5 +1,7 @@
 import * as protection from "../../../seam/protections.ts";
 import { type Statement, own, sql } from "../../../seam/sql.ts";
+import { vanished } from "../hidden.ts";
+import { plpgsql } from "../search-path.ts";
 
 /** Where the timeline is kept whose fences are given: of no resource, whose ids are hashes. */
 const generation = "holdfast.generation";
@@ -7,9 +9,9 @@ const generation = "holdfast.generation";
 /** A number of a sequence, above all that it has given, also to those who have lost the server since. */
 export const newest = (sequence: string, keep: boolean): Statement => {
   const base = protection.fenceGeneration
-    ? sql`${own("fence_base")}(${sql.raw(String(keep))}) + `
+    ? sql`${own("fence_base")}(${sql.raw(String(keep))}) OPERATOR(pg_catalog.+) `
     : sql.raw("");
-  return sql`${base}nextval(${own.text(sequence)})`;
+  return sql`${base}pg_catalog.nextval(${own.text(sequence)})`;
 };
 
 export const nextFence = newest("fence", true);
@@ -21,7 +23,7 @@ export const nextFence = newest("fence", true);
  * million timelines stay below 2^53. A server that has none to tell (some managed ones) is on the first one.
  */
 export const fenceBase: Statement = sql`CREATE OR REPLACE FUNCTION ${own("fence_base")}(p_keep boolean) RETURNS bigint
-LANGUAGE plpgsql VOLATILE
+${plpgsql} VOLATILE
 AS $function$
 DECLARE
   line bigint := 1;
@@ -44,6 +46,9 @@ BEGIN
       VALUES ('${sql.raw(generation)}', 'What fences begin with, and on which timeline', base, line)
       ON CONFLICT (id) DO UPDATE SET seen = excluded.seen, given = CASE WHEN r.seen = excluded.seen THEN r.given ELSE excluded.given END
       RETURNING r.given INTO base;
+    IF base IS NULL THEN
+      ${vanished("resource")};
+    END IF;
   END IF;
   RETURN base;
 END

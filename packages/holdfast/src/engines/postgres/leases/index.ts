@@ -1,11 +1,16 @@
-import type { SqlConnection } from "../../../seam/database.ts";
+import type { Row, SqlConnection } from "../../../seam/database.ts";
 import { SchemaMissingError, UnsupportedError } from "../../../seam/errors.ts";
 import type { LeaseClaim, ClaimResult, Grip, KeptLease, LeaseMode, Leases } from "../../../seam/leases.ts";
 import { type Statement, own, sql } from "../../../seam/sql.ts";
+import { kept, mostTurns, shown, vanished } from "../hidden.ts";
 import { dialect, namesOf } from "../dialect.ts";
 import { fenceBase, nextFence } from "./fences.ts";
 import { failureOf } from "../locks/index.ts";
+import { byMap } from "../patience.ts";
+import { byPrimary } from "../primary.ts";
 import { isTrue } from "../probe.ts";
+import { plainSql, plpgsql, safely } from "../search-path.ts";
+import { typed as arg, milliseconds as ms } from "../values.ts";
 import * as protection from "../../../seam/protections.ts";
 
 /** Of the name of its channel. */
@@ -20,10 +25,10 @@ const patienceMs = 1000;
  * opens transactions of its own (most ORMs do) may be frozen before it sends COMMIT: what it has locked would stay
  * locked, and a lease that ran out could not be taken over. The server then ends its session.
  */
-const careful = `CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END,
-    set_config('idle_in_transaction_session_timeout', '5s', true)`;
+const careful = `CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off' THEN pg_catalog.set_config('synchronous_commit', 'on', true) END,
+    pg_catalog.set_config('idle_in_transaction_session_timeout', '5s', true)`;
 
-const over = protection.leaseUntilOver ? "l.until <= clock_timestamp()" : "true";
+const over = protection.leaseUntilOver ? "l.until <= pg_catalog.clock_timestamp()" : "true";
 const held = protection.leaseUntilOver ? "l.until > clock" : "false";
 
 export const leaseTables: readonly Statement[] = [
@@ -64,7 +69,7 @@ export const leaseRoutines: readonly Statement[] = [
   fenceBase,
 
   sql`CREATE OR REPLACE FUNCTION ${own("lease_origin")}() RETURNS text
-LANGUAGE sql STABLE
+${plainSql} STABLE
 AS $function$
   SELECT coalesce(min(o.id::text), '') || '/' || (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
   FROM ${own("origin")} o
@@ -76,7 +81,7 @@ $function$`,
   p_resource text, p_name text, p_mode text, p_token text, p_holder text, p_weight integer, p_capacity integer,
   p_ttl double precision, p_line double precision, p_patience integer,
   OUT o_fence bigint, OUT o_since timestamptz, OUT o_until timestamptz, OUT o_free double precision, OUT o_line boolean)
-LANGUAGE plpgsql VOLATILE
+${plpgsql} VOLATILE
 AS $function$
 DECLARE
   locked boolean := false;
@@ -114,18 +119,22 @@ BEGIN
     EXIT WHEN locked OR (taken + p_weight > p_capacity AND mine.waiting IS NOT FALSE
       AND (NOT o_line OR mine.until > clock + p_line / 2 * interval '1 millisecond'));
     PERFORM ${sql.raw(careful)}, set_config('lock_timeout', p_patience::text, true);
-    LOOP
+    FOR turn IN 1..${mostTurns} LOOP
       PERFORM FROM ${own("resource")} r WHERE r.id = p_resource FOR NO KEY UPDATE;
-      EXIT WHEN FOUND;
+      locked := FOUND;
+      EXIT WHEN locked;
       INSERT INTO ${own("resource")} (id, name) VALUES (p_resource, p_name) ON CONFLICT DO NOTHING;
     END LOOP;
-    locked := true;
+    IF NOT locked THEN
+      ${vanished("resource")};
+    END IF;
   END LOOP;
   IF taken + p_weight > p_capacity THEN
     IF o_line AND mine.fence IS NULL THEN
       INSERT INTO ${own("lease")} (resource, fence, token, name, holder, mode, weight, waiting, since, until)
         VALUES (p_resource, ${nextFence}, p_token, p_name, p_holder, p_mode, p_weight, true,
           clock_timestamp(), clock_timestamp() + p_line * interval '1 millisecond');
+      ${kept("lease")};
     ELSIF locked AND o_line THEN
       UPDATE ${own("lease")} l SET until = clock_timestamp() + p_line * interval '1 millisecond'
         WHERE l.resource = p_resource AND l.fence = mine.fence;
@@ -139,6 +148,7 @@ BEGIN
   o_until := o_since + p_ttl * interval '1 millisecond';
   INSERT INTO ${own("lease")} (resource, fence, token, name, holder, mode, weight, waiting, since, until)
     VALUES (p_resource, o_fence, p_token, p_name, p_holder, p_mode, p_weight, false, o_since, o_until);
+  ${kept("lease")};
 END
 $function$`,
 
@@ -146,7 +156,7 @@ $function$`,
   // expired, and goes to somebody else after its end.
   sql`CREATE OR REPLACE FUNCTION ${own("release_lease")}(p_resource text, p_token text, p_least double precision)
 RETURNS boolean
-LANGUAGE plpgsql VOLATILE
+${plpgsql} VOLATILE
 AS $function$
 DECLARE
   gone bigint[];
@@ -179,7 +189,7 @@ $function$`,
   sql`CREATE OR REPLACE FUNCTION ${own("check_fence")}(
   p_resource text, p_name text, p_fence bigint, p_token text, p_origin text, p_exclusive boolean,
   OUT o_newest bigint, OUT o_foreign boolean)
-LANGUAGE plpgsql VOLATILE
+${plpgsql} VOLATILE
 AS $function$
 BEGIN
   o_foreign := false;
@@ -201,28 +211,25 @@ BEGIN
     ON CONFLICT (id) DO UPDATE SET seen = excluded.seen WHERE r.seen <= excluded.seen;
   IF NOT FOUND THEN
     o_newest := (SELECT r.seen FROM ${own("resource")} r WHERE r.id = p_resource);
+    IF o_newest IS NULL THEN
+      ${vanished("resource")};
+    END IF;
   END IF;
 END
 $function$`,
 ];
-
-/** Every value as text: clients guess types of their own. */
-function arg(value: string | number | boolean, type: string): Statement {
-  return sql`${String(value)}::text::${sql.raw(type)}`;
-}
-
-/** `expression` is ours. As a number: clients read times, and zones, each in its own way. */
-function ms(expression: string): Statement {
-  return sql.raw(`(extract(epoch FROM ${expression}) * 1000)::float8`);
-}
 
 function date(value: unknown): Date {
   return new Date(Number(value));
 }
 
 async function ask(connection: SqlConnection, statement: Statement) {
+  return answered(connection, async () => (await connection.query(statement)).rows);
+}
+
+async function answered(connection: SqlConnection, asking: () => Promise<readonly Row[]>) {
   try {
-    return (await connection.query(statement)).rows;
+    return await asking();
   } catch (error) {
     if (failureOf(connection, error) === "schema-missing")
       throw new SchemaMissingError(`The table ${namesOf(connection).own("lease")}`, error);
@@ -241,7 +248,7 @@ export const leases: Leases<SqlConnection> = {
   async take(connection: SqlConnection, claim: LeaseClaim): Promise<ClaimResult> {
     const { resource, name, mode, token, holder, weight, capacity, ttlMs, lineMs } = claim;
     const args = sql.join([
-      arg(resource, "text"),
+      byMap(arg(resource, "text")),
       arg(name, "text"),
       arg(mode, "text"),
       arg(token, "text"),
@@ -279,10 +286,10 @@ export const leases: Leases<SqlConnection> = {
     const [row] = await ask(
       connection,
       sql`UPDATE ${own("lease")} l
-        SET until = greatest(l.until, clock_timestamp() + ${arg(ttlMs, "float8")} * interval '1 millisecond')
-        WHERE l.resource = ${arg(resource, "text")} AND l.fence = ${arg(fence, "bigint")} AND l.token = ${arg(token, "text")}
-          AND NOT l.waiting
-        RETURNING ${ms("l.until")} AS until, concat(${sql.raw(careful)}) AS careful`,
+        SET until = greatest(l.until, pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) (${arg(ttlMs, "float8")} OPERATOR(pg_catalog.*) interval '1 millisecond'))
+        WHERE l.resource OPERATOR(pg_catalog.=) ${arg(resource, "text")} AND l.fence OPERATOR(pg_catalog.=) ${arg(fence, "bigint")} AND l.token OPERATOR(pg_catalog.=) ${arg(token, "text")}
+          AND NOT l.waiting AND ${shown("lease")} AND ${own.map}
+        RETURNING ${ms("l.until")} AS until, pg_catalog.concat(${sql.raw(careful)}) AS careful`,
     );
     return row ? date(row.until) : undefined;
   },
@@ -290,7 +297,7 @@ export const leases: Leases<SqlConnection> = {
   async release(connection, { resource, token }, atLeastMs) {
     const [row] = await ask(
       connection,
-      sql`SELECT ${own("release_lease")}(${arg(resource, "text")}, ${arg(token, "text")}, ${arg(atLeastMs, "float8")}) AS given`,
+      sql`SELECT ${own("release_lease")}(${byPrimary(arg(resource, "text"))}, ${arg(token, "text")}, ${arg(atLeastMs, "float8")}) AS given`,
     );
     return isTrue(row?.given);
   },
@@ -321,18 +328,24 @@ export const leases: Leases<SqlConnection> = {
 
   async list(connection, { resources, fence, name, over = false, most }): Promise<readonly KeptLease[]> {
     const conditions = [
-      sql.raw(over ? "(l.token <> '' OR l.until > clock_timestamp())" : "l.until > clock_timestamp()"),
+      sql.raw(
+        over
+          ? "(l.token <> '' OR l.until > pg_catalog.clock_timestamp())"
+          : "l.until > pg_catalog.clock_timestamp()",
+      ),
       ...(resources
         ? [sql`l.resource IN (${sql.join(resources.map((resource) => arg(resource, "text")))})`]
         : []),
       ...(fence === undefined ? [] : [sql`l.fence = ${arg(fence, "bigint")}`]),
       ...(name === undefined ? [] : [sql`l.name = ${arg(name, "text")}`]),
     ];
-    const rows = await ask(
-      connection,
-      sql`SELECT l.name AS name, l.holder AS holder, l.fence AS fence, l.mode AS mode, l.waiting AS waiting,
-        ${ms("l.since")} AS since, ${ms("l.until")} AS until, l.until <= clock_timestamp() AS gone, l.resource AS resource, l.token AS token
+    const rows = await answered(connection, () =>
+      safely(
+        connection,
+        sql`SELECT l.name AS name, l.holder AS holder, l.fence AS fence, l.mode AS mode, l.waiting AS waiting,
+        ${ms("l.since")} AS since, ${ms("l.until")} AS until, l.until <= pg_catalog.clock_timestamp() AS gone, l.resource AS resource, l.token AS token
         FROM ${own("lease")} l WHERE ${sql.join(conditions, " AND ")} ORDER BY l.resource, l.waiting, l.fence LIMIT ${most === undefined ? sql.raw("ALL") : arg(most, "int")}`,
+      ),
     );
     return rows.map((row) => ({
       name: String(row.name),
@@ -351,7 +364,7 @@ export const leases: Leases<SqlConnection> = {
   async notify(connection, payload) {
     await ask(
       connection,
-      sql`SELECT pg_notify(${own.label(leaseChannel)}, ${arg(payload, "text")})::text AS sent`,
+      sql`SELECT pg_catalog.pg_notify(${own.label(leaseChannel)}, ${arg(payload, "text")})::pg_catalog.text AS sent`,
     );
   },
 };

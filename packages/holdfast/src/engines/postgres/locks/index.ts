@@ -1,8 +1,9 @@
-import type { LockGrant, LockCall, Result, SqlConnection } from "../../../seam/database.ts";
+import type { DriverError, LockGrant, LockCall, Result, SqlConnection } from "../../../seam/database.ts";
 import type { Capabilities } from "../../../seam/capabilities.ts";
 import {
   type Holder,
   ReplicaError,
+  RowsHiddenError,
   SchemaMissingError,
   UnsupportedError,
   UsageError,
@@ -12,9 +13,11 @@ import type { LockRequest } from "../../../seam/key.ts";
 import { sql } from "../../../seam/sql.ts";
 import { namesOf } from "../dialect.ts";
 import { classify } from "../errors.ts";
+import { hiddenIn } from "../hidden.ts";
 import { asHolder, sessionColumns } from "./holders.ts";
-import { identity, trying, waiting } from "./keys.ts";
+import { isLock, trying, waiting } from "./keys.ts";
 import { left, rowHolders, takingRows } from "./lock-rows.ts";
+import { atPrimary } from "../primary.ts";
 import { isTrue } from "../probe.ts";
 import { application, labelled, setLocal } from "../settings.ts";
 
@@ -50,11 +53,21 @@ export async function run(
   return results;
 }
 
-/** A replica's locks exclude nobody; a snapshot that outlives its statement is older than the end of the wait. */
-const worthless = "current_setting('transaction_isolation') <> 'read committed' OR pg_is_in_recovery()";
+/**
+ * A replica's locks exclude nobody; a snapshot that outlives its statement is older than the end of the wait. READ UNCOMMITTED is READ
+ * COMMITTED by another name here.
+ */
+const worthless =
+  "pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.!~~) 'read %committed' OR pg_catalog.pg_is_in_recovery()";
 
-export const standby = "pg_is_in_recovery() AS standby";
-export const isolationNow = "current_setting('transaction_isolation') AS isolation";
+export const standby = "pg_catalog.pg_is_in_recovery() AS standby";
+export const isolationNow = "pg_catalog.current_setting('transaction_isolation') AS isolation";
+
+/** Of one of several databases: fails if the map of them is another one by now. Before any lock is taken. */
+export function checked(connection: SqlConnection): string[] {
+  const { check } = namesOf(connection);
+  return check === undefined ? [] : [`${check} AS map`];
+}
 
 /**
  * Timeout, locks, and the caller's timeout back: expressions of one SELECT, which are computed from left to right.
@@ -70,15 +83,16 @@ export function taking(
   const guard = (expression: string) =>
     guarded ? `CASE WHEN NOT (${worthless}) THEN ${expression} END` : expression;
   if (locks.length === 0) return [];
-  if (wait === "nowait" && allOrError) return [`${guard(`1 / (${trying(locks, "xact")})::int`)} AS free`];
+  if (wait === "nowait" && allOrError)
+    return [`${guard(`1 OPERATOR(pg_catalog./) (${trying(locks, "xact")})::int`)} AS free`];
   if (wait === "nowait") return [`${guard(trying(locks, "xact"))} AS free`];
   const steps = [
-    setLocal("holdfast.patience", "current_setting('lock_timeout')"),
+    setLocal("holdfast.patience", "pg_catalog.current_setting('lock_timeout')"),
     ...waiting(locks, "xact").flatMap((expression, i) => [
       setLocal("lock_timeout", i === 0 ? `'${wait}'` : left(wait)),
       guard(expression),
     ]),
-    setLocal("lock_timeout", "current_setting('holdfast.patience')"),
+    setLocal("lock_timeout", "pg_catalog.current_setting('holdfast.patience')"),
   ];
   // A SELECT has at most 1,664 columns; an array's elements have no such limit, and are computed in order too.
   return [`ARRAY[${steps.join(", ")}] AS taken`];
@@ -108,6 +122,7 @@ export async function lock(
     ...labelled(names, application),
     isolationNow,
     standby,
+    ...checked(connection),
     ...taking(locks, wait, true, partial),
   ];
   const statement = `SELECT ${columns.join(", ")}`;
@@ -129,7 +144,7 @@ export async function lock(
 }
 
 function assertReadCommitted(isolation: unknown): void {
-  if (isolation === "read committed") return;
+  if (isolation === "read committed" || isolation === "read uncommitted") return;
   throw new UsageError(
     `A lock in a ${String(isolation)} transaction protects nothing: its snapshot is older than the end of the wait, so ` +
       `the check would read what was true before. Open the transaction as READ COMMITTED, or use hf.transaction({ lock, isolation }).`,
@@ -144,7 +159,7 @@ async function lockRows(
   wait: LockCall["wait"],
   names: readonly string[],
 ): Promise<LockGrant> {
-  const settings = `SELECT ${[...labelled(names, application), isolationNow].join(", ")}`;
+  const settings = `SELECT ${[...labelled(names, application), isolationNow, ...checked(connection)].join(", ")}`;
   try {
     // One message where the client can: a neighbour's statement that came in between would be undone with it.
     const [, found] = await run(connection, [
@@ -167,6 +182,8 @@ export function explain(connection: SqlConnection, error: unknown): unknown {
   const failure = failureOf(connection, error);
   if (failure === "schema-missing")
     return new SchemaMissingError(`The table ${namesOf(connection).own("lock")}`, error);
+  const rows = hiddenIn(namesOf(connection))((connection.unwrap?.(error) ?? error) as DriverError);
+  if (rows) return new RowsHiddenError(undefined, rows, error);
   return failure === "read-only"
     ? new UnsupportedError(
         "A lock in a read-only transaction: here a lock is a row, and is written to. Leave `readOnly` out.",
@@ -183,10 +200,10 @@ export async function holders(
   if (capabilities.transactionLocks === "lock row") return rowHolders(connection, locks);
   const { rows } = await connection.query(
     sql.raw(`SELECT DISTINCT ${sessionColumns.replace("a.pid", "l.pid")}
-      FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-      WHERE l.locktype = 'advisory' AND l.granted AND l.pid <> pg_backend_pid()
-        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-        AND (l.classid, l.objid, l.objsubid) IN (${locks.map(identity).join(", ")})`),
+      FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) l.pid
+      WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.granted AND l.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid()
+        AND l.database OPERATOR(pg_catalog.=) (SELECT oid FROM pg_catalog.pg_database WHERE datname OPERATOR(pg_catalog.=) pg_catalog.current_database())
+        AND (${locks.map((each) => isLock("l.", each)).join(" OR ")}) AND (SELECT ${atPrimary})`),
   );
   return rows.map(asHolder);
 }

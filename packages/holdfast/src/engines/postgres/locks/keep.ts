@@ -6,6 +6,7 @@ import type { SqlConnection } from "../../../seam/database.ts";
 import { UsageError } from "../../../seam/errors.ts";
 import { sql } from "../../../seam/sql.ts";
 import type { KeptStatement, OurSessions } from "../../../seam/protocol-reader.ts";
+import { inSafeTransaction, inTransaction } from "../search-path.ts";
 import { type Relation, RelationReach } from "../transaction/written-tables.ts";
 
 /** Test data, not a copy of production. */
@@ -16,8 +17,8 @@ interface Table extends Relation {
   readonly id: string;
   readonly copy: string;
   readonly columns: readonly string[];
-  /** Of its rows, to find them again. */
-  readonly key: readonly string[];
+  /** Of its rows, to find them again: columns, and how the unique index compares each. */
+  readonly key: readonly { readonly column: string; readonly equals: string }[];
   /** Those that an UPDATE may set. */
   readonly settable: readonly string[];
   /** Foreign keys lead to it. */
@@ -37,12 +38,16 @@ interface Sequence {
 
 export async function keep(connection: SqlConnection): Promise<KeptStatement> {
   const { rows } = await connection.query(
-    sql`SELECT ${mark} AS mark FROM pg_stat_activity WHERE datname = current_database()`,
+    sql`SELECT ${mark} AS mark, pg_catalog.array_to_json(pg_catalog.current_schemas(true))::pg_catalog.text AS path
+      FROM pg_catalog.pg_stat_activity a WHERE a.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()`,
   );
   const before: ReadonlySet<unknown> = new Set(rows.map((row) => row["mark"]));
-  const tables = await tablesOf(connection);
-  const sequences = await sequencesOf(connection);
-  const reach = await RelationReach.of(connection);
+  const path = JSON.parse(String(rows[0]?.["path"] ?? "[]")) as string[];
+  const { tables, sequences, reach } = await inSafeTransaction(connection, async () => ({
+    tables: await tablesOf(connection),
+    sequences: await sequencesOf(connection),
+    reach: await RelationReach.of(connection, path),
+  }));
   await copyAll(connection, tables);
   const replica = await mayReplicate(connection);
   return {
@@ -77,17 +82,6 @@ export async function keep(connection: SqlConnection): Promise<KeptStatement> {
   };
 }
 
-async function inTransaction(connection: SqlConnection, work: () => Promise<void>): Promise<void> {
-  await connection.query(sql.raw("BEGIN ISOLATION LEVEL READ COMMITTED"));
-  try {
-    await work();
-    await connection.query(sql.raw("COMMIT"));
-  } catch (error) {
-    await connection.query(sql.raw("ROLLBACK"));
-    throw error;
-  }
-}
-
 /** Neither triggers nor foreign keys, for those who may. */
 async function mayReplicate(connection: SqlConnection): Promise<boolean> {
   try {
@@ -101,7 +95,7 @@ async function mayReplicate(connection: SqlConnection): Promise<boolean> {
 }
 
 /** Another one with every statement of a session, from its beginning. */
-const mark = sql`pid::text || ' ' || coalesce(query_start::text, '')`;
+const mark = sql`pg_catalog.concat(a.pid, ' ', a.query_start)`;
 
 /**
  * Other people's sessions in this database that have done anything since: what they wrote into the same tables could not be told
@@ -114,10 +108,10 @@ async function refuseOthers(
   anything: boolean,
 ): Promise<void> {
   const { rows } = await connection.query(sql`
-    SELECT pid, pid = pg_backend_pid() AS self, usename AS name, application_name AS application, client_port AS port,
-      state IS NULL AND query = '<insufficient privilege>' AS hidden, state = 'idle' AS idle, ${mark} AS mark, current_user AS me
-    FROM pg_stat_activity WHERE datname = current_database() AND usename IS NOT NULL
-      AND (backend_type IS NULL OR backend_type = 'client backend' OR backend_type LIKE 'logical replication%')`);
+    SELECT a.pid, a.pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid() AS self, a.usename AS name, a.application_name AS application, a.client_port AS port,
+      a.state IS NULL AND a.query OPERATOR(pg_catalog.=) '<insufficient privilege>' AS hidden, a.state OPERATOR(pg_catalog.=) 'idle' AS idle, ${mark} AS mark, current_user AS me
+    FROM pg_catalog.pg_stat_activity a WHERE a.datname OPERATOR(pg_catalog.=) pg_catalog.current_database() AND a.usename IS NOT NULL
+      AND (a.backend_type IS NULL OR a.backend_type OPERATOR(pg_catalog.=) 'client backend' OR a.backend_type OPERATOR(pg_catalog.~~) 'logical replication%')`);
   const self = rows.find((row) => row["self"] === true);
   if (!ports.has(Number(self?.["port"]))) {
     // Something stands between: nobody here can be known by the port.
@@ -153,13 +147,17 @@ async function tablesOf(connection: SqlConnection): Promise<Table[]> {
       (SELECT coalesce(json_agg(quote_ident(a.attname) ORDER BY a.attnum), '[]')::text FROM pg_attribute a
         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity <> 'a'
           AND a.attnum <> ALL (coalesce(k.indkey::int2[], '{}'))) AS settable,
-      (SELECT coalesce(json_agg(quote_ident(a.attname)), '[]')::text FROM pg_attribute a
-        WHERE a.attrelid = c.oid AND a.attnum = ANY (k.indkey::int2[])) AS key,
+      (SELECT coalesce(json_agg(json_build_object('column', quote_ident(a.attname), 'equals', format('OPERATOR(%I.%s)', s.nspname, o.oprname))), '[]')::text
+        FROM unnest(k.indkey::int2[], k.indclass::oid[]) u (attnum, opclass)
+          JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = u.attnum
+          JOIN pg_opclass b ON b.oid = u.opclass
+          JOIN pg_amop p ON p.amopfamily = b.opcfamily AND p.amoplefttype = b.opcintype AND p.amoprighttype = b.opcintype AND p.amopstrategy = 3
+          JOIN pg_operator o ON o.oid = p.amopopr JOIN pg_namespace s ON s.oid = o.oprnamespace) AS key,
       EXISTS (SELECT FROM pg_constraint f WHERE f.contype = 'f' AND f.confrelid = c.oid) AS referenced,
       (SELECT coalesce(json_agg(DISTINCT f.confrelid::text), '[]')::text FROM pg_constraint f
         WHERE f.contype = 'f' AND f.conrelid = c.oid AND f.confrelid <> c.oid) AS parents
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    LEFT JOIN LATERAL (SELECT i.indkey FROM pg_index i
+    LEFT JOIN LATERAL (SELECT i.indkey, i.indclass FROM pg_index i
       WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
       ORDER BY i.indisprimary DESC, i.indexrelid LIMIT 1) k ON true
     WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
@@ -178,7 +176,7 @@ async function tablesOf(connection: SqlConnection): Promise<Table[]> {
           copy: `pg_temp.holdfast_kept_${oid}`,
           columns: list(row["columns"]),
           settable: list(row["settable"]),
-          key: list(row["key"]),
+          key: JSON.parse(String(row["key"])) as Table["key"],
           referenced: row["referenced"] === true,
           parents: list(row["parents"]),
         },
@@ -227,7 +225,9 @@ async function copyAll(connection: SqlConnection, tables: readonly Table[]): Pro
         `CREATE TEMPORARY TABLE ${copy.replace("pg_temp.", "")} AS SELECT ${columns.join(", ")} FROM ONLY ${id} LIMIT ${mostRows - rows + 1}`,
       ),
     );
-    const counted = await connection.query(sql.raw(`SELECT count(*)::int AS n FROM ${copy}`));
+    const counted = await connection.query(
+      sql.raw(`SELECT pg_catalog.count(*)::pg_catalog.int4 AS n FROM ${copy}`),
+    );
     rows += Number(counted.rows[0]?.["n"]);
     if (rows > mostRows)
       throw new UsageError(
@@ -238,26 +238,27 @@ async function copyAll(connection: SqlConnection, tables: readonly Table[]): Pro
 
 /** Whole rows as text, since not every type can be compared; and which of several that are the same. */
 function numbered({ columns }: Table, from: string, more: string): string {
-  const row = `ROW(${columns.join(", ")})::text`;
-  return `(SELECT ${more}, ${row} AS holdfast_row, row_number() OVER (PARTITION BY ${row}) AS holdfast_nth FROM ${from})`;
+  const row = `ROW(${columns.join(", ")})::pg_catalog.text`;
+  return `(SELECT ${more}, ${row} AS holdfast_row, pg_catalog.row_number() OVER (PARTITION BY ${row}) AS holdfast_nth FROM ${from})`;
 }
 
 /** Rows of the first that the second has not. */
 function difference(table: Table, from: string, other: string, more: string): string {
   return `SELECT a.* FROM ${numbered(table, from, more)} a WHERE NOT EXISTS (
-    SELECT FROM ${numbered(table, other, "1")} b WHERE b.holdfast_row = a.holdfast_row AND b.holdfast_nth = a.holdfast_nth)`;
+    SELECT FROM ${numbered(table, other, "1")} b WHERE b.holdfast_row OPERATOR(pg_catalog.=) a.holdfast_row AND b.holdfast_nth OPERATOR(pg_catalog.=) a.holdfast_nth)`;
 }
 
 /** One statement, so one round trip. */
 function restoring(tables: readonly Table[], sequences: readonly Sequence[], replica: boolean): string {
   // A row that others refer to must stay, so that nothing of theirs goes with it: it is changed back.
   const stays = ({ referenced, key }: Table) => !replica && referenced && key.length > 0;
-  const same = ({ key }: Table) => key.map((column) => `k.${column} = t.${column}`).join(" AND ");
+  const same = ({ key }: Table) =>
+    key.map(({ column, equals }) => `k.${column} ${equals} t.${column}`).join(" AND ");
   const deletes = tables.toReversed().map((table) => {
     const { id, copy } = table;
     return stays(table)
       ? `DELETE FROM ONLY ${id} t WHERE NOT EXISTS (SELECT FROM ${copy} k WHERE ${same(table)});`
-      : `DELETE FROM ONLY ${id} WHERE ctid IN (SELECT d.holdfast_id FROM (${difference(table, `ONLY ${id}`, copy, "ctid AS holdfast_id")}) d);`;
+      : `DELETE FROM ONLY ${id} WHERE ctid OPERATOR(pg_catalog.=) ANY (SELECT d.holdfast_id FROM (${difference(table, `ONLY ${id}`, copy, "ctid AS holdfast_id")}) d);`;
   });
   const inserts = tables.map((table) => {
     const { id, copy, columns } = table;
@@ -270,12 +271,14 @@ function restoring(tables: readonly Table[], sequences: readonly Sequence[], rep
     .filter((table) => stays(table) && table.settable.length > 0)
     .map((table) => {
       const { id, copy, columns, settable } = table;
-      const row = (of: string) => `ROW(${columns.map((each) => `${of}.${each}`).join(", ")})::text`;
-      return `UPDATE ONLY ${id} t SET ${settable.map((each) => `${each} = k.${each}`).join(", ")} FROM ${copy} k WHERE ${same(table)} AND ${row("t")} <> ${row("k")};`;
+      const row = (of: string) =>
+        `ROW(${columns.map((each) => `${of}.${each}`).join(", ")})::pg_catalog.text`;
+      return `UPDATE ONLY ${id} t SET ${settable.map((each) => `${each} = k.${each}`).join(", ")} FROM ${copy} k WHERE ${same(table)} AND ${row("t")} OPERATOR(pg_catalog.<>) ${row("k")};`;
     });
   const values = sequences.map(
     ({ id, value, called }) =>
-      `PERFORM setval('${id.replaceAll("'", "''")}', ${value}, ${called}) FROM ${id} WHERE (last_value, is_called) <> (${value}, ${called});`,
+      `PERFORM pg_catalog.setval('${id.replaceAll("'", "''")}'::pg_catalog.regclass, ${value}, ${called}) FROM ${id} s
+      WHERE s.last_value OPERATOR(pg_catalog.<>) ${value}::bigint OR s.is_called OPERATOR(pg_catalog.<>) ${called};`,
   );
   return `DO $holdfast$ BEGIN
     SET LOCAL extra_float_digits = 3;

@@ -7,6 +7,8 @@ import type { Holder } from "../../../seam/errors.ts";
 import type { LockRequest } from "../../../seam/key.ts";
 import { type Names, type Statement, own, sql } from "../../../seam/sql.ts";
 import { hexText } from "../dialect.ts";
+import { allKept } from "../hidden.ts";
+import { onPrimary } from "../primary.ts";
 import { asHolder, sessionColumns } from "./holders.ts";
 import { setLocal } from "../settings.ts";
 
@@ -20,7 +22,7 @@ export const lockRowTable: readonly Statement[] = [
 
 /** What is left of a wait that began with the statement. */
 export function left(wait: number): string {
-  return `greatest(1, ${wait} - (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000)::int)::text`;
+  return `greatest(1, ${wait} OPERATOR(pg_catalog.-) (extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) pg_catalog.statement_timestamp()) OPERATOR(pg_catalog.*) 1000)::int)::pg_catalog.text`;
 }
 
 /** Also covers the moments in which others make the table's file longer: with 1 ms 4 of 60 were refused for nothing. */
@@ -38,12 +40,13 @@ export function takingRows(
 ): string {
   const patience = left(wait === "nowait" ? nowaitMs : wait);
   const values = locks.map(({ key }, i) => `(${hexText(key.id)}, ${hexText(names[i] ?? "")})`);
-  return `WITH patience AS MATERIALIZED (SELECT current_setting('lock_timeout') AS before),
+  return `WITH patience AS MATERIALIZED (SELECT pg_catalog.current_setting('lock_timeout') AS before),
   wanted AS (SELECT v.id, CASE WHEN ${setLocal("lock_timeout", patience)} IS NOT NULL THEN v.name END AS name
     FROM patience CROSS JOIN (VALUES ${values.join(", ")}) v (id, name)),
   taken AS (INSERT INTO ${called.own("lock")} AS l (id, name) SELECT id, name FROM wanted
-    ON CONFLICT (id) DO UPDATE SET turn = l.turn + 1 RETURNING id)
-  SELECT ${setLocal("lock_timeout", "(SELECT before FROM patience)")} AS done FROM (SELECT count(*) FROM taken) c`;
+    ON CONFLICT (id) DO UPDATE SET turn = l.turn OPERATOR(pg_catalog.+) 1 RETURNING id)
+  SELECT ${setLocal("lock_timeout", "(SELECT before FROM patience)")} AS done FROM (SELECT pg_catalog.count(*) AS n FROM taken) c
+  WHERE ${allKept("c.n", locks.length, called.own("lock"))}`;
 }
 
 /** Who has changed or locked a row has left a transaction's id on it. A row that is not committed yet says nothing. */
@@ -53,9 +56,9 @@ export async function rowHolders(
 ): Promise<Holder[]> {
   const { rows } = await connection.query(
     sql`SELECT DISTINCT ${sql.raw(sessionColumns)} FROM ${own("lock")} r
-      JOIN pg_locks l ON l.locktype = 'transactionid' AND l.granted AND l.transactionid = r.xmax
-      JOIN pg_stat_activity a ON a.pid = l.pid
-      WHERE l.pid <> pg_backend_pid() AND r.id IN (${sql.raw(locks.map(({ key }) => hexText(key.id)).join(", "))})`,
+      JOIN pg_catalog.pg_locks l ON l.locktype OPERATOR(pg_catalog.=) 'transactionid' AND l.granted AND l.transactionid OPERATOR(pg_catalog.=) r.xmax
+      JOIN pg_catalog.pg_stat_activity a ON a.pid OPERATOR(pg_catalog.=) l.pid
+      WHERE l.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid() AND r.id OPERATOR(pg_catalog.=) ANY (ARRAY[${sql.raw(locks.map(({ key }) => hexText(key.id)).join(", "))}]) AND ${onPrimary}`,
   );
   return rows.map(asHolder);
 }

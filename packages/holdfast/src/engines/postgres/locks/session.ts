@@ -1,8 +1,11 @@
 import type { SessionLocks, SqlConnection } from "../../../seam/database.ts";
-import type { LockRequest } from "../../../seam/key.ts";
+import { type LockRequest, isWorkersLock } from "../../../seam/key.ts";
 import { sql } from "../../../seam/sql.ts";
-import { identity, trying, unlocking, waiting } from "./keys.ts";
-import { granted, waitIsOver } from "./index.ts";
+import { namesOf } from "../dialect.ts";
+import { isLock, trying, unlocking, waiting } from "./keys.ts";
+import { checked, granted, waitIsOver } from "./index.ts";
+import { inUseOn } from "../map.ts";
+import { atPrimary } from "../primary.ts";
 import { isTrue, verifySessions } from "../probe.ts";
 import { label, setLocal } from "../settings.ts";
 
@@ -10,26 +13,39 @@ import { label, setLocal } from "../settings.ts";
 const namesBefore = new WeakMap<SqlConnection, string>();
 
 const held = (request: LockRequest) =>
-  `EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted AND (classid, objid, objsubid) = ${identity(request)})`;
+  `EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype OPERATOR(pg_catalog.=) 'advisory' AND pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid() AND granted AND ${isLock("", request)})`;
+
+/** Who changes the map of several databases finds by it that a session has locks. After the lock itself, so that no failure leaves it behind. */
+function inUse(connection: SqlConnection, { key }: LockRequest): readonly LockRequest[] {
+  const names = namesOf(connection);
+  return names.check === undefined || isWorkersLock(key) ? [] : [inUseOn(names)];
+}
 
 export const session: SessionLocks<SqlConnection> = {
   async take(connection, { locks, wait, names }) {
+    // A lock of a standby would keep nobody out.
+    const checks = [`${atPrimary} AS here`, ...checked(connection)];
     const until = performance.now() + (wait === "nowait" ? 0 : wait);
     for (const [i, request] of locks.entries()) {
       try {
         if (wait === "nowait") {
-          const [row] = (await connection.query(sql.raw(`SELECT ${trying([request], "session")} AS free`)))
-            .rows;
+          const tried = trying([request, ...inUse(connection, request)], "session");
+          const [row] = (
+            await connection.query(sql.raw(`SELECT ${[...checks, `${tried} AS free`].join(", ")}`))
+          ).rows;
           if (isTrue(row?.free)) continue;
           await session.clear(connection, locks.slice(0, i));
           return { granted: false, reason: "busy", usable: true };
         }
         // Local to the statement's own transaction, so it ends with it.
         const patience = setLocal("lock_timeout", `'${Math.max(1, Math.ceil(until - performance.now()))}'`);
-        await connection.query(sql.raw(`SELECT ${patience}, ${waiting([request], "session").join()}`));
+        const taken = waiting([request, ...inUse(connection, request)], "session");
+        await connection.query(sql.raw(`SELECT ${[...checks, patience, ...taken].join(", ")}`));
       } catch (error) {
         if (!waitIsOver(connection, error)) throw error;
-        await session.clear(connection, locks.slice(0, i + 1));
+        await session.clear(connection, locks.slice(0, i));
+        // It may have been granted at that instant, and what comes after it has not.
+        await clear(connection, [request]);
         return { granted: false, reason: "timeout", usable: true, cause: error };
       }
     }
@@ -39,21 +55,27 @@ export const session: SessionLocks<SqlConnection> = {
 
   async give(connection, locks) {
     // pg_advisory_unlock answers false where it did not hold the lock, and warns where nobody looks.
-    const given = locks.map((request, i) => `${unlocking(request)} AS given${i}`);
-    const [row] = (await connection.query(sql.raw(`SELECT ${given.join(", ")}`))).rows;
+    const given = [
+      `${atPrimary} AS here`,
+      ...locks.map((request, i) => `${unlocking(request)} AS given${i}`),
+    ];
+    const used = locks.flatMap((request) => inUse(connection, request).map(unlocking));
+    const [row] = (await connection.query(sql.raw(`SELECT ${[...given, ...used].join(", ")}`))).rows;
     const before = namesBefore.get(connection);
     if (before !== undefined) {
       namesBefore.delete(connection);
-      await connection.query(sql`SELECT set_config('application_name', ${before}, false)`);
+      await connection.query(
+        sql`SELECT pg_catalog.set_config('application_name', ${before}::pg_catalog.text, false)`,
+      );
     }
     return locks.every((_, i) => isTrue(row?.[`given${i}`]));
   },
 
   async clear(connection, locks) {
-    // A timeout or a cancel can arrive although the lock was granted at that instant, and a session lock stays then.
-    if (locks.length === 0) return;
-    const given = locks.map((request) => `CASE WHEN ${held(request)} THEN ${unlocking(request)} END`);
-    await connection.query(sql.raw(`SELECT ${given.join(", ")}`));
+    await clear(
+      connection,
+      locks.flatMap((request) => [request, ...inUse(connection, request)]),
+    );
   },
 
   verify: verifySessions,
@@ -63,13 +85,23 @@ export const session: SessionLocks<SqlConnection> = {
   },
 };
 
+/** A timeout or a cancel can arrive although the lock was granted at that instant, and a session lock stays then. */
+async function clear(connection: SqlConnection, locks: readonly LockRequest[]): Promise<void> {
+  if (locks.length === 0) return;
+  const given = [
+    atPrimary,
+    ...locks.map((request) => `CASE WHEN ${held(request)} THEN ${unlocking(request)} END`),
+  ];
+  await connection.query(sql.raw(`SELECT ${given.join(", ")}`));
+}
+
 /** Of several locks that share a session, the first one's name is shown. */
 async function show(connection: SqlConnection, names: readonly string[]): Promise<void> {
   if (names.length === 0 || namesBefore.has(connection)) return;
   const [row] = (
     await connection.query(
       sql.raw(
-        `SELECT current_setting('application_name') AS before, set_config('application_name', current_setting('application_name') || '${label(names)}', false)`,
+        `SELECT pg_catalog.current_setting('application_name') AS before, pg_catalog.set_config('application_name', pg_catalog.current_setting('application_name') OPERATOR(pg_catalog.||) '${label(names)}', false)`,
       ),
     )
   ).rows;

@@ -25,9 +25,12 @@ export async function verifyLocks(a: SqlConnection, b: SqlConnection): Promise<v
     // The key is random: nobody has it.
     await ask(
       a,
-      sql`SELECT pg_advisory_xact_lock_shared(${key})::text AS taken, pg_current_snapshot()::text AS before`,
+      sql`SELECT pg_catalog.pg_advisory_xact_lock_shared(${key})::pg_catalog.text AS taken, pg_catalog.pg_current_snapshot()::pg_catalog.text AS before`,
     );
-    asked = ask(b, sql`SELECT pg_try_advisory_xact_lock(${key}) AS taken, pg_current_xact_id()::text AS xid`);
+    asked = ask(
+      b,
+      sql`SELECT pg_catalog.pg_try_advisory_xact_lock(${key}) AS taken, pg_catalog.pg_current_xact_id()::pg_catalog.text AS xid`,
+    );
     const other = await within(aloneMs, asked).catch((error: unknown) => {
       if (!(error instanceof Silence)) throw error;
       return undefined;
@@ -39,8 +42,11 @@ export async function verifyLocks(a: SqlConnection, b: SqlConnection): Promise<v
         "two sessions had the same advisory lock at once: this server, or what stands between, does not keep them apart (nodes of a " +
           'cluster, a proxy). Connect to one server for all that locks, or use strategy: "lock row" if rows are locked there: `holdfast certify` tells',
       );
-    const xid = sql.raw(`'${String(other.xid).replaceAll(/\D/g, "")}'::xid8`);
-    const after = await ask(a, sql`SELECT pg_visible_in_snapshot(${xid}, pg_current_snapshot()) AS seen`);
+    const xid = sql.raw(`'${String(other.xid).replaceAll(/\D/g, "")}'::pg_catalog.xid8`);
+    const after = await ask(
+      a,
+      sql`SELECT pg_catalog.pg_visible_in_snapshot(${xid}, pg_catalog.pg_current_snapshot()) AS seen`,
+    );
     if (!isTrue(after?.seen))
       throw new UnsupportedError(
         "a READ COMMITTED transaction did not see what another one had committed before its statement: what is read under a lock " +

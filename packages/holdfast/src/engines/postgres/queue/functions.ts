@@ -6,7 +6,7 @@
 import type { Statement } from "../../../seam/sql.ts";
 import { open, add, know, again } from "./functions/adding.ts";
 import { due, soon, tend, claim, unknown, choose, look } from "./functions/claiming.ts";
-import { finish, complete, free, sweep, giveBack } from "./functions/ending.ts";
+import { finish, unmarked, settled, complete, free, freeKeys, sweep, giveBack } from "./functions/ending.ts";
 import { take, takeOne, settle } from "./functions/transactional.ts";
 import { pause, revive, discard, prune, count } from "./functions/administration.ts";
 
@@ -22,9 +22,12 @@ export const queueRoutines: readonly Statement[] = [
   choose,
   claim,
   pause,
+  unmarked,
+  settled,
   finish,
   complete,
   free,
+  freeKeys,
   sweep,
   giveBack,
   take,

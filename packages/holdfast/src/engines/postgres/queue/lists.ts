@@ -3,20 +3,19 @@ import { own, sql } from "../../../seam/sql.ts";
 import type { FailedJob, JobInfo, JobPage, JobState, QueueCounts, QueueLists } from "../../../queue/store.ts";
 import { type PagePlace, nextOf, placeOf } from "../../sql/page.ts";
 import { isTrue } from "../probe.ts";
-import { type QueueRow, ask, bound } from "./support.ts";
-import { texts } from "../values.ts";
+import { type QueueRow, askSafely } from "./support.ts";
+import { milliseconds as ms, texts, typed } from "../values.ts";
 
-const ms = (expression: string) => sql.raw(`(extract(epoch FROM ${expression}) * 1000)::float8`);
-const arg = (value: string | number, type: string) => sql`${String(value)}::text::${sql.raw(type)}`;
-const most = (n: number) => sql`LIMIT ${arg(n, "int")}`;
+const most = (n: number) => sql`LIMIT ${typed(n, "int")}`;
 const common = sql`t.id, t.attempt, t.priority, t.key, ${ms("t.at")} AS at, ${ms("clock_timestamp() - t.at")} AS age`;
 const none = sql.raw(
-  "NULL::float8 AS run_at, NULL::float8 AS started, NULL AS worker, NULL AS alive, NULL AS error",
+  "NULL::pg_catalog.float8 AS run_at, NULL::pg_catalog.float8 AS started, NULL AS worker, NULL AS alive, NULL AS error",
 );
 
 /** As a sweeper judges it. */
-const alive = sql.raw(`w.id IS NOT NULL AND w.beat > clock_timestamp() - w.ttl * interval '1 millisecond'
-    AND (w.lock IS NULL OR EXISTS (SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+const alive =
+  sql.raw(`w.id IS NOT NULL AND w.beat > pg_catalog.clock_timestamp() - w.ttl * interval '1 millisecond'
+    AND (w.lock IS NULL OR EXISTS (SELECT FROM pg_catalog.pg_locks l WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
       AND ((l.classid::bigint << 32) | l.objid::bigint) = w.lock))`);
 
 interface Read {
@@ -34,20 +33,20 @@ async function waiting(connection: SqlConnection, q: number, after: PagePlace, n
   const [group = "", priority = -32768, id = 0] = after;
   const alone =
     group === ""
-      ? await ask(
+      ? await askSafely(
           connection,
-          sql`SELECT ${common}, NULL AS grp, ${none} FROM ${own("queue_ready")} t WHERE t.queue = ${arg(q, "int")}
-  AND (t.priority, t.id) > (${arg(priority, "smallint")}, ${arg(id, "bigint")}) ORDER BY t.priority, t.id ${most(n)}`,
+          sql`SELECT ${common}, NULL AS grp, ${none} FROM ${own("queue_ready")} t WHERE t.queue = ${typed(q, "int")}
+  AND (t.priority, t.id) > (${typed(priority, "smallint")}, ${typed(id, "bigint")}) ORDER BY t.priority, t.id ${most(n)}`,
         )
       : [];
   if (alone.length === n) return { rows: alone, place };
   const from =
     group === ""
       ? sql.raw("true")
-      : sql`(t.grp, t.priority, t.id) > (${arg(group, "text")}, ${arg(priority, "smallint")}, ${arg(id, "bigint")})`;
-  const grouped = await ask(
+      : sql`(t.grp, t.priority, t.id) > (${typed(group, "text")}, ${typed(priority, "smallint")}, ${typed(id, "bigint")})`;
+  const grouped = await askSafely(
     connection,
-    sql`SELECT ${common}, t.grp, ${none} FROM ${own("queue_grouped")} t WHERE t.queue = ${arg(q, "int")} AND ${from}
+    sql`SELECT ${common}, t.grp, ${none} FROM ${own("queue_grouped")} t WHERE t.queue = ${typed(q, "int")} AND ${from}
   ORDER BY t.grp, t.priority, t.id ${most(n - alone.length)}`,
   );
   return { rows: [...alone, ...grouped], place };
@@ -55,10 +54,10 @@ async function waiting(connection: SqlConnection, q: number, after: PagePlace, n
 
 async function delayed(connection: SqlConnection, q: number, after: PagePlace, n: number): Promise<Read> {
   const [due = "-infinity", id = 0] = after;
-  const rows = await ask(
+  const rows = await askSafely(
     connection,
-    sql`SELECT ${common}, t.grp, ${ms("t.run_at")} AS run_at, t.run_at::text AS due, NULL::float8 AS started, NULL AS worker, NULL AS alive, NULL AS error
-  FROM ${own("queue_delayed")} t WHERE t.queue = ${arg(q, "int")} AND (t.run_at, t.id) > (${arg(due, "timestamptz")}, ${arg(id, "bigint")})
+    sql`SELECT ${common}, t.grp, ${ms("t.run_at")} AS run_at, t.run_at::pg_catalog.text AS due, NULL::pg_catalog.float8 AS started, NULL AS worker, NULL AS alive, NULL AS error
+  FROM ${own("queue_delayed")} t WHERE t.queue = ${typed(q, "int")} AND (t.run_at, t.id) > (${typed(due, "timestamptz")}, ${typed(id, "bigint")})
   ORDER BY t.run_at, t.id ${most(n)}`,
   );
   return { rows, place: (row) => [String(row["due"]), Number(row["id"])] };
@@ -67,14 +66,14 @@ async function delayed(connection: SqlConnection, q: number, after: PagePlace, n
 /** A lease has its jobs in it, as [id, attempt, priority, at, key, group, payload]. */
 async function running(connection: SqlConnection, q: number, after: PagePlace, n: number): Promise<Read> {
   const [lease = 0, place = 0] = after;
-  const rows = await ask(
+  const rows = await askSafely(
     connection,
     sql`SELECT (j->>0)::bigint AS id, (j->>1)::smallint AS attempt, (j->>2)::smallint AS priority, j->>4 AS key, j->>5 AS grp,
-    (j->>3)::float8 AS at, ${ms("clock_timestamp()")} - (j->>3)::float8 AS age, NULL::float8 AS run_at, ${ms("l.since")} AS started,
+    (j->>3)::pg_catalog.float8 AS at, ${ms("clock_timestamp()")} - (j->>3)::pg_catalog.float8 AS age, NULL::pg_catalog.float8 AS run_at, ${ms("l.since")} AS started,
     coalesce(w.name, 'a worker that is gone') AS worker, ${alive} AS alive, NULL AS error, l.id AS lease, o AS place
   FROM ${own("queue_lease")} l LEFT JOIN ${own("queue_worker")} w ON w.id = l.worker,
-    json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o)
-  WHERE l.queue = ${arg(q, "int")} AND l.id >= ${arg(lease, "bigint")} AND (l.id, o) > (${arg(lease, "bigint")}, ${arg(place, "bigint")})
+    pg_catalog.json_array_elements(l.jobs::pg_catalog.json) WITH ORDINALITY x (j, o)
+  WHERE l.queue = ${typed(q, "int")} AND l.id >= ${typed(lease, "bigint")} AND (l.id, o) > (${typed(lease, "bigint")}, ${typed(place, "bigint")})
     AND NOT coalesce((o - 1)::int = ANY(l.done), false)
     AND NOT EXISTS (SELECT FROM ${own("queue_mark")} m WHERE m.lease = l.id AND m.place = o - 1) ORDER BY l.id, o ${most(n)}`,
   );
@@ -83,10 +82,10 @@ async function running(connection: SqlConnection, q: number, after: PagePlace, n
 
 async function failed(connection: SqlConnection, q: number, after: PagePlace, n: number): Promise<Read> {
   const [id = 0] = after;
-  const rows = await ask(
+  const rows = await askSafely(
     connection,
-    sql`SELECT ${common}, t.grp, NULL::float8 AS run_at, NULL::float8 AS started, NULL AS worker, NULL AS alive, split_part(t.error, chr(10), 1) AS error
-  FROM ${own("queue_failed")} t WHERE t.queue = ${arg(q, "int")} AND t.id > ${arg(id, "bigint")} ORDER BY t.id ${most(n)}`,
+    sql`SELECT ${common}, t.grp, NULL::pg_catalog.float8 AS run_at, NULL::pg_catalog.float8 AS started, NULL AS worker, NULL AS alive, pg_catalog.split_part(t.error, pg_catalog.chr(10), 1) AS error
+  FROM ${own("queue_failed")} t WHERE t.queue = ${typed(q, "int")} AND t.id > ${typed(id, "bigint")} ORDER BY t.id ${most(n)}`,
   );
   return { rows, place: (row) => [Number(row["id"])] };
 }
@@ -124,28 +123,38 @@ function countsOf(row: QueueRow | undefined): QueueCounts {
   };
 }
 
+async function numberOf(connection: SqlConnection, queue: string): Promise<number | undefined> {
+  const [found] = await askSafely(
+    connection,
+    sql`SELECT q.id FROM ${own("queue")} q WHERE q.name = ${queue}::pg_catalog.text`,
+  );
+  return found && Number(found["id"]);
+}
+
 export const lists: QueueLists<SqlConnection> = {
+  number: numberOf,
+
   async counts(connection, queue) {
-    const [row] = await ask(
+    const [row] = await askSafely(
       connection,
-      sql`SELECT * FROM ${own("queue_count")}(ARRAY[${bound(queue, "int")}], NULL)`,
+      sql`SELECT * FROM ${own("queue_count")}(ARRAY[${typed(queue, "int")}], NULL)`,
     );
     return countsOf(row);
   },
 
   async queues(connection, names) {
-    const rows = await ask(
+    const rows = await askSafely(
       connection,
-      sql`SELECT * FROM ${own("queue_count")}(NULL, ${names ? texts(names, (name) => name) : null}::text::text[])`,
+      sql`SELECT * FROM ${own("queue_count")}(NULL, ${names ? texts(names, (name) => name) : null}::pg_catalog.text::pg_catalog.text[])`,
     );
     return rows.map((row) => ({ name: String(row["name"]), ...countsOf(row) }));
   },
 
   async failed(connection, queue, after, most) {
-    const rows = await ask(
+    const rows = await askSafely(
       connection,
       sql`SELECT id, attempt, payload, error, key, grp, ${ms("at")} AS at, ${ms("failed_at")} AS failed_at FROM ${own("queue_failed")}
-  WHERE queue = ${bound(queue, "int")} AND id > ${bound(after ?? 0, "bigint")} ORDER BY id LIMIT ${bound(most, "int")}`,
+  WHERE queue = ${typed(queue, "int")} AND id > ${typed(after ?? 0, "bigint")} ORDER BY id LIMIT ${typed(most, "int")}`,
     );
     return rows.map((row): FailedJob => ({
       id: Number(row["id"]),
@@ -161,20 +170,20 @@ export const lists: QueueLists<SqlConnection> = {
 
   async find(connection, queue, id) {
     const common = sql.raw("t.attempt, t.priority, t.payload, t.key");
-    const which = sql`t.queue = ${bound(queue, "int")} AND t.id = ${bound(id, "bigint")}`;
-    const [row] = await ask(
+    const which = sql`t.queue = ${typed(queue, "int")} AND t.id = ${typed(id, "bigint")}`;
+    const [row] = await askSafely(
       connection,
-      sql`SELECT 'waiting' AS state, ${common}, NULL AS grp, ${ms("t.at")} AS at, NULL::float8 AS run_at, NULL AS worker, NULL AS error
+      sql`SELECT 'waiting' AS state, ${common}, NULL AS grp, ${ms("t.at")} AS at, NULL::pg_catalog.float8 AS run_at, NULL AS worker, NULL AS error
     FROM ${own("queue_ready")} t WHERE ${which}
-  UNION ALL SELECT CASE WHEN g.next > clock_timestamp() THEN 'delayed' ELSE 'waiting' END, ${common}, t.grp, ${ms("t.at")},
-    CASE WHEN g.next > clock_timestamp() THEN ${ms("g.next")} END, NULL, NULL
+  UNION ALL SELECT CASE WHEN g.next > pg_catalog.clock_timestamp() THEN 'delayed' ELSE 'waiting' END, ${common}, t.grp, ${ms("t.at")},
+    CASE WHEN g.next > pg_catalog.clock_timestamp() THEN ${ms("g.next")} END, NULL, NULL
     FROM ${own("queue_grouped")} t LEFT JOIN ${own("queue_group")} g ON g.queue = t.queue AND g.grp = t.grp AND g.head = t.id WHERE ${which}
   UNION ALL SELECT 'delayed', ${common}, t.grp, ${ms("t.at")}, ${ms("t.run_at")}, NULL, NULL FROM ${own("queue_delayed")} t WHERE ${which}
   UNION ALL SELECT 'failed', ${common}, t.grp, ${ms("t.at")}, NULL, NULL, t.error FROM ${own("queue_failed")} t WHERE ${which}
-  UNION ALL SELECT 'running', (j->>1)::smallint, (j->>2)::smallint, (j->6)::text, j->>4, j->>5, (j->>3)::float8, NULL, w.name, NULL
+  UNION ALL SELECT 'running', (j->>1)::smallint, (j->>2)::smallint, (j->6)::pg_catalog.text, j->>4, j->>5, (j->>3)::pg_catalog.float8, NULL, w.name, NULL
     FROM ${own("queue_lease")} l LEFT JOIN ${own("queue_worker")} w ON w.id = l.worker,
-      json_array_elements(l.jobs::json) WITH ORDINALITY x (j, o)
-    WHERE l.queue = ${bound(queue, "int")} AND (j->>0)::bigint = ${bound(id, "bigint")} AND NOT coalesce((o - 1)::int = ANY(l.done), false)
+      pg_catalog.json_array_elements(l.jobs::pg_catalog.json) WITH ORDINALITY x (j, o)
+    WHERE l.queue = ${typed(queue, "int")} AND (j->>0)::bigint = ${typed(id, "bigint")} AND NOT coalesce((o - 1)::int = ANY(l.done), false)
       AND NOT EXISTS (SELECT FROM ${own("queue_mark")} m WHERE m.lease = l.id AND m.place = o - 1)
   LIMIT 1`,
     );
@@ -196,12 +205,9 @@ export const lists: QueueLists<SqlConnection> = {
   },
 
   async jobs(connection, queue, { state, after, most: n }): Promise<JobPage | undefined> {
-    const [found] = await ask(
-      connection,
-      sql`SELECT q.id FROM ${own("queue")} q WHERE q.name = ${queue}::text`,
-    );
-    if (!found) return undefined;
-    const { rows, place } = await readers[state](connection, Number(found["id"]), placeOf(after), n);
+    const number = await numberOf(connection, queue);
+    if (number === undefined) return undefined;
+    const { rows, place } = await readers[state](connection, number, placeOf(after), n);
     const last = rows.at(-1);
     return {
       jobs: rows.map((row) => infoOf(row, state)),
@@ -210,10 +216,10 @@ export const lists: QueueLists<SqlConnection> = {
   },
 
   async workers(connection) {
-    const rows = await ask(
+    const rows = await askSafely(
       connection,
       sql`SELECT q.name AS queue, coalesce(w.name, '') AS name, ${ms("w.since")} AS since, ${alive} AS alive,
-    (SELECT coalesce(sum(l.size - coalesce(cardinality(l.done), 0)), 0) FROM ${own("queue_lease")} l WHERE l.worker = w.id) AS jobs
+    (SELECT coalesce(pg_catalog.sum(l.size - coalesce(pg_catalog.cardinality(l.done), 0)), 0) FROM ${own("queue_lease")} l WHERE l.worker = w.id) AS jobs
   FROM ${own("queue_worker")} w JOIN ${own("queue")} q ON q.id = w.queue ORDER BY q.name, w.id`,
     );
     return rows.map((row) => ({

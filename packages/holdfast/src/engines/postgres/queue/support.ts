@@ -1,24 +1,36 @@
 /** What the parts of the store of queues share. */
 import type { SqlConnection } from "../../../seam/database.ts";
 import { SchemaMissingError } from "../../../seam/errors.ts";
-import { type Statement, sql } from "../../../seam/sql.ts";
+import type { Statement } from "../../../seam/sql.ts";
 import type { ClaimedJob, JobPlace } from "../../../queue/store.ts";
 import { failureOf } from "../locks/index.ts";
+import { safely } from "../search-path.ts";
 
 export type QueueRow = Record<string, unknown>;
 
-export async function ask(connection: SqlConnection, statement: Statement): Promise<QueueRow[]> {
+/** Calls of one function, and what is sent often: their names are written in full. */
+export async function ask(connection: SqlConnection, statement: Statement): Promise<readonly QueueRow[]> {
   const asking = connection.prepared?.(statement) ?? connection.query(statement);
-  const { rows } = await asking.catch((error: unknown) => {
+  return answered(
+    connection,
+    asking.then(({ rows }) => rows),
+  );
+}
+
+/** What compares and computes by itself. */
+export const askSafely = (connection: SqlConnection, statement: Statement): Promise<readonly QueueRow[]> =>
+  answered(connection, safely(connection, statement));
+
+async function answered(
+  connection: SqlConnection,
+  asking: Promise<readonly QueueRow[]>,
+): Promise<readonly QueueRow[]> {
+  return asking.catch((error: unknown) => {
     throw failureOf(connection, error) === "schema-missing"
       ? new SchemaMissingError("A table or function of queues", error)
       : error;
   });
-  return rows as QueueRow[];
 }
-
-export const bound = (value: string | number | boolean | undefined | null, type: string) =>
-  sql`${value === undefined || value === null ? null : String(value)}::text::${sql.raw(type)}`;
 
 /** As it stands in a lease. */
 export type WrittenLease = [

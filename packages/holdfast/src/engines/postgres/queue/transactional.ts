@@ -3,14 +3,15 @@ import { own, sql } from "../../../seam/sql.ts";
 import type { ClaimedJob, QueueTransactional } from "../../../queue/store.ts";
 import { hexText, namesOf } from "../dialect.ts";
 import { run } from "../locks/index.ts";
-import { ask, bound, jobsOf, numberOf, sorted, textOf } from "./support.ts";
-import { list, texts } from "../values.ts";
+import { byPrimary } from "../primary.ts";
+import { ask, jobsOf, numberOf, sorted, textOf } from "./support.ts";
+import { list, texts, typed } from "../values.ts";
 
 export const transactional: QueueTransactional<SqlConnection> = {
   async tend(connection, queue, { after, whole }) {
     const [row] = await ask(
       connection,
-      sql`SELECT soon, moment FROM ${own("queue_tend")}(${bound(queue, "int")}, ${bound(after, "float8")}, ${bound(whole, "boolean")})`,
+      sql`SELECT soon, moment FROM ${own("queue_tend")}(${byPrimary(typed(queue, "int"))}, ${typed(after, "float8")}, ${typed(whole, "boolean")})`,
     );
     return { soon: numberOf(row?.["soon"]), moment: Number(row?.["moment"]) };
   },
@@ -43,11 +44,11 @@ export const transactional: QueueTransactional<SqlConnection> = {
     const any = (has: (job: ClaimedJob) => boolean) => jobs.some(has);
     await ask(
       connection,
-      sql`SELECT ${own("queue_settle")}(${bound(queue, "int")}, ${list(jobs.map(({ id }) => id))}::text::bigint[],
-  ${list(jobs.map(({ priority }) => priority))}::text::smallint[],
-  ${any(({ group }) => group !== undefined) ? texts(jobs, ({ group }) => group) : null}::text::text[],
-  ${any((job) => job.key !== undefined) ? texts(jobs, (job) => job.key) : null}::text::text[],
-  ${bound(failure?.again, "float8")}, ${failure?.error ?? null}::text)::text AS done`,
+      sql`SELECT ${own("queue_settle")}(${typed(queue, "int")}, ${list(jobs.map(({ id }) => id))}::pg_catalog.text::bigint[],
+  ${list(jobs.map(({ priority }) => priority))}::pg_catalog.text::smallint[],
+  ${any(({ group }) => group !== undefined) ? texts(jobs, ({ group }) => group) : null}::pg_catalog.text::pg_catalog.text[],
+  ${any((job) => job.key !== undefined) ? texts(jobs, (job) => job.key) : null}::pg_catalog.text::pg_catalog.text[],
+  ${typed(failure?.again, "float8")}, ${failure?.error ?? null}::pg_catalog.text)::pg_catalog.text AS done`,
     );
   },
 };

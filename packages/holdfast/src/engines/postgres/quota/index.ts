@@ -1,4 +1,4 @@
-import type { SqlConnection } from "../../../seam/database.ts";
+import type { Row, SqlConnection } from "../../../seam/database.ts";
 import { SchemaMissingError } from "../../../seam/errors.ts";
 import { type Statement, own, sql } from "../../../seam/sql.ts";
 import type { How } from "../../../seam/store.ts";
@@ -23,10 +23,12 @@ import { failureOf } from "../locks/index.ts";
 import { quotaMoves } from "../../sql/quota/moves.ts";
 import { QuotaRows } from "../../sql/quota/rows.ts";
 import { impatient, patiently } from "../patience.ts";
+import { byPrimary } from "../primary.ts";
 import { storeDialect } from "../store-dialect.ts";
 import { isTrue } from "../probe.ts";
+import { safely } from "../search-path.ts";
 import { unlimited } from "./limits.ts";
-import { list, numbers, texts } from "../values.ts";
+import { list, momentOf, numbers, texts } from "../values.ts";
 
 function definitionJson({ rule, plans, over }: Definition): string {
   // JSON has no Infinity: it would be null, which is no plan.
@@ -45,14 +47,25 @@ const orInfinity = (amount: unknown): number =>
 
 const verdictKinds = ["refused", "granted", "before", "conflict"] as const;
 
-async function ask(connection: SqlConnection, statement: Statement): Promise<Record<string, unknown>[]> {
+/** Calls of one function: their names are written in full. */
+async function ask(connection: SqlConnection, statement: Statement): Promise<readonly Row[]> {
   const asking = connection.prepared?.(statement) ?? connection.query(statement);
-  const { rows } = await asking.catch((error: unknown) => {
+  return answered(
+    connection,
+    asking.then(({ rows }) => rows),
+  );
+}
+
+/** What compares and computes by itself. */
+const askSafely = (connection: SqlConnection, statement: Statement) =>
+  answered(connection, safely(connection, statement));
+
+async function answered(connection: SqlConnection, asking: Promise<readonly Row[]>): Promise<readonly Row[]> {
+  return asking.catch((error: unknown) => {
     throw failureOf(connection, error) === "schema-missing"
       ? new SchemaMissingError("A table or function of quotas", error)
       : error;
   });
-  return rows as Record<string, unknown>[];
 }
 
 function standing(row: Record<string, unknown> | undefined): BucketStanding {
@@ -72,13 +85,13 @@ const here = sql.raw("b.moved_to IS NULL AND b.moved_from IS NULL");
 const lists: QuotaLists<SqlConnection> = {
   async names(connection) {
     // From one name to the next, by the index: buckets are many, quotas are few.
-    const rows = await ask(
+    const rows = await askSafely(
       connection,
       sql`WITH RECURSIVE names (name) AS (
     (SELECT b.quota FROM ${own("quota_bucket")} b ORDER BY b.quota LIMIT 1)
     UNION ALL SELECT (SELECT b.quota FROM ${own("quota_bucket")} b WHERE b.quota > n.name ORDER BY b.quota LIMIT 1)
     FROM names n WHERE n.name IS NOT NULL)
-  SELECT n.name, (SELECT count(*) FROM (SELECT FROM ${own("quota_bucket")} b WHERE b.quota = n.name AND ${here} LIMIT 100000) x)::text AS subjects
+  SELECT n.name, (SELECT pg_catalog.count(*) FROM (SELECT FROM ${own("quota_bucket")} b WHERE b.quota = n.name AND ${here} LIMIT 100000) x)::pg_catalog.text AS subjects
   FROM names n WHERE n.name IS NOT NULL`,
     );
     return rows
@@ -88,13 +101,13 @@ const lists: QuotaLists<SqlConnection> = {
 
   async subjects(connection, quota, { after, most, of }) {
     const which = of
-      ? sql`b.subject = ANY (${texts(of, (subject) => subject)}::text::text[])`
-      : sql`b.subject > ${after ?? ""}::text`;
-    const rows = await ask(
+      ? sql`b.subject = ANY (${texts(of, (subject) => subject)}::pg_catalog.text::pg_catalog.text[])`
+      : sql`b.subject > ${after ?? ""}::pg_catalog.text`;
+    const rows = await askSafely(
       connection,
       sql`SELECT b.subject, b.used, b.held, b.credit, b.own_limit AS max, b.plan, b.version,
-  (extract(epoch FROM b.since) * 1000)::float8 AS since, cardinality(b.parts) - 1 AS parts FROM ${own("quota_bucket")} b
-  WHERE b.quota = ${quota}::text AND ${which} AND ${here} ORDER BY b.subject LIMIT ${String(most)}::text::int`,
+  (extract(epoch FROM b.since) * 1000)::pg_catalog.float8 AS since, pg_catalog.cardinality(b.parts) - 1 AS parts FROM ${own("quota_bucket")} b
+  WHERE b.quota = ${quota}::pg_catalog.text AND ${which} AND ${here} ORDER BY b.subject LIMIT ${String(most)}::pg_catalog.text::int`,
     );
     return rows.map((row) => {
       const { at: _, ...stands } = standing(row);
@@ -109,12 +122,12 @@ const lists: QuotaLists<SqlConnection> = {
   },
 
   async grants(connection, { quota, subject }) {
-    const rows = await ask(
+    const rows = await askSafely(
       connection,
-      sql`SELECT g.id, g.amount, g.spent, g.priority, CASE WHEN g.until < 'infinity' THEN (extract(epoch FROM g.until) * 1000)::float8 END AS until,
-  g.until <= clock_timestamp() AS gone, (extract(epoch FROM l.at) * 1000)::float8 AS at FROM ${own("quota_grant")} g
+      sql`SELECT g.id, g.amount, g.spent, g.priority, CASE WHEN g.until < 'infinity' THEN (extract(epoch FROM g.until) * 1000)::pg_catalog.float8 END AS until,
+  g.until <= pg_catalog.clock_timestamp() AS gone, (extract(epoch FROM l.at) * 1000)::pg_catalog.float8 AS at FROM ${own("quota_grant")} g
   LEFT JOIN ${own("quota_line")} l ON l.bucket = ${numberOf({ quota, subject })} AND l.id = g.id
-  WHERE g.quota = ${quota}::text AND g.subject = ${subject}::text AND EXISTS ${numberOf({ quota, subject })} ORDER BY g.priority, g.until, g.id`,
+  WHERE g.quota = ${quota}::pg_catalog.text AND g.subject = ${subject}::pg_catalog.text AND EXISTS ${numberOf({ quota, subject })} ORDER BY g.priority, g.until, g.id`,
     );
     return rows.map((row) => ({
       id: String(row["id"]),
@@ -128,14 +141,14 @@ const lists: QuotaLists<SqlConnection> = {
   },
 
   async entries(connection, { quota, subject }, { below, most }) {
-    const rows = await ask(
+    const rows = await askSafely(
       connection,
       sql`SELECT version, kind, id, entry, amount, coalesce(delta, amount) AS delta, coalesce(forgotten, 0) AS forgotten,
   coalesce(refunded, 0) AS refunded, used, coalesce(held, 0) AS held, coalesce(credit, 0) AS credit, max,
-  coalesce(first, version) AS first, (extract(epoch FROM at) * 1000)::float8 AS at, details::text AS details
+  coalesce(first, version) AS first, (extract(epoch FROM at) * 1000)::pg_catalog.float8 AS at, details::pg_catalog.text AS details
   FROM ${own("quota_line")}
-  WHERE bucket = ${numberOf({ quota, subject })} AND version < ${below === undefined ? "9223372036854775807" : String(below)}::text::bigint
-  ORDER BY version DESC LIMIT ${String(most)}::text::int`,
+  WHERE bucket = ${numberOf({ quota, subject })} AND version < ${below === undefined ? "9223372036854775807" : String(below)}::pg_catalog.text::bigint
+  ORDER BY version DESC LIMIT ${String(most)}::pg_catalog.text::int`,
     );
     return rows.map((row): QuotaEntry => ({
       ...standing(row),
@@ -159,9 +172,9 @@ const upkeep: QuotaUpkeep<SqlConnection> = {
   async reconcile(connection, definition, bucket, repair) {
     const [row] = await ask(
       connection,
-      sql`SELECT at, late, to_json(findings)::text AS findings, entries, repaired
-  FROM ${own("quota_mend")}(${definitionJson(definition)}::text::jsonb, ${bucket.quota}::text, ${bucket.subject}::text,
-  ${finite(bucket.limit)}::text::bigint, ${repair?.id ?? null}::text, ${repair?.trust ?? "ledger"}::text)`,
+      sql`SELECT at, late, pg_catalog.to_json(findings)::pg_catalog.text AS findings, entries, repaired
+  FROM ${own("quota_mend")}(${byPrimary(sql`${definitionJson(definition)}::pg_catalog.text::pg_catalog.jsonb`)}, ${bucket.quota}::pg_catalog.text, ${bucket.subject}::pg_catalog.text,
+  ${finite(bucket.limit)}::pg_catalog.text::bigint, ${repair?.id ?? null}::pg_catalog.text, ${repair?.trust ?? "ledger"}::pg_catalog.text)`,
     );
     if (isTrue(row?.["late"])) return { late: Number(row?.["at"]) };
     if (Number(row?.["entries"]) === -1) return { elsewhere: true };
@@ -173,11 +186,11 @@ const upkeep: QuotaUpkeep<SqlConnection> = {
   },
 
   async rollUp(connection, quota, { before, ageMs, from, most }) {
-    const [row] = await ask(
+    const [row] = await askSafely(
       connection,
-      sql`SELECT r.gone, r.next, to_json(r.broken)::text AS broken, (extract(epoch FROM c.before) * 1000)::float8 AS before
-  FROM (SELECT least(${moment(before)}, clock_timestamp() - ${String(ageMs)}::text::float8 * interval '1 millisecond') AS before OFFSET 0) c,
-  LATERAL ${own("quota_roll_up")}(${quota}::text, ${from ?? null}::text, c.before, ${String(most)}::text::int) r`,
+      sql`SELECT r.gone, r.next, pg_catalog.to_json(r.broken)::pg_catalog.text AS broken, (extract(epoch FROM c.before) * 1000)::pg_catalog.float8 AS before
+  FROM (SELECT least(${momentOf(before)}, pg_catalog.clock_timestamp() - ${String(ageMs)}::pg_catalog.text::pg_catalog.float8 * interval '1 millisecond') AS before OFFSET 0) c,
+  LATERAL ${own("quota_roll_up")}(${quota}::pg_catalog.text, ${from ?? null}::pg_catalog.text, c.before, ${String(most)}::pg_catalog.text::int) r`,
     );
     return {
       before: Number(row?.["before"]),
@@ -209,10 +222,10 @@ export const quotas: Quotas<SqlConnection> = {
           : {};
     const [row] = await ask(
       connection,
-      sql`SELECT f.*${impatient(waitMs)} FROM ${own("quota_amend")}(${patiently(waitMs, sql`${definitionJson(definition)}::text::jsonb`)}, ${kind}::text,
-  ${bucket.quota}::text, ${bucket.subject}::text, ${bucket.limit === undefined ? null : String(bucket.limit)}::text::bigint,
-  ${id}::text, ${of}::text, ${amount}::text::bigint,
-  ${JSON.stringify(more)}::text::jsonb, ${details ?? null}::text) f`,
+      sql`SELECT f.*${impatient(waitMs)} FROM ${own("quota_amend")}(${patiently(waitMs, sql`${definitionJson(definition)}::pg_catalog.text::pg_catalog.jsonb`)}, ${kind}::pg_catalog.text,
+  ${bucket.quota}::pg_catalog.text, ${bucket.subject}::pg_catalog.text, ${bucket.limit === undefined ? null : String(bucket.limit)}::pg_catalog.text::bigint,
+  ${id}::pg_catalog.text, ${of}::pg_catalog.text, ${amount}::pg_catalog.text::bigint,
+  ${JSON.stringify(more)}::pg_catalog.text::pg_catalog.jsonb, ${details ?? null}::pg_catalog.text) f`,
     );
     if (Number(row?.["verdict"]) === -1) return { late: Number(row?.["at"]) };
     if (Number(row?.["verdict"]) === -2) return { elsewhere: true };
@@ -227,8 +240,8 @@ export const quotas: Quotas<SqlConnection> = {
   async peek(connection, definition, bucket) {
     const [row] = await ask(
       connection,
-      sql`SELECT * FROM ${own("quota_peek")}(${definitionJson(definition)}::text::jsonb,
-  ${bucket.quota}::text, ${bucket.subject}::text, ${bucket.limit === undefined ? null : String(bucket.limit)}::text::bigint)`,
+      sql`SELECT * FROM ${own("quota_peek")}(${byPrimary(sql`${definitionJson(definition)}::pg_catalog.text::pg_catalog.jsonb`)},
+  ${bucket.quota}::pg_catalog.text, ${bucket.subject}::pg_catalog.text, ${bucket.limit === undefined ? null : String(bucket.limit)}::pg_catalog.text::bigint)`,
     );
     if (Number(row?.["version"]) === -1) return { late: Number(row?.["at"]) };
     if (Number(row?.["version"]) === -2) return { elsewhere: true };
@@ -241,10 +254,10 @@ export const quotas: Quotas<SqlConnection> = {
 };
 
 const numberOf = ({ quota, subject }: Pick<Bucket, "quota" | "subject">) =>
-  sql`(SELECT b.id FROM ${own("quota_bucket")} b WHERE b.quota = ${quota}::text AND b.subject = ${subject}::text AND ${here})`;
+  sql`(SELECT b.id FROM ${own("quota_bucket")} b WHERE b.quota = ${quota}::pg_catalog.text AND b.subject = ${subject}::pg_catalog.text AND ${here})`;
 
 const rulesOf = (definitions: readonly Definition[], waitMs: number) =>
-  patiently(waitMs, sql`${definitionsJson(definitions)}::text::jsonb`);
+  patiently(waitMs, sql`${definitionsJson(definitions)}::pg_catalog.text::pg_catalog.jsonb`);
 
 async function useOne(
   connection: SqlConnection,
@@ -257,9 +270,9 @@ async function useOne(
   const [row] = await ask(
     connection,
     sql`SELECT f.*${impatient(waitMs)} FROM ${own("quota_use")}(${rulesOf(definitions, waitMs)},
-  ${moment(opens)}, ${moment(ends)}, ${over === undefined ? null : String(over)}::text::bigint,
-  ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${quota}::text, ${subject}::text,
-  ${limit === undefined ? null : String(limit)}::text::bigint, ${id}::text, ${String(amount)}::text::bigint, ${details ?? null}::text) f`,
+  ${momentOf(opens)}, ${momentOf(ends)}, ${over === undefined ? null : String(over)}::pg_catalog.text::bigint,
+  ${String(make)}::pg_catalog.text::boolean, ${String(look)}::pg_catalog.text::boolean, ${quota}::pg_catalog.text, ${subject}::pg_catalog.text,
+  ${limit === undefined ? null : String(limit)}::pg_catalog.text::bigint, ${id}::pg_catalog.text, ${String(amount)}::pg_catalog.text::bigint, ${details ?? null}::pg_catalog.text) f`,
   );
   const at = Number(row?.["at"]);
   if (isTrue(row?.["missing"])) return { missing: true, at, elsewhere: Number(row?.["verdict"] ?? 0) === -1 };
@@ -287,13 +300,13 @@ async function useMany(
   const [row] = await ask(
     connection,
     sql`SELECT fast, ${columns}${impatient(waitMs)} FROM ${own("quota_batch")}(${rulesOf(definitions, waitMs)},
-  ${moment(opens)}, ${moment(ends)}, ${over === undefined ? null : String(over)}::text::bigint,
-  ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${buckets[0]?.quota}::text,
-  ${texts(buckets, ({ subject }) => subject)}::text::text[], ${list(buckets.map(({ limit }) => limit))}::text::bigint[],
-  ${list(totals)}::text::bigint[], ${list(counts)}::text::bigint[],
-  ${list(uses.map(({ bucket }) => bucket + 1))}::text::int[], ${texts(uses, ({ id }) => id)}::text::text[],
-  ${list(uses.map(({ amount }) => amount))}::text::bigint[], ${list(sums)}::text::bigint[], ${list(nths)}::text::bigint[],
-  ${noted ? texts(uses, ({ details }) => details) : null}::text::text[])`,
+  ${momentOf(opens)}, ${momentOf(ends)}, ${over === undefined ? null : String(over)}::pg_catalog.text::bigint,
+  ${String(make)}::pg_catalog.text::boolean, ${String(look)}::pg_catalog.text::boolean, ${buckets[0]?.quota}::pg_catalog.text,
+  ${texts(buckets, ({ subject }) => subject)}::pg_catalog.text::pg_catalog.text[], ${list(buckets.map(({ limit }) => limit))}::pg_catalog.text::bigint[],
+  ${list(totals)}::pg_catalog.text::bigint[], ${list(counts)}::pg_catalog.text::bigint[],
+  ${list(uses.map(({ bucket }) => bucket + 1))}::pg_catalog.text::int[], ${texts(uses, ({ id }) => id)}::pg_catalog.text::pg_catalog.text[],
+  ${list(uses.map(({ amount }) => amount))}::pg_catalog.text::bigint[], ${list(sums)}::pg_catalog.text::bigint[], ${list(nths)}::pg_catalog.text::bigint[],
+  ${noted ? texts(uses, ({ details }) => details) : null}::pg_catalog.text::pg_catalog.text[])`,
   );
   const at = Number(row?.["at"]);
   if (isTrue(row?.["missing"])) return { missing: true, at, elsewhere: numbers(row?.["verdicts"])[0] === -1 };
@@ -320,14 +333,14 @@ async function decide(
   const [row] = await ask(
     connection,
     sql`SELECT ${columns}${impatient(waitMs)} FROM ${own("quota_decide")}(${rulesOf(definitions, waitMs)},
-  ${String(make)}::text::boolean, ${String(look)}::text::boolean, ${texts(buckets, ({ quota }) => quota)}::text::text[],
-  ${texts(buckets, ({ subject }) => subject)}::text::text[],
-  ${list(buckets.map(({ definition }) => definition + 1))}::text::int[],
-  ${list(buckets.map(({ limit }) => limit))}::text::bigint[],
-  ${list(uses.map(({ bucket }) => bucket + 1))}::text::int[], ${texts(uses, ({ id }) => id)}::text::text[],
-  ${list(uses.map(({ amount }) => amount))}::text::bigint[], ${list(uses.map(({ group }) => group))}::text::int[],
-  ${list(uses.map(({ holdMs }) => holdMs))}::text::bigint[], ${texts(uses, ({ details }) => details)}::text::text[],
-  ${list(again)}::text::int[])`,
+  ${String(make)}::pg_catalog.text::boolean, ${String(look)}::pg_catalog.text::boolean, ${texts(buckets, ({ quota }) => quota)}::pg_catalog.text::pg_catalog.text[],
+  ${texts(buckets, ({ subject }) => subject)}::pg_catalog.text::pg_catalog.text[],
+  ${list(buckets.map(({ definition }) => definition + 1))}::pg_catalog.text::int[],
+  ${list(buckets.map(({ limit }) => limit))}::pg_catalog.text::bigint[],
+  ${list(uses.map(({ bucket }) => bucket + 1))}::pg_catalog.text::int[], ${texts(uses, ({ id }) => id)}::pg_catalog.text::pg_catalog.text[],
+  ${list(uses.map(({ amount }) => amount))}::pg_catalog.text::bigint[], ${list(uses.map(({ group }) => group))}::pg_catalog.text::int[],
+  ${list(uses.map(({ holdMs }) => holdMs))}::pg_catalog.text::bigint[], ${texts(uses, ({ details }) => details)}::pg_catalog.text::pg_catalog.text[],
+  ${list(again)}::pg_catalog.text::int[])`,
   );
   const at = Number(row?.["at"]);
   if (isTrue(row?.["missing"])) return { missing: true, at, elsewhere: numbers(row?.["verdicts"])[0] === -1 };
@@ -335,7 +348,7 @@ async function decide(
 }
 
 const columns = sql.raw(
-  "missing, at, verdicts::text, useds::text, helds::text, credits::text, maxes::text, versions::text, ats::text, retries::text",
+  "missing, at, verdicts::pg_catalog.text, useds::pg_catalog.text, helds::pg_catalog.text, credits::pg_catalog.text, maxes::pg_catalog.text, versions::pg_catalog.text, ats::pg_catalog.text, retries::pg_catalog.text",
 );
 
 function verdictsOf(row: Record<string, unknown> | undefined, count: number, at: number): UseVerdict[] {
@@ -363,9 +376,6 @@ function verdictsOf(row: Record<string, unknown> | undefined, count: number, at:
 
 const retryOf = (retry: number | undefined): UseVerdict["retry"] =>
   retry === -1 ? "window" : retry === -2 ? "never" : retry;
-
-const moment = (ms: number | undefined) =>
-  sql`to_timestamp(${ms === undefined ? null : String(ms)}::text::float8 / 1000)`;
 
 interface Plain {
   readonly opens: number | undefined;

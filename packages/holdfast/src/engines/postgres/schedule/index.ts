@@ -12,18 +12,10 @@ import type {
 import { type Statement, own, sql } from "../../../seam/sql.ts";
 import { namesOf } from "../dialect.ts";
 import { failureOf } from "../locks/index.ts";
+import { byMap } from "../patience.ts";
 import { isTrue } from "../probe.ts";
-import { texts } from "../values.ts";
-
-/** Every value as text: clients guess types of their own. */
-function arg(value: string | number | boolean | undefined, type: string): Statement {
-  return sql`${value === undefined ? null : String(value)}::text::${sql.raw(type)}`;
-}
-
-/** `expression` is ours. As a number: clients read times, and zones, each in its own way. */
-function ms(expression: string): Statement {
-  return sql.raw(`(extract(epoch FROM ${expression}) * 1000)::float8`);
-}
+import { safely } from "../search-path.ts";
+import { typed as arg, milliseconds as ms, texts } from "../values.ts";
 
 function number(value: unknown): number | undefined {
   return value === null || value === undefined ? undefined : Number(value);
@@ -31,7 +23,7 @@ function number(value: unknown): number | undefined {
 
 async function ask(connection: SqlConnection, statement: Statement) {
   try {
-    return (await connection.query(statement)).rows;
+    return await safely(connection, statement);
   } catch (error) {
     if (failureOf(connection, error) === "schema-missing")
       throw new SchemaMissingError(`The table ${namesOf(connection).own("schedule")}`, error);
@@ -59,7 +51,7 @@ function change(ending: RunEnding): Statement {
   const { error, retryInMs, uncounted } = ending;
   const counted = sql`error = ${arg(error, "text")}, attempt = r.attempt - ${sql.raw(uncounted ? "1" : "0")}`;
   if (retryInMs === undefined) return sql`state = 'failed', ${counted}`;
-  return sql`state = 'waiting', ${counted}, until = clock_timestamp() + ${milliseconds(retryInMs)}`;
+  return sql`state = 'waiting', ${counted}, until = pg_catalog.clock_timestamp() + ${milliseconds(retryInMs)}`;
 }
 
 const runColumns = sql`r.state, r.manual, r.attempt, r.fence, r.holder, r.error, ${ms("r.tick")} AS tick,
@@ -82,11 +74,13 @@ function runOf(run: Row): RunRow {
 
 const administration: ScheduleAdministration<SqlConnection> = {
   async all(connection, names) {
-    const which = names ? sql`s.name = ANY (${texts(names, (name) => name)}::text::text[])` : sql`true`;
+    const which = names
+      ? sql`s.name = ANY (${texts(names, (name) => name)}::pg_catalog.text::pg_catalog.text[])`
+      : sql`true`;
     const rows = await ask(
       connection,
       sql`SELECT s.name, s.paused, ${ms("s.last")} AS last, ${runColumns},
-        (SELECT count(*)::int FROM ${own("schedule_run")} o WHERE o.schedule = s.name AND o.state IN ('running', 'waiting')) AS open
+        (SELECT pg_catalog.count(*)::int FROM ${own("schedule_run")} o WHERE o.schedule = s.name AND o.state IN ('running', 'waiting')) AS open
         FROM ${own("schedule")} s LEFT JOIN LATERAL (SELECT * FROM ${own("schedule_run")} r WHERE r.schedule = s.name
           AND r.state NOT IN ('running', 'waiting', 'skipped') ORDER BY r.tick DESC LIMIT 1) r ON true
         WHERE ${which} ORDER BY s.name COLLATE "C"`,
@@ -133,7 +127,7 @@ export const schedules: Schedules<SqlConnection> = {
     const { schedule, token, holder, ttlMs, attempts, overlap, take, wish, as, keep } = step;
     const due = typeof wish === "object" ? wish : undefined;
     const args = sql.join([
-      arg(schedule, "text"),
+      byMap(arg(schedule, "text")),
       arg(token, "text"),
       arg(holder, "text"),
       arg(ttlMs, "float8"),
@@ -152,7 +146,7 @@ export const schedules: Schedules<SqlConnection> = {
     const [found] = await ask(
       connection,
       sql`SELECT o_now AS now, o_last AS last, o_wake AS wake, o_busy AS busy, o_paused AS paused, o_skipped AS skipped,
-        array_to_string(o_died, ',') AS died, o_tick AS tick, o_previous AS previous, o_manual AS manual,
+        pg_catalog.array_to_string(o_died, ',') AS died, o_tick AS tick, o_previous AS previous, o_manual AS manual,
         o_fence AS fence, o_attempt AS attempt FROM ${own("schedule_step")}(${args})`,
     );
     const { now, last, wake, busy, paused, skipped, died, tick, previous, manual, fence, attempt } =
@@ -184,9 +178,9 @@ export const schedules: Schedules<SqlConnection> = {
     const [found] = await ask(
       connection,
       sql`WITH mine AS (SELECT r.ctid AS place FROM ${own("schedule_run")} r WHERE ${held(grip)} FOR NO KEY UPDATE SKIP LOCKED),
-        renewed AS (UPDATE ${own("schedule_run")} r SET until = clock_timestamp() + ${milliseconds(ttlMs)}
+        renewed AS (UPDATE ${own("schedule_run")} r SET until = pg_catalog.clock_timestamp() + ${milliseconds(ttlMs)}
           FROM mine WHERE r.ctid = mine.place RETURNING 1)
-        SELECT (SELECT count(*)::int FROM renewed) AS renewed,
+        SELECT (SELECT pg_catalog.count(*)::int FROM renewed) AS renewed,
           (SELECT r.state FROM ${own("schedule_run")} r WHERE ${row(grip)} AND r.fence = ${arg(grip.fence, "bigint")}) AS state`,
     );
     if (Number(found?.renewed) > 0) return "renewed";
@@ -198,7 +192,7 @@ export const schedules: Schedules<SqlConnection> = {
     if (joined) await connection.query(savepoint.set);
     const ended = await ask(
       connection,
-      sql`UPDATE ${own("schedule_run")} r SET ended = clock_timestamp(), ${change(ending)} WHERE ${held(grip)} RETURNING 1 AS ended`,
+      sql`UPDATE ${own("schedule_run")} r SET ended = pg_catalog.clock_timestamp(), ${change(ending)} WHERE ${held(grip)} RETURNING 1 AS ended`,
     );
     if (joined) await connection.query(savepoint.release);
     if (ended.length > 0) return "ended";

@@ -1,6 +1,8 @@
 import { type Statement, own, sql } from "../../../seam/sql.ts";
+import { kept, mostTurns, vanished } from "../hidden.ts";
 import * as protection from "../../../seam/protections.ts";
 import { nextFence } from "../leases/fences.ts";
+import { plpgsql } from "../search-path.ts";
 
 /** As for leases: a claim that a crash undoes would be given twice, and a client may be frozen before its COMMIT. */
 const careful =
@@ -56,13 +58,14 @@ export const scheduleRoutines: readonly Statement[] = [
   OUT o_now double precision, OUT o_last double precision, OUT o_wake double precision, OUT o_busy boolean, OUT o_paused boolean,
   OUT o_skipped boolean, OUT o_died double precision[], OUT o_tick double precision, OUT o_previous double precision,
   OUT o_manual boolean, OUT o_fence bigint, OUT o_attempt integer)
-LANGUAGE plpgsql VOLATILE
+${plpgsql} VOLATILE
 AS $function$
 DECLARE
   tick_at timestamptz := ${at("p_tick")};
   after_at timestamptz := ${at("p_after")};
   before_at timestamptz := ${at("p_before")};
   locked boolean := false;
+  turns integer := 0;
   due boolean;
   s ${own("schedule")}%ROWTYPE;
   mine ${own("schedule_run")}%ROWTYPE;
@@ -74,6 +77,10 @@ BEGIN
     IF NOT locked THEN
       SELECT * INTO s FROM ${own("schedule")} t WHERE t.name = p_schedule;
       IF NOT FOUND THEN
+        turns := turns + 1;
+        IF turns > ${mostTurns} THEN
+          ${vanished("schedule")};
+        END IF;
         INSERT INTO ${own("schedule")} (name, last) VALUES (p_schedule, date_trunc('milliseconds', clock_timestamp()))
           ON CONFLICT DO NOTHING;
         CONTINUE;
@@ -134,6 +141,7 @@ BEGIN
         IF p_overlap = 'skip' AND NOT p_manual THEN
           INSERT INTO ${own("schedule_run")} (schedule, tick, manual, state, attempt, fence, token, holder, previous, started, until, ended)
             VALUES (p_schedule, tick_at, false, 'skipped', 0, 0, '', p_holder, s.last, clock_timestamp(), clock_timestamp(), clock_timestamp());
+          ${kept("schedule_run")};
           s.last := tick_at;
         END IF;
       ELSE
@@ -141,6 +149,7 @@ BEGIN
           VALUES (p_schedule, tick_at, p_manual, p_state, 1, ${nextFence}, p_token, p_holder, s.last, clock_timestamp(),
             clock_timestamp() + p_ttl * interval '1 millisecond', CASE WHEN p_state <> 'running' THEN clock_timestamp() END, p_error)
           RETURNING * INTO mine;
+        ${kept("schedule_run")};
         IF NOT p_manual THEN
           s.last := tick_at;
         END IF;

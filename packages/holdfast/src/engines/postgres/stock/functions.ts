@@ -8,13 +8,14 @@ import { decide } from "./functions/deciding.ts";
 import { follow } from "./functions/following.ts";
 import { entries, levelAt, levels, minimum } from "./functions/levels.ts";
 import { apply, move, order } from "./functions/moving.ts";
-import { adopt, guard, open, ownTable } from "./functions/own-table.ts";
+import { adopt, atOwnTable, guard, open, ownTable } from "./functions/own-table.ts";
 import { mend, repair } from "./functions/repairing.ts";
 
 export const stockRoutines: readonly Statement[] = [
   entries,
   levelAt,
   ownTable,
+  atOwnTable,
   adopt,
   decide,
   apply,

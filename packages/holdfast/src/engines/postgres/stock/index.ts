@@ -1,4 +1,4 @@
-import type { DriverError, Result, SqlConnection } from "../../../seam/database.ts";
+import type { DriverError, Result, Row, SqlConnection } from "../../../seam/database.ts";
 import { SchemaMissingError, UsageError } from "../../../seam/errors.ts";
 import { type Names, type Statement, own, sql } from "../../../seam/sql.ts";
 import type {
@@ -22,9 +22,10 @@ import { tooMuch } from "../../../stock/decide/amount.ts";
 import { dialect, namesOf } from "../dialect.ts";
 import { violated } from "../errors.ts";
 import { failureOf } from "../locks/index.ts";
-import { impatient, patiently } from "../patience.ts";
+import { byMap, impatient, patiently } from "../patience.ts";
 import { isTrue } from "../probe.ts";
-import { list, numbers } from "../values.ts";
+import { callersPath, safely } from "../search-path.ts";
+import { list, momentOf, numbers } from "../values.ts";
 
 const outcomes: readonly StockOutcome[] = [
   "short",
@@ -37,20 +38,23 @@ const outcomes: readonly StockOutcome[] = [
   "ended",
 ];
 
-async function ask(connection: SqlConnection, statement: Statement): Promise<Record<string, unknown>[]> {
-  return answered(connection, connection.query(statement));
+async function ask(connection: SqlConnection, statement: Statement): Promise<readonly Row[]> {
+  return answered(connection, rowsOf(connection.query(statement)));
 }
+
+/** What compares and computes by itself, and touches no table of the caller's. */
+const askSafely = (connection: SqlConnection, statement: Statement): Promise<readonly Row[]> =>
+  answered(connection, safely(connection, statement));
+
+const rowsOf = async (asking: Promise<Result>) => (await asking).rows;
 
 /** Of statements that come again and again: at one caller, parsing and planning took as long as what they do. */
-async function askOften(connection: SqlConnection, statement: Statement): Promise<Record<string, unknown>[]> {
-  return answered(connection, connection.prepared?.(statement) ?? connection.query(statement));
+async function askOften(connection: SqlConnection, statement: Statement): Promise<readonly Row[]> {
+  return answered(connection, rowsOf(connection.prepared?.(statement) ?? connection.query(statement)));
 }
 
-async function answered(
-  connection: SqlConnection,
-  asking: Promise<Result>,
-): Promise<Record<string, unknown>[]> {
-  const { rows } = await asking.catch((error: unknown) => {
+async function answered(connection: SqlConnection, asking: Promise<readonly Row[]>): Promise<readonly Row[]> {
+  return asking.catch((error: unknown) => {
     // A table of the caller's that is not there is the caller's error.
     const ours = error instanceof Error && error.message.includes(namesOf(connection).schema);
     if (isTooMuch(connection, error)) throw tooMuch(error);
@@ -58,7 +62,6 @@ async function answered(
       ? new SchemaMissingError("A table or function of stock", error)
       : error;
   });
-  return rows as Record<string, unknown>[];
 }
 
 /** Beyond what JavaScript counts exactly, or beyond what the server counts at all. Some clients tell the constraint in words only. */
@@ -72,30 +75,35 @@ function isTooMuch(connection: SqlConnection, error: unknown): boolean {
   );
 }
 
-const place = ({ table }: StockBook) => sql`${table ? JSON.stringify(table) : null}::text::jsonb`;
-const patient = ({ name }: StockBook, waitMs: number) => patiently(waitMs, sql`${name}::text`);
+/** The search path of the session, for what is done to a table of the caller's. */
+const sessionPath = sql.raw("pg_catalog.current_setting('search_path')");
+
+const place = ({ table }: StockBook, path = sessionPath) =>
+  table
+    ? sql`pg_catalog.jsonb_set(${JSON.stringify(table)}::pg_catalog.text::pg_catalog.jsonb, '{path}', pg_catalog.to_jsonb(${path}))`
+    : sql`NULL::pg_catalog.jsonb`;
+const patient = ({ name }: StockBook, waitMs: number) => patiently(waitMs, sql`${name}::pg_catalog.text`);
 const text = (value: unknown) => (typeof value === "string" ? value : undefined);
-const moment = (ms: number) => sql`to_timestamp(${String(ms)}::text::float8 / 1000)`;
 
 const lists: StockLists<SqlConnection> = {
   async levels(connection, book, { skus, location, after, most }) {
-    const these = sql`${skus ? list(skus) : null}::text::text[]`;
-    const there = sql`${location ?? null}::text`;
-    const all = sql`${own("stock_levels")}(${book.name}::text, ${place(book)}, ${these}, ${there})`;
-    const beyond = sql`(${after?.sku ?? ""}::text COLLATE "C", ${after?.location ?? ""}::text COLLATE "C")`;
-    const page = sql`LIMIT ${most === undefined ? null : String(most)}::text::int`;
+    const these = sql`${skus ? list(skus) : null}::pg_catalog.text::pg_catalog.text[]`;
+    const there = sql`${location ?? null}::pg_catalog.text`;
+    const all = sql`${own("stock_levels")}(${book.name}::pg_catalog.text, ${place(book, callersPath)}, ${these}, ${there})`;
+    const beyond = sql`(${after?.sku ?? ""}::pg_catalog.text COLLATE "C", ${after?.location ?? ""}::pg_catalog.text COLLATE "C")`;
+    const page = sql`LIMIT ${most === undefined ? null : String(most)}::pg_catalog.text::int`;
     // The function reads all of them before the first can be had. By the index: 3 ms in place of 100, of 300,000.
     const statement =
       most === undefined && after === undefined
         ? sql`SELECT * FROM ${all}`
         : book.table
           ? sql`SELECT * FROM ${all} t WHERE (t.sku, t.location) > ${beyond} ORDER BY t.sku COLLATE "C", t.location COLLATE "C" ${page}`
-          : sql`SELECT t.sku, t.location, t.on_hand, t.reserved - coalesce((SELECT sum(x.quantity)::bigint FROM ${own("stock_reserved")} x
-    WHERE t.reserved > 0 AND x.level = t.id AND x.until <= clock_timestamp()), 0) AS reserved, t.min_level, t.version
-  FROM ${own("stock_level")} t WHERE t.book = ${book.name}::text AND ${skus ? sql`t.sku = ANY (${these})` : sql`true`}
+          : sql`SELECT t.sku, t.location, t.on_hand, t.reserved - coalesce((SELECT pg_catalog.sum(x.quantity)::bigint FROM ${own("stock_reserved")} x
+    WHERE t.reserved > 0 AND x.level = t.id AND x.until <= pg_catalog.clock_timestamp()), 0) AS reserved, t.min_level, t.version
+  FROM ${own("stock_level")} t WHERE t.book = ${book.name}::pg_catalog.text AND ${skus ? sql`t.sku = ANY (${these})` : sql`true`}
     AND ${location === undefined ? sql`true` : sql`t.location = ${there}`} AND (t.sku, t.location) > ${beyond}
   ORDER BY t.sku, t.location ${page}`;
-    const rows = await ask(connection, statement);
+    const rows = await askSafely(connection, statement);
     return rows.map((row) => ({
       sku: String(row["sku"]),
       location: String(row["location"]),
@@ -108,13 +116,13 @@ const lists: StockLists<SqlConnection> = {
 
   async books(connection) {
     // From one name to the next, by the index: levels are many, stocks are few.
-    const rows = await ask(
+    const rows = await askSafely(
       connection,
       sql`WITH RECURSIVE books (name) AS (
     (SELECT t.book FROM ${own("stock_level")} t ORDER BY t.book LIMIT 1)
     UNION ALL SELECT (SELECT t.book FROM ${own("stock_level")} t WHERE t.book > b.name ORDER BY t.book LIMIT 1)
     FROM books b WHERE b.name IS NOT NULL)
-  SELECT b.name, (SELECT count(*) FROM (SELECT FROM ${own("stock_level")} t WHERE t.book = b.name LIMIT 100000) x)::text AS levels,
+  SELECT b.name, (SELECT pg_catalog.count(*) FROM (SELECT FROM ${own("stock_level")} t WHERE t.book = b.name LIMIT 100000) x)::pg_catalog.text AS levels,
     (SELECT t.elsewhere FROM ${own("stock_level")} t WHERE t.book = b.name ORDER BY t.sku, t.location LIMIT 1) AS elsewhere
   FROM books b WHERE b.name IS NOT NULL`,
     );
@@ -127,15 +135,15 @@ const lists: StockLists<SqlConnection> = {
 
   async history(connection, book, filter, { after, most }) {
     const [micros, level, version] = (after ?? "").split(".");
-    const at = sql`('epoch'::timestamptz + ${micros}::text::bigint * interval '1 microsecond')`;
+    const at = sql`('epoch'::pg_catalog.timestamptz + ${micros}::pg_catalog.text::bigint * interval '1 microsecond')`;
     // The first condition is for the index, which does not have them in this order.
     const below = after
       ? [
           sql`m.at <= ${at}`,
-          sql`(m.at, m.level, m.version) < (${at}, ${level}::text::bigint, ${version}::text::bigint)`,
+          sql`(m.at, m.level, m.version) < (${at}, ${level}::pg_catalog.text::bigint, ${version}::pg_catalog.text::bigint)`,
         ]
       : [];
-    const page = sql`ORDER BY m.at DESC, m.level DESC, m.version DESC LIMIT ${String(most)}::text::int`;
+    const page = sql`ORDER BY m.at DESC, m.level DESC, m.version DESC LIMIT ${String(most)}::pg_catalog.text::int`;
     const where = [...movementsOf(filter), ...below];
     // Of each level of a SKU a page by the index, then one of these: of 400,000 movements 4 ms in place of 1,000.
     const from =
@@ -144,10 +152,10 @@ const lists: StockLists<SqlConnection> = {
   WHERE ${sql.join([sql`m.level = t.id`, ...where], " AND ")} ${page}) m WHERE ${sql.join(levelsOf(book, filter), " AND ")}`
         : sql`FROM ${own("stock_movement")} m JOIN ${own("stock_level")} t ON t.id = m.level
   WHERE ${sql.join([...levelsOf(book, filter), ...where], " AND ")}`;
-    const rows = await ask(
+    const rows = await askSafely(
       connection,
       sql`SELECT t.sku, t.location, m.version, m.kind, m.quantity, m.balance, m.source, m.reference_type, m.reference_id, m.external_id,
-  m.user_id, m.note, m.origin, m.level, (extract(epoch FROM m.at) * 1000000)::bigint::text AS micros
+  m.user_id, m.note, m.origin, m.level, (extract(epoch FROM m.at) * 1000000)::bigint::pg_catalog.text AS micros
   ${from} ${page}`,
     );
     return rows.map((row): StockMovement => ({
@@ -170,20 +178,20 @@ const lists: StockLists<SqlConnection> = {
   },
 
   async levelAt(connection, book, { sku, location }, at) {
-    const [row] = await ask(
+    const [row] = await askSafely(
       connection,
       // A movement is shown with the millisecond in which it was made: all of that one counts.
-      sql`SELECT ${own("stock_level_at")}(t.id, ${moment(at)} + interval '999 microseconds')::text AS level FROM ${own("stock_level")} t
-  WHERE t.book = ${book.name}::text AND t.sku = ${sku}::text AND t.location = ${location}::text`,
+      sql`SELECT ${own("stock_level_at")}(t.id, ${momentOf(at)} + interval '999 microseconds')::pg_catalog.text AS level FROM ${own("stock_level")} t
+  WHERE t.book = ${book.name}::pg_catalog.text AND t.sku = ${sku}::pg_catalog.text AND t.location = ${location}::pg_catalog.text`,
     );
     return typeof row?.["level"] === "string" ? Number(row["level"]) : undefined;
   },
 
   async channels(connection, book, filter) {
-    const rows = await ask(
+    const rows = await askSafely(
       connection,
-      sql`SELECT m.source, count(*)::text AS movements, coalesce(sum(m.quantity) FILTER (WHERE m.quantity > 0), 0)::text AS increased,
-  coalesce(-sum(m.quantity) FILTER (WHERE m.quantity < 0), 0)::text AS decreased
+      sql`SELECT m.source, pg_catalog.count(*)::pg_catalog.text AS movements, coalesce(pg_catalog.sum(m.quantity) FILTER (WHERE m.quantity > 0), 0)::pg_catalog.text AS increased,
+  coalesce(-pg_catalog.sum(m.quantity) FILTER (WHERE m.quantity < 0), 0)::pg_catalog.text AS decreased
   FROM ${own("stock_movement")} m JOIN ${own("stock_level")} t ON t.id = m.level WHERE ${matching(book, filter)}
   GROUP BY m.source ORDER BY m.source COLLATE "C"`,
     );
@@ -198,39 +206,39 @@ const lists: StockLists<SqlConnection> = {
 
 const upkeep: StockUpkeep<SqlConnection> = {
   async facts(connection, book, { sku, location, after, most }) {
-    const rows = await ask(
+    const rows = await askSafely(
       connection,
       sql`WITH level AS (
     SELECT t.id, t.sku, t.location, coalesce(o.on_hand, t.on_hand) AS on_hand, t.reserved, t.version,
       coalesce((SELECT max(m.version) FROM ${own("stock_movement")} m WHERE m.level = t.id AND m.kind = 'repair'), 0) AS mended
     FROM ${own("stock_level")} t LEFT JOIN ${
       book.table
-        ? sql`${own("stock_levels")}(${book.name}::text, ${place(book)}, ${sku === undefined ? null : list([sku])}::text::text[], NULL::text) o
+        ? sql`${own("stock_levels")}(${book.name}::pg_catalog.text, ${place(book, callersPath)}, ${sku === undefined ? null : list([sku])}::pg_catalog.text::pg_catalog.text[], NULL::pg_catalog.text) o
       ON o.sku = t.sku AND o.location = t.location`
         : sql.raw("(SELECT NULL::bigint AS on_hand) o ON true")
     }
-    WHERE t.book = ${book.name}::text AND (t.sku, t.location) > (${after?.sku ?? ""}::text, ${after?.location ?? ""}::text)
-      AND (${sku ?? null}::text IS NULL OR t.sku = ${sku ?? null}::text)
-      AND (${location ?? null}::text IS NULL OR t.location = ${location ?? null}::text)
-    ORDER BY t.sku, t.location LIMIT ${String(most)}::text::int),
+    WHERE t.book = ${book.name}::pg_catalog.text AND (t.sku, t.location) > (${after?.sku ?? ""}::pg_catalog.text, ${after?.location ?? ""}::pg_catalog.text)
+      AND (${sku ?? null}::pg_catalog.text IS NULL OR t.sku = ${sku ?? null}::pg_catalog.text)
+      AND (${location ?? null}::pg_catalog.text IS NULL OR t.location = ${location ?? null}::pg_catalog.text)
+    ORDER BY t.sku, t.location LIMIT ${String(most)}::pg_catalog.text::int),
   chain AS (
     SELECT l.id, m.version, m.quantity, m.balance, m.at, l.mended,
-      lag(m.version) OVER w AS before_version, lag(m.balance) OVER w AS before_balance
+      pg_catalog.lag(m.version) OVER w AS before_version, pg_catalog.lag(m.balance) OVER w AS before_balance
     FROM level l JOIN ${own("stock_movement")} m ON m.level = l.id
     WINDOW w AS (PARTITION BY l.id ORDER BY m.version)),
   checked AS (
-    SELECT c.id, count(*) AS n, sum(c.quantity) AS total,
-      json_agg(json_build_object('version', c.version, 'quantity', c.quantity, 'balance', c.balance,
-        'before', CASE WHEN c.before_version IS NOT NULL THEN json_build_object('version', c.before_version, 'balance', c.before_balance) END,
+    SELECT c.id, pg_catalog.count(*) AS n, pg_catalog.sum(c.quantity) AS total,
+      pg_catalog.json_agg(pg_catalog.json_build_object('version', c.version, 'quantity', c.quantity, 'balance', c.balance,
+        'before', CASE WHEN c.before_version IS NOT NULL THEN pg_catalog.json_build_object('version', c.before_version, 'balance', c.before_balance) END,
         'at', extract(epoch FROM c.at) * 1000) ORDER BY c.version)
       FILTER (WHERE c.version > c.mended AND (c.version <> coalesce(c.before_version, 0) + 1
         OR c.balance <> coalesce(c.before_balance, 0) + c.quantity)) AS breaks
     FROM chain c GROUP BY c.id)
-  SELECT l.sku, l.location, l.on_hand::text, l.reserved::text, l.version::text, coalesce(c.n, 0)::text AS n,
-    coalesce(c.total, 0)::text AS total,
-    (SELECT coalesce(sum(x.quantity), 0) FROM ${own("stock_reserved")} x WHERE x.level = l.id)::text AS open,
-    (SELECT json_build_object('version', m.version, 'balance', m.balance) FROM ${own("stock_movement")} m
-      WHERE m.level = l.id ORDER BY m.version DESC LIMIT 1)::text AS newest, c.breaks::text
+  SELECT l.sku, l.location, l.on_hand::pg_catalog.text, l.reserved::pg_catalog.text, l.version::pg_catalog.text, coalesce(c.n, 0)::pg_catalog.text AS n,
+    coalesce(c.total, 0)::pg_catalog.text AS total,
+    (SELECT coalesce(pg_catalog.sum(x.quantity), 0) FROM ${own("stock_reserved")} x WHERE x.level = l.id)::pg_catalog.text AS open,
+    (SELECT pg_catalog.json_build_object('version', m.version, 'balance', m.balance) FROM ${own("stock_movement")} m
+      WHERE m.level = l.id ORDER BY m.version DESC LIMIT 1)::pg_catalog.text AS newest, c.breaks::pg_catalog.text
   FROM level l LEFT JOIN checked c ON c.id = l.id ORDER BY l.sku, l.location`,
     );
     return rows.map((row): Facts => {
@@ -255,8 +263,8 @@ const upkeep: StockUpkeep<SqlConnection> = {
   async repair(connection, book, { sku, location }, { id, trust, about: { source, by, note } }) {
     const mending = ask(
       connection,
-      sql`SELECT ${own("stock_mend")}(${book.name}::text, ${place(book)}, ${sku}::text, ${location}::text, ${id}::text,
-  ${source}::text, ${by ?? null}::text, ${note ?? null}::text, ${trust}::text)`,
+      sql`SELECT ${own("stock_mend")}(${byMap(sql`${book.name}::pg_catalog.text`)}, ${place(book)}, ${sku}::pg_catalog.text, ${location}::pg_catalog.text, ${id}::pg_catalog.text,
+  ${source}::pg_catalog.text, ${by ?? null}::pg_catalog.text, ${note ?? null}::pg_catalog.text, ${trust}::pg_catalog.text)`,
     );
     await mending.catch((error: unknown) => {
       const { code, message } = (connection.unwrap?.(error) ?? error ?? {}) as DriverError;
@@ -272,7 +280,7 @@ export const ownTables: StockOwnTables<SqlConnection> = {
     for (let opened = 0; ;) {
       const [row] = await ask(
         connection,
-        sql`SELECT ${own("stock_open")}(${book.name}::text, ${place(book)}, ${String(page)}::text::int) AS n`,
+        sql`SELECT ${own("stock_open")}(${byMap(sql`${book.name}::pg_catalog.text`)}, ${place(book)}, ${String(page)}::pg_catalog.text::int) AS n`,
       );
       const n = Number(row?.["n"]);
       opened += n;
@@ -294,22 +302,22 @@ export const stocks: StockStore<SqlConnection> = {
       return moveSome(connection, book, first, { make, look, waitMs });
     const { levels, steps } = laid(orders);
     const about = (name: keyof StockOrder["about"]) =>
-      sql`${list(orders.map((order) => order.about[name]))}::text::text[]`;
+      sql`${list(orders.map((order) => order.about[name]))}::pg_catalog.text::pg_catalog.text[]`;
     const level = (name: keyof Lane) => list(levels.map((each) => each[name]));
     const step = (name: keyof Step) => list(steps.map((each) => each[name]));
     const [row] = await askOften(
       connection,
-      sql`SELECT missing, at, verdicts::text, ats::text, untils::text, array_to_string(states, ',', '-') AS states, moved::text,
-  balances::text, versions::text, rooms::text${impatient(waitMs)} FROM ${own("stock_apply")}(${sql.raw(String(plain))},
-  ${level("sum")}::text::bigint[], ${level("count")}::text::int[], ${level("lowest")}::text::bigint[],
-  ${step("sum")}::text::bigint[], ${step("count")}::text::int[],
+      sql`SELECT missing, at, verdicts::pg_catalog.text, ats::pg_catalog.text, untils::pg_catalog.text, pg_catalog.array_to_string(states, ',', '-') AS states, moved::pg_catalog.text,
+  balances::pg_catalog.text, versions::pg_catalog.text, rooms::pg_catalog.text${impatient(waitMs)} FROM ${own("stock_apply")}(${sql.raw(String(plain))},
+  ${level("sum")}::pg_catalog.text::bigint[], ${level("count")}::pg_catalog.text::int[], ${level("lowest")}::pg_catalog.text::bigint[],
+  ${step("sum")}::pg_catalog.text::bigint[], ${step("count")}::pg_catalog.text::int[],
   ${patient(book, waitMs)}, ${place(book)}, ${sql.raw(String(make))}, ${sql.raw(String(look))},
-  ${level("sku")}::text::text[], ${level("location")}::text::text[], ${level("into")}::text::boolean[],
-  ${list(orders.map(({ kind }) => kind))}::text::text[], ${list(orders.map(({ id }) => id))}::text::text[],
+  ${level("sku")}::pg_catalog.text::pg_catalog.text[], ${level("location")}::pg_catalog.text::pg_catalog.text[], ${level("into")}::pg_catalog.text::boolean[],
+  ${list(orders.map(({ kind }) => kind))}::pg_catalog.text::pg_catalog.text[], ${list(orders.map(({ id }) => id))}::pg_catalog.text::pg_catalog.text[],
   ${about("source")}, ${about("referenceType")}, ${about("referenceId")}, ${about("by")}, ${about("note")},
-  ${list(orders.map(({ kind, id }) => (kind === "reserve" ? id : undefined)))}::text::text[],
-  ${list(orders.map(({ ttlMs }) => ttlMs))}::text::bigint[], ${list(orders.map(({ lines }) => lines.length))}::text::int[],
-  ${step("place")}::text::int[], ${step("order")}::text::int[], ${step("line")}::text::int[], ${step("quantity")}::text::bigint[])`,
+  ${list(orders.map(({ kind, id }) => (kind === "reserve" ? id : undefined)))}::pg_catalog.text::pg_catalog.text[],
+  ${list(orders.map(({ ttlMs }) => ttlMs))}::pg_catalog.text::bigint[], ${list(orders.map(({ lines }) => lines.length))}::pg_catalog.text::int[],
+  ${step("place")}::pg_catalog.text::int[], ${step("order")}::pg_catalog.text::int[], ${step("line")}::pg_catalog.text::int[], ${step("quantity")}::pg_catalog.text::bigint[])`,
     );
     if (row?.["missing"] === true || row?.["missing"] === "t") return undefined;
     return verdicts(orders, row ?? {});
@@ -318,13 +326,13 @@ export const stocks: StockStore<SqlConnection> = {
   async follow(connection, book, { kind, id, of, about, lines }: Sequel, { waitMs }): Promise<OrderVerdict> {
     const [row = {}] = await askOften(
       connection,
-      sql`SELECT at, verdict, entered, until, state, array_to_json(skus)::text AS skus, array_to_json(locations)::text AS locations,
-  moved::text, balances::text, versions::text, rooms::text${impatient(waitMs)}
-  FROM ${own("stock_follow")}(${patient(book, waitMs)}, ${place(book)}, ${kind}::text, ${id}::text, ${about.source || null}::text,
-  ${about.referenceType ?? null}::text, ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text,
-  ${of}::text, ${lines ? list(lines.map(({ sku }) => sku)) : null}::text::text[],
-  ${lines ? list(lines.map(({ location }) => location)) : null}::text::text[],
-  ${lines ? list(lines.map(({ quantity }) => quantity)) : null}::text::bigint[])`,
+      sql`SELECT at, verdict, entered, until, state, pg_catalog.array_to_json(skus)::pg_catalog.text AS skus, pg_catalog.array_to_json(locations)::pg_catalog.text AS locations,
+  moved::pg_catalog.text, balances::pg_catalog.text, versions::pg_catalog.text, rooms::pg_catalog.text${impatient(waitMs)}
+  FROM ${own("stock_follow")}(${patient(book, waitMs)}, ${place(book)}, ${kind}::pg_catalog.text, ${id}::pg_catalog.text, ${about.source || null}::pg_catalog.text,
+  ${about.referenceType ?? null}::pg_catalog.text, ${about.referenceId ?? null}::pg_catalog.text, ${about.by ?? null}::pg_catalog.text, ${about.note ?? null}::pg_catalog.text,
+  ${of}::pg_catalog.text, ${lines ? list(lines.map(({ sku }) => sku)) : null}::pg_catalog.text::pg_catalog.text[],
+  ${lines ? list(lines.map(({ location }) => location)) : null}::pg_catalog.text::pg_catalog.text[],
+  ${lines ? list(lines.map(({ quantity }) => quantity)) : null}::pg_catalog.text::bigint[])`,
     );
     const skus = JSON.parse(text(row["skus"]) ?? "[]") as string[];
     const locations = JSON.parse(text(row["locations"]) ?? "[]") as string[];
@@ -342,12 +350,12 @@ export const stocks: StockStore<SqlConnection> = {
     if (book.table)
       await ask(
         connection,
-        sql`SELECT ${own("stock_adopt")}(${book.name}::text, ${place(book)},
-  ${list([sku])}::text::text[], ${list([location])}::text::text[])`,
+        sql`SELECT ${own("stock_adopt")}(${byMap(sql`${book.name}::pg_catalog.text`)}, ${place(book)},
+  ${list([sku])}::pg_catalog.text::pg_catalog.text[], ${list([location])}::pg_catalog.text::pg_catalog.text[])`,
       );
     const [row = {}] = await ask(
       connection,
-      sql`SELECT f.*${impatient(waitMs)} FROM ${own("stock_minimum")}(${patient(book, waitMs)}, ${sku}::text, ${location}::text, ${String(min)}::text::bigint) f`,
+      sql`SELECT f.*${impatient(waitMs)} FROM ${own("stock_minimum")}(${patient(book, waitMs)}, ${sku}::pg_catalog.text, ${location}::pg_catalog.text, ${String(min)}::pg_catalog.text::bigint) f`,
     );
     return {
       outcome: outcomes[Number(row["verdict"])] as StockOutcome,
@@ -477,9 +485,9 @@ async function moveOne(
 ): Promise<OrderVerdict> {
   const [row = {}] = await askOften(
     connection,
-    sql`SELECT f.*${impatient(waitMs)} FROM ${own("stock_move")}(${patient(book, waitMs)}, ${sql.raw(String(look))}, ${sku}::text, ${location}::text,
-  ${String(quantity)}::text::bigint, ${kind}::text, ${id}::text, ${about.source}::text, ${about.referenceType ?? null}::text,
-  ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text) f`,
+    sql`SELECT f.*${impatient(waitMs)} FROM ${own("stock_move")}(${patient(book, waitMs)}, ${sql.raw(String(look))}, ${sku}::pg_catalog.text, ${location}::pg_catalog.text,
+  ${String(quantity)}::pg_catalog.text::bigint, ${kind}::pg_catalog.text, ${id}::pg_catalog.text, ${about.source}::pg_catalog.text, ${about.referenceType ?? null}::pg_catalog.text,
+  ${about.referenceId ?? null}::pg_catalog.text, ${about.by ?? null}::pg_catalog.text, ${about.note ?? null}::pg_catalog.text) f`,
   );
   return {
     outcome: outcomes[Number(row["verdict"])] as StockOutcome,
@@ -507,11 +515,11 @@ async function moveSome(
 ): Promise<readonly OrderVerdict[] | undefined> {
   const [row = {}] = await askOften(
     connection,
-    sql`SELECT missing, verdict, entered, moved::text, balances::text, versions::text, rooms::text${impatient(waitMs)}
+    sql`SELECT missing, verdict, entered, moved::pg_catalog.text, balances::pg_catalog.text, versions::pg_catalog.text, rooms::pg_catalog.text${impatient(waitMs)}
   FROM ${own("stock_order")}(${patient(book, waitMs)}, ${sql.raw(String(make))}, ${sql.raw(String(look))},
-  ${list(lines.map(({ sku }) => sku))}::text::text[], ${list(lines.map(({ location }) => location))}::text::text[],
-  ${list(lines.map(({ quantity }) => quantity))}::text::bigint[], ${kind}::text, ${id}::text, ${about.source}::text,
-  ${about.referenceType ?? null}::text, ${about.referenceId ?? null}::text, ${about.by ?? null}::text, ${about.note ?? null}::text)`,
+  ${list(lines.map(({ sku }) => sku))}::pg_catalog.text::pg_catalog.text[], ${list(lines.map(({ location }) => location))}::pg_catalog.text::pg_catalog.text[],
+  ${list(lines.map(({ quantity }) => quantity))}::pg_catalog.text::bigint[], ${kind}::pg_catalog.text, ${id}::pg_catalog.text, ${about.source}::pg_catalog.text,
+  ${about.referenceType ?? null}::pg_catalog.text, ${about.referenceId ?? null}::pg_catalog.text, ${about.by ?? null}::pg_catalog.text, ${about.note ?? null}::pg_catalog.text)`,
   );
   if (row["missing"] === true || row["missing"] === "t") return undefined;
   const column = columns(row);
@@ -531,21 +539,21 @@ function matching(book: StockBook, filter: MovementFilter): Statement {
 }
 
 function levelsOf(book: StockBook, { sku, location }: MovementFilter): Statement[] {
-  const conditions = [sql`t.book = ${book.name}::text`];
-  if (sku !== undefined) conditions.push(sql`t.sku = ${sku}::text`);
-  if (location !== undefined) conditions.push(sql`t.location = ${location}::text`);
+  const conditions = [sql`t.book = ${book.name}::pg_catalog.text`];
+  if (sku !== undefined) conditions.push(sql`t.sku = ${sku}::pg_catalog.text`);
+  if (location !== undefined) conditions.push(sql`t.location = ${location}::pg_catalog.text`);
   return conditions;
 }
 
 function movementsOf({ source, referenceType, referenceId, from, to }: MovementFilter): Statement[] {
   const conditions: Statement[] = [];
-  if (source !== undefined) conditions.push(sql`m.source = ${source}::text`);
-  if (referenceType !== undefined) conditions.push(sql`m.reference_type = ${referenceType}::text`);
+  if (source !== undefined) conditions.push(sql`m.source = ${source}::pg_catalog.text`);
+  if (referenceType !== undefined) conditions.push(sql`m.reference_type = ${referenceType}::pg_catalog.text`);
   if (referenceId !== undefined)
-    conditions.push(sql`m.reference_id = ${referenceId}::text AND m.external_id IN (
-  SELECT f.external_id FROM ${own("stock_movement")} f WHERE f.reference_id = ${referenceId}::text AND f.line = 1)`);
-  if (from !== undefined) conditions.push(sql`m.at >= ${moment(from)}`);
-  if (to !== undefined) conditions.push(sql`m.at < ${moment(to)}`);
+    conditions.push(sql`m.reference_id = ${referenceId}::pg_catalog.text AND m.external_id IN (
+  SELECT f.external_id FROM ${own("stock_movement")} f WHERE f.reference_id = ${referenceId}::pg_catalog.text AND f.line = 1)`);
+  if (from !== undefined) conditions.push(sql`m.at >= ${momentOf(from)}`);
+  if (to !== undefined) conditions.push(sql`m.at < ${momentOf(to)}`);
   return conditions;
 }
 

@@ -9,10 +9,10 @@ import type { LockRequest } from "../../../seam/key.ts";
 import { sql } from "../../../seam/sql.ts";
 import { namesOf } from "../dialect.ts";
 import { takingRows } from "../locks/lock-rows.ts";
-import { explain, run, waitIsOver } from "../locks/index.ts";
+import { checked, explain, run, waitIsOver } from "../locks/index.ts";
 import { type Usual, beginStep, beginText, opening, usualOpening } from "./opening.ts";
 import { identityOf } from "./outcome.ts";
-import { isTrue, lastRow } from "../probe.ts";
+import { isTrue, lastRow, nodesDecide } from "../probe.ts";
 import { session } from "../locks/session.ts";
 import * as protection from "../../../seam/protections.ts";
 
@@ -36,14 +36,15 @@ export async function begin(connection: SqlConnection, open: Open): Promise<Lock
   try {
     const rows = byRows ? [takingRows(locks, wait, open.names, namesOf(connection))] : [];
     const start = begun ? [] : [beginText(open)];
-    const usual = byRows ? undefined : usualOpening(open);
+    const checks = checked(connection);
+    const usual = byRows ? undefined : usualOpening(open, checks);
     if (byRows) {
-      const results = await run(connection, [...start, opening(open, []), ...rows]);
+      const results = await run(connection, [...start, opening(open, [], checks), ...rows]);
       row = results[start.length]?.rows[0];
     } else {
       row =
         (usual && (await openPrepared(connection, open, start, usual))) ??
-        lastRow(await run(connection, [...start, usual?.text() ?? opening(open, locks)]));
+        lastRow(await run(connection, [...start, usual?.text() ?? opening(open, locks, checks)]));
     }
   } catch (error) {
     if (locks.length === 0 || !waitIsOver(connection, error))
@@ -85,6 +86,8 @@ export async function begunOf(
   return {
     identity: readOnly ? undefined : await identityOf(connection, row?.xid, capabilities),
     sessionLocks,
+    number: typeof row?.xid === "string" ? row.xid.split("/")[0] : undefined,
+    spread: capabilities.commitOutcome === nodesDecide,
   };
 }
 
@@ -150,12 +153,19 @@ export async function end(
   how: "commit" | "rollback",
   { sessionLocks = [] }: Begun,
 ): Promise<boolean> {
-  const { command } = await connection.query(sql.raw(how === "commit" ? "COMMIT" : "ROLLBACK"));
+  const early = how === "commit" && isEnded(connection);
+  const { command } = early ? {} : await connection.query(sql.raw(how === "commit" ? "COMMIT" : "ROLLBACK"));
   const given =
     sessionLocks.length === 0 || (await session.give(connection, sessionLocks).catch(() => false));
+  if (early) throw TransactionAbortedError.early();
   if (protection.abortedCommitSeen && how === "commit" && command === "ROLLBACK")
     throw new TransactionAbortedError();
   return given;
+}
+
+/** As far as the client knows. The server answers a second COMMIT with nothing but a warning. */
+export function isEnded(connection: SqlConnection): boolean {
+  return connection.isInTransaction?.() === false && connection.doubtful?.() === false;
 }
 
 /** An aborted transaction answers COMMIT with a ROLLBACK, and most clients that send it do not look. */

@@ -9,6 +9,7 @@ import { type Statement, sql } from "../../../seam/sql.ts";
 import { over } from "../../../context/revocable.ts";
 import { begin, begunOf, isNotKept, verify } from "./index.ts";
 import { render } from "../dialect.ts";
+import { checked } from "../locks/index.ts";
 import { beginStep, opening, usualOpening } from "./opening.ts";
 
 export function beginLater(
@@ -100,8 +101,9 @@ class Opening implements Later<SqlConnection> {
     open: Open,
     steps: readonly Step[],
   ): Promise<{ readonly begun: Begun; readonly answers: readonly Promise<Result>[] }> {
-    const usual = usualOpening(open);
-    const opens: Step = usual?.step() ?? { text: opening(open, []), values: [] };
+    const checks = checked(this.#target);
+    const usual = usualOpening(open, checks);
+    const opens: Step = usual?.step() ?? { text: opening(open, [], checks), values: [] };
     const [, opened, ...answers] = sequence([beginStep(open), opens, ...steps]);
     const row = (await opened)?.rows[0];
     // What the session was to keep, and does not: nothing after it was run.

@@ -28,18 +28,23 @@ export function beginStep(open: Open): Step {
   return step;
 }
 
-export function opening(open: Open, locks: readonly LockRequest[]): string {
+/** `checks`: columns that are computed before the locks are taken. */
+export function opening(open: Open, locks: readonly LockRequest[], checks: readonly string[]): string {
   const { begun, readOnly, wait, names } = open;
   const columns = [
-    ...labelled(names, "current_setting('application_name')"),
+    ...labelled(names, "pg_catalog.current_setting('application_name')"),
     ...deadline(open),
     isolationNow,
+    ...checks,
     ...(begun && readOnly ? [setLocal("transaction_read_only", "'on'")] : []),
     ...taking(locks, wait, begun),
     readOnly ? standby : xidOn(open.capabilities),
   ];
   return `SELECT ${columns.join(", ")}`;
 }
+
+/** Schemas times maps. */
+const mostChecked = 1000;
 
 /**
  * The most common transactions: without a lock, or with one key, taken exclusively. As a prepared statement of the
@@ -50,14 +55,33 @@ export function opening(open: Open, locks: readonly LockRequest[]): string {
 class Prepared {
   readonly name: string;
   readonly definition: string;
+  readonly #types: string;
+  readonly #steps: readonly string[];
   readonly #text: string;
+  readonly #columns: readonly string[];
+  readonly #checked = new Map<string, Prepared>();
   readonly #on = new WeakSet<object>();
 
-  constructor(types: string, steps: readonly string[]) {
-    this.#text = `SELECT concat(${steps.join(", ")}) AS done, ${isolationNow}, ${xid}`;
+  constructor(types: string, steps: readonly string[], checks: readonly string[] = []) {
+    this.#types = types;
+    this.#steps = steps;
+    this.#text = `SELECT ${[...checks, `pg_catalog.concat(${steps.join(", ")}) AS done`, isolationNow, xid].join(", ")}`;
+    this.#columns = [...checks.map(() => "map"), "done", "isolation", "xid"];
     // Named for its text: another version's statement, left behind on a pooled session, must not be mistaken for it.
     this.name = `holdfast_${hash("sha256", this.#text, "hex").slice(0, 12)}`;
     this.definition = `PREPARE ${this.name}(${types}) AS ${this.#text}`;
+  }
+
+  /** The same, with what is checked first: it changes with the map of several databases, which is seldom. */
+  checking(checks: readonly string[]): Prepared {
+    if (checks.length === 0) return this;
+    const named = checks.join(", ");
+    let found = this.#checked.get(named);
+    if (!found) {
+      if (this.#checked.size > mostChecked) this.#checked.clear();
+      this.#checked.set(named, (found = new Prepared(this.#types, this.#steps, checks)));
+    }
+    return found;
   }
 
   isOn(session: object): boolean {
@@ -78,7 +102,7 @@ class Prepared {
   }
 
   step(values: readonly string[]): Step {
-    return { text: this.#text, values, kept: true, columns: ["done", "isolation", "xid"] };
+    return { text: this.#text, values, kept: true, columns: this.#columns };
   }
 }
 
@@ -88,15 +112,18 @@ const literal = (value: string) => `'${value}'`;
 const timeout = (value: string) =>
   protection.serverDeadline ? setLocal("transaction_timeout", value) : value;
 
-const bare = new Prepared("text", [timeout("$1::text")]);
+const bare = new Prepared("pg_catalog.text", [timeout("$1::pg_catalog.text")]);
 
-const oneKey = new Prepared("bigint, text, text, text", [
-  setLocal("application_name", "current_setting('application_name') || $4::text"),
-  timeout("$3::text"),
-  setLocal("holdfast.patience", "current_setting('lock_timeout')"),
-  setLocal("lock_timeout", "$2::text"),
-  protection.lockBeforeRead ? "pg_advisory_xact_lock($1::bigint)" : "$1::bigint",
-  setLocal("lock_timeout", "current_setting('holdfast.patience')"),
+const oneKey = new Prepared("bigint, pg_catalog.text, pg_catalog.text, pg_catalog.text", [
+  setLocal(
+    "application_name",
+    "pg_catalog.current_setting('application_name') OPERATOR(pg_catalog.||) $4::pg_catalog.text",
+  ),
+  timeout("$3::pg_catalog.text"),
+  setLocal("holdfast.patience", "pg_catalog.current_setting('lock_timeout')"),
+  setLocal("lock_timeout", "$2::pg_catalog.text"),
+  protection.lockBeforeRead ? "pg_catalog.pg_advisory_xact_lock($1::bigint)" : "$1::bigint",
+  setLocal("lock_timeout", "pg_catalog.current_setting('holdfast.patience')"),
 ]);
 
 /** One of these, with its values, in each of the forms that it can be sent in. */
@@ -107,17 +134,17 @@ export interface Usual {
   step(): Step;
 }
 
-export function usualOpening(open: Open): Usual | undefined {
+export function usualOpening(open: Open, checks: readonly string[]): Usual | undefined {
   const { locks, wait, readOnly, lockFirst, names, deadlineMs, capabilities } = open;
   const { details } = capabilities;
   if (readOnly || lockFirst || !details?.transactionTimeout || details.timeouts) return undefined;
   const [request, ...others] = locks;
-  if (!request) return usual(bare, [String(deadlineMs)]);
+  if (!request) return usual(bare.checking(checks), [String(deadlineMs)]);
   if (others.length > 0 || request.mode === "shared" || wait === "nowait") return undefined;
   const { form } = request.key;
   const id = form.kind === "name" ? form.hash : form.kind === "bigint" ? form.value : undefined;
   if (id === undefined) return undefined;
-  return usual(oneKey, [String(id), String(wait), String(deadlineMs), label(names)]);
+  return usual(oneKey.checking(checks), [String(id), String(wait), String(deadlineMs), label(names)]);
 }
 
 function usual(prepared: Prepared, values: readonly string[]): Usual {

@@ -13,13 +13,13 @@ import { sql } from "../../../seam/sql.ts";
 import { isTrue, systemOf } from "../probe.ts";
 
 /** The part of a WAL file's name that changes with a failover. */
-const timeline = "left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)";
+const timeline = "pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)";
 
 /** No privilege is needed, and it costs 0.4 µs; but before 15 a file is read for it. NULL is no witness. */
-const witness = "extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time())";
+const witness = "extract(epoch FROM pg_catalog.pg_stat_get_bgwriter_stat_reset_time())";
 
 const naming = (...more: string[]) =>
-  `CASE WHEN NOT pg_is_in_recovery() THEN concat_ws('/', pg_current_xact_id()::text, ${[timeline, ...more].join(", ")}) END AS xid`;
+  `CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.concat_ws('/', pg_catalog.pg_current_xact_id()::pg_catalog.text, ${[timeline, ...more].join(", ")}) END AS xid`;
 
 /**
  * Names the transaction, for whoever must ask later what became of it. The id is assigned after the wait, so that a
@@ -41,7 +41,7 @@ async function witnessOf(connection: SqlConnection, { details }: Capabilities): 
   if (!session || !details?.["direct"]) return undefined;
   const known = witnesses.get(session);
   if (known !== undefined) return known;
-  const [row] = (await connection.query(sql.raw(`SELECT ${witness}::text AS witness`))).rows;
+  const [row] = (await connection.query(sql.raw(`SELECT ${witness}::pg_catalog.text AS witness`))).rows;
   if (typeof row?.witness !== "string") return undefined;
   witnesses.set(session, row.witness);
   return row.witness;
@@ -68,12 +68,12 @@ export async function identityOf(
  */
 const question = (
   id: string | undefined,
-) => sql`SELECT ${sql.raw(timeline)} AS line, ${sql.raw(witness)}::text AS witness,
-  CASE WHEN ${id}::text::xid8 >= pg_current_xact_id() THEN 'unused' ELSE pg_xact_status(${id}::text::xid8) END AS status`;
+) => sql`SELECT ${sql.raw(timeline)} AS line, ${sql.raw(witness)}::pg_catalog.text AS witness,
+  CASE WHEN ${id}::pg_catalog.text::pg_catalog.xid8 OPERATOR(pg_catalog.>=) pg_catalog.pg_current_xact_id() THEN 'unused' ELSE pg_catalog.pg_xact_status(${id}::pg_catalog.text::pg_catalog.xid8) END AS status`;
 
 export async function outcome(connection: SqlConnection, identity: string): Promise<Outcome> {
   const [id, line = "", seen, system] = identity.split("/");
-  const [where] = (await connection.query(sql.raw("SELECT pg_is_in_recovery() AS standby"))).rows;
+  const [where] = (await connection.query(sql.raw("SELECT pg_catalog.pg_is_in_recovery() AS standby"))).rows;
   if (isTrue(where?.standby)) return "unknown";
   const [row] = (await connection.query(question(id))).rows;
   const { line: lineNow, witness: seenNow, status } = (row ?? {}) as Record<string, unknown>;

@@ -37,9 +37,10 @@ export class RelationReach {
     this.#writers = writers;
   }
 
-  static async of(connection: SqlConnection): Promise<RelationReach> {
+  /** In a transaction whose path is safe. `path`: the schemas of the session's own path, in their order. */
+  static async of(connection: SqlConnection, path: readonly string[]): Promise<RelationReach> {
     const relations = await connection.query(sql`
-      SELECT c.oid::text AS oid, n.nspname AS schema, c.relname AS name, pg_table_is_visible(c.oid) AS visible,
+      SELECT c.oid::text AS oid, n.nspname AS schema, c.relname AS name,
         c.relkind NOT IN ('r', 'p')
           OR EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D')
           OR EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid) AS anywhere
@@ -57,14 +58,17 @@ export class RelationReach {
         AND NOT EXISTS (SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
           WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.refclassid = 'pg_extension'::regclass
             AND e.extname IN ('uuid-ossp', 'pgcrypto'))`);
+    const found = relations.rows.map((row) => ({
+      oid: String(row["oid"]),
+      schema: String(row["schema"]),
+      name: String(row["name"]),
+      anywhere: row["anywhere"] === true,
+    }));
+    const byName = Map.groupBy(found, ({ name }) => name);
+    const schemaOf = (name: string) =>
+      path.find((schema) => byName.get(name)?.some((each) => each.schema === schema));
     return new RelationReach(
-      relations.rows.map((row) => ({
-        oid: String(row["oid"]),
-        schema: String(row["schema"]),
-        name: String(row["name"]),
-        visible: row["visible"] === true,
-        anywhere: row["anywhere"] === true,
-      })),
+      found.map((each) => ({ ...each, visible: each.schema === schemaOf(each.name) })),
       along.rows.map((row) => ({ from: String(row["from"]), to: String(row["to"]) })),
       new Set(writers.rows.map((row) => String(row["name"]))),
     );

@@ -254,6 +254,25 @@ export class JobClaims<C extends SqlConnection> {
   }
 
   /**
+   * The first job of a group whose jobs run in their order. "held": somebody's transaction has it, and may discard or replace it, or roll that
+   * back: the second one must not overtake it. The first one is read without a lock, in the same statement.
+   */
+  async #head(connection: C, number: number, grp: string): Promise<readonly JobRow[] | "held"> {
+    const { rows, dialect } = this.#queue;
+    const where = rows.matching(groupedTable, [{ queue: number, grp }]);
+    const first = sql`(SELECT id FROM ${dialect.table(groupedTable.name)} WHERE ${where} ORDER BY priority, id LIMIT 1)`;
+    const [free] = (await rows.select(connection, groupedTable, where, {
+      order: sql`priority, id`,
+      limit: 1,
+      locking: "skip",
+      computed: { first: ["integer", first] },
+    })) as (JobRow & { readonly first?: number })[];
+    if (!free) return [];
+    const { first: head, ...job } = free;
+    return head === job.id ? [job] : "held";
+  }
+
+  /**
    * Jobs of groups: those after the group that was served last, in turn, each with an equal share. The groups' rows are locked,
    * or passed over if somebody else is choosing from them. First the groups, then their jobs: what a group had put back before it
    * was locked must be seen.
@@ -288,7 +307,13 @@ export class JobClaims<C extends SqlConnection> {
         last = after = end;
         for (const each of roomsOf(queue, some, { moment, share, left })) {
           const { grp } = each.group;
-          const found = each.room > 0 ? await this.grouped(connection, queue.id, grp, each.room) : [];
+          const found =
+            each.room <= 0
+              ? []
+              : queue.ordered
+                ? await this.#head(connection, queue.id, grp)
+                : await this.grouped(connection, queue.id, grp, each.room);
+          if (found === "held") continue;
           jobs.push(...found);
           const then = afterClaim(queue, each, found.length, moment);
           if (then === "forget") forgotten.push(each.group);

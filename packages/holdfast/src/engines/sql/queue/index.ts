@@ -13,6 +13,7 @@ import {
   decideGiveBack,
   decideSweep,
   isGone,
+  markId,
 } from "../../../queue/decide/index.ts";
 import type {
   Added,
@@ -82,7 +83,8 @@ class Work<C extends SqlConnection> {
         ]);
         [known] = await rows.select(connection, queueTable, named, { locking: "current" });
       }
-      const found = known as QueueRow;
+      if (!known) throw rows.hidden(queueTable);
+      const found: QueueRow = known;
       const wanted = settings && settingsOf(settings);
       if (wanted && Object.entries(wanted).some(([column, value]) => found[column as "id"] !== value))
         await rows.update(connection, queueTable, named, wanted);
@@ -131,8 +133,9 @@ class Work<C extends SqlConnection> {
         : [];
       const ordered = settings?.ordered ?? false;
       const moment = failed ? await rows.clock(connection) : 0;
+      const marks = failed ? await this.#marksOf(connection, named) : [];
       const ours = await this.#decide(connection, (held) =>
-        decideFinish({ moment, ordered, leases, held }, whole, ended),
+        decideFinish({ moment, ordered, leases, marks, held }, whole, ended),
       );
       return new Set(ours);
     });
@@ -142,7 +145,8 @@ class Work<C extends SqlConnection> {
     const named = [...new Set(unstarted.map(({ lease }) => lease))];
     return this.#queue.run(connection, how, async () => {
       const leases = await this.#lease(connection, worker, named);
-      await this.#decide(connection, (held) => decideGiveBack({ leases, held }, unstarted));
+      const marks = await this.#marksOf(connection, named);
+      await this.#decide(connection, (held) => decideGiveBack({ leases, marks, held }, unstarted));
     });
   }
 
@@ -351,7 +355,7 @@ function workersOf<C extends SqlConnection>(queue: QueueRows<C>): QueueWorkers<C
 function completionOf<C extends SqlConnection>(queue: QueueRows<C>): QueueCompletion<C> {
   const { rows } = queue;
   return {
-    /** Whoever takes the lease away waits for it, or has done so, and then it is false. */
+    // Whoever takes the lease away waits for this transaction, or has done so, and then it is false.
     complete: (connection, worker, { lease, place }, how) =>
       queue.run(connection, how, async () => {
         const ours = rows.matching(leaseTable, [{ id: lease, worker }]);
@@ -367,9 +371,17 @@ function completionOf<C extends SqlConnection>(queue: QueueRows<C>): QueueComple
     completed: (connection, of) =>
       queue.ask(connection, async () => {
         const leases = [...new Set(of.map(({ lease }) => lease))];
-        const found = await rows.select(connection, markTable, rows.among(markTable, "lease", leases));
-        const marks = new Set(found.map(({ lease, place }) => `${lease}/${place}`));
-        return of.map(({ lease, place }) => marks.has(`${lease}/${place}`));
+        const where = rows.among(markTable, "lease", leases);
+        const marks = new Set((await rows.selectCommitted(connection, markTable, where))?.map(markId));
+        return of.map((job) => marks.has(markId(job)));
+      }),
+
+    // A second mark of the same job waits for the transaction that has written the first one.
+    settled: (connection, mark, how) =>
+      queue.run(connection, how, async () => {
+        if ((await rows.countMissing(connection, markTable, [mark])) === 0) return true;
+        await rows.removeRows(connection, markTable, [mark]);
+        return false;
       }),
   };
 }

@@ -13,7 +13,7 @@ import type {
   WorkerInfo,
 } from "../../../queue/store.ts";
 import { type PagePlace, nextOf, placeOf } from "../page.ts";
-import { valueOf } from "../rows.ts";
+import { mostTurns, valueOf } from "../rows.ts";
 import { type QueueRows, milliseconds } from "./rows.ts";
 import {
   type StoredWorker,
@@ -39,6 +39,12 @@ export function queueLists<C extends SqlConnection>(queue: QueueRows<C>): QueueL
   const { rows } = queue;
   const ask = <T>(connection: C, work: () => Promise<T>) => queue.ask(connection, work);
   return {
+    number: (connection, name) =>
+      ask(connection, async () => {
+        const [found] = await rows.select(connection, queueTable, rows.is(queueTable, "name", name));
+        return found?.id;
+      }),
+
     counts: (connection, number) =>
       ask(connection, async () => {
         const [settings] = await rows.select(connection, queueTable, rows.is(queueTable, "id", number));
@@ -134,9 +140,10 @@ class Lists<C extends SqlConnection> {
       (of) => sql`SELECT ${sql.raw(`'${of.name}'`)}, count(*), 0, NULL FROM (
     SELECT 1 AS one FROM ${dialect.table(of.name)} WHERE ${rows.is(of, "queue", id)} LIMIT ${sql.raw(String(mostCounted))}) x`,
     );
-    const { rows: found } = await connection.query(
+    const found = await rows.look(
+      connection,
       sql`SELECT 'lease' AS what, worker AS n, size, ${dialect.read("integers", sql`done`)} AS done
-  FROM ${dialect.table(leaseTable.name)} WHERE ${rows.is(leaseTable, "queue", id)} UNION ALL ${sql.join(counted, " UNION ALL ")}`,
+  FROM ${dialect.table(leaseTable.name)} WHERE ${rows.reading(rows.is(leaseTable, "queue", id))} UNION ALL ${sql.join(counted, " UNION ALL ")}`,
     );
     const leases = found.filter(({ what }) => what === "lease");
     const leftOf = (lease: Row) => Number(lease["size"]) - (placesOf(lease["done"])?.length ?? 0);
@@ -188,16 +195,18 @@ class Lists<C extends SqlConnection> {
       ({ name }) =>
         sql`SELECT ${sql.raw(`'${name}'`)}, 0, 0, NULL, NULL FROM ${dialect.table(name)} WHERE ${one}`,
     );
-    for (;;) {
-      const { rows: found } = await connection.query(
+    for (let turn = 1; turn <= mostTurns; turn++) {
+      const found = await rows.look(
+        connection,
         sql`SELECT 'lease' AS what, id AS lease, worker, ${dialect.read("integers", sql`done`)} AS done, ${dialect.read("text", sql`jobs`)} AS jobs
-  FROM ${dialect.table(leaseTable.name)} WHERE ${rows.is(leaseTable, "queue", queue)} UNION ALL ${sql.join(places, " UNION ALL ")}`,
+  FROM ${dialect.table(leaseTable.name)} WHERE ${rows.reading(rows.is(leaseTable, "queue", queue))} UNION ALL ${sql.join(places, " UNION ALL ")}`,
       );
       const waits = found.find(({ what }) => what !== "lease");
       if (!waits) return this.#inLeases(connection, found, queue, id);
       const view = await this.#at(connection, String(waits["what"]), queue, id);
       if (view) return view;
     }
+    throw rows.hidden(readyTable);
   }
 
   async #at(connection: C, name: string, queue: number, id: number): Promise<JobView | undefined> {

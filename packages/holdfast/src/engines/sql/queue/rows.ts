@@ -30,7 +30,7 @@ import {
   type StoredWorker,
   workerTable,
 } from "./tables.ts";
-import { type StoredSelection, StoredRows } from "../rows.ts";
+import { type StoredSelection, StoredRows, mostTurns } from "../rows.ts";
 import type { NewRow, Table } from "../table.ts";
 
 /** Rows in one statement: servers take some ten thousand values. */
@@ -61,8 +61,9 @@ export class QueueRows<C extends SqlConnection> {
     const locks = new Set(all.flatMap(({ lock }) => lock ?? []));
     if (!dialect.sessionLocks || locks.size === 0) return all;
     const column = sql`${sql.id("lock")}`;
-    const { rows: found } = await connection.query(
-      sql`SELECT ${column} AS free FROM ${dialect.table(workerTable.name)} WHERE ${rows.among(workerTable, "lock", [...locks])} AND ${dialect.sessionLocks.isFree(column)}`,
+    const found = await rows.look(
+      connection,
+      sql`SELECT ${column} AS free FROM ${dialect.table(workerTable.name)} WHERE ${rows.reading(sql`${rows.among(workerTable, "lock", [...locks])} AND ${dialect.sessionLocks.isFree(column)}`)}`,
     );
     const free = new Set(found.map((row) => Number(row["free"])));
     return all.map((worker) => ({
@@ -107,14 +108,17 @@ export class QueueRows<C extends SqlConnection> {
     return sql.join(each, " OR ");
   }
 
-  /** They have waited, and do not any more. */
+  /** They have waited, and do not any more. Throws if one of them did not: this transaction has locked them. */
   async removeWaiting(connection: C, jobs: readonly JobRow[]): Promise<void> {
+    const { rows } = this;
     for (const grouped of [false, true])
       for (const some of chunks(jobs.filter(({ grp }) => (grp !== undefined) === grouped))) {
         const where = this.placesOf(some, grouped);
-        if (grouped)
-          await this.rows.removeRows(connection, groupedTable, some as NewRow<typeof groupedTable>[], where);
-        else await this.rows.removeRows(connection, readyTable, some, where);
+        const removed = grouped
+          ? await rows.removeRows(connection, groupedTable, some as NewRow<typeof groupedTable>[], where)
+          : await rows.removeRows(connection, readyTable, some, where);
+        if (removed !== some.length)
+          throw new Error(`${some.length} jobs were locked, and ${removed} were there`);
       }
   }
 
@@ -162,7 +166,8 @@ export class QueueRows<C extends SqlConnection> {
     for (const { key, job } of wanted) if (!first.has(key)) first.set(key, job);
     const holders = new Map<string, number>();
     let missing = [...first.keys()].toSorted(byText);
-    while (missing.length > 0) {
+    for (let turn = 1; missing.length > 0; turn++) {
+      if (turn > mostTurns) throw this.rows.hidden(keyTable);
       const rows = missing.map((key) => ({ queue, key, job: first.get(key) as number }));
       for (const some of chunks(rows)) await this.rows.insertMissing(connection, keyTable, some);
       for (const some of chunks(missing))
@@ -219,8 +224,9 @@ export class QueueRows<C extends SqlConnection> {
   /** Groups that have jobs and no row: added in a transaction, or while the group was taken for empty. */
   async unknown(connection: C, queue: number): Promise<string[]> {
     const { rows, dialect } = this;
-    const { rows: found } = await connection.query(
-      sql`SELECT DISTINCT j.grp AS grp FROM ${dialect.table(groupedTable.name)} j WHERE j.${rows.is(groupedTable, "queue", queue)}
+    const found = await rows.look(
+      connection,
+      sql`SELECT DISTINCT j.grp AS grp FROM ${dialect.table(groupedTable.name)} j WHERE ${rows.reading()} AND j.${rows.is(groupedTable, "queue", queue)}
   AND NOT EXISTS (SELECT 1 FROM ${dialect.table(groupTable.name)} g WHERE g.queue = j.queue AND g.grp = j.grp)`,
     );
     return found.map(({ grp }) => String(grp));

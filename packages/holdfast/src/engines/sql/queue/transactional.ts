@@ -9,7 +9,7 @@ import {
   inOrder,
   leaseText,
 } from "../../../queue/decide/index.ts";
-import type { ClaimCall, QueueTransactional } from "../../../queue/store.ts";
+import type { ClaimCall, How, QueueTransactional } from "../../../queue/store.ts";
 import type { JobClaims } from "./claim.ts";
 import { type QueueRows, largest, milliseconds } from "./rows.ts";
 import { groupTable, groupedTable, queueTable, readyTable } from "./tables.ts";
@@ -29,6 +29,17 @@ export function queueTransactional<C extends SqlConnection>(
   const savepoint = async (connection: C, name: string) => {
     if (rows.dialect.savepoints !== false) await connection.query(sql`SAVEPOINT ${sql.id(name)}`);
   };
+  /** Sets the savepoint after our own settings are undone: a rollback to it restores the settings of that moment. */
+  const takeThenSave = async <T>(
+    connection: C,
+    how: How,
+    name: string,
+    work: () => Promise<T>,
+  ): Promise<T> => {
+    const taken = await queue.run(connection, how, work);
+    await savepoint(connection, name);
+    return taken;
+  };
   return {
     alone: rows.dialect.savepoints === false,
 
@@ -45,20 +56,15 @@ export function queueTransactional<C extends SqlConnection>(
       }),
 
     take: (connection, number, what, how) =>
-      queue.run(connection, how, async () => {
-        const taken = await taking.take(connection, number, what);
-        await savepoint(connection, what.savepoint);
-        return taken;
-      }),
+      takeThenSave(connection, how, what.savepoint, () => taking.take(connection, number, what)),
 
     takeOne: (connection, number, { id, priority, group }, what, how) =>
-      queue.run(connection, how, async () => {
+      takeThenSave(connection, how, what.savepoint, async () => {
         const from = group === undefined ? readyTable : groupedTable;
         const which = rows.matching(from, [
           { queue: number, ...(group !== undefined && { grp: group }), priority, id },
         ]);
         const found = await rows.select(connection, from, which, { locking: "skip" });
-        await savepoint(connection, what.savepoint);
         return claimedJobs(leaseText(found.map((row) => ({ grp: group, ...row }))))[0];
       }),
 
@@ -71,6 +77,10 @@ export function queueTransactional<C extends SqlConnection>(
       queue.run(connection, how, async () => {
         const named = jobs.map(({ id, priority, group: grp }) => ({ queue: number, id, priority, grp }));
         const found = await taking.rowsOf(connection, named as JobRow[]);
+        if (found.length < jobs.length)
+          throw new Error(
+            `${jobs.length - found.length} of ${jobs.length} jobs that this transaction has taken are not there any more`,
+          );
         const moment = await rows.clock(connection);
         let decided = decideSettle({ moment, jobs: found, held: undefined }, failure);
         if ("need" in decided) {
@@ -186,19 +196,22 @@ class Taking<C extends SqlConnection> {
     return settings?.paused ?? false;
   }
 
-  /** Of jobs that this transaction has locked. */
+  /** Of jobs that this transaction has locked. As they are now: its snapshot may be older than they are. */
   async rowsOf(connection: C, jobs: readonly JobRow[]): Promise<JobRow[]> {
     const { rows } = this.#queue;
     const [alone, grouped] = [false, true].map((has) =>
       jobs.filter(({ grp }) => (grp !== undefined) === has),
     );
+    const locking = "update" as const;
     const found: JobRow[] = [];
     if (alone?.length) {
-      const some = await rows.select(connection, readyTable, this.#queue.placesOf(alone, false));
+      const some = await rows.select(connection, readyTable, this.#queue.placesOf(alone, false), { locking });
       found.push(...some.map((row) => ({ ...row, grp: undefined })));
     }
     if (grouped?.length)
-      found.push(...(await rows.select(connection, groupedTable, this.#queue.placesOf(grouped, true))));
+      found.push(
+        ...(await rows.select(connection, groupedTable, this.#queue.placesOf(grouped, true), { locking })),
+      );
     return found;
   }
 

@@ -84,7 +84,7 @@ export function quotaStore<C extends SqlConnection>(dialect: StoreDialect<C>): Q
         rule.window === "log" && row
           ? await rows.counted(connection, row.id, { per: rule.per, now }, false)
           : 0;
-      const sums = await rows.sums(connection, bucket, now);
+      const sums = await rows.sums(connection, bucket, now, false);
       return standingNow({ now, row, ...sums, counted }, definition, bucket);
     },
 
@@ -215,7 +215,6 @@ class QuotaExchange<C extends SqlConnection, Answer> implements StoreExchange<
   readonly #question: Question<Answer>;
   /** An id that is taken may be why something could not be written. */
   #look: LookForIds;
-  readonly #absent = new Set<string>();
   #now = 0;
   #views: BucketView[] = [];
 
@@ -243,8 +242,8 @@ class QuotaExchange<C extends SqlConnection, Answer> implements StoreExchange<
     const { wanted, free, look, repeated } = this.#question;
     if (this.#look !== look) repeated?.note();
     const moments: number[] = [];
-    const order = locked && { free, absent: this.#absent };
-    const buckets = await this.#rows.buckets(this.#connection, wanted, order, moments);
+    const how = locked && (free ? "apart" : "in turn");
+    const buckets = await this.#rows.buckets(this.#connection, wanted, how, moments);
     this.#now = await this.#rows.rows.clockAfter(this.#connection, moments);
     this.#views = buckets.map((row) => ({ row }));
     if (this.#look === true) await this.#addLines(locked);

@@ -22,10 +22,11 @@ export function quotaLists<C extends SqlConnection>(rows: QuotaRows<C>): QuotaLi
   return {
     async names(connection) {
       const { dialect } = rows.rows;
-      const found = await connection.query(
-        sql`SELECT ${sql.id("quota")} AS ${sql.id("name")}, count(*) AS ${sql.id("subjects")} FROM ${dialect.table(quotaBuckets.name)} WHERE ${here} GROUP BY ${sql.id("quota")} ORDER BY ${sql.id("quota")}`,
+      const found = await rows.rows.look(
+        connection,
+        sql`SELECT ${sql.id("quota")} AS ${sql.id("name")}, count(*) AS ${sql.id("subjects")} FROM ${dialect.table(quotaBuckets.name)} WHERE ${rows.rows.reading(here)} GROUP BY ${sql.id("quota")} ORDER BY ${sql.id("quota")}`,
       );
-      return found.rows.map((row) => ({
+      return found.map((row) => ({
         name: String(row["name"]),
         subjects: Math.min(mostCounted, Number(row["subjects"])),
       }));

@@ -107,7 +107,7 @@ export function quotaMoves<C extends SqlConnection>(rows: QuotaRows<C>): QuotaMo
 
     async lines(connection, bucket, from) {
       const row = await rows.bucket(connection, bucket);
-      return row ? rows.linesFrom(connection, row.id, from, page) : [];
+      return row ? rows.linesFrom(connection, row.id, from, page, false) : [];
     },
 
     arrive(connection, { bucket, holds, grants }, from, how) {

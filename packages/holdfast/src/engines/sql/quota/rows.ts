@@ -15,7 +15,7 @@ import type { BucketName } from "../../../quota/store.ts";
 import type { StoreDialect } from "../dialect.ts";
 import { quotaBuckets, quotaGrants, quotaHolds, quotaLines } from "./tables.ts";
 import { StoredRows } from "../rows.ts";
-import { ExchangeConflict, inOrder } from "../exchange.ts";
+import { RowsMissing } from "../exchange.ts";
 
 export type NamedBucket = BucketName;
 
@@ -31,13 +31,10 @@ const left = (() => {
 })();
 
 /**
- * Buckets that are not there are made before later ones are locked. Outside of transactions of others, what was found to be absent is noted
- * for the next attempt, which knows where to make it; inside there is none, and they are locked or made one by one.
+ * How buckets that are missing are made: by a transaction of their own ({@link RowsMissing}), or in the caller's transaction, which cannot
+ * begin again: there each bucket is locked or made before the next one, so that all are locked in everybody's order.
  */
-export interface BucketOrder {
-  readonly free: boolean;
-  readonly absent: Set<string>;
-}
+export type MissingBuckets = "apart" | "in turn";
 
 export class QuotaRows<C extends SqlConnection> {
   readonly rows: StoredRows<C>;
@@ -46,14 +43,11 @@ export class QuotaRows<C extends SqlConnection> {
     this.rows = new StoredRows(dialect);
   }
 
-  /**
-   * As they are named; those that are not there are made. `locked`: nobody else changes them until the end; with a {@link BucketOrder}
-   * those that are made are in everybody's order too.
-   */
+  /** Returns one row per name, in that order, and makes the missing ones. `locked`: nobody else changes them until the end. */
   async buckets(
     connection: C,
     named: readonly NamedBucket[],
-    locked: boolean | BucketOrder,
+    locked: boolean | MissingBuckets,
     moments: number[] = [],
   ): Promise<readonly BucketRow[]> {
     const ordered = named.toSorted(compareNamed);
@@ -68,38 +62,26 @@ export class QuotaRows<C extends SqlConnection> {
           found.set(nameOf(row), row);
       }
     };
-    const make = async (wanted: readonly NamedBucket[]) => {
-      const zero = { used: 0, held: 0, credit: 0, version: 0, reset: 0 };
-      for (const some of chunks(wanted))
-        await this.rows.insertMissing(
-          connection,
-          quotaBuckets,
-          some.map((each) => ({ ...nameOnly(each), ...zero })),
-        );
-      if (wanted.length > 0) await read(wanted);
-    };
-    const missing = (of: readonly NamedBucket[]) => of.filter((each) => !found.has(nameOf(each)));
-    const { absent, free } = typeof locked === "object" ? locked : { absent: undefined, free: true };
-    if (free) {
-      const isAbsent = (each: NamedBucket) => absent?.has(nameOf(each)) ?? false;
-      await inOrder(ordered, isAbsent, read, make);
-      const rest = missing(ordered);
-      if (absent && rest.length > 0 && found.size > 0) {
-        for (const each of rest) absent.add(nameOf(each));
-        throw new ExchangeConflict(rest.map(nameOf));
-      }
-      await make(rest);
-    } else
-      for (const each of ordered) {
-        await read([each]);
-        await make(missing([each]));
-      }
-    return named.map((each) => {
+    const present = (each: NamedBucket): BucketRow => {
       const row = found.get(nameOf(each));
-      if (!row)
-        throw new Error(`the bucket of quota ${each.quota} of ${each.subject} was made, and is not there`);
+      if (!row) throw this.rows.hidden(quotaBuckets);
       return row;
-    });
+    };
+    const zero = { used: 0, held: 0, credit: 0, version: 0, reset: 0 };
+    const make = async (wanted: readonly NamedBucket[]) => {
+      for (const each of wanted)
+        await this.rows.insertMissing(connection, quotaBuckets, [{ ...nameOnly(each), ...zero }]);
+      await read(wanted);
+      wanted.forEach(present);
+    };
+    for (const some of locked === "in turn" ? ordered.map((each) => [each]) : [ordered]) {
+      await read(some);
+      const missing = some.filter((each) => !found.has(nameOf(each)));
+      if (locked === "apart" && missing.length > 0)
+        throw new RowsMissing(missing.map(nameOf), () => make(missing));
+      await make(missing);
+    }
+    return named.map(present);
   }
 
   /** Without making it. */
@@ -127,9 +109,15 @@ export class QuotaRows<C extends SqlConnection> {
   }
 
   /** In the order of their versions, from one on; some of them. */
-  async linesFrom(connection: C, bucket: number, from: number, most: number): Promise<readonly LineRow[]> {
+  async linesFrom(
+    connection: C,
+    bucket: number,
+    from: number,
+    most: number,
+    current: boolean,
+  ): Promise<readonly LineRow[]> {
     const where = sql`${this.rows.is(quotaLines, "bucket", bucket)} AND ${this.rows.compare(quotaLines, "version", ">=", from)}`;
-    return this.#lines(connection, where, { order: sql`${sql.id("version")}`, limit: most });
+    return this.#lines(connection, where, { order: sql`${sql.id("version")}`, limit: most, current });
   }
 
   /** Newest first, below a version. */
@@ -187,6 +175,7 @@ export class QuotaRows<C extends SqlConnection> {
     connection: C,
     { quota, subject }: NamedBucket,
     after: number | undefined,
+    current: boolean,
   ): Promise<{ readonly held: number; readonly credit: number }> {
     const total = async (of: typeof quotaHolds | typeof quotaGrants, amount: Statement) => {
       const later = after === undefined ? sql`` : sql` AND ${this.rows.compare(of, "until", ">", after)}`;
@@ -195,6 +184,7 @@ export class QuotaRows<C extends SqlConnection> {
         of.name,
         amount,
         sql`${this.rows.matching(of, [{ quota, subject }])}${later}`,
+        current,
       );
     };
     return {
@@ -218,8 +208,9 @@ export class QuotaRows<C extends SqlConnection> {
   ): Promise<readonly CountedUses[]> {
     const where = await this.#counting(connection, bucket, span, current);
     const { dialect } = this.rows;
-    const { rows } = await connection.query(
-      sql`SELECT ${dialect.read("moment", sql`${sql.id("at")}`)} AS ${sql.id("at")}, ${left} AS ${sql.id("rest")} FROM ${dialect.table(quotaLines.name)} WHERE ${where} ORDER BY ${sql.id("version")}${current ? sql` ${dialect.locking("current", connection)}` : sql``}`,
+    const rows = await this.rows.look(
+      connection,
+      sql`SELECT ${dialect.read("moment", sql`${sql.id("at")}`)} AS ${sql.id("at")}, ${left} AS ${sql.id("rest")} FROM ${dialect.table(quotaLines.name)} WHERE ${this.rows.reading(where)} ORDER BY ${sql.id("version")}${current ? sql` ${dialect.locking("current", connection)}` : sql``}`,
     );
     return rows.map((row) => ({ at: Number(row["at"]), left: Number(row["rest"]) }));
   }
@@ -247,11 +238,12 @@ export class QuotaRows<C extends SqlConnection> {
     of: string,
     amount: Statement,
     where: Statement,
-    current = false,
+    current: boolean,
   ): Promise<number> {
     const { dialect } = this.rows;
-    const { rows } = await connection.query(
-      sql`SELECT coalesce(sum(${amount}), 0) AS ${sql.id("total")} FROM ${dialect.table(of)} WHERE ${where}${current ? sql` ${dialect.locking("current", connection)}` : sql``}`,
+    const rows = await this.rows.look(
+      connection,
+      sql`SELECT coalesce(sum(${amount}), 0) AS ${sql.id("total")} FROM ${dialect.table(of)} WHERE ${this.rows.reading(where)}${current ? sql` ${dialect.locking("current", connection)}` : sql``}`,
     );
     return Number(rows[0]?.["total"]);
   }

@@ -38,16 +38,22 @@ export function quotaUpkeep<C extends SqlConnection>(rows: QuotaRows<C>): QuotaU
   const within = <T>(connection: C, { free, waitMs }: How, work: () => Promise<T>): Promise<T> =>
     free ? dialect.transaction(connection, waitMs, work) : dialect.inside(connection, waitMs, work);
 
-  async function check(connection: C, row: BucketRow, { rule }: Definition): Promise<Checked> {
+  /** `current`: the bucket is locked, and a snapshot of the caller's may be older than its lines. */
+  async function check(
+    connection: C,
+    row: BucketRow,
+    { rule }: Definition,
+    current: boolean,
+  ): Promise<Checked> {
     const ledger = new QuotaLedger(row, rule);
     for (let from = 0; ;) {
-      const lines = await rows.linesFrom(connection, row.id, from, page);
+      const lines = await rows.linesFrom(connection, row.id, from, page, current);
       for (const line of lines) ledger.add(line);
       const last = lines.at(-1);
       if (!last || lines.length < page) break;
       from = last.version + 1;
     }
-    return ledger.checked(await rows.sums(connection, row, undefined));
+    return ledger.checked(await rows.sums(connection, row, undefined, current));
   }
 
   /** Nobody has to wait for it, unless somebody writes all the time. */
@@ -62,14 +68,14 @@ export function quotaUpkeep<C extends SqlConnection>(rows: QuotaRows<C>): QuotaU
       const row = await rows.bucket(connection, bucket);
       if (!row) return { findings: [], entries: 0, repaired: false };
       if (isElsewhere(row)) return { elsewhere: true };
-      const checked = await check(connection, row, definition);
+      const checked = await check(connection, row, definition, false);
       const after = await rows.bucket(connection, bucket);
       if (after?.version === row.version && after.rolled === row.rolled) return found(checked);
     }
     return within(connection, how, async () => {
       const row = (await rows.bucket(connection, bucket, true)) as BucketRow;
       if (isElsewhere(row)) return { elsewhere: true };
-      return found(await check(connection, row, definition));
+      return found(await check(connection, row, definition, true));
     });
   }
 
@@ -86,7 +92,7 @@ export function quotaUpkeep<C extends SqlConnection>(rows: QuotaRows<C>): QuotaU
     const before = (await rows.lines(connection, [{ bucket: row.id, id: repair.id }], true)).get(row.id);
     const noted = before?.get(repair.id)?.details as { metadata?: Reconciled } | undefined;
     if (noted?.metadata) return { ...noted.metadata, repaired: true };
-    const checked = await check(connection, row, definition);
+    const checked = await check(connection, row, definition, true);
     const { findings, entries } = checked;
     if (findings.length === 0) return { findings, entries, repaired: false };
     const span = rule.window === "log" ? { per: rule.per, now } : undefined;
@@ -111,7 +117,7 @@ export function quotaUpkeep<C extends SqlConnection>(rows: QuotaRows<C>): QuotaU
     const locking = wait ? ("update" as const) : ("skip" as const);
     const [bucket] = await rows.rows.select(connection, quotaBuckets, where, { locking });
     if (!bucket) return undefined;
-    const lines = await rows.linesFrom(connection, bucket.id, bucket.rolled ?? 0, most + 1);
+    const lines = await rows.linesFrom(connection, bucket.id, bucket.rolled ?? 0, most + 1, true);
     const decided = decideRollUp({ bucket, lines }, before, most);
     if (decided.kind !== "rolled up") return { gone: 0, broken: decided.kind === "broken", more: false };
     const { line, from, gone } = decided;
@@ -119,7 +125,7 @@ export function quotaUpkeep<C extends SqlConnection>(rows: QuotaRows<C>): QuotaU
     await rows.rows.remove(connection, quotaLines, old);
     await rows.rows.insert(connection, quotaLines, [line as NewRow<typeof quotaLines>]);
     await rows.rows.update(connection, quotaBuckets, where, { rolled: line.version });
-    const [next] = await rows.linesFrom(connection, bucket.id, line.version + 1, 1);
+    const [next] = await rows.linesFrom(connection, bucket.id, line.version + 1, 1, true);
     return {
       gone,
       broken: false,
@@ -128,7 +134,7 @@ export function quotaUpkeep<C extends SqlConnection>(rows: QuotaRows<C>): QuotaU
   }
 
   async function isOld(connection: C, { id, rolled }: BucketRow, before: number): Promise<boolean> {
-    const lines = await rows.linesFrom(connection, id, rolled ?? 0, 2);
+    const lines = await rows.linesFrom(connection, id, rolled ?? 0, 2, false);
     return lines.some(({ kind, at }) => kind !== "rollup" && at < before);
   }
 

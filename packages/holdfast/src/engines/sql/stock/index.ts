@@ -24,7 +24,7 @@ import { ofReservation, ofSale } from "../../../stock/decide/sequel.ts";
 import type { StockBook, Sequel, Spot, StockStore, OrderVerdict } from "../../../stock/store.ts";
 import { RowsAtOnce } from "../at-once.ts";
 import type { StoreDialect } from "../dialect.ts";
-import { ExchangeConflict, type StoreExchange, Exchanges, RepeatedIds, inOrder } from "../exchange.ts";
+import { type StoreExchange, Exchanges, RepeatedIds, RowsMissing } from "../exchange.ts";
 import { inOneCall } from "../one-call.ts";
 import { StoredRows, chunksOf } from "../rows.ts";
 import { stockLists } from "./lists.ts";
@@ -212,8 +212,6 @@ class StockWork<C extends SqlConnection> {
   readonly #book: StockBook;
   readonly #free: boolean;
   readonly #new: boolean;
-  /** Found to be absent while others were locked: by the next attempt each is made in its place. */
-  readonly #absent = new Set<string>();
   /** As they were read, and when. */
   #held: { readonly levels: readonly LevelRow[]; readonly at: number } = { levels: [], at: 0 };
 
@@ -302,10 +300,11 @@ class StockWork<C extends SqlConnection> {
     calls: readonly StockCall[],
     missing: readonly Spot[],
   ): Promise<readonly Spot[]> {
-    if (missing.length > 0 && this.#free && this.#held.levels.length > 0) {
-      for (const each of missing) this.#absent.add(nameOf(each));
-      throw new ExchangeConflict(missing.map(nameOf));
-    }
+    if (missing.length > 0 && this.#free)
+      throw new RowsMissing(missing.map(nameOf), async () => {
+        for (const each of missing) await this.#make([each]);
+        if ((await this.#levels(missing, false)).length < missing.length) throw this.#rows.hidden(stockLevel);
+      });
     await this.#make(missing);
     const there: Spot[] = [];
     const lock = async (some: readonly Spot[]) => there.push(...(await this.#levels(some, true)));
@@ -313,8 +312,7 @@ class StockWork<C extends SqlConnection> {
       await this.#make(some);
       there.push(...some);
     };
-    if (this.#absent.size > 0) await inOrder(spots, (spot) => this.#absent.has(nameOf(spot)), lock, make);
-    else if (this.#new && !this.#free && spots.length > 1 && missing.length === 0) {
+    if (this.#new && !this.#free && spots.length > 1 && missing.length === 0) {
       const made = new Set(spotsOf(calls, putsInto).map(nameOf));
       // The caller's transaction keeps what it has locked: it cannot begin again.
       for (const spot of spots) {

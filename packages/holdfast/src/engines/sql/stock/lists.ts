@@ -14,7 +14,7 @@ export function stockLists<C extends SqlConnection>(rows: StoredRows<C>): StockL
   const level = sql`${dialect.table(stockLevel.name)} t`;
   const movement = sql`${dialect.table(stockMovement.name)} m JOIN ${level} ON t.id = m.level`;
   const ask = (connection: C, statement: Statement) =>
-    rows.present(connection, "A table of stock", async () => (await connection.query(statement)).rows);
+    rows.present(connection, "A table of stock", () => rows.look(connection, statement));
   const textual = (value: unknown) => valueOf("text", value) as string | undefined;
   return {
     async levels(connection, book, { skus, location, after, most }) {
@@ -31,7 +31,7 @@ export function stockLists<C extends SqlConnection>(rows: StoredRows<C>): StockL
       const found = await ask(
         connection,
         sql`SELECT t.sku, t.location, t.on_hand, t.reserved - coalesce((${over}), 0) AS reserved, t.min_level, t.version
-  FROM ${level} WHERE ${sql.join(conditions, " AND ")} ORDER BY t.sku, t.location${
+  FROM ${level} WHERE ${rows.reading(sql.join(conditions, " AND "))} ORDER BY t.sku, t.location${
     most === undefined ? sql`` : sql` LIMIT ${sql.raw(String(Math.floor(most)))}`
   }`,
       );
@@ -49,7 +49,7 @@ export function stockLists<C extends SqlConnection>(rows: StoredRows<C>): StockL
       const found = await ask(
         connection,
         sql`SELECT t.book AS name, count(*) AS levels, sum(CASE WHEN t.elsewhere THEN 1 ELSE 0 END) AS away
-  FROM ${level} GROUP BY t.book ORDER BY t.book`,
+  FROM ${level} WHERE ${rows.reading()} GROUP BY t.book ORDER BY t.book`,
       );
       return found.map((row) => ({
         name: String(row["name"]),
@@ -67,7 +67,7 @@ export function stockLists<C extends SqlConnection>(rows: StoredRows<C>): StockL
       );
       const found = await ask(
         connection,
-        sql`SELECT t.sku AS sku, t.location AS location, ${sql.join(columns)} FROM ${movement} WHERE ${sql.join(where, " AND ")}
+        sql`SELECT t.sku AS sku, t.location AS location, ${sql.join(columns)} FROM ${movement} WHERE ${rows.reading(sql.join(where, " AND "))}
   ORDER BY m.at DESC, m.level DESC, m.version DESC LIMIT ${sql.raw(String(Math.floor(most)))}`,
       );
       return found.map((row): StockMovement => ({
@@ -95,7 +95,7 @@ export function stockLists<C extends SqlConnection>(rows: StoredRows<C>): StockL
       where.push(sql`m.at <= ${dialect.write("moment", Math.floor(at) * 1000 + 999)}`);
       const [row] = await ask(
         connection,
-        sql`SELECT m.balance AS balance FROM ${movement} WHERE ${sql.join(where, " AND ")} ORDER BY m.at DESC, m.version DESC LIMIT 1`,
+        sql`SELECT m.balance AS balance FROM ${movement} WHERE ${rows.reading(sql.join(where, " AND "))} ORDER BY m.at DESC, m.version DESC LIMIT 1`,
       );
       return row && Number(row["balance"]);
     },
@@ -105,7 +105,7 @@ export function stockLists<C extends SqlConnection>(rows: StoredRows<C>): StockL
         connection,
         sql`SELECT m.source AS source, count(*) AS movements, sum(CASE WHEN m.quantity > 0 THEN m.quantity ELSE 0 END) AS increased,
   sum(CASE WHEN m.quantity < 0 THEN -m.quantity ELSE 0 END) AS decreased
-  FROM ${movement} WHERE ${sql.join(matching(rows, book, filter), " AND ")} GROUP BY m.source ORDER BY m.source`,
+  FROM ${movement} WHERE ${rows.reading(sql.join(matching(rows, book, filter), " AND "))} GROUP BY m.source ORDER BY m.source`,
       );
       return found.map((row) => ({
         source: String(row["source"]),

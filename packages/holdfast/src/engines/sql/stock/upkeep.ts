@@ -31,9 +31,10 @@ export function stockUpkeep<C extends SqlConnection>(rows: StoredRows<C>): Stock
     const [level] = await rows.select(connection, stockLevel, where, { locking: "update" });
     return level;
   };
+  /** Of a level that is locked: a snapshot of the caller's may be older than its movements. */
   const look = async (connection: C, level: LevelRow) => {
-    const history = await ledgers(rows, connection, [level]);
-    const open = await openOf(rows, connection, [level]);
+    const history = await ledgers(rows, connection, [level], "current");
+    const open = await openOf(rows, connection, [level], "current");
     return { ledger: history.get(level.id) ?? emptyLedger, open: open.get(level.id) ?? 0 };
   };
   return {
@@ -103,6 +104,7 @@ async function ledgers<C extends SqlConnection>(
   rows: StoredRows<C>,
   connection: C,
   levels: readonly LevelRow[],
+  locking?: "current",
 ): Promise<Map<number, StockLedger>> {
   const found = new Map<number, StockLedger>();
   for (const some of chunksOf(levels)) {
@@ -118,6 +120,7 @@ async function ledgers<C extends SqlConnection>(
       const movements = await rows.select(connection, stockMovement, sql`${these}${beyond}`, {
         order: rows.order(stockMovement),
         limit: page,
+        locking,
       });
       for (const [level, own] of Map.groupBy(movements, (row) => row.level))
         found.set(level, extend(found.get(level) ?? emptyLedger, own));
@@ -133,6 +136,7 @@ async function openOf<C extends SqlConnection>(
   rows: StoredRows<C>,
   connection: C,
   levels: readonly LevelRow[],
+  locking?: "current",
 ): Promise<Map<number, number>> {
   const found = new Map<number, number>();
   for (const some of chunksOf(levels)) {
@@ -141,7 +145,7 @@ async function openOf<C extends SqlConnection>(
       "level",
       some.map(({ id }) => id),
     );
-    for (const { level, quantity } of await rows.select(connection, stockReserved, where))
+    for (const { level, quantity } of await rows.select(connection, stockReserved, where, { locking }))
       found.set(level, (found.get(level) ?? 0) + quantity);
   }
   return found;

@@ -1,10 +1,12 @@
 /** What comes into a queue. */
 import { own, sql } from "../../../../seam/sql.ts";
+import { kept, mostTurns, vanished } from "../../hidden.ts";
 import { plans, queueChannel } from "./parts.ts";
+import { plpgsql } from "../../search-path.ts";
 
 /** The number of a queue. settings: what a worker wants of it; NULL: only the number. */
 export const open = sql`CREATE OR REPLACE FUNCTION ${own("queue_open")}(q text, settings jsonb) RETURNS integer
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 DECLARE
   s record;
   known ${own("queue")};
@@ -15,6 +17,7 @@ BEGIN
   IF NOT FOUND THEN
     INSERT INTO ${own("queue")} (name) VALUES (q) ON CONFLICT DO NOTHING;
     SELECT * INTO known FROM ${own("queue")} t WHERE t.name = q;
+    ${kept("queue")};
   END IF;
   IF settings IS NOT NULL AND (known.attempts, known.most, known.group_most, known.group_rate, known.group_per, known.ordered)
     IS DISTINCT FROM (s.attempts, s.most, s.group_most, s.group_rate, s.group_per, s.ordered) THEN
@@ -31,13 +34,15 @@ $function$`;
  */
 export const add = sql`CREATE OR REPLACE FUNCTION ${own("queue_add")}(q integer, payloads text[], priorities smallint[], runs float8[],
   grps text[], keys text[], swaps boolean[], alone boolean, tell text, OUT ids bigint[], OUT added boolean[])
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
   moment timestamptz := clock_timestamp();
   n int := cardinality(payloads);
   i int;
   taken bigint;
+  written int;
+  more int;
 BEGIN
   SELECT array_agg(b.base + nextval(${own.text("queue_job_id")})) INTO ids FROM ${own("fence_base")}(false) b (base), generate_series(1, n);
   IF keys IS NOT NULL THEN
@@ -51,6 +56,7 @@ BEGIN
         -- It has ended meanwhile.
         INSERT INTO ${own("queue_key")} (queue, key, job) VALUES (q, keys[i], ids[i])
           ON CONFLICT (queue, key) DO UPDATE SET job = queue_key.job RETURNING queue_key.job INTO taken;
+        ${kept("queue_key")};
         CONTINUE WHEN taken = ids[i];
       END IF;
       IF coalesce(swaps[i], false) THEN
@@ -76,23 +82,32 @@ BEGIN
   IF runs IS NULL AND grps IS NULL AND keys IS NULL THEN
     INSERT INTO ${own("queue_ready")} (queue, priority, attempt, id, at, payload)
       SELECT q, coalesce(u.p, 0), 0, u.i, moment, u.b FROM unnest(ids, priorities, payloads) u (i, p, b);
+    GET DIAGNOSTICS written = ROW_COUNT;
   ELSE
     INSERT INTO ${own("queue_delayed")} (queue, priority, attempt, id, at, run_at, key, grp, payload)
       SELECT q, coalesce(u.p, 0), 0, u.i, moment, to_timestamp(u.r / 1000), u.k, u.g, u.b
       FROM unnest(ids, priorities, payloads, runs, grps, keys, added) u (i, p, b, r, g, k, a)
       WHERE u.a IS NOT false AND to_timestamp(u.r / 1000) > moment;
+    GET DIAGNOSTICS written = ROW_COUNT;
     INSERT INTO ${own("queue_ready")} (queue, priority, attempt, id, at, key, payload)
       SELECT q, coalesce(u.p, 0), 0, u.i, moment, u.k, u.b
       FROM unnest(ids, priorities, payloads, runs, grps, keys, added) u (i, p, b, r, g, k, a)
       WHERE u.a IS NOT false AND u.g IS NULL AND NOT coalesce(to_timestamp(u.r / 1000) > moment, false);
+    GET DIAGNOSTICS more = ROW_COUNT;
+    written := written + more;
     IF grps IS NOT NULL THEN
       INSERT INTO ${own("queue_grouped")} (queue, priority, attempt, id, at, grp, key, payload)
         SELECT q, coalesce(u.p, 0), 0, u.i, moment, u.g, u.k, u.b
         FROM unnest(ids, priorities, payloads, runs, grps, keys, added) u (i, p, b, r, g, k, a)
         WHERE u.a IS NOT false AND u.g IS NOT NULL AND NOT coalesce(to_timestamp(u.r / 1000) > moment, false);
+      GET DIAGNOSTICS more = ROW_COUNT;
+      written := written + more;
       -- In a transaction of the caller's, others who add to the same new group would wait for its end: the next claim does it.
       IF alone THEN PERFORM ${own("queue_know")}(q, grps); END IF;
     END IF;
+  END IF;
+  IF written <> n - coalesce(cardinality(array_positions(added, false)), 0) THEN
+    ${vanished("queue_ready", "queue_delayed", "queue_grouped")};
   END IF;
   IF tell IS NOT NULL THEN PERFORM pg_notify(${own.label(queueChannel)}, tell); END IF;
 END
@@ -103,12 +118,19 @@ $function$`;
  * only those that are new to us are inserted.
  */
 export const know = sql`CREATE OR REPLACE FUNCTION ${own("queue_know")}(q integer, grps text[]) RETURNS void
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
+DECLARE
+  fresh text[];
 BEGIN
-  INSERT INTO ${own("queue_group")} (queue, grp)
-    SELECT q, u.g FROM (SELECT DISTINCT x.g COLLATE "C" AS g FROM unnest(grps) x (g) WHERE x.g IS NOT NULL) u
-    WHERE NOT EXISTS (SELECT FROM ${own("queue_group")} t WHERE t.queue = q AND t.grp = u.g OFFSET 0)
-    ORDER BY u.g ON CONFLICT DO NOTHING;
+  FOR turn IN 1..${mostTurns} LOOP
+    fresh := ARRAY(SELECT u.g FROM (SELECT DISTINCT x.g COLLATE "C" AS g FROM unnest(grps) x (g) WHERE x.g IS NOT NULL) u
+      WHERE NOT EXISTS (SELECT FROM ${own("queue_group")} t WHERE t.queue = q AND t.grp = u.g OFFSET 0) ORDER BY u.g);
+    IF cardinality(fresh) = 0 THEN RETURN; END IF;
+    INSERT INTO ${own("queue_group")} (queue, grp) SELECT q, u.g FROM unnest(fresh) u (g) ON CONFLICT DO NOTHING;
+    IF FOUND THEN RETURN; END IF;
+    -- Others have made them at the same time, and perhaps forgotten them again.
+  END LOOP;
+  ${vanished("queue_group")};
 END
 $function$`;
 
@@ -117,7 +139,7 @@ $function$`;
  * looks at all that they have. First all the rows that are new, then those that are there, so that no two wait for each other.
  */
 export const again = sql`CREATE OR REPLACE FUNCTION ${own("queue_know_again")}(q integer, fresh text[], back text[]) RETURNS void
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 BEGIN
   IF cardinality(fresh) > 0 OR cardinality(back) > 0 THEN PERFORM ${own("queue_know")}(q, fresh || back); END IF;
   IF cardinality(back) > 0 THEN

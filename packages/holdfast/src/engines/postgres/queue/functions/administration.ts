@@ -1,10 +1,12 @@
 /** What people ask of a queue. */
 import { own, sql } from "../../../../seam/sql.ts";
+import { vanished } from "../../hidden.ts";
 import { most, plans } from "./parts.ts";
+import { plpgsql } from "../../search-path.ts";
 
 /** Waits for claims that are under way, so that nothing is claimed after it. */
 export const pause = sql`CREATE OR REPLACE FUNCTION ${own("queue_pause")}(q integer, is_paused boolean) RETURNS void
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 BEGIN
   PERFORM pg_advisory_xact_lock(hashtextextended(${own.label("queue_pause ")} || q, 0));
   UPDATE ${own("queue")} t SET paused = is_paused WHERE t.id = q;
@@ -17,12 +19,13 @@ $function$`;
  */
 export const revive = sql`CREATE OR REPLACE FUNCTION ${own("queue_revive_some")}(q integer, ids bigint[], after bigint, INOUT upto bigint, most integer,
   OUT n bigint, OUT last bigint)
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
   wanted bigint[];
   free bigint[];
   grps text[];
+  moved boolean;
 BEGIN
   IF ids IS NOT NULL THEN
     wanted := ARRAY(SELECT t.id FROM (SELECT DISTINCT x.id FROM unnest(ids) x (id) ORDER BY 1) u,
@@ -41,17 +44,21 @@ BEGIN
   SELECT coalesce(array_agg(t.job), '{}') INTO free FROM taken t;
   WITH gone AS (DELETE FROM ${own("queue_failed")} t WHERE t.queue = q AND t.id = ANY(wanted) AND (t.key IS NULL OR t.id = ANY(free)) RETURNING t.*),
   alone AS (INSERT INTO ${own("queue_ready")} (queue, priority, attempt, id, at, key, payload)
-    SELECT q, g.priority, 0, g.id, g.at, g.key, g.payload FROM gone g WHERE g.grp IS NULL),
+    SELECT q, g.priority, 0, g.id, g.at, g.key, g.payload FROM gone g WHERE g.grp IS NULL RETURNING 1),
   grouped AS (INSERT INTO ${own("queue_grouped")} (queue, priority, attempt, id, at, grp, key, payload)
-    SELECT q, g.priority, 0, g.id, g.at, g.grp, g.key, g.payload FROM gone g WHERE g.grp IS NOT NULL)
-  SELECT count(*), array_agg(DISTINCT g.grp) FILTER (WHERE g.grp IS NOT NULL) INTO n, grps FROM gone g;
+    SELECT q, g.priority, 0, g.id, g.at, g.grp, g.key, g.payload FROM gone g WHERE g.grp IS NOT NULL RETURNING 1)
+  SELECT count(*), array_agg(DISTINCT g.grp) FILTER (WHERE g.grp IS NOT NULL),
+    count(*) = (SELECT count(*) FROM alone) + (SELECT count(*) FROM grouped) INTO n, grps, moved FROM gone g;
+  IF NOT moved THEN
+    ${vanished("queue_ready", "queue_grouped")};
+  END IF;
   PERFORM ${own("queue_know_again")}(q, NULL, grps);
 END
 $function$`;
 
 /** Jobs with these ids that have failed, or wait. One that somebody has in a transaction runs. */
 export const discard = sql`CREATE OR REPLACE FUNCTION ${own("queue_discard_some")}(q integer, ids bigint[]) RETURNS bigint
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 DECLARE
   n bigint;
 BEGIN
@@ -81,7 +88,7 @@ $function$`;
 /** Of so many failed jobs after an id, those that failed before a moment. last: where to go on; NULL: that was all. */
 export const prune = sql`CREATE OR REPLACE FUNCTION ${own("queue_prune_some")}(q integer, before float8, after bigint, most integer,
   OUT n bigint, OUT last bigint)
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
   places tid[];
@@ -102,7 +109,7 @@ $function$`;
  */
 export const count = sql`CREATE OR REPLACE FUNCTION ${own("queue_count")}(numbers integer[], names text[])
 RETURNS TABLE (name text, paused boolean, waiting bigint, delayed bigint, running bigint, failed bigint, workers bigint, oldest float8)
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 #variable_conflict use_column
 BEGIN
   RETURN QUERY

@@ -1,16 +1,19 @@
 /** What a worker takes: the next jobs that nobody has, within the limits of their groups. */
 import { own, sql } from "../../../../seam/sql.ts";
+import { kept, vanished } from "../../hidden.ts";
 import { newest } from "../../leases/fences.ts";
 import { begun, largest, margin, plans } from "./parts.ts";
+import { plpgsql } from "../../search-path.ts";
 
 /**
  * What is due at a moment goes where it can be claimed. Returns its groups. since: what was due before has been moved, for
  * all we know; with an old snapshot open, it would be walked over at each claim.
  */
 export const due = sql`CREATE OR REPLACE FUNCTION ${own("queue_move_due")}(q integer, n integer, since timestamptz, moment timestamptz) RETURNS text[]
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 DECLARE
   grps text[] := '{}';
+  moved boolean;
 BEGIN
   -- A moment that is given, and not asked for in the statement, is where the index ends: a million later ones are not looked at.
   IF NOT EXISTS (SELECT FROM ${own("queue_delayed")} t WHERE t.queue = q AND t.run_at > since AND t.run_at <= moment) THEN
@@ -20,17 +23,21 @@ BEGIN
     DELETE FROM ${own("queue_delayed")} t WHERE t.ctid = ANY(ARRAY(SELECT x.ctid FROM ${own("queue_delayed")} x
       WHERE x.queue = q AND x.run_at > since AND x.run_at <= moment ORDER BY x.run_at, x.id LIMIT n FOR UPDATE SKIP LOCKED)) RETURNING t.*),
   alone AS (INSERT INTO ${own("queue_ready")} (queue, priority, attempt, id, at, key, payload)
-    SELECT q, d.priority, d.attempt, d.id, d.at, d.key, d.payload FROM due d WHERE d.grp IS NULL),
+    SELECT q, d.priority, d.attempt, d.id, d.at, d.key, d.payload FROM due d WHERE d.grp IS NULL RETURNING 1),
   grouped AS (INSERT INTO ${own("queue_grouped")} (queue, priority, attempt, id, at, grp, key, payload)
-    SELECT q, d.priority, d.attempt, d.id, d.at, d.grp, d.key, d.payload FROM due d WHERE d.grp IS NOT NULL)
-  SELECT coalesce(array_agg(DISTINCT d.grp) FILTER (WHERE d.grp IS NOT NULL), '{}') INTO grps FROM due d;
+    SELECT q, d.priority, d.attempt, d.id, d.at, d.grp, d.key, d.payload FROM due d WHERE d.grp IS NOT NULL RETURNING 1)
+  SELECT coalesce(array_agg(DISTINCT d.grp) FILTER (WHERE d.grp IS NOT NULL), '{}'),
+    count(*) = (SELECT count(*) FROM alone) + (SELECT count(*) FROM grouped) INTO grps, moved FROM due d;
+  IF NOT moved THEN
+    ${vanished("queue_ready", "queue_grouped")};
+  END IF;
   RETURN grps;
 END
 $function$`;
 
 /** Milliseconds until the next one is due; NULL: none is. */
 export const soon = sql`CREATE OR REPLACE FUNCTION ${own("queue_soon")}(q integer, since timestamptz, moment timestamptz) RETURNS float8
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 BEGIN
   RETURN (SELECT greatest(0, extract(epoch FROM d.run_at - moment)) * 1000 FROM (
     SELECT t.run_at FROM ${own("queue_delayed")} t WHERE t.queue = q AND t.run_at > since ORDER BY t.run_at LIMIT 1) d);
@@ -42,7 +49,7 @@ $function$`;
  * those without jobs are forgotten. soon: milliseconds until more is due; 0: some was.
  */
 export const tend = sql`CREATE OR REPLACE FUNCTION ${own("queue_tend")}(q integer, after float8, whole boolean, OUT soon float8, OUT moment float8)
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 DECLARE
   this timestamptz := clock_timestamp();
   since timestamptz := CASE WHEN whole OR after IS NULL THEN '-infinity' ELSE to_timestamp(after / 1000) END;
@@ -77,7 +84,7 @@ $function$`;
 export const claim = sql`CREATE OR REPLACE FUNCTION ${own("queue_claim_jobs")}(q integer, w bigint, n integer, priorities smallint[], floors bigint[],
   after float8, whole boolean, onward text,
   OUT lease bigint, OUT jobs text, OUT counted boolean, OUT last text, OUT idle text, OUT soon float8, OUT moment float8)
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
   this timestamptz := clock_timestamp();
@@ -170,12 +177,13 @@ BEGIN
   INSERT INTO ${own("queue_lease")} (id, worker, queue, counted, size, jobs) OVERRIDING SYSTEM VALUE
     VALUES (${newest("queue_lease_id_seq", false)}, w, q, counted, size, jobs)
     RETURNING queue_lease.id INTO lease;
+  ${kept("queue_lease")};
 END
 $function$`;
 
 /** Groups that have jobs and no row: added in a transaction, or while the group was taken for empty. */
 export const unknown = sql`CREATE OR REPLACE FUNCTION ${own("queue_unknown")}(q integer) RETURNS text[]
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 BEGIN
   -- From group to group by the index, whatever the number of their jobs.
   RETURN ARRAY(WITH RECURSIVE g AS (
@@ -199,7 +207,7 @@ $function$`;
  */
 export const choose = sql`CREATE OR REPLACE FUNCTION ${own("queue_choose")}(s ${own("queue")}, n integer, onward text, whole boolean,
   OUT places tid[], OUT last text)
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
   moment timestamptz := clock_timestamp();
@@ -217,7 +225,7 @@ DECLARE
   sinces timestamptz[];
   levels smallint[];
   floors bigint[];
-  found tid[];
+  matched tid[];
   firsts smallint[];
   reached bigint[];
 BEGIN
@@ -244,7 +252,17 @@ BEGIN
       seen := seen + cardinality(names);
       after := names[cardinality(names)];
       last := after;
-      WITH f AS MATERIALIZED (SELECT u.o, u.level, u.floor, CASE WHEN u.floor IS NULL THEN
+      WITH f AS MATERIALIZED (SELECT u.o, u.level, u.floor, CASE WHEN s.ordered THEN
+          -- The first one and no other: if somebody's transaction has it, that may be rolled back, and the next one must not overtake it.
+          ARRAY(SELECT x.ctid FROM (SELECT coalesce(
+              (SELECT t.ctid FROM ${own("queue_grouped")} t WHERE t.queue = s.id AND t.grp = u.grp AND t.priority < coalesce(u.level, 32767)
+                ORDER BY t.priority, t.id LIMIT 1),
+              (SELECT t.ctid FROM ${own("queue_grouped")} t WHERE t.queue = s.id AND t.grp = u.grp AND t.priority = coalesce(u.level, 32767)
+                AND t.id > coalesce(u.floor, 0) ORDER BY t.id LIMIT 1),
+              (SELECT t.ctid FROM ${own("queue_grouped")} t WHERE t.queue = s.id AND t.grp = u.grp AND t.priority > u.level
+                ORDER BY t.priority, t.id LIMIT 1)) AS place) h,
+            LATERAL (SELECT t.ctid FROM ${own("queue_grouped")} t WHERE t.ctid = h.place FOR UPDATE SKIP LOCKED) x WHERE u.room > 0)
+        WHEN u.floor IS NULL THEN
           ARRAY(SELECT t.ctid FROM ${own("queue_grouped")} t WHERE t.queue = s.id AND t.grp = u.grp
             ORDER BY t.priority, t.id LIMIT greatest(0, u.room) FOR UPDATE SKIP LOCKED)
         ELSE (SELECT b.more || ARRAY(SELECT t.ctid FROM ${own("queue_grouped")} t
@@ -256,15 +274,15 @@ BEGIN
             FROM (SELECT ARRAY(SELECT t.ctid FROM ${own("queue_grouped")} t
               WHERE t.queue = s.id AND t.grp = u.grp AND t.priority < u.level
               ORDER BY t.priority, t.id LIMIT greatest(0, u.room) FOR UPDATE SKIP LOCKED) AS first) a) b)
-        END AS found
+        END AS matched
         FROM unnest(names, rooms, levels, floors) WITH ORDINALITY u (grp, room, level, floor, o)),
       -- Where each began: what is below it, of that priority, is gone.
-      h AS MATERIALIZED (SELECT f.o, t.priority, t.id FROM f JOIN ${own("queue_grouped")} t ON t.ctid = f.found[1])
-      SELECT ARRAY(SELECT cardinality(f.found) FROM f ORDER BY f.o), ARRAY(SELECT j.place FROM f, unnest(f.found) j (place)),
+      h AS MATERIALIZED (SELECT f.o, t.priority, t.id FROM f JOIN ${own("queue_grouped")} t ON t.ctid = f.matched[1])
+      SELECT ARRAY(SELECT cardinality(f.matched) FROM f ORDER BY f.o), ARRAY(SELECT j.place FROM f, unnest(f.matched) j (place)),
         ARRAY(SELECT h.priority FROM f LEFT JOIN h ON h.o = f.o ORDER BY f.o), ARRAY(SELECT h.id FROM f LEFT JOIN h ON h.o = f.o ORDER BY f.o)
-        INTO counts, found, firsts, reached;
-      places := places || found;
-      IF cardinality(found) > 0 THEN
+        INTO counts, matched, firsts, reached;
+      places := places || matched;
+      IF cardinality(matched) > 0 THEN
         UPDATE ${own("queue_group")} t SET running = t.running + CASE WHEN limited THEN ${begun} ELSE 0 END,
             since = CASE WHEN limited THEN u.since END, started = CASE WHEN limited THEN u.used + u.n ELSE 0 END, next = NULL, head = NULL,
             floor_priority = CASE WHEN u.far THEN u.first ELSE t.floor_priority END,
@@ -279,7 +297,9 @@ BEGIN
         DELETE FROM ${own("queue_group")} t USING unnest(names, rooms, counts) u (grp, room, n),
             LATERAL (SELECT x.ctid AS place FROM ${own("queue_group")} x WHERE x.queue = s.id AND x.grp = u.grp OFFSET 0) p
           WHERE t.ctid = p.place AND u.n = 0 AND u.room > 0 AND t.running = 0
-            AND (s.group_rate IS NULL OR t.since IS NULL OR t.since <= window_start);
+            AND (s.group_rate IS NULL OR t.since IS NULL OR t.since <= window_start)
+            -- Its first job may be in somebody's transaction.
+            AND NOT (s.ordered AND EXISTS (SELECT FROM ${own("queue_grouped")} j WHERE j.queue = s.id AND j.grp = u.grp OFFSET 0));
       END IF;
       -- The next claim goes on from there.
       EXIT WHEN cardinality(places) >= n OR seen >= 2000;
@@ -295,7 +315,7 @@ $function$`;
  */
 export const look = sql`CREATE OR REPLACE FUNCTION ${own("queue_look")}(queues integer[], afters float8[], floored integer[], priorities smallint[],
   floors bigint[], whole boolean) RETURNS integer[]
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 DECLARE
   this timestamptz := clock_timestamp();
 BEGIN

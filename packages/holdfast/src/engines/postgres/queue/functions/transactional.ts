@@ -1,6 +1,9 @@
 /** Jobs in the transaction of their handlers. */
 import { own, sql } from "../../../../seam/sql.ts";
+import { vanished } from "../../hidden.ts";
+import { failed } from "./ending.ts";
 import { largest, plans } from "./parts.ts";
+import { plpgsql } from "../../search-path.ts";
 
 /**
  * Jobs for the transaction that this runs in, which has their rows locked: if it is rolled back, or leaves some of them
@@ -10,12 +13,12 @@ import { largest, plans } from "./parts.ts";
  */
 export const take = sql`CREATE OR REPLACE FUNCTION ${own("queue_take_jobs")}(q integer, n integer, priorities smallint[], floors bigint[],
   whole boolean, onward text, OUT jobs text, OUT last text)
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
   places tid[] := '{}';
   chosen tid[] := '{}';
-  found tid[];
+  matched tid[];
   names text[];
   name text;
   groups boolean;
@@ -38,11 +41,11 @@ BEGIN
     ELSE
       FOR i IN 1..cardinality(priorities) LOOP
         EXIT WHEN share <= 0;
-        found := ARRAY(SELECT t.ctid FROM ${own("queue_ready")} t
+        matched := ARRAY(SELECT t.ctid FROM ${own("queue_ready")} t
           WHERE t.queue = q AND t.priority = priorities[i] AND t.id > floors[i] AND t.ctid <> ALL(places)
           ORDER BY t.id LIMIT share FOR UPDATE SKIP LOCKED);
-        places := places || found;
-        share := share - cardinality(found);
+        places := places || matched;
+        share := share - cardinality(matched);
       END LOOP;
     END IF;
     EXIT WHEN NOT groups OR round = 2;
@@ -60,10 +63,10 @@ BEGIN
               WHERE t.queue = q AND t.grp = u.grp ORDER BY t.priority, t.id LIMIT 1) AS priority
             FROM unnest(names) WITH ORDINALITY u (grp, o)) h
           WHERE h.priority IS NOT NULL ORDER BY h.priority, h.o LOOP
-          found := ARRAY(SELECT t.ctid FROM ${own("queue_grouped")} t WHERE t.queue = q AND t.grp = name
+          matched := ARRAY(SELECT t.ctid FROM ${own("queue_grouped")} t WHERE t.queue = q AND t.grp = name
             ORDER BY t.priority, t.id LIMIT least(share, room - cardinality(chosen)) FOR UPDATE SKIP LOCKED);
-          IF cardinality(found) > 0 THEN
-            chosen := chosen || found;
+          IF cardinality(matched) > 0 THEN
+            chosen := chosen || matched;
             last := name;
           END IF;
           EXIT WHEN cardinality(chosen) >= room;
@@ -91,7 +94,7 @@ $function$`;
 
 /** The one job, if nobody else has it. */
 export const takeOne = sql`CREATE OR REPLACE FUNCTION ${own("queue_take_one")}(q integer, job bigint, of_priority smallint, of_grp text) RETURNS text
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 BEGIN
   IF of_grp IS NULL THEN
     RETURN (SELECT '[[' || t.id || ',' || t.attempt || ',' || t.priority || ',' || (extract(epoch FROM t.at) * 1000)::bigint || ','
@@ -105,14 +108,17 @@ END
 $function$`;
 
 /**
- * The end of jobs that were taken. again: milliseconds until what failed runs again; NULL: it is
+ * The end of jobs that were taken. Fails if one of them is not there: whoever has its effects must not commit them. again: milliseconds until what failed runs again; NULL: it is
  * done or, if there is an error, has failed for good.
  */
 export const settle = sql`CREATE OR REPLACE FUNCTION ${own("queue_settle")}(q integer, ids bigint[], priorities smallint[], grps text[],
   keys text[], again float8, why text) RETURNS void
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 DECLARE
   moment timestamptz := clock_timestamp();
+  moved boolean;
+  lost bigint[];
+  n int;
 BEGIN
   IF again IS NULL AND keys IS NOT NULL THEN
     PERFORM FROM (SELECT DISTINCT x.k COLLATE "C" AS k FROM unnest(keys) x (k) ORDER BY 1) u,
@@ -129,9 +135,18 @@ BEGIN
   gone AS (SELECT * FROM alone UNION ALL SELECT * FROM grouped),
   later AS (INSERT INTO ${own("queue_delayed")} (queue, priority, attempt, id, at, run_at, key, grp, payload)
     SELECT q, g.priority, g.attempt, g.id, g.at, moment + again * interval '1 millisecond', g.key, g.grp, g.payload
-    FROM gone g WHERE again IS NOT NULL)
-  INSERT INTO ${own("queue_failed")} (queue, id, priority, attempt, at, failed_at, key, grp, payload, error)
+    FROM gone g WHERE again IS NOT NULL RETURNING 1),
+  never AS (INSERT INTO ${own("queue_failed")} (queue, id, priority, attempt, at, failed_at, key, grp, payload, error)
     SELECT q, g.id, g.priority, g.attempt, g.at, moment, g.key, g.grp, g.payload, why
-    FROM gone g WHERE again IS NULL AND why IS NOT NULL ON CONFLICT DO NOTHING;
+    FROM gone g WHERE again IS NULL AND why IS NOT NULL ON CONFLICT DO NOTHING)
+  SELECT (SELECT count(*) FROM gone), again IS NULL OR (SELECT count(*) FROM gone) = (SELECT count(*) FROM later),
+    ARRAY(SELECT g.id FROM gone g WHERE again IS NULL AND why IS NOT NULL) INTO n, moved, lost;
+  IF n < cardinality(ids) THEN
+    RAISE EXCEPTION '% of % jobs that this transaction has taken are not there any more', cardinality(ids) - n, cardinality(ids);
+  END IF;
+  IF NOT moved THEN
+    ${vanished("queue_delayed")};
+  END IF;
+  ${failed("q", "lost")}
 END
 $function$`;

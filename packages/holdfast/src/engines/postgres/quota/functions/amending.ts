@@ -1,7 +1,9 @@
 /** The functions that change a bucket otherwise, or only look at it. */
 import { own, sql } from "../../../../seam/sql.ts";
+import { kept } from "../../hidden.ts";
 import { limitOf, mostUsed } from "../limits.ts";
 import { isElsewhere } from "./parts.ts";
+import { plpgsql } from "../../search-path.ts";
 
 /**
  * One change of one bucket: 'refund' (of an entry), 'settle' and 'release' (of a hold), 'grant', 'revoke' (of a grant),
@@ -12,7 +14,7 @@ export const amend = sql`CREATE OR REPLACE FUNCTION ${own("quota_amend")}(
   rule jsonb, what text, q text, s text, code_max bigint, op text, of_entry text, n bigint, more jsonb, note text,
   OUT verdict int, OUT at float8, OUT used bigint, OUT held bigint, OUT credit bigint, OUT max bigint, OUT version bigint,
   OUT amount bigint)
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 #variable_conflict use_variable
 DECLARE
   b ${own("quota_bucket")};
@@ -34,6 +36,7 @@ BEGIN
   IF NOT FOUND THEN
     INSERT INTO ${own("quota_bucket")} (quota, subject) VALUES (q, s) ON CONFLICT DO NOTHING;
     SELECT t.* INTO b FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s FOR NO KEY UPDATE;
+    ${kept("quota_bucket")};
   END IF;
   moment := clock_timestamp();
   at := extract(epoch FROM moment) * 1000;
@@ -174,6 +177,7 @@ BEGIN
       INSERT INTO ${own("quota_grant")} (quota, subject, id, amount, priority, until)
         VALUES (q, s, op, n, (more->>'priority')::int,
           coalesce(to_timestamp((more->>'until')::float8 / 1000), 'infinity'));
+      ${kept("quota_grant")};
       b.credit := b.credit + n;
     END IF;
   WHEN 'revoke' THEN
@@ -208,6 +212,7 @@ BEGIN
     INSERT INTO ${own("quota_line")} (bucket, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, entry, drains, details)
       VALUES (b.id, b.version, amount, nullif(delta, amount), nullif(before, 0), b.used, nullif(b.held, 0), nullif(b.credit, 0), max, b.since,
         moment, what, op, of_entry, drains, note::jsonb);
+    ${kept("quota_line")};
     UPDATE ${own("quota_bucket")} t SET used = b.used, held = b.held, credit = b.credit, version = b.version, since = b.since,
       parts = b.parts, own_limit = b.own_limit, plan = b.plan, reset = b.reset WHERE t.quota = q AND t.subject = s;
   ELSIF b.version > (SELECT t.version FROM ${own("quota_bucket")} t WHERE t.quota = q AND t.subject = s) THEN
@@ -225,7 +230,7 @@ $function$`;
 /** What a call would find now, without locking anything. */
 export const peek = sql`CREATE OR REPLACE FUNCTION ${own("quota_peek")}(rule jsonb, q text, s text, code_max bigint,
   OUT at float8, OUT used bigint, OUT held bigint, OUT credit bigint, OUT max bigint, OUT version bigint, OUT plan text)
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 #variable_conflict use_variable
 DECLARE
   b ${own("quota_bucket")};

@@ -1,5 +1,7 @@
 /** What the other functions ask about a bucket, and the ledger as people read it. */
 import { own, sql } from "../../../../seam/sql.ts";
+import { kept } from "../../hidden.ts";
+import { plainSql, plpgsql } from "../../search-path.ts";
 
 /**
  * The ledger as people read it: used = used of the version before - forgotten + delta; held and credit after it. A line
@@ -14,7 +16,7 @@ export const entries = sql`CREATE OR REPLACE VIEW ${own("quota_entry")} AS
 
 /** What is left of a bucket's use now; parts of a sliding window that have passed are gone. */
 export const roll = sql`CREATE OR REPLACE FUNCTION ${own("quota_roll")}(INOUT b ${own("quota_bucket")}, rule jsonb, max bigint, moment timestamptz)
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 DECLARE
   per bigint := rule->>'per';
   start timestamptz;
@@ -86,7 +88,7 @@ $function$`;
 
 /** Holds and grants of a bucket that are over, those that ended first first, then by id. Its row is locked. */
 export const reap = sql`CREATE OR REPLACE FUNCTION ${own("quota_reap")}(INOUT b ${own("quota_bucket")}, moment timestamptz, forgotten bigint)
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 DECLARE
   h record;
   g record;
@@ -100,6 +102,7 @@ BEGIN
       INSERT INTO ${own("quota_line")} (bucket, version, amount, delta, forgotten, used, held, credit, since, at, kind, id, entry)
         VALUES (b.id, b.version, h.amount, nullif(0, h.amount), nullif(forgotten, 0), b.used, nullif(b.held, 0), nullif(b.credit, 0), b.since, moment, 'expire',
           'expire:' || b.version || ':' || h.id, h.id);
+      ${kept("quota_line")};
       forgotten := 0;
     END LOOP;
   END IF;
@@ -111,6 +114,7 @@ BEGIN
       INSERT INTO ${own("quota_line")} (bucket, version, amount, delta, forgotten, used, held, credit, since, at, kind, id, entry)
         VALUES (b.id, b.version, g.amount - g.spent, nullif(0, g.amount - g.spent), nullif(forgotten, 0), b.used, nullif(b.held, 0), nullif(b.credit, 0), b.since, moment, 'lapse',
           'lapse:' || b.version || ':' || g.id, g.id);
+      ${kept("quota_line")};
       forgotten := 0;
     END LOOP;
   END IF;
@@ -119,7 +123,7 @@ $function$`;
 
 /** Takes from the grants of a bucket: by priority, then what runs out first, then by id. Its row is locked. */
 export const drain = sql`CREATE OR REPLACE FUNCTION ${own("quota_drain")}(q text, s text, amount bigint, moment timestamptz, OUT drains jsonb)
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 DECLARE
   g record;
   part bigint;
@@ -138,14 +142,13 @@ $function$`;
 
 /** Whether the windows that the caller knows are not those of now. */
 export const late = sql`CREATE OR REPLACE FUNCTION ${own("quota_late")}(rule jsonb, moment timestamptz) RETURNS boolean
-LANGUAGE sql IMMUTABLE AS $function$
-  SELECT coalesce(rule->>'window' = 'fixed' AND (moment < to_timestamp((rule->'starts'->>0)::float8 / 1000)
-    OR moment >= to_timestamp((rule->'starts'->>-1)::float8 / 1000)), false)
-$function$`;
+LANGUAGE sql IMMUTABLE
+RETURN coalesce(rule->>'window' = 'fixed' AND (moment < to_timestamp((rule->'starts'->>0)::float8 / 1000)
+    OR moment >= to_timestamp((rule->'starts'->>-1)::float8 / 1000)), false)`;
 
 /** So many parts must pass until there is room for what is needed. */
 export const room = sql`CREATE OR REPLACE FUNCTION ${own("quota_room")}(parts bigint[], newest bigint, need bigint) RETURNS bigint
-LANGUAGE plpgsql IMMUTABLE AS $function$
+${plpgsql} IMMUTABLE AS $function$
 DECLARE
   n int := cardinality(parts);
 BEGIN
@@ -160,7 +163,7 @@ $function$`;
 
 /** So many microseconds until enough has left an exact sliding window. */
 export const leaves = sql`CREATE OR REPLACE FUNCTION ${own("quota_leaves")}(b bigint, reset bigint, need bigint, per bigint, moment timestamptz) RETURNS bigint
-LANGUAGE sql STABLE AS $function$
+${plainSql} STABLE AS $function$
   SELECT ceil(extract(epoch FROM e.at - moment) * 1000000)::bigint + per FROM (
     SELECT t.at, sum(coalesce(t.delta, t.amount)
       - greatest(0, coalesce(t.refunded, 0) - (t.amount - coalesce(t.delta, t.amount)))) OVER (ORDER BY t.version) AS gone

@@ -1,8 +1,10 @@
 /** What most calls come to, in less time: for the usual batch, and for a single call. */
 import { own, sql } from "../../../../seam/sql.ts";
+import { vanished } from "../../hidden.ts";
 import * as protection from "../../../../seam/protections.ts";
 import { limitOf, mostUsed } from "../limits.ts";
 import { answers, briefly, isElsewhere, plans } from "./parts.ts";
+import { plpgsql } from "../../search-path.ts";
 
 /** Who counts has the bucket to itself. */
 const locked = sql.raw(protection.quotaLocked ? "FOR NO KEY UPDATE" : "");
@@ -21,7 +23,7 @@ export const batch = sql`CREATE OR REPLACE FUNCTION ${own("quota_batch")}(
   rules jsonb, opens timestamptz, ends timestamptz, over bigint, make boolean, look boolean,
   q text, bs text[], bm bigint[], bt bigint[], bn bigint[],
   ob int[], oi text[], oa bigint[], op bigint[], nth bigint[], od text[], OUT fast boolean, ${answers})
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
   bucket_subjects ALIAS FOR bs;
@@ -35,7 +37,7 @@ DECLARE
   use_details ALIAS FOR od;
   use_count int := cardinality(use_buckets);
   bucket_count int := cardinality(bucket_subjects);
-  found bigint;
+  matched bigint;
   fits boolean;
   forward boolean;
   ids bigint[];
@@ -60,7 +62,7 @@ BEGIN
       array_agg(b.version + b.c ORDER BY b.n), array_agg(b.max ORDER BY b.n),
       array_agg(coalesce(opens, b.since) ORDER BY b.n), bool_and(b.since IS NULL OR opens IS NULL OR b.since <= opens),
       bool_and(b.plain AND b.before + ${held("b.held")} + b.a <= least(${mostUsed}, b.max + over))
-    INTO found, ids, places, useds, rolled, after, helds, credits, versions, next, maxes, since, forward, fits FROM (
+    INTO matched, ids, places, useds, rolled, after, helds, credits, versions, next, maxes, since, forward, fits FROM (
       SELECT u.n, u.a, u.c, t.id, t.ctid AS place, t.used, t.held, t.credit, t.version, t.since,
         CASE WHEN opens IS NULL OR t.since = opens THEN t.used ELSE 0 END AS before, t.parts IS NULL AND NOT ${isElsewhere("t")} AS plain,
         ${limitOf("t", "rules->0", "u.m")} AS max
@@ -68,11 +70,15 @@ BEGIN
       -- Apart, so that it is looked up by both columns: as a join, one plan read the whole quota for each.
       LATERAL (SELECT x.ctid, x.* FROM ${own("quota_bucket")} x WHERE x.quota = q AND x.subject = u.s ${locked}) t) b;
     moment := clock_timestamp();
-    IF found = bucket_count AND fits AND forward AND (opens IS NULL OR moment >= opens AND moment < ends) THEN
+    IF matched = bucket_count AND fits AND forward AND (opens IS NULL OR moment >= opens AND moment < ends) THEN
       INSERT INTO ${own("quota_line")} (bucket, version, amount, used, at, max, since, forgotten, held, credit, kind, id, details)
         SELECT ids[x.k], versions[x.k] + x.n, x.a, useds[x.k] + x.p, moment, maxes[x.k], since[x.k],
           CASE WHEN x.n = 1 THEN rolled[x.k] END, nullif(helds[x.k], 0), nullif(credits[x.k], 0), 'consume', ${kept("x.i")}, x.d::jsonb
         FROM unnest(use_buckets, use_amounts, use_sums, nth, use_ids, use_details) x (k, a, p, n, i, d);
+      GET DIAGNOSTICS matched = ROW_COUNT;
+      IF matched <> use_count THEN
+        ${vanished("quota_line")};
+      END IF;
       -- By their place, which nobody changes while they are locked: looking for them again took a third of the time.
       UPDATE ${own("quota_bucket")} t SET used = x.u, version = x.v, since = x.w
         FROM unnest(places, after, next, since) x (c, u, v, w) WHERE t.ctid = x.c;
@@ -99,7 +105,7 @@ export const use = sql`CREATE OR REPLACE FUNCTION ${own("quota_use")}(
   q text, s text, own bigint, op text, amount bigint, note text,
   OUT missing boolean, OUT at float8, OUT verdict int, OUT used bigint, OUT held bigint, OUT credit bigint,
   OUT max bigint, OUT version bigint, OUT entered float8, OUT retry bigint)
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 #variable_conflict use_variable
 DECLARE
   b record;

@@ -1,7 +1,9 @@
 /** The function that decides whether something may be used, for any batch, in parts that are read one at a time. */
 import { own, sql } from "../../../../seam/sql.ts";
+import { vanished } from "../../hidden.ts";
 import { limitOf, mostUsed } from "../limits.ts";
 import { answers, briefly, isElsewhere, plans } from "./parts.ts";
+import { plpgsql } from "../../search-path.ts";
 
 /** The buckets, made if they are new, locked in one order, and read. Then it is what time it is. */
 const lockBuckets = sql`
@@ -12,7 +14,7 @@ const lockBuckets = sql`
   FOR r IN SELECT u.n, t.* FROM unnest(bucket_quotas, bucket_subjects) WITH ORDINALITY u (q, s, n)
     JOIN ${own("quota_bucket")} t ON t.quota = u.q AND t.subject = u.s
     ORDER BY t.quota, t.subject FOR NO KEY UPDATE OF t LOOP
-    found := found + 1;
+    matched := matched + 1;
     away := away OR ${isElsewhere("r")};
     k := r.n;
     ids[k] := r.id;
@@ -29,7 +31,10 @@ const lockBuckets = sql`
   END LOOP;
   moment := clock_timestamp();
   at := extract(epoch FROM moment) * 1000;
-  IF found < bucket_count OR away THEN
+  IF matched < bucket_count OR away THEN
+    IF make AND NOT away THEN
+      ${vanished("quota_bucket")};
+    END IF;
     missing := true;
     verdicts := CASE WHEN away THEN ARRAY[-1] END;
     RETURN;
@@ -135,7 +140,7 @@ const findLines = sql`
 const findRepeats = sql`
   -- Granted before, by another call or by an earlier one of these.
   refused := 0;
-  found := 0;
+  matched := 0;
   FOR m IN i..j LOOP
     k := same[m];
     WHILE k > 0 AND verdicts[k] NOT IN (1, 2) LOOP k := same[k]; END LOOP;
@@ -169,19 +174,19 @@ const findRepeats = sql`
       END IF;
     END IF;
     IF prior[m] THEN
-      found := found + 1;
+      matched := matched + 1;
       verdicts[m] := CASE WHEN pamount[m] = use_amounts[m]
         AND pkind[m] = CASE WHEN use_holds[m] IS NULL THEN 'consume' ELSE 'hold' END THEN 2 ELSE 3 END;
     END IF;
   END LOOP;
-  IF found > 0 THEN
+  IF matched > 0 THEN
     -- The others of the group may have been granted too, by another call.
-    IF found < j - i + 1 AND look AND NOT looked THEN
+    IF matched < j - i + 1 AND look AND NOT looked THEN
       RAISE unique_violation;
     END IF;
     -- Of a group all were granted together, or it is another group.
     FOR m IN i..j LOOP
-      IF found < j - i + 1 AND NOT prior[m] THEN verdicts[m] := 3; END IF;
+      IF matched < j - i + 1 AND NOT prior[m] THEN verdicts[m] := 3; END IF;
     END LOOP;
     i := j + 1;
     CONTINUE;
@@ -284,10 +289,18 @@ const writeUses = sql`
     FROM unnest(use_buckets, eversion, use_amounts, edelta, eforgotten, eused, eheld, ecredit, maxes, esince, use_holds, use_ids, edrains, use_details)
       AS n (k, v, a, d, f, u, h, c, x, w, t, i, g, e)
     WHERE n.v IS NOT NULL;
+  GET DIAGNOSTICS matched = ROW_COUNT;
+  IF matched <> cardinality(array_remove(eversion, NULL)) THEN
+    ${vanished("quota_line")};
+  END IF;
   IF holds THEN
     INSERT INTO ${own("quota_hold")} (quota, subject, id, amount, until)
       SELECT bucket_quotas[n.k], bucket_subjects[n.k], n.i, n.a, moment + n.t * interval '1 millisecond'
       FROM unnest(use_buckets, use_ids, use_amounts, use_holds, eversion) AS n (k, i, a, t, v) WHERE n.v IS NOT NULL AND n.t IS NOT NULL;
+    GET DIAGNOSTICS matched = ROW_COUNT;
+    IF matched <> (SELECT count(*) FROM unnest(use_holds, eversion) AS n (t, v) WHERE n.v IS NOT NULL AND n.t IS NOT NULL) THEN
+      ${vanished("quota_hold")};
+    END IF;
   END IF;
   IF parts IS NULL THEN
     UPDATE ${own("quota_bucket")} t SET used = n.u, held = n.h, credit = n.c, version = n.v, since = n.w
@@ -313,7 +326,7 @@ const writeUses = sql`
 export const decide = sql`CREATE OR REPLACE FUNCTION ${own("quota_decide")}(
   rules jsonb, make boolean, look boolean, bq text[], bs text[], br int[], bm bigint[],
   ob int[], oi text[], oa bigint[], og int[], ot bigint[], od text[], same int[], ${answers})
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
   bucket_quotas ALIAS FOR bq;
@@ -348,7 +361,7 @@ DECLARE
   newest bigint[] := array_fill(0::bigint, ARRAY[bucket_count]);
   parts jsonb;
   saved record;
-  found int := 0;
+  matched int := 0;
   away boolean := false;
   holds boolean := false;
   looked boolean := false;

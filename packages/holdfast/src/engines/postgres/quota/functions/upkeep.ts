@@ -1,7 +1,9 @@
 /** The functions that look after the ledger: whether it adds up to what is counted, and what is old made short. */
 import { own, sql } from "../../../../seam/sql.ts";
+import { kept, vanished } from "../../hidden.ts";
 import { limitOf, mostUsed } from "../limits.ts";
 import { isElsewhere } from "./parts.ts";
+import { plainSql, plpgsql } from "../../search-path.ts";
 
 /** Of a line: its change of used, what was forgotten before it, and what is left of it in its window. */
 const delta = sql.raw("coalesce(l.delta, l.amount)");
@@ -22,7 +24,7 @@ const shown = (moment: string) =>
 export const check = sql`CREATE OR REPLACE FUNCTION ${own("quota_check")}(rule jsonb, q text, s text,
   OUT findings text[], OUT entries bigint, OUT version bigint, OUT used bigint, OUT held bigint, OUT credit bigint,
   OUT since timestamptz, OUT parts bigint[], OUT last bigint)
-LANGUAGE plpgsql STABLE AS $function$
+${plpgsql} STABLE AS $function$
 #variable_conflict use_variable
 DECLARE
   b ${own("quota_bucket")};
@@ -155,7 +157,7 @@ $function$`;
  */
 export const mend = sql`CREATE OR REPLACE FUNCTION ${own("quota_mend")}(rule jsonb, q text, s text, code_max bigint, op text, trust text,
   OUT at float8, OUT late boolean, OUT findings text[], OUT entries bigint, OUT repaired boolean)
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 #variable_conflict use_variable
 DECLARE
   b ${own("quota_bucket")};
@@ -211,6 +213,7 @@ BEGIN
   INSERT INTO ${own("quota_line")} (bucket, version, amount, delta, forgotten, used, held, credit, max, since, at, kind, id, details)
     VALUES (b.id, b.version, b.used, NULL, nullif(c.last, 0), b.used, nullif(b.held, 0), nullif(b.credit, 0), ${limitOf("b", "rule", "code_max")}, b.since, moment,
       'repair', op, jsonb_build_object('metadata', jsonb_build_object('findings', to_jsonb(findings), 'entries', entries)));
+  ${kept("quota_line")};
   UPDATE ${own("quota_bucket")} t SET used = b.used, held = b.held, credit = b.credit, version = b.version, since = b.since,
     parts = b.parts WHERE t.quota = q AND t.subject = s;
   repaired := true;
@@ -220,7 +223,7 @@ $function$`;
 /** As releases before quota_mend call it. */
 export const reconcile = sql`CREATE OR REPLACE FUNCTION ${own("quota_reconcile")}(rule jsonb, q text, s text, code_max bigint, op text,
   OUT at float8, OUT late boolean, OUT findings text[], OUT entries bigint, OUT repaired boolean)
-LANGUAGE sql AS $function$
+${plainSql} AS $function$
   SELECT * FROM ${own("quota_mend")}(rule, q, s, code_max, op, 'ledger')
 $function$`;
 
@@ -233,7 +236,7 @@ $function$`;
  */
 export const rollUp = sql`CREATE OR REPLACE FUNCTION ${own("quota_roll_up")}(q text, onward text, before timestamptz, most int,
   OUT gone bigint, OUT next text, OUT broken text[])
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 #variable_conflict use_variable
 DECLARE
   b record;
@@ -300,6 +303,9 @@ BEGIN
           sum(${delta}) AS delta FROM lines l) s
       WHERE l.version = top)
     SELECT gone + count(*) FILTER (WHERE l.kind <> 'rollup') INTO gone FROM lines l;
+    IF NOT EXISTS (SELECT FROM ${own("quota_line")} l WHERE l.bucket = b.id AND l.version = top) THEN
+      ${vanished("quota_line")};
+    END IF;
     UPDATE ${own("quota_bucket")} t SET rolled = top WHERE t.id = b.id AND t.quota = q AND t.subject = b.subject;
     IF EXISTS (SELECT FROM (SELECT l.at, l.version FROM ${own("quota_line")} l WHERE l.bucket = b.id AND l.version >= top
       ORDER BY l.version OFFSET 1 LIMIT 1) o WHERE o.at < before AND o.version < newest) THEN

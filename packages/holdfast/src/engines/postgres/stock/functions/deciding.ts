@@ -1,6 +1,8 @@
 /** The function that decides about any orders, in parts that are read one at a time. */
 import { own, sql } from "../../../../seam/sql.ts";
+import { kept, vanished } from "../../hidden.ts";
 import { batch, briefly, lists, make, plans } from "./parts.ts";
+import { plpgsql } from "../../search-path.ts";
 
 /** The levels, made if something is put into them, locked in one order, and read. */
 const lockLevels = sql`
@@ -19,9 +21,12 @@ const lockLevels = sql`
     min[k] := r.min_level;
     version[k] := r.version;
   END LOOP;
-  IF NOT make AND place IS NULL THEN
+  IF place IS NULL THEN
     FOR k IN 1..level_count LOOP
       IF id[k] IS NULL AND level_makes[k] THEN
+        IF make THEN
+          ${vanished("stock_level")};
+        END IF;
         missing := true;
         RETURN;
       END IF;
@@ -34,7 +39,7 @@ const readOwn = sql`
     -- What the caller's table says is so.
     levels := id;
     id := array_fill(NULL::bigint, ARRAY[level_count]);
-    FOR r IN EXECUTE ${own("stock_own")}(place, 'read') USING level_skus, level_locations LOOP
+    FOR r IN SELECT * FROM ${own("stock_at_own")}(place, 'read', level_skus, level_locations, NULL) LOOP
       k := r.n;
       id[k] := levels[k];
       hand[k] := r.on_hand;
@@ -187,6 +192,7 @@ const findRoom = sql`
       -- Only where somebody took it out of the caller's table: it stays reserved.
       INSERT INTO ${own("stock_reserved")} (level, reservation, quantity, until)
         SELECT u.l, order_origins[o], u.q, h.until FROM unnest(levels, quantities) u (l, q);
+      ${kept("stock_reserved")};
       FOR m IN i..j LOOP
         k := line_levels[m];
         kept[k] := kept[k] + line_quantities[m];
@@ -205,11 +211,17 @@ const writeReservation = sql`
       IF FOUND THEN
         INSERT INTO ${own("stock_reserved")} (level, reservation, quantity, until)
           SELECT u.l, order_origins[o], u.q, moment + order_ttls[o] * interval '1 millisecond' FROM unnest(levels, quantities) u (l, q);
+        GET DIAGNOSTICS k = ROW_COUNT;
+        IF k <> cardinality(levels) THEN
+          ${vanished("stock_reserved")};
+        END IF;
         untils[o] := extract(epoch FROM moment + order_ttls[o] * interval '1 millisecond') * 1000;
         states[o] := 'open';
       ELSE
         -- Somebody made another one of that id just now.
         verdict := 3;
+        PERFORM FROM ${own("stock_reservation")} t WHERE t.book = book AND t.id = order_origins[o];
+        ${kept("stock_reservation")};
       END IF;
     ELSE
       states[o] := CASE order_kinds[o] WHEN 'commit' THEN 'committed' ELSE 'released' END;
@@ -222,18 +234,21 @@ const writeMovements = sql`
   IF cardinality(moved_levels) > 0 THEN
     INSERT INTO ${own("stock_movement")} (level, version, quantity, balance, at, line, parts, kind, source, external_id, reference_type, reference_id, user_id, note, origin)
       SELECT n.l, n.v, n.q, n.b, moment, n.i, coalesce(order_parts[n.o], 1),
-        coalesce(order_kinds[n.o], 'opening'), coalesce(order_sources[n.o], 'MANUAL'), coalesce(order_ids[n.o], 'opening'),
+        coalesce(order_kinds[n.o], 'opening'), coalesce(order_sources[n.o], 'MANUAL'), coalesce(order_ids[n.o], 'opening:'),
         order_types[n.o], order_references[n.o], order_users[n.o], order_notes[n.o], CASE order_kinds[n.o] WHEN 'return' THEN order_origins[n.o] END
       FROM unnest(moved_levels, moved_versions, moved_quantities, moved_balances, moved_orders, moved_lines) n (l, v, q, b, o, i);
+    GET DIAGNOSTICS n = ROW_COUNT;
+    IF n <> cardinality(moved_levels) THEN
+      ${vanished("stock_movement")};
+    END IF;
   END IF;
   UPDATE ${own("stock_level")} t SET on_hand = n.h, reserved = n.r, version = n.v
     FROM unnest(id, hand, kept, version, kept_before, version_before) n (id, h, r, v, r0, v0)
     WHERE t.id = n.id AND (n.v > n.v0 OR n.r <> n.r0);
   IF place IS NOT NULL AND cardinality(moved_orders) > 0 AND 0 < ANY (moved_orders) THEN
     PERFORM set_config(${own.text("stock")}, 'on', true);
-    EXECUTE ${own("stock_own")}(place, 'write')
-      USING level_skus, level_locations, ARRAY(SELECT CASE WHEN EXISTS (SELECT FROM unnest(moved_levels, moved_orders) y (l, o) WHERE y.l = u.id AND y.o > 0) THEN u.h END
-        FROM unnest(id, hand) WITH ORDINALITY u (id, h, n) ORDER BY u.n);
+    PERFORM ${own("stock_at_own")}(place, 'write', level_skus, level_locations, ARRAY(SELECT CASE WHEN EXISTS (SELECT FROM unnest(moved_levels, moved_orders) y (l, o) WHERE y.l = u.id AND y.o > 0) THEN u.h END
+        FROM unnest(id, hand) WITH ORDINALITY u (id, h, n) ORDER BY u.n));
     PERFORM set_config(${own.text("stock")}, '', true);
   END IF;`;
 
@@ -244,7 +259,7 @@ const writeMovements = sql`
  * place: the caller's own table, whose rows are locked after ours, in the same order.
  */
 export const decide = sql`CREATE OR REPLACE FUNCTION ${own("stock_decide")}(${batch})
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
   ${lists}

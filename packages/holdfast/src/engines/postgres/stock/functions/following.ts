@@ -1,6 +1,7 @@
 /** What comes after a reservation or a sale. */
 import { own, sql } from "../../../../seam/sql.ts";
 import { plans } from "./parts.ts";
+import { plpgsql } from "../../search-path.ts";
 
 /** What comes after: 'commit' and 'release' of a reservation, 'return' of what was sold. Finds its lines, then decides. */
 export const follow = sql`CREATE OR REPLACE FUNCTION ${own("stock_follow")}(
@@ -8,7 +9,7 @@ export const follow = sql`CREATE OR REPLACE FUNCTION ${own("stock_follow")}(
   ws text[], wl text[], wq bigint[],
   OUT at float8, OUT verdict int, OUT entered float8, OUT until float8, OUT state text, OUT skus text[], OUT locations text[],
   OUT moved bigint[], OUT balances bigint[], OUT versions bigint[], OUT rooms bigint[])
-LANGUAGE plpgsql ${plans} AS $function$
+${plpgsql} ${plans} AS $function$
 #variable_conflict use_variable
 DECLARE
   wanted_skus ALIAS FOR ws;

@@ -1,10 +1,12 @@
 /** What there is, now and at any time, and the least that has to stay. */
 import { own, sql } from "../../../../seam/sql.ts";
+import { kept } from "../../hidden.ts";
+import { plpgsql } from "../../search-path.ts";
 
 /** Levels as they are now. Of a table of the caller's, with what it says. */
 export const levels = sql`CREATE OR REPLACE FUNCTION ${own("stock_levels")}(book text, place jsonb, skus text[], at_location text)
 RETURNS TABLE (sku text, location text, on_hand bigint, reserved bigint, min_level bigint, version bigint)
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 #variable_conflict use_column
 DECLARE
   moment timestamptz := clock_timestamp();
@@ -15,19 +17,19 @@ BEGIN
       FROM ${own("stock_level")} t WHERE t.book = stock_levels.book
         AND (skus IS NULL OR t.sku = ANY (skus)) AND (at_location IS NULL OR t.location = at_location) ORDER BY t.sku, t.location;
   ELSE
-    RETURN QUERY EXECUTE format('SELECT y.s, y.l, y.on_hand, coalesce(t.reserved - coalesce(
-        (SELECT sum(x.quantity)::bigint FROM ${own("stock_reserved")} x WHERE x.level = t.id AND x.until <= $3), 0), 0),
+    RETURN QUERY SELECT y.s, y.l, y.on_hand, coalesce(t.reserved - coalesce(
+        (SELECT sum(x.quantity)::bigint FROM ${own("stock_reserved")} x WHERE x.level = t.id AND x.until <= moment), 0), 0),
         coalesce(y.min_level, t.min_level, 0), coalesce(t.version, 0)
-      FROM (%s) y LEFT JOIN ${own("stock_level")} t ON t.book = $4 AND t.sku = y.s AND t.location = y.l
-      WHERE ($2::text IS NULL OR y.l = $2) ORDER BY y.s COLLATE "C", y.l COLLATE "C"',
-      ${own("stock_own")}(place, 'levels')) USING skus, at_location, moment, stock_levels.book;
+      FROM ${own("stock_at_own")}(place, 'levels', skus, NULL, NULL) y
+      LEFT JOIN ${own("stock_level")} t ON t.book = stock_levels.book AND t.sku = y.s AND t.location = y.l
+      WHERE at_location IS NULL OR y.l = at_location ORDER BY y.s COLLATE "C", y.l COLLATE "C";
   END IF;
 END
 $function$`;
 
 /** Halves the versions, which have no gaps, until the last one at that time is found: 20 steps for a million movements. */
 export const levelAt = sql`CREATE OR REPLACE FUNCTION ${own("stock_level_at")}(of_level bigint, moment timestamptz) RETURNS bigint
-LANGUAGE plpgsql STABLE AS $function$
+${plpgsql} STABLE AS $function$
 DECLARE
   low bigint := 0;
   high bigint;
@@ -57,7 +59,7 @@ $function$`;
 /** The least that has to stay. Refused if less is there already. */
 export const minimum = sql`CREATE OR REPLACE FUNCTION ${own("stock_minimum")}(book text, s text, l text, least_ bigint,
   OUT verdict int, OUT balance bigint, OUT version bigint, OUT room bigint)
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 #variable_conflict use_variable
 DECLARE
   t ${own("stock_level")};
@@ -65,6 +67,7 @@ BEGIN
   INSERT INTO ${own("stock_level")} (book, sku, location) SELECT book, s, l
     WHERE NOT EXISTS (SELECT FROM ${own("stock_level")} x WHERE x.book = book AND x.sku = s AND x.location = l) ON CONFLICT DO NOTHING;
   SELECT x.* INTO t FROM ${own("stock_level")} x WHERE x.book = book AND x.sku = s AND x.location = l FOR NO KEY UPDATE;
+  ${kept("stock_level")};
   IF t.on_hand - t.reserved < least_ THEN
     WITH gone AS (DELETE FROM ${own("stock_reserved")} x WHERE x.level = t.id AND x.until <= clock_timestamp() RETURNING x.quantity)
       SELECT t.reserved - coalesce(sum(gone.quantity), 0) INTO t.reserved FROM gone;

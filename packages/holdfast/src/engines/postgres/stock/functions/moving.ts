@@ -1,6 +1,8 @@
 /** What most calls come to, in less time: for the usual batch, for a single line, and for a single order. */
 import { own, sql } from "../../../../seam/sql.ts";
+import { vanished } from "../../hidden.ts";
 import { batch, briefly, lists, make, plans, room } from "./parts.ts";
+import { plpgsql } from "../../search-path.ts";
 
 /**
  * What most batches come to: lines that all fit, under ids that are new. No lock comes first: the UPDATE itself goes through
@@ -9,7 +11,7 @@ import { batch, briefly, lists, make, plans, room } from "./parts.ts";
  * of its level it is (lv). Whatever else turns out is undone, and left to stock_decide.
  */
 export const apply = sql`CREATE OR REPLACE FUNCTION ${own("stock_apply")}(plain boolean, lsum bigint[], lcount int[], llow bigint[], lt bigint[], lv int[], ${batch})
-LANGUAGE plpgsql ${plans} SET enable_bitmapscan = off AS $function$
+${plpgsql} ${plans} SET enable_bitmapscan = off AS $function$
 #variable_conflict use_variable
 DECLARE
   ${lists}
@@ -22,6 +24,7 @@ DECLARE
   ids bigint[];
   hands bigint[];
   olds bigint[];
+  written int;
   moment timestamptz;
 BEGIN
   IF plain THEN
@@ -53,6 +56,10 @@ BEGIN
       INSERT INTO ${own("stock_movement")} (level, version, quantity, balance, at, line, parts, kind, source, external_id, reference_type, reference_id, user_id, note)
         SELECT ids[n.k], n.v, n.q, n.b, moment, n.i, order_parts[n.o], order_kinds[n.o], order_sources[n.o], order_ids[n.o], order_types[n.o], order_references[n.o], order_users[n.o], order_notes[n.o]
         FROM unnest(line_levels, versions, line_quantities, balances, line_numbers, line_orders) n (k, v, q, b, i, o);
+      GET DIAGNOSTICS written = ROW_COUNT;
+      IF written <> cardinality(line_levels) THEN
+        ${vanished("stock_movement")};
+      END IF;
       missing := false;
       at := extract(epoch FROM moment) * 1000;
       RETURN;
@@ -75,7 +82,7 @@ $function$`;
 export const move = sql`CREATE OR REPLACE FUNCTION ${own("stock_move")}(
   book text, look boolean, s text, l text, q bigint, what text, op text, source text, rtype text, rid text, by_ text, note_ text,
   OUT at float8, OUT verdict int, OUT entered float8, OUT moved bigint, OUT balance bigint, OUT version bigint, OUT room bigint)
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 #variable_conflict use_variable
 DECLARE
   t record;
@@ -116,7 +123,7 @@ export const order = sql`CREATE OR REPLACE FUNCTION ${own("stock_order")}(
   what text, op text, source text, rtype text, rid text, by_ text, note_ text,
   OUT missing boolean, OUT at float8, OUT verdict int, OUT entered float8, OUT moved bigint[], OUT balances bigint[],
   OUT versions bigint[], OUT rooms bigint[])
-LANGUAGE plpgsql ${plans} SET enable_bitmapscan = off AS $function$
+${plpgsql} ${plans} SET enable_bitmapscan = off AS $function$
 #variable_conflict use_variable
 DECLARE
   level_skus ALIAS FOR ls;
@@ -142,11 +149,14 @@ BEGIN
     moment AS MATERIALIZED (SELECT clock_timestamp() AS at FROM whole WHERE whole.n = n),
     written AS (
       INSERT INTO ${own("stock_movement")} (level, version, quantity, balance, at, line, parts, kind, source, external_id, reference_type, reference_id, user_id, note)
-      SELECT m.id, m.version, m.q, m.on_hand, moment.at, m.n, n, what, source, op, rtype, rid, by_, note_ FROM moment, moved m)
-    SELECT moment.at, (SELECT array_agg(m.on_hand ORDER BY m.n) FROM moved m) AS balances,
+      SELECT m.id, m.version, m.q, m.on_hand, moment.at, m.n, n, what, source, op, rtype, rid, by_, note_ FROM moment, moved m RETURNING 1)
+    SELECT moment.at, (SELECT count(*) FROM written) AS lines, (SELECT array_agg(m.on_hand ORDER BY m.n) FROM moved m) AS balances,
       (SELECT array_agg(m.version ORDER BY m.n) FROM moved m) AS versions INTO done FROM moment;
     IF NOT FOUND THEN
       RAISE SQLSTATE 'HF001';
+    END IF;
+    IF done.lines <> n THEN
+      ${vanished("stock_movement")};
     END IF;
     at := extract(epoch FROM done.at) * 1000;
     entered := at;

@@ -1,50 +1,90 @@
 /** What is on hand in a table of the caller's. */
 import { own, sql } from "../../../../seam/sql.ts";
+import { lookingAtNothing, plpgsql, safePath } from "../../search-path.ts";
+
+/** As whoever called said it; processes of earlier releases do not, and are given what their session began with. */
+const callersPath = sql.raw(
+  "coalesce(place->>'path', (SELECT p.reset_val FROM pg_settings p WHERE p.name = 'search_path'))",
+);
 
 /**
- * The statements about a table of the caller's. Types are the catalog's, so that its own index on the column is used;
- * but only the column's own text is that SKU: "007" would be a second level of a 7, as would another case of a uuid.
+ * A statement about a table of the caller's. It runs with the caller's search path ({@link atOwnTable}), so every name in it is written
+ * in full; the comparison of SKUs is that of the column's type, so that its own index is used. But only the column's own text is that
+ * SKU: "007" would be a second level of a 7, as would another case of a uuid.
  * $1, $2: skus and locations; $3: what is on hand now, NULL: as it was.
  */
 export const ownTable = sql`CREATE OR REPLACE FUNCTION ${own("stock_own")}(place jsonb, what text) RETURNS text
-LANGUAGE plpgsql STABLE AS $function$
+${plpgsql} STABLE AS $function$
 DECLARE
   parts text[] := ARRAY(SELECT jsonb_array_elements_text(place->'table'));
   name text := (SELECT string_agg(quote_ident(p), '.' ORDER BY n) FROM unnest(parts) WITH ORDINALITY u (p, n));
-  -- -1: of char(n), the type of any length.
-  sku_type text := (SELECT format_type(a.atttypid, -1) FROM pg_attribute a WHERE a.attrelid = name::regclass AND a.attname = place->>'sku');
-  at_sku text := format('t.%1$I = u.s::%2$s AND t.%1$I::text COLLATE "C" = u.s', place->>'sku', sku_type);
-  at_place text := CASE WHEN place->>'location' IS NULL THEN format('u.l = %L', place->>'only')
-    ELSE format('t.%1$I::text = u.l AND t.%1$I::text COLLATE "C" = u.l', place->>'location') END;
-  here text := CASE WHEN place->>'location' IS NULL THEN format('%L::text', place->>'only')
-    ELSE format('t.%I::text COLLATE "C"', place->>'location') END;
+  relation regclass;
+  sku_type text;
+  same text;
+  at_sku text;
+  at_place text := CASE WHEN place->>'location' IS NULL THEN format('u.l OPERATOR(pg_catalog.=) %L', place->>'only')
+    ELSE format('t.%1$I::pg_catalog.text OPERATOR(pg_catalog.=) u.l AND t.%1$I::pg_catalog.text COLLATE pg_catalog."C" OPERATOR(pg_catalog.=) u.l', place->>'location') END;
+  here text := CASE WHEN place->>'location' IS NULL THEN format('%L::pg_catalog.text', place->>'only')
+    ELSE format('t.%I::pg_catalog.text COLLATE pg_catalog."C"', place->>'location') END;
+  least_ text := CASE WHEN place->>'minLevel' IS NULL THEN 'NULL::bigint' ELSE format('t.%I::bigint', place->>'minLevel') END;
 BEGIN
+  -- What the name means is the caller's.
+  PERFORM set_config('search_path', ${callersPath}, true);
+  relation := name::pg_catalog.regclass;
+  PERFORM pg_catalog.set_config('search_path', '${sql.raw(safePath)}', true);
+  SELECT format('%I.%I', n.nspname, c.relname) INTO name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
+  -- Of char(n), the type of any length. A type that has no comparison of its own, such as varchar, has one of the server's.
+  SELECT format('%I.%I', n.nspname, y.typname), format('OPERATOR(%I.=)', coalesce((SELECT s.nspname FROM pg_type b
+      JOIN pg_operator o ON o.oprname = '=' AND o.oprleft = b.oid AND o.oprright = b.oid AND o.oprnamespace = b.typnamespace
+      JOIN pg_namespace s ON s.oid = o.oprnamespace WHERE b.oid = CASE y.typtype WHEN 'd' THEN y.typbasetype ELSE y.oid END), 'pg_catalog'))
+    INTO sku_type, same FROM pg_attribute a JOIN pg_type y ON y.oid = a.atttypid JOIN pg_namespace n ON n.oid = y.typnamespace
+    WHERE a.attrelid = relation AND a.attname = place->>'sku' AND NOT a.attisdropped;
   IF sku_type IS NULL THEN
     RAISE undefined_column USING MESSAGE = format('there is no column %I in %s', place->>'sku', name);
   END IF;
+  at_sku := format('t.%1$I %2$s u.s::%3$s AND t.%1$I::pg_catalog.text COLLATE pg_catalog."C" OPERATOR(pg_catalog.=) u.s', place->>'sku', same, sku_type);
   RETURN CASE what
-  WHEN 'read' THEN format('SELECT u.n::int AS n, t.%I::bigint AS on_hand, %s AS min_level FROM unnest($1::text[], $2::text[]) WITH ORDINALITY u (s, l, n)
-    JOIN %s t ON %s AND %s ORDER BY u.s COLLATE "C", u.l COLLATE "C" FOR NO KEY UPDATE OF t',
-    place->>'onHand', CASE WHEN place->>'minLevel' IS NULL THEN 'NULL::bigint' ELSE format('t.%I::bigint', place->>'minLevel') END,
-    name, at_sku, at_place)
-  WHEN 'write' THEN format('UPDATE %s t SET %I = u.h FROM unnest($1::text[], $2::text[], $3::bigint[]) u (s, l, h)
+  WHEN 'read' THEN format('SELECT u.n::int, u.s, u.l, t.%I::bigint, %s
+    FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) WITH ORDINALITY u (s, l, n)
+    JOIN %s t ON %s AND %s ORDER BY u.s COLLATE pg_catalog."C", u.l COLLATE pg_catalog."C" FOR NO KEY UPDATE OF t',
+    place->>'onHand', least_, name, at_sku, at_place)
+  WHEN 'write' THEN format('UPDATE %s t SET %I = u.h FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3)) u (s, l, h)
     WHERE u.h IS NOT NULL AND %s AND %s', name, place->>'onHand', at_sku, at_place)
-  -- Of some ($1, $2), or of all (both NULL).
-  WHEN 'spots' THEN format('SELECT t.%I::text COLLATE "C" AS s, %s AS l FROM %s t WHERE $1::text[] IS NULL', place->>'sku', here, name)
-  WHEN 'some' THEN format('SELECT u.s, u.l FROM unnest($1::text[], $2::text[]) u (s, l) WHERE EXISTS (SELECT FROM %s t WHERE %s AND %s)',
-    name, at_sku, at_place)
-  -- $1: skus, or NULL; $2: a location, or NULL.
-  WHEN 'levels' THEN format('SELECT t.%I::text COLLATE "C" AS s, %s AS l, t.%I::bigint AS on_hand, %s AS min_level FROM %s t
-    WHERE ($1::text[] IS NULL OR t.%I = ANY ($1::text[]::%s[]) AND t.%I::text COLLATE "C" = ANY ($1::text[]))',
-    place->>'sku', here, place->>'onHand', CASE WHEN place->>'minLevel' IS NULL THEN 'NULL::bigint' ELSE format('t.%I::bigint', place->>'minLevel') END,
-    name, place->>'sku', sku_type, place->>'sku')
+  -- Of some ($1, $2), or of all.
+  WHEN 'spots' THEN format('SELECT NULL::int, t.%I::pg_catalog.text COLLATE pg_catalog."C", %s, NULL::bigint, NULL::bigint FROM %s t', place->>'sku', here, name)
+  WHEN 'some' THEN format('SELECT NULL::int, u.s, u.l, NULL::bigint, NULL::bigint FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) u (s, l)
+    WHERE EXISTS (SELECT FROM %s t WHERE %s AND %s)', name, at_sku, at_place)
+  -- $1: skus, or NULL.
+  WHEN 'levels' THEN format('SELECT NULL::int, t.%1$I::pg_catalog.text COLLATE pg_catalog."C", %2$s, t.%3$I::bigint, %4$s FROM %5$s t
+    WHERE ($1 IS NULL OR t.%1$I %6$s ANY ($1::%7$s[]) AND t.%1$I::pg_catalog.text COLLATE pg_catalog."C" OPERATOR(pg_catalog.=) ANY ($1))',
+    place->>'sku', here, place->>'onHand', least_, name, same, sku_type)
   END;
+END
+$function$`;
+
+/**
+ * Runs such a statement. Whatever the caller's table brings along, such as a trigger, finds what it names as if the caller had written to
+ * the table: with the caller's path, until the end of this function.
+ */
+export const atOwnTable = sql`CREATE OR REPLACE FUNCTION ${own("stock_at_own")}(place jsonb, what text, ls text[], ll text[], hands bigint[])
+RETURNS TABLE (n int, s text, l text, on_hand bigint, min_level bigint)
+${lookingAtNothing} SET row_security = on AS $function$
+DECLARE
+  statement text := ${own("stock_own")}(place, what);
+  writes boolean := what = 'write';
+BEGIN
+  PERFORM set_config('search_path', ${callersPath}, true);
+  IF writes THEN
+    EXECUTE statement USING ls, ll, hands;
+  ELSE
+    RETURN QUERY EXECUTE statement USING ls, ll, hands;
+  END IF;
 END
 $function$`;
 
 /** Levels of ours for rows of the caller's that have none yet. In order, and before anything is locked. */
 export const adopt = sql`CREATE OR REPLACE FUNCTION ${own("stock_adopt")}(book text, place jsonb, ls text[], ll text[]) RETURNS int
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 #variable_conflict use_variable
 DECLARE
   level_skus ALIAS FOR ls;
@@ -58,9 +98,9 @@ BEGIN
       WHERE NOT EXISTS (SELECT FROM ${own("stock_level")} t WHERE t.book = book AND t.sku = u.s AND t.location = u.l);
     IF s IS NULL THEN RETURN 0; END IF;
   END IF;
-  EXECUTE format('INSERT INTO ${own("stock_level")} (book, sku, location, elsewhere)
-    SELECT $3, x.s, x.l, true FROM (%s) x ORDER BY x.s COLLATE "C", x.l COLLATE "C" ON CONFLICT DO NOTHING',
-    ${own("stock_own")}(place, CASE WHEN level_skus IS NULL THEN 'spots' ELSE 'some' END)) USING s, l, book;
+  INSERT INTO ${own("stock_level")} (book, sku, location, elsewhere)
+    SELECT book, x.s, x.l, true FROM ${own("stock_at_own")}(place, CASE WHEN level_skus IS NULL THEN 'spots' ELSE 'some' END, s, l, NULL) x
+    ORDER BY x.s COLLATE "C", x.l COLLATE "C" ON CONFLICT DO NOTHING;
   GET DIAGNOSTICS n = ROW_COUNT;
   RETURN n;
 END
@@ -68,7 +108,7 @@ $function$`;
 
 /** Takes over so many rows of the caller's table: a level, and a movement of what is there. Resolves to how many. */
 export const open = sql`CREATE OR REPLACE FUNCTION ${own("stock_open")}(book text, place jsonb, most int) RETURNS int
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 #variable_conflict use_variable
 DECLARE
   s text[];
@@ -87,7 +127,7 @@ $function$`;
 
 /** For a trigger on the caller's table: what is on hand changes by movements. */
 export const guard = sql`CREATE OR REPLACE FUNCTION ${own("stock_guard")}() RETURNS trigger
-LANGUAGE plpgsql AS $function$
+${plpgsql} AS $function$
 BEGIN
   IF current_setting(${own.text("stock")}, true) IS DISTINCT FROM 'on' THEN
     RAISE EXCEPTION 'Stock in %.% changes through movements only', TG_TABLE_SCHEMA, TG_TABLE_NAME

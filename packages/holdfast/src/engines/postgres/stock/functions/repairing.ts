@@ -1,5 +1,7 @@
 /** Movements and what is on hand, made to agree. */
 import { own, sql } from "../../../../seam/sql.ts";
+import { kept } from "../../hidden.ts";
+import { plainSql, plpgsql } from "../../search-path.ts";
 
 /**
  * Makes movements and what is on hand agree. trust: 'ledger', what is on hand becomes what the movements come to; 'levels',
@@ -8,7 +10,7 @@ import { own, sql } from "../../../../seam/sql.ts";
  * NULL: it was done before, and the answer was lost.
  */
 export const mend = sql`CREATE OR REPLACE FUNCTION ${own("stock_mend")}(book text, place jsonb, s text, l text, op text, source text, by_ text, note_ text, trust text)
-RETURNS bigint LANGUAGE plpgsql AS $function$
+RETURNS bigint ${plpgsql} AS $function$
 #variable_conflict use_variable
 DECLARE
   t ${own("stock_level")};
@@ -23,7 +25,7 @@ BEGIN
     RETURN NULL;
   END IF;
   IF place IS NOT NULL THEN
-    FOR r IN EXECUTE ${own("stock_own")}(place, 'read') USING ARRAY[s], ARRAY[l] LOOP
+    FOR r IN SELECT * FROM ${own("stock_at_own")}(place, 'read', ARRAY[s], ARRAY[l], NULL) LOOP
       t.on_hand := r.on_hand;
       there := true;
     END LOOP;
@@ -46,11 +48,12 @@ BEGIN
   END IF;
   IF trust = 'ledger' AND there THEN
     PERFORM set_config(${own.text("stock")}, 'on', true);
-    EXECUTE ${own("stock_own")}(place, 'write') USING ARRAY[s], ARRAY[l], ARRAY[t.on_hand];
+    PERFORM ${own("stock_at_own")}(place, 'write', ARRAY[s], ARRAY[l], ARRAY[t.on_hand]);
     PERFORM set_config(${own.text("stock")}, '', true);
   END IF;
   INSERT INTO ${own("stock_movement")} (level, version, quantity, balance, at, line, parts, kind, source, external_id, user_id, note)
     VALUES (t.id, t.version + 1, t.on_hand - total, t.on_hand, clock_timestamp(), 1, 1, 'repair', source, op, by_, note_);
+  ${kept("stock_movement")};
   UPDATE ${own("stock_level")} x SET on_hand = t.on_hand, reserved = open_, version = t.version + 1 WHERE x.id = t.id;
   RETURN t.on_hand;
 END
@@ -58,6 +61,6 @@ $function$`;
 
 /** As releases before stock_mend called it: what is on hand stayed as it was. */
 export const repair = sql`CREATE OR REPLACE FUNCTION ${own("stock_repair")}(book text, place jsonb, s text, l text, op text, source text, by_ text, note_ text)
-RETURNS bigint LANGUAGE sql AS $function$
+RETURNS bigint ${plainSql} AS $function$
   SELECT ${own("stock_mend")}(book, place, s, l, op, source, by_, note_, 'levels')
 $function$`;
