@@ -1,12 +1,13 @@
 import { inspect, types } from "node:util";
+import { withoutPasswords } from "./text.ts";
 
 /** An error as people read it; `DEBUG=1` adds where it came from. Whatever was thrown, it does not throw. */
 export function describe(error: unknown): string {
   try {
-    return words(error);
+    return withoutPasswords(words(error));
   } catch {
     // By a getter, or a proxy, or for the want of a prototype.
-    return inspect(error, { depth: 2, customInspect: false });
+    return withoutPasswords(inspect(error, { depth: 2, customInspect: false }));
   }
 }
 

@@ -1,6 +1,8 @@
 /** How a verb that could not do its work ends: one line for people, and a code for scripts. */
 import { describe } from "./describe.ts";
 import { type JsonError, printJsonError } from "./json.ts";
+import { remedyOfNoConnection } from "./no-connection.ts";
+import { shownLines } from "./text.ts";
 
 /**
  * 0: it did what it was asked, and all is well. 1: it did, and the answer is no (something was found, the lock was busy).
@@ -29,15 +31,17 @@ export function complain(error: unknown): void {
   const told = jsonErrorOf(error);
   process.exitCode = told.exitCode;
   // Who has stopped it knows.
-  if (!(error instanceof Interrupted)) console.error(`holdfast: ${told.message}`);
+  if (!(error instanceof Interrupted)) console.error(`holdfast: ${shownLines(told.message)}`);
   printJsonError(told);
 }
 
 /** As `--json` has it. */
 export function jsonErrorOf(error: unknown): JsonError {
   if (error instanceof Interrupted) return { message: "It was stopped.", exitCode: exitCodes.stopped };
+  // A failure of ours has said what to do.
+  const remedy = error instanceof Failure ? undefined : remedyOfNoConnection(serversOwn(error));
   return {
-    message: describe(error),
+    message: remedy === undefined ? describe(error) : `${describe(error)} ${remedy}`,
     exitCode: error instanceof Failure ? error.exitCode : exitCodes.failed,
     code: codeOf(error),
   };

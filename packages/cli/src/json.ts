@@ -19,6 +19,12 @@ const escaped = (text: string): string =>
 let printed = false;
 let failed: JsonError | undefined;
 
+/** Before a verb is run. */
+export function beginJson(): void {
+  printed = false;
+  failed = undefined;
+}
+
 /** An object and not a list, so that it can come to have more in it. */
 export function printJson<T extends object>(
   value: T extends readonly unknown[] ? never : T,

@@ -27,11 +27,21 @@ export function quoted(server: Server, name: string): string {
 
 async function drop(server: Server, { what, name }: Own, force: boolean): Promise<void> {
   const id = quoted(server, name);
-  if (what === "schema") await server.query(`DROP SCHEMA IF EXISTS ${id} CASCADE`);
+  if (what === "schema") await server.run(`DROP SCHEMA IF EXISTS ${id} CASCADE`);
   else
-    await server.query(
+    await server.run(
       `DROP DATABASE IF EXISTS ${id}${force && server.kind === "postgres" ? " WITH (FORCE)" : ""}`,
     );
+}
+
+/**
+ * Makes an empty database of PostgreSQL that nobody else may connect to: before PostgreSQL 15 everybody may make functions in a new one,
+ * which whoever works there would call. Not from template1, which may be in use by somebody.
+ */
+export async function createEmpty({ run }: Server, name: string): Promise<void> {
+  await run(`CREATE DATABASE "${name}" TEMPLATE template0 ALLOW_CONNECTIONS false`);
+  await run(`REVOKE ALL ON DATABASE "${name}" FROM PUBLIC`);
+  await run(`ALTER DATABASE "${name}" ALLOW_CONNECTIONS true`);
 }
 
 /** By hand. */

@@ -25,21 +25,32 @@ import { stock } from "./commands/stock.ts";
 import { strategy } from "./commands/strategy.ts";
 import { top } from "./commands/top.ts";
 import { complain, exitCodes } from "./failure.ts";
-import { printJsonError } from "./json.ts";
+import { beginJson, printJsonError } from "./json.ts";
+import { keepGoingWithoutReaders } from "./output.ts";
+import { shown, shownLines } from "./text.ts";
+import { withoutAddresses } from "./url.ts";
 
 const { version }: { version: string } = JSON.parse(
   readFileSync(new URL("../package.json", import.meta.url), "utf8"),
 );
+
+/** In one line, also if what was typed has several; but for the guess what may have been meant. */
+function mistake(text: string): string {
+  const [, said = text, guess = ""] = /^(.*?)(\n\(Did you mean .*\))?\n?$/s.exec(text) ?? [];
+  return `${shown(withoutAddresses(said))}${withoutAddresses(guess)}`;
+}
 
 /** With all its verbs, also for what is written about them. */
 export const program = new Command("holdfast")
   .description("Makes code that checks, then writes, exact under concurrency.")
   .version(version)
   .showHelpAfterError("`holdfast --help` lists the commands.")
+  // What was typed may be an address in the wrong place, an order to a terminal, or pages long.
+  .configureOutput({ outputError: (text, write) => write(`${shownLines(mistake(text), 500)}\n`) })
   // A mistake in what was typed, as any other reason for which nothing could be done.
   .exitOverride(({ exitCode, message }) => {
     if (exitCode === 0) process.exit(exitCodes.ok);
-    printJsonError({ message: message.replace(/^error: /, ""), exitCode: exitCodes.failed });
+    printJsonError({ message: mistake(message).replace(/^error: /, ""), exitCode: exitCodes.failed });
     process.exit(exitCodes.failed);
   });
 
@@ -71,6 +82,8 @@ for (const register of [
   register(program);
 
 export async function run(): Promise<void> {
+  keepGoingWithoutReaders();
+  beginJson();
   try {
     await program.parseAsync();
     printJsonError();

@@ -10,6 +10,24 @@ export function shown(text: string): string {
   });
 }
 
+/** A message may have several lines; what is quoted in it may be of any length. */
+export function shownLines(text: string, most = 4000): string {
+  const cut = text.length <= most ? text : `${text.slice(0, most)}…`;
+  return cut.split("\n").map(shown).join("\n");
+}
+
+/** What may quote somebody's address, without the password in it. */
+export function withoutPasswords(text: string): string {
+  return text
+    .replaceAll(/(:\/\/[^\s:@/'"]*):[^\s'"]*@/g, "$1:…@")
+    .replaceAll(/(\b\w*(?:password|pwd|token|secret)=)[^\s'"&;]+/gi, "$1…");
+}
+
+/** How a name is given to a shell. */
+export function word(text: string): string {
+  return /^[\w.:@/][\w.:@/-]*$/.test(text) ? text : `'${shown(text).replaceAll("'", "'\\''")}'`;
+}
+
 /** "1 row", "1,204 rows". */
 export function plural(n: number, one: string, many = `${one}s`): string {
   return `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
@@ -19,14 +37,4 @@ export function plural(n: number, one: string, many = `${one}s`): string {
 export function listed(names: readonly string[], most = 5): string {
   const more = names.length - most;
   return more > 1 ? `${names.slice(0, most).join(", ")} and ${more} more` : names.join(", ");
-}
-
-/** Strings of SQL, also those that the server has cut off. Double quotes are strings on MySQL, and names elsewhere. */
-const strings = /'(?:[^'\\]|\\.|'')*(?:'|\\?$)|\$(\w*)\$.*?(?:\$\1\$|$)/gs;
-const doubleQuoted = /"(?:[^"\\]|\\.|"")*(?:"|\\?$)/gs;
-
-/** A statement without what somebody wrote into it, such as a password: to be kept. */
-export function withoutStrings(statement: string, doubleQuotes: boolean): string {
-  const text = statement.replace(strings, "'…'");
-  return doubleQuotes ? text.replace(doubleQuoted, '"…"') : text;
 }

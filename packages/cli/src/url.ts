@@ -42,8 +42,8 @@ export function ownIn(kind: string, schema: string): (name: string) => string {
   return (name) => `${written}.${name}`;
 }
 
-export function given(url: string | undefined): Given | undefined {
-  const found = url === undefined ? inVariables() : { url, by: "--url" };
+export function given(url: string | undefined, by = "--url"): Given | undefined {
+  const found = url === undefined ? inVariables() : { url, by };
   if (found) refuseUnencoded(found);
   return found;
 }
@@ -87,10 +87,24 @@ function refuseUnencoded({ url, by }: Given): void {
 const listOf = (words: readonly string[]): string =>
   words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
 
-/** Whoever has the wrong variable set should see it, but not the password in the log. */
+/**
+ * An address as it may be shown: without the password, and without parameters, which may hold one too. Whoever has the wrong
+ * variable set should see which database it names.
+ */
 export function withoutSecrets(url: string): string {
-  if (!URL.canParse(url)) return url.includes("@") ? "the database" : url;
-  const { protocol, username, host, pathname } = new URL(url);
-  if (protocol === "file:" || protocol === "sqlite:") return url;
-  return `${protocol}//${username === "" ? "" : `${username}@`}${host}${pathname}`;
+  // A file has no user: one with an @ after two slashes is of another kind.
+  if (/^(?:file|sqlite):(?!\/\/[^/]*@)/i.test(url)) return url.replace(/\?.*$/s, "");
+  const [, scheme, login, host = "", path = ""] =
+    /^(\w+):\/\/(?:([^/?#]*)@)?([^/?#@]*)(\/[^?#@]*)?(?:[?#]|$)/.exec(url) ?? [];
+  if (scheme === undefined) return "the database";
+  const user = login?.split(":")[0] ?? "";
+  return `${scheme}://${user === "" ? "" : `${user}@`}${host}${path}`;
+}
+
+/** What somebody typed, without what may be an address with a password in it. */
+export function withoutAddresses(text: string): string {
+  return text.replaceAll(
+    /(--[\w-]+=)?[^\s'"]*(?:@|:\/\/|(?:password|pwd|token|secret)=)[^\s'"]*/gi,
+    (_, option: string | undefined) => `${option ?? ""}…`,
+  );
 }

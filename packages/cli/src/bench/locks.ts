@@ -83,7 +83,8 @@ export async function transaction<T>(
 
 /** With one statement in the body, the textbook is six round trips. */
 export function pgDriver(pool: Pool, namespace = "upload"): Driver {
-  const hf = holdfast(fromPg(pool));
+  // Of a role without rights to the tables, too.
+  const hf = holdfast(fromPg(pool), { oneShard: true });
   return {
     name: "pg",
     ours: (user, body) => hf.transaction({ lock: key(namespace, user) }, (tx) => body(byPg(tx.client), user)),

@@ -2,9 +2,9 @@
 import type { Pool as MysqlPool } from "mysql2/promise";
 import type { Pool } from "pg";
 import { describe } from "../describe.ts";
-import { within } from "../doctor/bounded.ts";
+import { within } from "../within.ts";
 import { Failure } from "../failure.ts";
-import type { Own, OwnDatabase, OwnKind } from "../own-database.ts";
+import { type Own, type OwnDatabase, type OwnKind, createEmpty } from "../own-database.ts";
 import type { Server, Session } from "../server.ts";
 
 interface Common extends Own {
@@ -120,8 +120,7 @@ async function makePostgres(
   const { Client, Pool } = await import("pg");
   const keeper = new Client({ connectionString: url.href, connectionTimeoutMillis: 10_000 });
   keeper.on("error", () => {});
-  // template1 may be in use by somebody, which would be an error.
-  if (what === "database") await own.make(() => server.query(`CREATE DATABASE "${name}" TEMPLATE template0`));
+  if (what === "database") await own.make(() => createEmpty(server, name));
   // Kept: whoever finds the place sees by this session that it is in use.
   try {
     await keeper.connect();

@@ -27,7 +27,7 @@ export interface Ground {
 }
 
 export function groundOn(pool: Pool): Ground {
-  return { pool, hf: holdfast(fromPg(pool)) };
+  return { pool, hf: holdfast(fromPg(pool), { oneShard: true }) };
 }
 
 /** One operation: takes 1 from a row. A transfer gives it to another one. */

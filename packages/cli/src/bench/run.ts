@@ -1,12 +1,13 @@
 /** `holdfast bench`: what Holdfast costs on somebody's server, next to what is written by hand, and to doing it wrong. */
 import { confirmed, declined } from "../confirm.ts";
-import { within } from "../doctor/bounded.ts";
+import { within } from "../within.ts";
 import { Failure, Interrupted, exitCodes, interruptible } from "../failure.ts";
 import { OwnDatabase, type OwnKind, dropStatement, leftovers, tidy } from "../own-database.ts";
 import { type Server, connect, kindOf } from "../server.ts";
+import { columnsOf, folded } from "../patterns/show.ts";
 import { note, print, printJson } from "../terminal.ts";
 import { unless } from "../unless.ts";
-import { given } from "../url.ts";
+import { given, withoutSecrets } from "../url.ts";
 import { type Timing, machine, roundCount, roundTrip } from "./measure.ts";
 import { type Place, checkRoom, makePlace, placeKind } from "./place.ts";
 import { type BenchResult, type SuiteResult, suiteResult } from "./result.ts";
@@ -81,9 +82,11 @@ function list(wanted: readonly Suite[], json: boolean | undefined): void {
   }
   for (const [i, suite] of wanted.entries()) {
     if (i > 0) print();
-    print(`${suite.name}: ${suite.about} (${on.join(", ")})`);
+    for (const line of folded(`${suite.name}: ${suite.about} (${on.join(", ")})`, columnsOf())) print(line);
     const width = Math.max(...Object.keys(suite.contestants).map(({ length }) => length));
-    for (const [name, what] of Object.entries(suite.contestants)) print(`  ${name.padEnd(width)}  ${what}`);
+    for (const [name, what] of Object.entries(suite.contestants))
+      for (const [at, line] of folded(what, columnsOf() - width - 4).entries())
+        print(`  ${(at === 0 ? name : "").padEnd(width)}  ${line}`);
   }
 }
 
@@ -148,9 +151,9 @@ async function bench(
 ): Promise<BenchResult | undefined> {
   const { connections, seconds, yes, url, schema } = options;
   const named = given(url);
-  if (named && kindOf(named.url) === "sqlite")
+  if (named && kindOf(named) === "sqlite")
     throw new Failure(
-      `${named.url} (${named.by}) is SQLite, whose drivers let one statement of a process run at a time: callers in one process are in nobody's way, and there is nothing to compare. What several processes on one file come to is in docs/benchmarks.md; \`npm run bench -- patterns\` in a checkout measures it.`,
+      `${withoutSecrets(named.url)} (${named.by}) is SQLite, whose drivers let one statement of a process run at a time: callers in one process are in nobody's way, and there is nothing to compare. What several processes on one file come to is in docs/benchmarks.md; \`npm run bench -- patterns\` in a checkout measures it.`,
     );
   await using cleanup = new AsyncDisposableStack();
   const embedded = named === undefined;

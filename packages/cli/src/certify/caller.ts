@@ -1,5 +1,5 @@
 /** One of the sessions that a probe plays against each other. It answers in time, or it is ended. */
-import { NoAnswer, within } from "../doctor/bounded.ts";
+import { NoAnswer, within } from "../within.ts";
 import type { Row, Session } from "../server.ts";
 
 /** Longer than any wait that a probe asks the server for. */

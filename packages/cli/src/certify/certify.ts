@@ -1,9 +1,9 @@
 /** Runs the probes one after the other, on a table of their own, which is gone afterwards. */
 import { randomBytes } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
-import { type Capabilities, HoldfastError, failureOf } from "holdfast";
+import { type Capabilities, HoldfastError, ReplicaError, failureOf } from "holdfast";
 import { describe } from "../describe.ts";
-import { NoAnswer, within } from "../doctor/bounded.ts";
+import { NoAnswer, within } from "../within.ts";
 import { Failure } from "../failure.ts";
 import type { Kind, Server } from "../server.ts";
 import { unless } from "../unless.ts";
@@ -11,8 +11,9 @@ import { Caller, answerMs } from "./caller.ts";
 import { type Kit, longMs } from "./kit.ts";
 import { mysqlKit } from "./mysql.ts";
 import { postgresKit } from "./postgres.ts";
-import { type Ground, type Line, type Probe, type Seen, type Verdict, unknown } from "./probe.ts";
-import { gap, probes } from "./probes.ts";
+import { type Node, type NodeFacts, acrossNodes, isGone } from "./nodes.ts";
+import { type Ground, type Line, type Probe, type Seen, type Verdict, lineOf, unknown } from "./probe.ts";
+import { gap, isClaimed, probes } from "./probes.ts";
 import { sqliteKit } from "./sqlite.ts";
 import { isDenied } from "../user.ts";
 
@@ -20,6 +21,8 @@ export interface CertifyOptions {
   readonly only?: readonly string[] | undefined;
   /** Nothing is made and written: probes that need a table are left out. */
   readonly readOnly?: boolean | undefined;
+  /** Further nodes of the same cluster. */
+  readonly nodes?: readonly Server[] | undefined;
   readonly signal: AbortSignal;
   /** Told what is made, before it is. */
   readonly say: (note: string) => void;
@@ -36,6 +39,10 @@ export interface Certificate {
   /** Why. */
   readonly refused: string | undefined;
   readonly lines: readonly Line[];
+  /** The further ones that were named. */
+  readonly nodes: readonly NodeFacts[];
+  /** The kind of cluster that the server is one node of, if no other node was named. */
+  readonly alone: string | undefined;
 }
 
 /** Of a whole probe: each step of it has a limit of its own. */
@@ -55,23 +62,52 @@ export async function certify(server: Server, options: CertifyOptions): Promise<
   const lines: Line[] = [];
   let numbers = 0;
   let keys = 0;
-  for (const probe of chosen) {
-    options.progress?.(probe.id, lines.length, chosen.length);
-    await using callers = new Callers(server, made);
+  const run = async (probe: Probe, servers: readonly Server[], atCommit: boolean): Promise<Seen> => {
+    await using callers = new Callers(servers, made);
     const ground: Ground = {
       server,
       kit: made,
+      atCommit,
       next: () => ++numbers,
       key: () => ++keys,
       verdictOf: (id) => lines.find((line) => line.id === id)?.verdict,
       caller: () => callers.open(),
     };
-    const seen = await unless(signal, tried(probe, ground, readOnly));
-    const { id, title, tried: how, carries, features, advice } = probe;
-    const verdict = verdictOf(seen, probe, capabilities);
-    lines.push({ id, title, tried: how, carries, features, advice, verdict, seen: seen.what });
+    return await unless(signal, tried(probe, ground, readOnly));
+  };
+  for (const probe of chosen) {
+    options.progress?.(probe.id, lines.length, chosen.length);
+    const seen = await run(probe, [server], false);
+    lines.push(lineOf(probe, verdictOf(seen, probe, capabilities), seen.what));
   }
-  return { server: server.shown, kind: server.kind, version, capabilities, refused, lines };
+  const others = options.nodes ?? [];
+  const nodes: NodeFacts[] = [];
+  for (const [i, other] of others.entries()) {
+    const node: Node = {
+      server: other,
+      number: i + 2,
+      version: await versionOf(other),
+      ...(await unless(signal, believed(other))),
+    };
+    site.arriveOn(other);
+    if (!readOnly) say(`Waits for it to arrive on ${other.shown}, ${longMs / 1000} s at most.`);
+    const found = await acrossNodes({
+      first: { server, number: 1, version, capabilities, refused },
+      node,
+      kit: made,
+      chosen,
+      readOnly,
+      run,
+      verdictOf,
+      next: () => ++numbers,
+      signal,
+      progress: (id, done, all) => options.progress?.(`${id} on node ${node.number}`, done, all),
+    });
+    lines.push(...found.lines);
+    nodes.push(found.facts);
+  }
+  const alone = others.length === 0 ? await made.cluster?.(server).catch(() => undefined) : undefined;
+  return { server: server.shown, kind: server.kind, version, capabilities, refused, lines, nodes, alone };
 }
 
 /** What the probes need, and whether they must do without: a server that is refused anyway, such as a replica, may refuse too. */
@@ -92,18 +128,21 @@ async function onGround(
 
 /** The sessions of one probe, which end with it. */
 class Callers implements AsyncDisposable {
-  readonly #server: Server;
+  readonly #servers: readonly Server[];
   readonly #kit: Kit;
   readonly #all: Caller[] = [];
+  #opened = 0;
   #over = false;
 
-  constructor(server: Server, kit: Kit) {
-    this.#server = server;
+  constructor(servers: readonly Server[], kit: Kit) {
+    this.#servers = servers;
     this.#kit = kit;
   }
 
+  /** On each of the servers in turn. */
   async open(): Promise<Caller> {
-    const caller = new Caller(await within(answerMs, this.#server.session()));
+    const server = this.#servers[this.#opened++ % this.#servers.length] as Server;
+    const caller = new Caller(await within(answerMs, server.session()));
     this.#all.push(caller);
     if (this.#over) {
       caller.destroy();
@@ -135,25 +174,26 @@ async function tried(probe: Probe, ground: Ground, readOnly: boolean): Promise<S
   }
 }
 
-function verdictOf({ verdict }: Seen, { carries }: Probe, capabilities: Capabilities | undefined): Verdict {
+function verdictOf({ verdict }: Seen, probe: Probe, capabilities: Capabilities | undefined): Verdict {
   if (verdict === "yes") return "holds";
   if (verdict !== "no") return verdict;
-  const claimed =
-    !capabilities || carries.some((name) => name === indispensable || !isGap(capabilities[name]));
-  return claimed ? "fails" : "absent";
+  return probe.carries.includes(indispensable) || isClaimed(probe, capabilities) ? "fails" : "absent";
 }
 
 /** Where not even these are to be had there is no use in Holdfast, whether or not it knows. */
 const indispensable = "transactionLocks";
 
-const isGap = (value: unknown): boolean => typeof value === "object" && value !== null && "why" in value;
-
-async function believed(server: Server): Promise<{ capabilities?: Capabilities; refused?: string }> {
+async function believed(
+  server: Server,
+): Promise<{ capabilities?: Capabilities; refused?: string; replica?: boolean }> {
   try {
-    return { capabilities: await within(answerMs * 2, server.hf.capabilities()) };
+    const capabilities = await within(answerMs * 2, server.hf.capabilities());
+    const { primary } = capabilities;
+    return { capabilities, ...(primary !== true && { refused: `it takes writes, but ${primary.why}` }) };
   } catch (error) {
     // What it does not take, it says why. That is a finding; whatever else went wrong is not.
-    if (error instanceof HoldfastError) return { refused: error.message };
+    if (error instanceof HoldfastError)
+      return { refused: error.message, replica: error instanceof ReplicaError };
     // Something that answers its first question with an error is none of those that it knows.
     if (error instanceof NoAnswer || failureOf(error)?.kind === "lost")
       throw new Failure(`${server.shown}: ${describe(error)}.`, { cause: error });
@@ -162,9 +202,10 @@ async function believed(server: Server): Promise<{ capabilities?: Capabilities; 
 }
 
 async function versionOf(server: Server): Promise<string> {
-  const text =
-    server.kind === "sqlite" ? "SELECT sqlite_version() AS version" : "SELECT version() AS version";
-  const [row] = await within(answerMs, server.query(text));
+  const functions = { sqlite: "sqlite_version()", postgres: "pg_catalog.version()" } as Record<Kind, string>;
+  const text = `SELECT ${functions[server.kind] ?? "version()"} AS version`;
+  // Not in a transaction: what stands between may have none.
+  const [row] = await within(answerMs, server.run(text));
   return String(row?.["version"]);
 }
 
@@ -179,6 +220,7 @@ class Site implements AsyncDisposable {
   readonly #server: Server;
   readonly #say: (note: string) => void;
   #kit: Kit | undefined;
+  readonly #nodes: Server[] = [];
   /** The second Ctrl-C ends the process at once. */
   readonly #onExit = (): void => this.#left("it was stopped before that");
 
@@ -192,15 +234,19 @@ class Site implements AsyncDisposable {
       this.#say(`Makes ${kit.made} on ${this.#server.shown}, and removes it afterwards.`);
       this.#kit = kit;
       process.once("exit", this.#onExit);
+      let made = 0;
       try {
         for (const statement of kit.make) {
           signal.throwIfAborted();
-          await within(answerMs, this.#server.query(statement));
+          await within(answerMs, this.#server.run(statement));
+          made++;
         }
         return kit;
       } catch (error) {
         if (signal.aborted || error instanceof NoAnswer) throw error;
-        await this[Symbol.asyncDispose]();
+        // A replica would refuse to remove what it has refused to make.
+        if (made === 0 && failureOf(error)?.kind === "read-only") this.#forget();
+        else await this[Symbol.asyncDispose]();
         if (i === kits.length - 1 || !refusesTables(error))
           throw new Failure(
             `${this.#server.shown}: ${kit.made} could not be made: ${describe(error)}. It needs the right to make a table; --read-only tries what needs none.`,
@@ -209,6 +255,11 @@ class Site implements AsyncDisposable {
       }
     }
     throw new Failure("There is nothing to be made.");
+  }
+
+  /** What is made is removed there by replication. */
+  arriveOn(node: Server): void {
+    this.#nodes.push(node);
   }
 
   #left(why: string): void {
@@ -235,6 +286,15 @@ class Site implements AsyncDisposable {
         }
       }
     }
+    for (const node of this.#nodes)
+      if (!(await isGone(kit, node)))
+        this.#say(
+          `${kit.made} is still on ${node.shown}: it goes from there when replication has caught up. By hand: ${kit.remove.join("; ")}`,
+        );
+    this.#forget();
+  }
+
+  #forget(): void {
     process.off("exit", this.#onExit);
     this.#kit = undefined;
   }

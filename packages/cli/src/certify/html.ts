@@ -4,7 +4,7 @@ import { escape } from "../race/text.ts";
 import { type Certificate } from "./certify.ts";
 import type { Line, Verdict } from "./probe.ts";
 import { verdicts } from "./probe.ts";
-import { belief, fields, headings, marks, summary, titleOf } from "./report.ts";
+import { belief, fields, headings, marks, nameOf, nodesOf, summary, titleOf } from "./report.ts";
 
 const badges: Readonly<Record<Verdict, string>> = {
   fails: "race",
@@ -14,9 +14,10 @@ const badges: Readonly<Record<Verdict, string>> = {
 };
 
 export function htmlReport(certificate: Certificate): string {
-  const { lines, refused } = certificate;
+  const { lines, refused, nodes } = certificate;
   const well =
-    refused === undefined && lines.every(({ verdict }) => verdict === "holds" || verdict === "absent");
+    [{ refused }, ...nodes].every((each) => each.refused === undefined) &&
+    lines.every(({ verdict }) => verdict === "holds" || verdict === "absent");
   const parts = verdicts.map((verdict) =>
     section(
       verdict,
@@ -42,7 +43,7 @@ article dl { display: block; } article dl div { display: flex; gap: 12px; margin
 <header>
 <h1>${escape(titleOf(certificate))}</h1>
 <p class="${well ? "ok" : "race"}">${escape(summary(certificate))}</p>
-<p>${escape(belief(certificate))}</p>
+${[belief(certificate), ...nodesOf(certificate)].map((text) => `<p>${escape(text)}</p>`).join("\n")}
 </header>
 ${refused === undefined ? "" : `<pre class="error">${escape(`Holdfast refuses this server: ${refused}`)}</pre>`}
 ${parts.join("\n")}
@@ -65,8 +66,9 @@ function article(line: Line): string {
     const value = text.includes("\n") ? `<div class="scroll"><pre>${escape(text)}</pre></div>` : escape(text);
     return `<div><dt>${word}</dt><dd>${value}</dd></div>`;
   });
-  return `<article aria-labelledby="p-${escape(line.id)}">
-<h3 id="p-${escape(line.id)}"><code>${escape(line.id)}</code> ${escape(line.title)}</h3>
+  const id = escape(`p-${line.id}${line.node === undefined ? "" : `-${line.node}`}`);
+  return `<article aria-labelledby="${id}">
+<h3 id="${id}"><code>${escape(nameOf(line))}</code> ${escape(line.title)}</h3>
 <dl>${items.join("")}</dl>
 </article>`;
 }

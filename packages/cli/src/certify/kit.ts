@@ -68,6 +68,9 @@ export interface Kit {
   /** Milliseconds. */
   clock(caller: Caller): Promise<number>;
 
+  /** The kind of cluster that the server is set up to be one node of. */
+  cluster?(server: Server): Promise<string | undefined>;
+
   /** Of probes that ask for something that this kind of server deliberately does not have. */
   readonly gaps: Readonly<Record<string, string>>;
 }

@@ -23,9 +23,12 @@ export function mysqlKit(name: string): Kit {
       await caller.query(
         `SELECT id FROM ${table} WHERE id = ${rowOf(n)} FOR UPDATE${ms === 0 ? " NOWAIT" : ""}`,
       );
+      // As Holdfast does: a cluster compares at COMMIT what was written, and not what was locked.
+      await caller.query(`UPDATE ${table} SET n = n + 1 WHERE id = ${rowOf(n)}`);
       return "granted";
     } catch (error) {
-      if (failureOf(error)?.kind !== "lock-timeout") throw error;
+      const kind = failureOf(error)?.kind;
+      if (kind !== "lock-timeout" && kind !== "deadlock" && kind !== "serialization") throw error;
       await caller.query("ROLLBACK");
       return "busy";
     }
@@ -106,6 +109,14 @@ export function mysqlKit(name: string): Kit {
       // A procedure may have several results.
       const [rows] = (await caller.query(`CALL ${routine}(41)`)) as unknown as Row[][];
       return Number(rows?.[0]?.["n"]);
+    },
+    async cluster({ query }) {
+      // Everybody may see these.
+      const rows = await query(
+        "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_group_name') AND Value NOT IN ('', 'OFF', '0')",
+      );
+      const [found] = rows.map((row) => String(row["Variable_name"]));
+      return found && (found === "wsrep_on" ? "Galera" : "Group Replication");
     },
     async clock(caller) {
       // Not NOW(), which stands still within a statement.

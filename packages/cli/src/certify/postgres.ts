@@ -1,6 +1,6 @@
 import { randomBytes } from "node:crypto";
 import { failureOf } from "holdfast";
-import { within } from "../doctor/bounded.ts";
+import { within } from "../within.ts";
 import { type Caller, answerMs } from "./caller.ts";
 import { type Done, type Grant, type Kit, keyRows, longMs, rowIds, shortMs } from "./kit.ts";
 
@@ -22,16 +22,16 @@ export function postgresKit(name: string, byRows: boolean, ownSchema = false): K
   const patience = (ms: number): string => `SET LOCAL lock_timeout = ${ms}`;
   const exclusive = (n: number, ms: number): string =>
     byRows
-      ? `SELECT id FROM ${table} WHERE id = ${rowOf(n)} FOR UPDATE${ms === 0 ? " NOWAIT" : ""}`
+      ? `SELECT id FROM ${table} WHERE id OPERATOR(pg_catalog.=) ${rowOf(n)} FOR UPDATE${ms === 0 ? " NOWAIT" : ""}`
       : ms === 0
-        ? `SELECT pg_try_advisory_xact_lock(${key(n)}) AS taken`
-        : `SELECT pg_advisory_xact_lock(${key(n)})`;
+        ? `SELECT pg_catalog.pg_try_advisory_xact_lock(${key(n)}::bigint) AS taken`
+        : `SELECT pg_catalog.pg_advisory_xact_lock(${key(n)}::bigint)`;
 
   const kit: Kit = {
     make: [
       ...(ownSchema ? [`CREATE SCHEMA "${name}"`] : []),
       `CREATE TABLE ${table} (id integer PRIMARY KEY, n integer NOT NULL)`,
-      `INSERT INTO ${table} SELECT id, 0 FROM unnest(ARRAY[${[...rowIds, ...keyRows].join()}]) id`,
+      `INSERT INTO ${table} VALUES ${[...rowIds, ...keyRows].map((id) => `(${id}, 0)`).join(", ")}`,
     ],
     remove: [
       `BEGIN; SET LOCAL lock_timeout = 2000; DROP TABLE IF EXISTS ${table}; DROP FUNCTION IF EXISTS ${routine}(integer)${ownSchema ? `; DROP SCHEMA IF EXISTS "${name}"` : ""}; COMMIT`,
@@ -50,7 +50,7 @@ export function postgresKit(name: string, byRows: boolean, ownSchema = false): K
     lock: (caller, n, ms) => taken(caller, `${patience(ms === 0 ? shortMs : ms)}; ${exclusive(n, ms)}`),
     async share(caller, n) {
       await caller.query("BEGIN ISOLATION LEVEL READ COMMITTED");
-      return taken(caller, `SELECT pg_try_advisory_xact_lock_shared(${key(n)}) AS taken`);
+      return taken(caller, `SELECT pg_catalog.pg_try_advisory_xact_lock_shared(${key(n)}::bigint) AS taken`);
     },
     end: (caller, how) => write(caller, how),
     async savepoint(caller, action) {
@@ -58,13 +58,14 @@ export function postgresKit(name: string, byRows: boolean, ownSchema = false): K
     },
 
     async read(caller, id) {
-      const [row] = await caller.query(`SELECT n FROM ${table} WHERE id = ${id}`);
+      const [row] = await caller.query(`SELECT n FROM ${table} WHERE id OPERATOR(pg_catalog.=) ${id}`);
       return row === undefined ? undefined : Number(row["n"]);
     },
-    write: (caller, id, n) => write(caller, `UPDATE ${table} SET n = ${n} WHERE id = ${id}`),
+    write: (caller, id, n) =>
+      write(caller, `UPDATE ${table} SET n = ${n} WHERE id OPERATOR(pg_catalog.=) ${id}`),
     insert: (caller, id) => write(caller, `INSERT INTO ${table} (id, n) VALUES (${id}, 0)`),
     async swap(caller, id, from, to) {
-      const text = `UPDATE ${table} SET n = ${to} WHERE id = ${id} AND n = ${from} RETURNING n`;
+      const text = `UPDATE ${table} SET n = ${to} WHERE id OPERATOR(pg_catalog.=) ${id} AND n OPERATOR(pg_catalog.=) ${from} RETURNING n`;
       let changed = 0;
       const done = await write(caller, text, (rows) => (changed = rows));
       return done === "done" && changed === 0 ? "refused" : done;
@@ -74,7 +75,7 @@ export function postgresKit(name: string, byRows: boolean, ownSchema = false): K
       if (typeof wait === "number") await caller.query(patience(wait));
       try {
         const rows = await caller.query(
-          `SELECT id FROM ${table} WHERE id IN (${ids.join()}) ORDER BY id FOR UPDATE${how}`,
+          `SELECT id FROM ${table} WHERE id OPERATOR(pg_catalog.=) ANY (ARRAY[${ids.join()}]) ORDER BY id FOR UPDATE${how}`,
         );
         return rows.map((row) => Number(row["id"]));
       } catch (error) {
@@ -85,17 +86,27 @@ export function postgresKit(name: string, byRows: boolean, ownSchema = false): K
 
     async level(caller) {
       return String(
-        (await caller.query("SELECT current_setting('transaction_isolation') AS level"))[0]?.["level"],
+        (await caller.query("SELECT pg_catalog.current_setting('transaction_isolation') AS level"))[0]?.[
+          "level"
+        ],
       );
     },
     async id(caller) {
-      return String((await caller.query("SELECT pg_backend_pid() AS pid"))[0]?.["pid"]);
+      return String((await caller.query("SELECT pg_catalog.pg_backend_pid() AS pid"))[0]?.["pid"]);
     },
     async take(caller, n) {
-      return (await caller.query(`SELECT pg_try_advisory_lock(${key(n)}) AS taken`))[0]?.["taken"] === true;
+      return (
+        (await caller.query(`SELECT pg_catalog.pg_try_advisory_lock(${key(n)}::bigint) AS taken`))[0]?.[
+          "taken"
+        ] === true
+      );
     },
     async give(caller, n) {
-      return (await caller.query(`SELECT pg_advisory_unlock(${key(n)}) AS given`))[0]?.["given"] === true;
+      return (
+        (await caller.query(`SELECT pg_catalog.pg_advisory_unlock(${key(n)}::bigint) AS given`))[0]?.[
+          "given"
+        ] === true
+      );
     },
     async message(server) {
       const { Client } = await import("pg");
@@ -119,7 +130,7 @@ export function postgresKit(name: string, byRows: boolean, ownSchema = false): K
     },
     async routine(caller) {
       await caller.query(
-        `CREATE FUNCTION ${routine}(a integer) RETURNS integer LANGUAGE plpgsql AS $$ BEGIN RETURN a + 1; END $$`,
+        `CREATE FUNCTION ${routine}(a integer) RETURNS integer LANGUAGE plpgsql AS $$ BEGIN RETURN a OPERATOR(pg_catalog.+) 1; END $$`,
       );
       return Number((await caller.query(`SELECT ${routine}(41) AS n`))[0]?.["n"]);
     },
@@ -130,17 +141,23 @@ export function postgresKit(name: string, byRows: boolean, ownSchema = false): K
       );
     },
     async identity(caller) {
-      return String((await caller.query("SELECT pg_current_xact_id()::text AS xid"))[0]?.["xid"]);
+      return String(
+        (await caller.query("SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text AS xid"))[0]?.["xid"],
+      );
     },
     async outcome(caller, identity) {
       return String(
         (
-          await caller.query(`SELECT pg_xact_status('${identity.replaceAll(/\D/g, "")}'::xid8) AS status`)
+          await caller.query(
+            `SELECT pg_catalog.pg_xact_status('${identity.replaceAll(/\D/g, "")}'::pg_catalog.xid8) AS status`,
+          )
         )[0]?.["status"],
       );
     },
     async clock(caller) {
-      const [row] = await caller.query("SELECT extract(epoch FROM clock_timestamp()) * 1000 AS ms");
+      const [row] = await caller.query(
+        "SELECT extract(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000 AS ms",
+      );
       return Number(row?.["ms"]);
     },
   };

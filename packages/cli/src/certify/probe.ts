@@ -1,5 +1,5 @@
 /** What a probe is, and what it finds. */
-import type { Capabilities } from "holdfast";
+import type { Capabilities, Isolation } from "holdfast";
 import type { Server } from "../server.ts";
 import type { Caller } from "./caller.ts";
 import type { Kit } from "./kit.ts";
@@ -29,7 +29,9 @@ export const unknown = (what: string): Seen => ({ verdict: "unknown", what });
 export interface Ground {
   readonly server: Server;
   readonly kit: Kit;
-  /** A new session, which ends with the probe. */
+  /** The sessions are on nodes that exclude each other at COMMIT only, and read what the others have committed a moment later. */
+  readonly atCommit: boolean;
+  /** A new session, which ends with the probe. Between two nodes: on each of them in turn. */
   caller(): Promise<Caller>;
   /** A number that no row has had. */
   next(): number;
@@ -47,19 +49,36 @@ export interface Probe {
   readonly tried: string;
   /** Those that stand or fall with it. If Holdfast has none of them here, it is absent. */
   readonly carries: readonly Capability[];
+  /** Of those that carry `isolation`: the level that they are about. */
+  readonly level?: Isolation;
   /** The same for people. */
   readonly features: string;
   /** What to do if it is not so. */
   readonly advice: string;
   /** It needs no table. */
   readonly readsOnly?: true;
+  /**
+   * It is also tried between nodes. `held`: it needs locks that are held on all nodes, or reads that are never late. `at commit`: it holds
+   * as well where nodes compare at COMMIT what they have written.
+   */
+  readonly across?: "held" | "at commit";
+  /** Which of its sessions, and no other, commits what it writes: so it can be tried without a write on the other node. */
+  readonly writer?: "A" | "B";
   /** The part of a kit that it cannot do without. */
   readonly needs?: readonly (keyof Kit)[];
   run(ground: Ground): Promise<Seen>;
 }
 
 /** One line of the report. */
-export interface Line extends Omit<Probe, "run" | "readsOnly" | "needs"> {
+export interface Line extends Omit<Probe, "run" | "readsOnly" | "needs" | "across" | "writer" | "level"> {
   readonly verdict: Verdict;
   readonly seen: string;
+  /** Tried between the first node and this one. Absent: on the first node alone. */
+  readonly node?: number;
 }
+
+export const lineOf = (
+  { id, title, tried, carries, features, advice }: Omit<Probe, "run">,
+  verdict: Verdict,
+  seen: string,
+): Line => ({ id, title, tried, carries, features, advice, verdict, seen });

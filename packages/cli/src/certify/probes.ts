@@ -4,7 +4,9 @@
  * they are.
  */
 import { setTimeout as sleep } from "node:timers/promises";
-import { NoAnswer, within } from "../doctor/bounded.ts";
+import type { Capabilities } from "holdfast";
+import { NoAnswer, within } from "../within.ts";
+import type { Caller } from "./caller.ts";
 import { counterHistory, registerHistory } from "./history.ts";
 import { type Kit, longMs, shortMs } from "./kit.ts";
 import { type Ground, type Probe, type Seen, absent, no, unknown, yes } from "./probe.ts";
@@ -26,6 +28,8 @@ const committed: Probe = {
   carries: ["versions", "once"],
   features: "everything",
   advice: elsewhere,
+  across: "held",
+  writer: "B",
   async run({ kit, caller, next }) {
     const [a, b] = [await caller(), await caller()];
     for (let round = 0; round < 3; round++) {
@@ -43,11 +47,7 @@ const committed: Probe = {
   },
 };
 
-async function transactionRead(
-  kit: Kit,
-  a: Awaited<ReturnType<Ground["caller"]>>,
-  id: number,
-): Promise<number | undefined> {
+async function transactionRead(kit: Kit, a: Caller, id: number): Promise<number | undefined> {
   await kit.begin(a, "read committed");
   const found = await kit.read(a, id);
   await kit.end(a, "COMMIT");
@@ -89,6 +89,8 @@ const lockExcludes: Probe = {
   features: "hf.transaction({ lock }), hf.lock, hf.tryLock, hf.join, migrations",
   advice:
     'Two callers can both be let in. Use the server itself, or one of its nodes for all that writes; where the strategy can be chosen, try "lock row", and run this again.',
+  across: "held",
+  writer: "A",
   async run({ kit, caller, key }) {
     const [a, b, c] = [await caller(), await caller(), await caller()];
     const [mine, other] = [key(), key()];
@@ -139,6 +141,8 @@ const lockThenRead: Probe = {
   carries: ["transactionLocks", "joinedLocks"],
   features: "every check-then-write under a lock: the promise itself",
   advice: `The check reads what was true before: the limit is passed. READ COMMITTED must give each statement a new view (some products have a setting for it: docs/certify.md), and reads of a transaction must go to the server that has the lock. ${elsewhere}`,
+  across: "held",
+  writer: "A",
   async run({ kit, caller, key, next }) {
     const [a, b] = [await caller(), await caller()];
     const mine = key();
@@ -173,10 +177,11 @@ const lockThenRead: Probe = {
 const deadSession: Probe = {
   id: "dead-session",
   title: "The locks of a session that dies become free",
-  tried: `A has a lock, and its connection is cut; B waits for it, ${longMs / 1000} s at the most`,
+  tried: `A has a lock, and its connection is cut; B waits for it, ${longMs / 1000} s at most`,
   carries: ["transactionLocks"],
   features: "everything that is locked while a process may die",
   advice: "A crash would lock everybody out. Let the pooler end a server connection whose client has gone.",
+  across: "held",
   async run({ kit, caller, key, next }) {
     const [a, b] = [await caller(), await caller()];
     const mine = key();
@@ -226,6 +231,7 @@ const repeatableRead: Probe = {
   title: "REPEATABLE READ: a transaction reads the same again",
   tried: "A begins as REPEATABLE READ and reads a row, B changes it, A reads it again",
   carries: ["isolation"],
+  level: "repeatable read",
   features: 'isolation: "repeatable read"',
   advice: "The level that was asked for is not the one that is had: reports are of no one moment.",
   async run({ kit, caller, next }) {
@@ -248,6 +254,7 @@ const serializable: Probe = {
   title: "SERIALIZABLE: of two that each check what the other one changes, one is refused",
   tried: "A and B begin as SERIALIZABLE and read two rows; A changes the first, B the second; both commit",
   carries: ["isolation"],
+  level: "serializable",
   features: 'isolation: "serializable"',
   advice:
     "The level that was asked for is not the one that is had. Take a lock in place of it: hf.transaction({ lock }).",
@@ -284,6 +291,8 @@ const rowLock: Probe = {
   features: "tx.rows, tx.lockAll, leases, semaphores, lock rows",
   advice: `Row locks lock nothing here: use versions (versioned), which need none. ${elsewhere}`,
   needs: ["rows"],
+  across: "held",
+  writer: "A",
   async run({ kit, caller, next }) {
     const { rows } = has(kit);
     const [a, b] = [await caller(), await caller()];
@@ -319,6 +328,8 @@ const skipLocked: Probe = {
   features: 'queues, tx.rows(…, { wait: "skip" })',
   advice: "Two workers would get the same job, or wait for each other. Use a queue on another server.",
   needs: ["rows"],
+  across: "held",
+  writer: "A",
   async run({ kit, caller }) {
     const { rows } = has(kit);
     const [a, b] = [await caller(), await caller()];
@@ -342,20 +353,31 @@ const compareAndSet: Probe = {
   carries: ["versions", "quotas"],
   features: "versioned, quotas, stock, once",
   advice: "Both would get the last one. Take a lock first: hf.transaction({ lock }).",
-  async run({ kit, caller }) {
+  across: "at commit",
+  async run({ kit, caller, atCommit }) {
     const [a, b] = [await caller(), await caller()];
     const from = (await kit.read(a, 9)) ?? 0;
     await kit.begin(a, "read committed");
-    await kit.swap(a, 9, from, from + 1);
+    const mine = await kit.swap(a, 9, from, from + 1);
     const trying = kit.swap(b, 9, from, from + 2);
     // It is answered now, or waits for A: either way it is under way when A commits.
     await Promise.race([trying.catch(() => {}), sleep(100)]);
-    await kit.end(a, "COMMIT");
+    const ended = await kit.end(a, "COMMIT");
+    const kept = mine === "done" && ended === "done";
     const first = await trying;
     const second = first === "busy" ? await kit.swap(b, 9, from, from + 2) : first;
-    const found = await kit.read(a, 9);
-    if (second !== "done" && found === from + 1)
-      return yes("A's was kept, and B was told that it was too late");
+    const wanted = kept ? from + 1 : from + 2;
+    let found = await kit.read(a, 9);
+    for (const since = performance.now(); atCommit && found !== wanted; await sleep(20)) {
+      if (performance.now() - since > longMs) break;
+      found = await kit.read(a, 9);
+    }
+    if (kept !== (second === "done") && found === wanted)
+      return yes(
+        kept
+          ? "A's was kept, and B was told that it was too late"
+          : "B's was kept, and A was told so at COMMIT",
+      );
     return no(`both were told yes, or B's was kept: the row went from ${from} to ${String(found)}`);
   },
 };
@@ -368,8 +390,10 @@ const unique: Probe = {
   features: "once, external ids, migrations",
   advice:
     "What is to happen once could happen twice. The primary key must be enforced for all partitions and nodes.",
-  async run({ kit, caller, next }) {
+  across: "at commit",
+  async run({ kit, caller, next, atCommit }) {
     const [a, b] = [await caller(), await caller()];
+    if (atCommit) return insertedOnce(kit, a, b, 10_000 + next());
     for (const how of ["COMMIT", "ROLLBACK"] as const) {
       const id = 10_000 + next();
       await kit.begin(a, "read committed");
@@ -386,6 +410,20 @@ const unique: Probe = {
     return yes("B was refused while A's was there, and not after A had rolled back");
   },
 };
+
+/** Where nodes compare at COMMIT: both insert it, and one of them is told then. */
+async function insertedOnce(kit: Kit, a: Caller, b: Caller, id: number): Promise<Seen> {
+  for (const each of [a, b]) {
+    await kit.begin(each, "read committed");
+    await kit.insert(each, id);
+  }
+  const kept = [];
+  for (const each of [a, b]) kept.push(await kit.end(each, "COMMIT"));
+  const committed = kept.filter((each) => each === "done").length;
+  return committed === 1
+    ? yes("A and B inserted it, and one of them was undone at COMMIT")
+    : no(`A and B inserted the same key, and ${committed === 0 ? "neither" : "both"} could commit`);
+}
 
 const savepoints: Probe = {
   id: "savepoints",
@@ -452,6 +490,7 @@ const sharedLocks: Probe = {
   advice: "Take the lock alone: leave shared(…) out.",
   readsOnly: true,
   needs: ["share"],
+  across: "held",
   async run({ kit, caller, key }) {
     const { share } = has(kit);
     const [a, b, c] = [await caller(), await caller(), await caller()];
@@ -511,6 +550,7 @@ const sessionLock: Probe = {
   advice: "Use a lease (hf.lease), or a lock of a transaction.",
   readsOnly: true,
   needs: ["take", "give"],
+  across: "held",
   async run({ kit, caller, key, verdictOf }) {
     const stays = verdictOf("session-stays");
     // It would be left behind on a session that others get next.
@@ -566,7 +606,7 @@ const procedures: Probe = {
 const serverDeadline: Probe = {
   id: "server-deadline",
   title: "The server ends a transaction that outlives its limit",
-  tried: `A has a lock in a transaction with a limit of ${shortMs} ms, and does nothing; B waits for the lock, ${longMs / 1000} s at the most`,
+  tried: `A has a lock in a transaction with a limit of ${shortMs} ms, and does nothing; B waits for the lock, ${longMs / 1000} s at most`,
   carries: ["serverDeadline"],
   features: "deadline: a frozen process does not keep the others out for good",
   advice:
@@ -623,6 +663,7 @@ const clock: Probe = {
   features: "leases, semaphores, schedules, windows of quotas",
   advice: "Two nodes with clocks of their own answer: set them by NTP, or connect to one of them.",
   readsOnly: true,
+  across: "at commit",
   async run({ kit, caller }) {
     const [a, b] = [await caller(), await caller()];
     const times: number[] = [];
@@ -647,6 +688,7 @@ const history = (
   carries,
   features: "everything that is counted, bought or booked",
   advice: `What was seen by several sessions at once cannot have happened in any order: see the lines above for the cause. ${elsewhere}`,
+  across: "at commit",
   run,
 });
 
@@ -699,3 +741,12 @@ export const gap = ({ id, needs }: Probe, kit: Kit): Seen | undefined => {
     ? absent("there is nothing of the kind here")
     : undefined;
 };
+
+/** Whether Holdfast says that it has any of what stands or falls with it. */
+export const isClaimed = ({ carries, level }: Probe, capabilities: Capabilities | undefined): boolean =>
+  !capabilities ||
+  carries.some((name) => {
+    if (name === "isolation" && level !== undefined) return capabilities.isolation.includes(level);
+    const value: unknown = capabilities[name];
+    return !(typeof value === "object" && value !== null && "why" in value);
+  });

@@ -29,6 +29,7 @@ export function report(certificate: Certificate, { width, colors }: Paper): stri
   const out = [
     ...wrapped(titleOf(certificate), width, "").map(colors.bold),
     ...wrapped(belief(certificate), width, ""),
+    ...nodesOf(certificate).flatMap((text) => wrapped(text, width, "")),
     "",
   ];
   if (refused !== undefined)
@@ -38,7 +39,12 @@ export function report(certificate: Certificate, { width, colors }: Paper): stri
     if (these.length === 0) continue;
     out.push(colors.bold(shades[verdict](headings[verdict])), "");
     for (const line of these) {
-      const [first = "", ...rest] = wrapped(`${line.id}: ${line.title}`, width, "", `${marks[verdict]} `);
+      const [first = "", ...rest] = wrapped(
+        `${nameOf(line)}: ${line.title}`,
+        width,
+        "",
+        `${marks[verdict]} `,
+      );
       out.push(shades[verdict](first), ...rest.map(shades[verdict]));
       for (const [word, text] of fields(line)) out.push(...field(word, text, width));
       out.push("");
@@ -81,6 +87,22 @@ export function belief({ capabilities }: Certificate): string {
     typeof support === "string" ? `"${support}"` : `none (${support.why})`;
   return `Holdfast's locks here: of transactions ${said(transactionLocks)}, of sessions ${said(sessionLocks)}.`;
 }
+
+/** Of the further nodes; or that there may be some. */
+export function nodesOf({ nodes, alone }: Certificate): string[] {
+  const told = nodes.map(
+    ({ node, server, what, refused }) =>
+      `Node ${node}, ${server}: ${what}${refused === undefined ? "" : ` (${refused})`}.`,
+  );
+  if (alone !== undefined)
+    told.push(
+      `This is one node of a cluster (${alone}), and was asked alone: one node cannot tell what holds between nodes. Name the others too: --node URL.`,
+    );
+  return told;
+}
+
+/** A probe, and between which nodes it was tried. */
+export const nameOf = ({ id, node }: Line): string => (node === undefined ? id : `${id} on node ${node}`);
 
 export function summary({ lines }: Pick<Certificate, "lines">): string {
   const count = (verdict: Verdict): number => lines.filter((line) => line.verdict === verdict).length;

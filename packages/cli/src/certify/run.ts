@@ -3,7 +3,7 @@ import { mkdir, writeFile } from "node:fs/promises";
 import { dirname, resolve } from "node:path";
 import { Failure, exitCodes, interruptible } from "../failure.ts";
 import { keepJsonError } from "../json.ts";
-import { connect } from "../server.ts";
+import { type Server, connect } from "../server.ts";
 import { colorsOf, fit, note, print, printJson } from "../terminal.ts";
 import { type Certificate, certify } from "./certify.ts";
 import { htmlReport } from "./html.ts";
@@ -13,6 +13,7 @@ import { listed, report, summary } from "./report.ts";
 export interface CertifyFlags {
   readonly url?: string;
   readonly schema?: string;
+  readonly node?: readonly string[];
   readonly only?: readonly string[];
   readonly list?: true;
   readonly readOnly?: true;
@@ -44,8 +45,12 @@ export async function runCertify(url: string | undefined, flags: CertifyFlags): 
     schema: flags.schema,
     application: "holdfast certify",
   });
+  await using further = new AsyncDisposableStack();
+  const nodes: Server[] = [];
+  for (const each of flags.node ?? []) nodes.push(further.use(await nodeOf(server, each, flags)));
   const certificate = await certify(server, {
     only: flags.only,
+    nodes,
     readOnly: flags.readOnly,
     signal: stop.signal,
     say: note,
@@ -68,26 +73,44 @@ export async function runCertify(url: string | undefined, flags: CertifyFlags): 
   return code;
 }
 
+async function nodeOf(first: Server, url: string, { schema }: CertifyFlags): Promise<Server> {
+  const family = first.kind === "mariadb" ? "mysql" : first.kind;
+  if (family === "sqlite") throw new Failure("A file has no other nodes: leave --node out.");
+  const kinds = family === "mysql" ? (["mysql", "mariadb"] as const) : ([family] as const);
+  return connect({
+    url,
+    by: "--node",
+    schema,
+    kinds,
+    instead: `Nodes of one cluster are of one kind, and the first one is ${first.shown}.`,
+    application: "holdfast certify",
+  });
+}
+
 /** 1: something that Holdfast relies on does not hold. 2: of something it is not known. */
 export function exitCodeOf(
-  { lines, refused }: Certificate,
+  { lines, refused, nodes }: Certificate,
   { readOnly }: { readonly readOnly?: boolean | undefined } = {},
 ): number {
-  if (refused !== undefined || lines.some(({ verdict }) => verdict === "fails")) return exitCodes.no;
+  if ([{ refused }, ...nodes].some((each) => each.refused !== undefined)) return exitCodes.no;
+  if (lines.some(({ verdict }) => verdict === "fails")) return exitCodes.no;
   // Whoever has left a part out knows that.
   return !readOnly && lines.some(({ verdict }) => verdict === "unknown") ? exitCodes.failed : exitCodes.ok;
 }
 
 function jsonOf(certificate: Certificate): object {
-  const { server, kind, version, capabilities, refused, lines } = certificate;
+  const { server, kind, version, capabilities, refused, lines, nodes, alone } = certificate;
   return {
     server,
     kind,
     version,
     ...(refused === undefined ? {} : { refused }),
     locks: capabilities?.transactionLocks,
-    probes: lines.map(({ id, title, verdict, tried, seen, carries, features, advice }) => ({
+    ...(nodes.length === 0 ? {} : { nodes }),
+    ...(alone === undefined ? {} : { alone }),
+    probes: lines.map(({ id, node, title, verdict, tried, seen, carries, features, advice }) => ({
       id,
+      ...(node === undefined ? {} : { node }),
       title,
       verdict,
       tried,

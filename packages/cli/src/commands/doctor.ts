@@ -29,6 +29,7 @@ export function doctor(program: Command): void {
     .option("--strict", "exit with 1 for warnings too")
     .option("--json", "print what was found as one JSON object")
     .addHelpText("after", examples)
+    .showHelpAfterError("`holdfast doctor --help` lists the options.")
     .action(async (options: DoctorOptions) => {
       // Loaded here, so that other verbs start without it.
       const { runDoctor } = await import("../doctor/run.ts");

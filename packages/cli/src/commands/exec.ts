@@ -13,8 +13,9 @@ Examples:
   holdfast exec --lock import:42 --lease --ttl 60000 -- ./import.sh
 
 The command gets HOLDFAST_LOCK and, with --lease, HOLDFAST_FENCE in its environment. Its exit code is passed on, 128+n
-after a signal. 75: not free within --wait. 70: the lock was lost, and the command was ended. 126, 127: it could not
-be started. 2: the lock could not be asked for.`;
+after a signal; with --follow, that of the run that was followed. 75: not free within --wait. 70: the lock was lost, and
+the command was ended; or the run that was followed was cut off. 126, 127: it could not be started. 2: the lock could
+not be asked for.`;
 
 export function exec(program: Command): void {
   const command = urlOption(program.command("exec"))
@@ -32,9 +33,10 @@ export function exec(program: Command): void {
       new Option("--skip", "if it is busy, do not run, and exit with 0").conflicts(["wait", "follow"]),
     )
     .addOption(
-      new Option("--follow", "if it is busy, wait until it is free, do not run, and exit with 0").conflicts([
-        "wait",
-      ]),
+      new Option(
+        "--follow",
+        "if it is busy, wait until it has ended, do not run, and exit as it did",
+      ).conflicts(["wait"]),
     )
     .option("--lease", "a lease besides the lock, with a fence; on SQLite a lease alone")
     .option("--ttl <ms>", "how long a lease lasts unless it is renewed (default: 30000)", milliseconds(100))

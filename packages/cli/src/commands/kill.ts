@@ -9,6 +9,9 @@ It shows what each session holds and who waits for it, and asks. Then the sessio
 still holds on after --patience, or if it has no statement to cancel, the session is terminated. Who did that to whom
 is written to the audit, where one is kept (holdfast audit); it is done also if that fails.
 
+A transaction of Holdfast's that is terminated is not run again (HF_KILLED) if its client notices within a few seconds, and
+who takes what it held, within --watch, is named.
+
 Examples:
   holdfast kill 4711
   holdfast kill 4711 4712 --yes --patience 500
@@ -24,6 +27,12 @@ export function kill(program: Command): void {
     .addOption(new Option("--cancel", "only cancel the statement").conflicts("terminate"))
     .addOption(new Option("--terminate", "terminate at once"))
     .option("--patience <ms>", "how long a cancelled session may hold on", milliseconds(0), 2000)
+    .option(
+      "--watch <ms>",
+      "how long to look whether what a terminated session held is taken again",
+      milliseconds(0),
+      3000,
+    )
     .option("--json", "print one JSON document")
     .addHelpText("after", examples)
     .showHelpAfterError("`holdfast kill --help` lists the options.")

@@ -11,6 +11,7 @@ Examples:
   holdfast migrate --yes
   holdfast migrate status
   holdfast migrate print --engine postgres | psql shop
+  holdfast migrate grants --role app --engine postgres | psql shop
   holdfast migrate --citus --places 6
 
 Several processes may migrate at once: one does it, the others wait.`;
@@ -34,11 +35,30 @@ Examples:
   holdfast migrate print --engine postgres --only routines > migrations/R__holdfast.sql
   holdfast migrate print --engine mysql | mysql shop`;
 
+const grantsExamples = `
+It needs no database. The role gets what every pattern and lock needs, and cannot migrate. Run the SQL as the owner of the tables, and again
+after each migrate that has made something.
+
+Examples:
+  holdfast migrate grants --role app --engine postgres | psql shop
+  holdfast migrate grants --role app@10.0.0.% --engine mysql | mysql shop
+  holdfast migrate grants --role app --engine postgres --citus --places 6 | psql shop
+
+On MySQL and MariaDB, app is the same as app@% (on MariaDB also a role), and what follows the last @ is the host.`;
+
+const engines = ["postgres", "mysql", "mariadb", "sqlite"];
+const engineOption = () => new Option("--engine <engine>", "of which database (default: that of --url)");
+
+const citusOptions = (command: Command) =>
+  command
+    .option("--citus", "in schemas that Citus keeps on its nodes, for places(…) of holdfast/citus")
+    .option("--places <count>", "with --citus: how many schemas (default: 8)", whole(1, 1024));
+
 export function migrate(program: Command): void {
-  const command = changeOptions(urlOption(program.command("migrate")))
-    .description("Make or update Holdfast's own tables and routines; say what is missing; print the SQL.")
-    .option("--citus", "into schemas that Citus keeps on its nodes, for places(…) of holdfast/citus")
-    .option("--places <count>", "with --citus: how many schemas (default: 8)", whole(1))
+  const command = citusOptions(changeOptions(urlOption(program.command("migrate"))))
+    .description(
+      "Make or update Holdfast's own tables and routines; say what is missing; print the SQL, and grants.",
+    )
     .option("--json", "print one JSON document")
     .addHelpText("after", examples)
     .showHelpAfterError("`holdfast migrate --help` lists the options.")
@@ -62,14 +82,7 @@ export function migrate(program: Command): void {
 
   urlOption(command.command("print"))
     .description("The SQL, for psql or your own migration tool.")
-    .addOption(
-      new Option("--engine <engine>", "of which database (default: that of --url)").choices([
-        "postgres",
-        "mysql",
-        "mariadb",
-        "sqlite",
-      ]),
-    )
+    .addOption(engineOption().choices(engines))
     .option("--from <id>", "only from this migration on", whole(1), 1)
     .addOption(
       new Option("--only <part>", "without the other part (default: both)").choices(["tables", "routines"]),
@@ -79,5 +92,16 @@ export function migrate(program: Command): void {
     .action(async (_, sub: Command) => {
       const { printSql } = await import("../patterns/migrate.ts");
       await printSql(sub.optsWithGlobals());
+    });
+
+  citusOptions(urlOption(command.command("grants")))
+    .description("The SQL that lets a role use every pattern and lock, and no more.")
+    .requiredOption("--role <role>", "who gets the rights")
+    .addOption(engineOption().choices([...engines, "duckdb"]))
+    .option("--json", "print one JSON document")
+    .addHelpText("after", grantsExamples)
+    .action(async (_, sub: Command) => {
+      const { printGrants } = await import("../patterns/migrate.ts");
+      await printGrants(sub.optsWithGlobals());
     });
 }

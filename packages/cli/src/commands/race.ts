@@ -20,14 +20,20 @@ It writes to no database of yours: it makes one of its own, on the server that -
 copy of the database there; that is what functions are given, and what DATABASE_URL says while they run. It is removed
 afterwards, also after Ctrl-C. --in-place asks before it runs in yours, and only while nobody else is in it.
 
+With --proxy the actors are requests to an application in another process, in any language. A function starts it, and is given
+the address for it: ({ url, proxy }) => … Or it runs already, connects to that port, and --in-place names its database.
+
 Examples:
   holdfast race quota.race.ts
   holdfast race quota.race.ts --isolation read-committed serializable
   holdfast race quota.race.ts --only quota --replay 'A2B4A2'
   holdfast race quota.race.ts --html report.html --max-ms 60000
   holdfast race quota.race.ts --min-coverage exhaustive
+  holdfast race quota.race.ts --junit race.xml --sarif race.sarif
+  holdfast race quota.race.ts --only quota --svg docs/quota.svg
   holdfast race quota.race.ts --write-test quota.test.ts
   holdfast race quota.race.ts --url postgres://app@localhost/shop_test --in-place
+  holdfast race server.race.ts --proxy 6543
 
 The exit code is 0 if no race was found, 1 if one was or the question was answered with no, 2 if something could not be run,
 and 130 if it was stopped.`;
@@ -58,7 +64,20 @@ export function race(program: Command): void {
     .option("--bail", "stop at the first race")
     .option("--json", "print one JSON document")
     .option("--html <file>", "write a report with the schedules drawn")
+    .option("--svg <path>", "draw the schedule of each race: a file (.svg), or a folder")
+    .option("--junit <file>", "write a report for CI as JUnit XML")
+    .option("--sarif <file>", "write a report for code scanning as SARIF")
+    .option("--annotations", "print GitHub annotations (default: where GITHUB_ACTIONS is true)")
+    .option("--no-annotations", "print none there either")
     .option("--write-test <file>", "write a test that fails until the races that were found are gone")
+    .addOption(
+      new Option(
+        "--proxy <port>",
+        "listen there (0: any port that is free) for an application in another process, to hold its statements back",
+      )
+        .argParser(whole(0, 65_535))
+        .conflicts("writeTest"),
+    )
     .addHelpText("after", examples)
     .showHelpAfterError("`holdfast race --help` lists the options.");
   command.action(async (file: string, options: RaceOptions) => {

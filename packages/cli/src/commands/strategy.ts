@@ -1,4 +1,4 @@
-import type { Command } from "commander";
+import { Argument, type Command } from "commander";
 import { whole } from "../options.ts";
 import { below, does, family } from "../patterns/verbs.ts";
 
@@ -30,7 +30,7 @@ From the beginning nobody gets a lock: calls fail with HF_STRATEGY. After half a
 lock of the old kind, it is done; else all is as before, and the exit code is 2. Instances without the option \`strategy\` go
 on by themselves. If it was stopped in the middle, call it again: with the same strategy, or with the one before.`,
     })
-      .argument("<strategy>", '"transaction advisory" or "lock row"')
+      .addArgument(new Argument("<strategy>", "how").choices(["transaction advisory", "lock row"]))
       .option("--wait <ms>", "for those who have locks of the old kind", whole(0, 3_600_000), 5000),
     async ([to], options) => (await load()).set(to as string, options),
   );

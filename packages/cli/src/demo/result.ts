@@ -119,7 +119,7 @@ export function whatNext(inCheckout: boolean, only: readonly RaceName[]): Next {
     ],
     own: {
       why: "Find such a race in your own code: put your function into a copy of this file",
-      command: "npx holdfast race examples/race/scenarios.ts",
+      command: "npm run race examples/race/scenarios.ts",
     },
   };
 }

@@ -11,6 +11,7 @@ import type { DemoOptions } from "./options.ts";
 import { describe } from "../describe.ts";
 import { startPostgres } from "../embedded.ts";
 import { Failure, Interrupted, exitCodes, interruptible } from "../failure.ts";
+import { createEmpty } from "../own-database.ts";
 import { connect } from "../server.ts";
 import { note } from "../terminal.ts";
 import { unless } from "../unless.ts";
@@ -183,8 +184,7 @@ async function database(
     );
   const name = `holdfast_demo_${randomBytes(4).toString("hex")}`;
   try {
-    // template1 may be in use by somebody, which would be an error.
-    await server.query(`CREATE DATABASE ${name} TEMPLATE template0`);
+    await createEmpty(server, name);
   } catch (error) {
     const may = (error as { code?: unknown }).code !== "42501";
     throw new Failure(
@@ -197,7 +197,7 @@ async function database(
   cleanup.defer(async () => {
     try {
       // After Ctrl-C the sessions of the callers may take a moment to notice that nobody is there.
-      await server.query(`DROP DATABASE IF EXISTS ${name} WITH (FORCE)`);
+      await server.run(`DROP DATABASE IF EXISTS ${name} WITH (FORCE)`);
     } catch (error) {
       note(`Could not drop the database ${name} on ${server.shown}: ${describe(error)}. Drop it by hand.`);
     }

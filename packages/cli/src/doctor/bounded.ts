@@ -1,4 +1,6 @@
 /** Nothing that the doctor asks may keep it, or the server, for long. */
+import type { Server, Session } from "../server.ts";
+import { within } from "../within.ts";
 
 /** Of one statement, on the server. */
 export const statementMs = 5_000;
@@ -6,21 +8,13 @@ export const statementMs = 5_000;
 export const lockMs = 2_000;
 /** Of a whole check, here: a pooler without a free connection, or a frozen server, never answers. */
 export const checkMs = 30_000;
+/** Of one statement, here: of an experiment, and after a check that got no answer. */
+export const answerMs = 10_000;
 
-export class NoAnswer extends Error {}
-
-export async function within<T>(ms: number, work: Promise<T>): Promise<T> {
-  let timer: NodeJS.Timeout | undefined;
-  const late = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(new NoAnswer(`no answer within ${ms / 1000} s`)), ms);
-  });
-  // It may fail when nobody waits for it any more.
-  work.catch(() => {});
-  try {
-    return await Promise.race([work, late]);
-  } finally {
-    clearTimeout(timer);
-  }
+/** A session of its own, for an experiment: a pooler may have none to lend to it. */
+export async function sessionWithin(server: Pick<Server, "session">): Promise<Session> {
+  const session = await within(answerMs, server.session());
+  return { ...session, query: (text, values) => within(answerMs, session.query(text, values)) };
 }
 
 /** Computed when it is first asked for. */

@@ -1,5 +1,8 @@
-import { serversOwn } from "../failure.ts";
 /** What a check is, and what it finds. */
+import { describe } from "../describe.ts";
+import { serversOwn } from "../failure.ts";
+import { remedyOfNoConnection } from "../no-connection.ts";
+import { NoAnswer } from "../within.ts";
 
 /** The worst first. */
 export const severities = ["error", "warning", "hint"] as const;
@@ -45,6 +48,14 @@ export function blind(reason: string, fix: string): Finding {
   };
 }
 
+/** Of a check that takes more connections than are left. */
+export function noConnection(error: unknown): Finding | undefined {
+  const remedy = error instanceof NoAnswer ? undefined : remedyOfNoConnection(error);
+  return remedy === undefined
+    ? undefined
+    : blind(`it takes another connection, and there is none: ${describe(error)}`, remedy);
+}
+
 /** Of one kind, which differ in what was found and how to mend it. */
 export function findings(
   severity: Severity,
@@ -84,6 +95,15 @@ export function short(query: unknown, most = 60): string {
     .replaceAll(/\s+/g, " ")
     .trim();
   return flat.length <= most ? flat : `${flat.slice(0, most - 1)}…`;
+}
+
+/** Of a session that is at work. What is lost if it is ended; undefined: as far as is known no more than a transaction. */
+export function lostWith(application: string, statement: string): string | undefined {
+  if (/^pg_(?:dump|dumpall|restore)\b/.test(application))
+    return "It copies the whole database in one transaction: if it is ended, there is no backup, or half of what was to be restored.";
+  if (/^\s*(?:create\s+(?:unique\s+)?index|reindex\b.*?)\s+concurrently\b/is.test(statement))
+    return "It builds an index beside everybody's work: if it is ended, an invalid index is left, which every write pays for and no query uses.";
+  return undefined;
 }
 
 /** Columns that by their name promise that something happens once. */

@@ -2,7 +2,9 @@
 import { describe } from "../describe.ts";
 import { Failure, serversOwn } from "../failure.ts";
 import { unless } from "../unless.ts";
-import { checkMs, within } from "./bounded.ts";
+import { remedyOfNoConnection } from "../no-connection.ts";
+import { within } from "../within.ts";
+import { checkMs } from "./bounded.ts";
 import { type Check, CouldNotLook, type Finding, blind, severities } from "./check.ts";
 import type { Patient } from "./patient.ts";
 
@@ -20,8 +22,12 @@ export interface Examined {
 
 export interface Watch {
   readonly signal: AbortSignal;
+  /** Told when the server has said what it is, before the first check. */
+  admitted(server: { readonly title: string; readonly version: string }): void;
   /** Told before each check. */
-  progress(id: string, done: number): void;
+  progress(id: string): void;
+  /** Told after each check: the next one may never end. */
+  done(examined: Examined): void;
 }
 
 const most = 20;
@@ -29,14 +35,13 @@ const most = 20;
 export async function examine<P extends Patient>(
   patient: P,
   checks: readonly Check<P>[],
-  { signal, progress }: Watch,
-): Promise<Examined[]> {
-  const examined: Examined[] = [];
+  { signal, progress, done }: Watch,
+): Promise<void> {
   for (const check of checks) {
-    progress(check.id, examined.length);
+    progress(check.id);
     const found = await unless(signal, ask(patient, check));
     const sorted = found.toSorted((a, b) => severities.indexOf(a.severity) - severities.indexOf(b.severity));
-    examined.push({
+    done({
       id: check.id,
       title: check.title,
       status: found.length === 0 ? "ok" : found.every(({ blind }) => blind) ? "could-not-look" : "found",
@@ -44,7 +49,6 @@ export async function examine<P extends Patient>(
       more: Math.max(0, sorted.length - most),
     });
   }
-  return examined;
 }
 
 async function ask<P extends Patient>(patient: P, check: Check<P>): Promise<readonly Finding[]> {
@@ -58,7 +62,11 @@ async function ask<P extends Patient>(patient: P, check: Check<P>): Promise<read
     try {
       await patient.renew();
     } catch (cause) {
-      throw new Failure(`The connection to ${patient.server.shown} is lost: ${describe(cause)}.`, { cause });
+      const remedy = remedyOfNoConnection(serversOwn(cause));
+      throw new Failure(
+        `The connection to ${patient.server.shown} is lost: ${describe(cause)}.${remedy === undefined ? "" : ` ${remedy}`}`,
+        { cause },
+      );
     }
     return [blind(describe(error), `holdfast doctor --only ${check.id}`)];
   }

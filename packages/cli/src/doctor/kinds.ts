@@ -1,7 +1,7 @@
 /** One table of checks for each kind of server. */
 import type { Kind, Server } from "../server.ts";
 import type { Check } from "./check.ts";
-import { type Examined, type Watch, examine } from "./examine.ts";
+import { type Watch, examine } from "./examine.ts";
 import { mariadbChecks, mysqlChecks } from "./mysql/index.ts";
 import { mysqlPatient } from "./mysql/patient.ts";
 import type { Patient } from "./patient.ts";
@@ -10,17 +10,10 @@ import { postgresPatient } from "./postgres/patient.ts";
 import { sqliteChecks } from "./sqlite/index.ts";
 import { sqlitePatient } from "./sqlite/patient.ts";
 
-export interface Examination {
-  /** "PostgreSQL 18.4". */
-  readonly title: string;
-  readonly version: string;
-  readonly examined: readonly Examined[];
-}
-
 export interface Practice {
   readonly name: string;
   readonly checks: readonly { readonly id: string; readonly title: string }[];
-  examine(server: Server, wanted: (id: string) => boolean, watch: Watch): Promise<Examination>;
+  examine(server: Server, wanted: (id: string) => boolean, watch: Watch): Promise<void>;
 }
 
 function practice<P extends Patient>(
@@ -32,10 +25,13 @@ function practice<P extends Patient>(
     name,
     checks,
     async examine(server, wanted, watch) {
-      await using patient = await admit(server);
-      const chosen = checks.filter(({ id }) => wanted(id));
-      const { title, version } = patient;
-      return { title, version, examined: await examine(patient, chosen, watch) };
+      const patient = await admit(server);
+      watch.admitted(patient);
+      await examine(
+        patient,
+        checks.filter(({ id }) => wanted(id)),
+        watch,
+      );
     },
   };
 }

@@ -2,7 +2,7 @@
 import type { Row, Server, Session } from "../server.ts";
 import type { Finding } from "./check.ts";
 
-export interface Patient extends AsyncDisposable {
+export interface Patient {
   readonly server: Server;
   /** "PostgreSQL 18.4". */
   readonly title: string;
@@ -13,6 +13,6 @@ export interface Patient extends AsyncDisposable {
   session(): Promise<Session>;
   /** What keeps a check from looking: rights, or the server's state. Undefined: it is another kind of error. */
   hindrance(error: unknown): Finding | undefined;
-  /** After a check that had to be given up: whatever its session still does is nobody's concern. */
+  /** After a check that had to be given up: drops what its connection still does. Throws if the server does not answer. */
   renew(): Promise<void>;
 }

@@ -3,7 +3,7 @@ import { HoldfastError } from "holdfast";
 import { type QueueInfo, jobs, queue, queues, workers } from "holdfast/queue";
 import { type RunInfo, runs, schedules } from "holdfast/schedule";
 import { age } from "../terminal.ts";
-import { plural, shown } from "../text.ts";
+import { plural, shown, word } from "../text.ts";
 import { type Check, findings, orAbsent, short } from "./check.ts";
 import type { Patient } from "./patient.ts";
 
@@ -11,10 +11,6 @@ import type { Patient } from "./patient.ts";
 const mostCounted = 100_000;
 const counted = (n: number): string =>
   n >= mostCounted ? `${mostCounted.toLocaleString("en")} jobs or more` : plural(n, "job");
-
-/** How a name is given to a shell. */
-const word = (text: string): string =>
-  /^[\w.:@/-]+$/.test(text) ? text : `'${shown(text).replaceAll("'", "'\\''")}'`;
 
 /** What is not there, or not yet as this version has it, is told by the check of migrations. */
 async function orMissing<T>(ask: () => Promise<readonly T[]>): Promise<readonly T[]> {

@@ -1,7 +1,7 @@
 /** What was found, for people: the worst first. */
 import { plural, shown } from "../text.ts";
 import type { Colors } from "../terminal.ts";
-import { type Finding, type Severity, severities } from "./check.ts";
+import type { Finding, Severity } from "./check.ts";
 import type { Examined } from "./examine.ts";
 
 interface Paper {
@@ -12,23 +12,37 @@ interface Paper {
 const headings: Record<Severity, string> = { error: "Errors", warning: "Warnings", hint: "Hints" };
 const marks: Record<Severity, string> = { error: "✗", warning: "!", hint: "·" };
 
-export function report(title: string, examined: readonly Examined[], paper: Paper): string {
-  const { colors } = paper;
-  const lines = [...wrapped(title, paper.width, "").map(colors.bold), ""];
-  const shades: Record<Severity, (text: string) => string> = {
-    error: colors.red,
-    warning: colors.yellow,
-    hint: colors.cyan,
-  };
-  for (const severity of severities) {
-    const blocks = examined.flatMap((each) => alike(each, severity));
-    if (blocks.length === 0) continue;
-    lines.push(colors.bold(shades[severity](headings[severity])), "");
-    for (const block of blocks) lines.push(...drawn(block, shades[severity](marks[severity]), paper), "");
-  }
-  lines.push(...unseen(examined, paper));
-  lines.push(summary(examined, colors));
-  return lines.join("\n");
+/** Printed before the first check. */
+export function heading(title: string, { width, colors }: Paper): string {
+  return [...wrapped(title, width, "").map(colors.bold), ""].join("\n");
+}
+
+export function hasErrors({ findings }: Examined): boolean {
+  return findings.some(({ severity }) => severity === "error");
+}
+
+/** Printed as soon as a check has found them: the worst come first, and the next check may never end. */
+export function errorsOf(examined: Examined, isFirst: boolean, paper: Paper): string {
+  return section("error", [examined], isFirst, paper).join("\n");
+}
+
+/** Printed when all checks have been run, or none can be run any more. */
+export function withoutErrors(examined: readonly Examined[], checks: number, paper: Paper): string {
+  return [
+    ...section("warning", examined, true, paper),
+    ...section("hint", examined, true, paper),
+    ...unseen(examined, paper),
+    summary(examined, checks, paper.colors),
+  ].join("\n");
+}
+
+function section(severity: Severity, examined: readonly Examined[], titled: boolean, paper: Paper): string[] {
+  const { bold, red, yellow, cyan } = paper.colors;
+  const shade = { error: red, warning: yellow, hint: cyan }[severity];
+  const blocks = examined.flatMap((each) => alike(each, severity));
+  if (blocks.length === 0) return [];
+  const title = titled ? [bold(shade(headings[severity])), ""] : [];
+  return [...title, ...blocks.flatMap((block) => [...drawn(block, shade(marks[severity]), paper), ""])];
 }
 
 interface Block {
@@ -93,7 +107,7 @@ function unseen(examined: readonly Examined[], { width, colors }: Paper): string
   return lines;
 }
 
-function summary(examined: readonly Examined[], colors: Colors): string {
+function summary(examined: readonly Examined[], checks: number, colors: Colors): string {
   const count = (severity: Severity): number =>
     examined.reduce((sum, { findings, more }) => {
       const here = findings.filter((finding) => finding.severity === severity && !finding.blind).length;
@@ -109,7 +123,9 @@ function summary(examined: readonly Examined[], colors: Colors): string {
   const blind = examined.filter(({ status }) => status === "could-not-look").length;
   const said = parts.length === 0 ? [colors.green("nothing found")] : parts;
   if (blind > 0) said.push(`${blind} could not look`);
-  return `${plural(examined.length, "check")}: ${said.join(", ")}`;
+  const all = plural(checks, "check");
+  const run = examined.length < checks ? `${examined.length} of ${all}, the others were not run` : all;
+  return `${run}: ${said.join(", ")}`;
 }
 
 export function listed(

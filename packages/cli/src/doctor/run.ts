@@ -1,11 +1,12 @@
-import { Failure, exitCodes, interruptible } from "../failure.ts";
+import { Failure, exitCodes, interruptible, jsonErrorOf } from "../failure.ts";
+import { keepJsonError } from "../json.ts";
 import { type Kind, connect, kindOf } from "../server.ts";
 import { colorsOf, fit, print, printJson } from "../terminal.ts";
 import { defaultSchema, given } from "../url.ts";
 import { severities } from "./check.ts";
 import type { Examined } from "./examine.ts";
 import { practices } from "./kinds.ts";
-import { listed, report } from "./report.ts";
+import { errorsOf, hasErrors, heading, listed, withoutErrors } from "./report.ts";
 
 export interface DoctorOptions {
   readonly url?: string;
@@ -25,15 +26,43 @@ export async function runDoctor(options: DoctorOptions): Promise<number> {
     url: options.url,
     schema: options.schema,
     application: "holdfast doctor",
+    // It has to speak on a server that has no other left.
+    most: 1,
   });
   const practice = practices[server.kind];
   // Of another kind of server: a mistake, unless it is left out anyway.
   refuseUnknown(options.only ?? [], [server.kind]);
   const count = practice.checks.filter(({ id }) => wanted(id, options)).length;
   if (count === 0) throw new Failure("No check is left: --skip names all of them.");
-  const { title, version, examined } = await practice
-    .examine(server, (id) => wanted(id, options), { signal: stop.signal, progress: progress(count) })
-    .finally(quiet);
+  const paper = { width: Math.min(process.stdout.columns ?? 100, 100), colors: colorsOf(process.stdout) };
+  const told = progress(count);
+  const examined: Examined[] = [];
+  let version = "";
+  let failure: unknown;
+  try {
+    await practice.examine(server, (id) => wanted(id, options), {
+      signal: stop.signal,
+      admitted(found) {
+        ({ version } = found);
+        if (!options.json) print(heading(`${found.title} at ${server.shown}`, paper));
+      },
+      progress: (id) => told(id, examined.length),
+      done(each) {
+        const first = !examined.some(hasErrors);
+        examined.push(each);
+        if (options.json || !hasErrors(each)) return;
+        quiet();
+        print(errorsOf(each, first, paper));
+      },
+    });
+  } catch (error) {
+    // What was found before is worth all the more.
+    if (examined.length === 0) throw error;
+    failure = error;
+    keepJsonError(jsonErrorOf(error));
+  } finally {
+    quiet();
+  }
   const findings = examined
     .flatMap((each) =>
       each.findings.map(({ severity, what, why, fix, blind }) => ({
@@ -59,17 +88,12 @@ export async function runDoctor(options: DoctorOptions): Promise<number> {
         ...(more > 0 ? { more } : {}),
       })),
     });
-  else
-    print(
-      report(`${title} at ${server.shown}`, examined, {
-        width: Math.min(process.stdout.columns ?? 100, 100),
-        colors: colorsOf(process.stdout),
-      }),
-    );
+  else print(withoutErrors(examined, count, paper));
   if (!options.json && server.schema !== defaultSchema && findings.length > 0)
     print(
       `\nThis is about the schema ${server.schema}: give what is named above \`--schema\`, or HOLDFAST_SCHEMA, too.`,
     );
+  if (failure !== undefined) throw failure;
   return verdict(examined, options);
 }
 
@@ -96,9 +120,9 @@ function refuseUnknown(ids: readonly string[], kinds: readonly Kind[]): void {
 
 /** Of the kind that the address names, else of all: no connection is needed to read. */
 function list(options: DoctorOptions): number {
-  const url = given(options.url)?.url;
+  const address = given(options.url);
   const all = Object.keys(practices) as Kind[];
-  const kinds = url === undefined ? all : [kindOf(url)];
+  const kinds = address ? [kindOf(address)] : all;
   const found = kinds.map((kind) => ({
     kind,
     name: practices[kind].name,

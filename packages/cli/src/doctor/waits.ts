@@ -6,7 +6,7 @@ import { type Knot, behind } from "../locks/chains.ts";
 import { type Entry, type Look, type Who, lookAtLocks, plainName } from "../locks/look.ts";
 import { age } from "../terminal.ts";
 import { listed, plural } from "../text.ts";
-import { type Check, type Finding, short } from "./check.ts";
+import { type Check, type Finding, lostWith, short } from "./check.ts";
 import type { Patient } from "./patient.ts";
 
 /** Somebody who may be in the way, where the server does not tell who is. */
@@ -23,7 +23,7 @@ export interface Ways<P extends Patient> {
   /** Transactions that were open before, and wait for nobody: of those who wait for so many milliseconds. */
   suspects?(patient: P, waitingMs: number): Promise<readonly Suspect[]>;
   /** What would make the server tell. */
-  readonly tell?: string;
+  tell?(patient: P): string;
 }
 
 const looks = new WeakMap<object, Promise<Look>>();
@@ -37,11 +37,18 @@ export function locksOf(patient: Patient): Promise<Look> {
 
 const leastMs = 1000;
 
-/** Sessions that others have been waiting for, for more than a second; and those who wait. Neither is idle, or slow, for a reason of its own. */
+/**
+ * Sessions that others have been waiting for, for more than a second, and those who wait: neither is idle, or slow, for a reason of
+ * its own. And those of `holdfast exec`, which are idle on purpose, and must not be ended.
+ */
 export async function involved(patient: Patient): Promise<ReadonlySet<string>> {
   const { entries } = await locksOf(patient).catch(() => ({ entries: [] }));
   const waits = entries.filter((entry) => !entry.granted && (entry.waitingMs ?? leastMs) >= leastMs);
-  return new Set(waits.flatMap(({ session, blockedBy }) => [session.id, ...blockedBy]));
+  const execs = entries.filter(({ session }) => session.exec);
+  return new Set([
+    ...waits.flatMap(({ session, blockedBy }) => [session.id, ...blockedBy]),
+    ...execs.map(({ session }) => session.id),
+  ]);
 }
 
 const why =
@@ -93,6 +100,11 @@ function sessionsOf(entries: readonly Entry[]): string[] {
 async function told<P extends Patient>(patient: P, ways: Ways<P>, crowd: Crowd): Promise<Finding> {
   const { root, waits } = crowd;
   const waitingMs = Math.max(...waits.map((entry) => entry.waitingMs ?? 0));
+  if (root.session.exec) return running(crowd, root.session.exec, waitingMs);
+  if (root.session.worker)
+    return unending(crowd, "a worker of the server's, ", worker(root.session), waitingMs);
+  const lost = lostWith(root.session.application, root.session.statement);
+  if (lost !== undefined && root.session.state === "active") return unending(crowd, "", lost, waitingMs);
   if (root.waits.length === 0)
     return rooted(ways, crowd, who(root.session, crowd.at), root.session.id, waitingMs);
   if (root.waits.some(({ blockedBy }) => blockedBy.length > 0)) return circle(ways, crowd);
@@ -112,7 +124,56 @@ async function told<P extends Patient>(patient: P, ways: Ways<P>, crowd: Crowd):
     severity: "error",
     what: `${who(root.session, crowd.at)} waits for ${nameOf(first)} since ${age(waitingMs)}${others(waits, root)}, and the server does not tell for whom${names.length > 0 ? `. In a transaction since before: ${listed(names)}` : ""}`,
     why,
-    fix: ways.tell ?? "holdfast locks",
+    fix: ways.tell?.(patient) ?? "holdfast locks",
+  };
+}
+
+/** It holds its locks for as long as a command runs, which is what those who wait have asked for. */
+function running({ root, waits }: Crowd, { run }: NonNullable<Who["exec"]>, waitingMs: number): Finding {
+  const { id, client } = root.session;
+  const held = listed([...new Set(root.holds.map(nameOf))]);
+  const what = run
+    ? `\`${run.command}\` since ${age(run.ageMs)} on ${run.host} (process ${run.process}, session ${id})`
+    : `a command (session ${id}${client === "" ? "" : `, from ${client}`})`;
+  return {
+    severity: "hint",
+    what: `holdfast exec is running ${what}; ${plural(sessionsOf(waits).length, "session waits", "sessions wait")} for its lock (${held}), for ${age(waitingMs)}`,
+    why: "They wait until the command has ended, as they are meant to. To end the session would cut the command off half-way, and those who follow it would fail.",
+    fix: run
+      ? `Wait for it; or, on ${run.host}: kill ${run.process}   # ends the command by a signal, and those who follow fail`
+      : "Wait for it; or end its holdfast exec by a signal, where it runs.",
+  };
+}
+
+const isVacuum = ({ statement }: Who): boolean => /to prevent wraparound/.test(statement);
+
+function worker(session: Who): string {
+  return isVacuum(session)
+    ? "An autovacuum that prevents wraparound does not give way, and one that is ended is started again at once: the server would stop taking writes without it. Whoever wants the whole table waits for its end, and everybody who comes later waits behind."
+    : "A worker of the server's is nobody's connection: what it does is begun again, or something else relies on it. Whoever waits for it can be ended instead.";
+}
+
+/** One that had better come to its end, as autovacuum does and a backup. Who waits for it can be ended, and then those behind can go on. */
+function unending(
+  { root, waits, entries, at }: Crowd,
+  kind: string,
+  why: string,
+  waitingMs: number,
+): Finding {
+  const direct = sessionsOf(waits.filter(({ blockedBy }) => blockedBy.includes(root.session.id)));
+  const gates = direct
+    .map((id) => ({ id, behind: sessionsOf(behind(entries, id)).length }))
+    .toSorted((a, b) => b.behind - a.behind);
+  const [gate = { id: "", behind: 0 }] = gates;
+  const wants = waits.find(({ session }) => session.id === gate.id)?.session.statement ?? "";
+  const { statement } = root.session;
+  const then =
+    kind === "" ? ", when it has ended" : isVacuum(root.session) ? ", when the vacuum has ended" : "";
+  return {
+    severity: "error",
+    what: `session ${gate.id} (${short(wants, 50) || "for the whole table"}) waits for ${kind}${who(root.session, at)}, for ${age(waitingMs)}${statement === "" ? "" : `: ${short(statement, 120)}`}${gate.behind > 0 ? `. ${plural(gate.behind, "session stands", "sessions stand")} behind session ${gate.id}` : ""}`,
+    why,
+    fix: `holdfast kill ${gate.id} --cancel   # ${gate.behind > 0 ? `frees ${plural(gate.behind, "session")}` : "nobody is behind it yet"}; do it again with a short lock_timeout${then}`,
   };
 }
 
@@ -180,6 +241,7 @@ function nameOf(entry: Entry | undefined): string {
 
 /** "session 4711 of app (api, 10.0.0.5, idle in transaction, 42 s in its transaction)". */
 function who({ id, user, application, client, state, since, hidden }: Who, at: Date): string {
+  if (id === "prepared transaction") return "a prepared transaction (two-phase commit)";
   if (id.startsWith("prepared ")) return `the prepared transaction ${id.slice("prepared ".length)}`;
   const words = [
     application,

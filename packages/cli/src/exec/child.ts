@@ -1,7 +1,8 @@
 /** The command itself: its signals, its end, and how to end it. */
-import { type ChildProcess, spawn, spawnSync } from "node:child_process";
+import { type ChildProcess, spawn } from "node:child_process";
 import { constants } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
+import { ProcessTree, markName } from "./tree.ts";
 
 /** As shells have it. */
 const notExecutable = 126;
@@ -19,9 +20,17 @@ export class Child {
   readonly #process: ChildProcess;
   /** A group of its own can be signalled as a whole; but it could not read from the terminal's keyboard. */
   readonly #group: boolean = !process.stdin.isTTY;
+  readonly #mark: string;
+  /** Whether it was told to end, or was killed. */
+  #signalled = false;
 
-  constructor(command: string, args: readonly string[], env: NodeJS.ProcessEnv) {
-    this.#process = spawn(command, args, { stdio: "inherit", env, detached: this.#group });
+  /** `mark`: tells its processes from all others. */
+  constructor(command: string, args: readonly string[], env: NodeJS.ProcessEnv, mark: string) {
+    this.#mark = mark;
+    // One that is inside of another belongs to both.
+    const marks = [env[markName], mark].filter((each) => each !== undefined).join(",");
+    const marked = { ...env, [markName]: marks };
+    this.#process = spawn(command, args, { stdio: "inherit", env: marked, detached: this.#group });
     this.ended = new Promise((resolve) => {
       this.#process.once("error", (error: NodeJS.ErrnoException) => {
         // Also told of signals that could not be sent.
@@ -32,72 +41,78 @@ export class Child {
           why: missing ? "command not found" : error.code === "EACCES" ? "permission denied" : error.message,
         });
       });
-      this.#process.once("exit", (code, signal) =>
-        resolve({ code: code ?? codeOfSignal(signal as NodeJS.Signals) }),
-      );
+      this.#process.once("exit", (code, signal) => {
+        this.#signalled ||= signal !== null;
+        resolve({ code: code ?? codeOfSignal(signal as NodeJS.Signals) });
+      });
     });
+  }
+
+  /** Whom to send a signal: its group, where it has one. Undefined: it could not be started. */
+  get target(): number | undefined {
+    const { pid } = this.#process;
+    return pid !== undefined && this.#group ? -pid : pid;
   }
 
   /** From outside. On a terminal Ctrl-C reaches the command by itself. */
   forward(signal: NodeJS.Signals): void {
-    if (this.#group || signal !== "SIGINT") this.#signal(signal, false);
+    this.#signalled = true;
+    if (this.#group || signal !== "SIGINT") this.#signal(signal);
   }
 
-  /** Ends it and whatever it has started. */
+  /**
+   * Waits, after its end, for the processes of its group, if a signal ended it. A shell dies of SIGTERM at once, and the
+   * program that it runs may need a while to stop. A command that ends by itself may leave processes behind on purpose.
+   */
+  async rest(onWait: () => void): Promise<void> {
+    const { pid } = this.#process;
+    if (pid === undefined || !this.#signalled || !this.#group) return;
+    const tree = new ProcessTree(pid, this.#mark);
+    const isThere = () => tree.look().some(({ group }) => group === pid);
+    if (!isThere()) return;
+    onWait();
+    for (let pauseMs = 20; isThere(); pauseMs = Math.min(250, pauseMs * 1.2)) await sleep(pauseMs);
+  }
+
+  /** Ends it and whatever it has started, as far as that can be found. */
   async end(graceMs: number): Promise<void> {
     const { pid } = this.#process;
     if (pid === undefined) return;
-    // Found before: children of one that has ended are not its children any more.
-    const others = this.#group ? [] : descendants(pid);
-    this.#signal("SIGTERM", true, others);
-    if (await this.#gone(others, graceMs)) return;
-    this.#signal("SIGKILL", true, others);
-    // Nobody can refuse it, but it takes a moment.
-    await this.#gone(others, 1000);
+    const tree = new ProcessTree(pid, this.#mark);
+    this.#signal("SIGTERM", tree);
+    if (await this.#gone(tree, graceMs)) return;
+    this.#signal("SIGKILL", tree);
+    // Nobody can refuse it, but it takes a moment, in which others may have been started.
+    await this.#gone(tree, 1000, () => this.#signal("SIGKILL", tree));
   }
 
-  async #gone(others: readonly number[], ms: number): Promise<boolean> {
+  async #gone(tree: ProcessTree, ms: number, again?: () => void): Promise<boolean> {
     const until = performance.now() + ms;
-    while (this.#isThere(others)) {
+    while (tree.look().length > 0) {
       if (performance.now() >= until) return false;
-      await sleep(20);
+      await sleep(100);
+      again?.();
     }
     return true;
   }
 
-  #signal(signal: NodeJS.Signals, all: boolean, others: readonly number[] = []): void {
-    const { pid } = this.#process;
-    if (pid === undefined) return;
-    if (this.#group) send(-pid, signal);
-    else {
-      if (this.#process.exitCode === null && this.#process.signalCode === null) send(pid, signal);
-      if (all) for (const other of others) send(other, signal);
-    }
-  }
-
-  #isThere(others: readonly number[]): boolean {
+  #signal(signal: NodeJS.Signals, tree?: ProcessTree): void {
     const { pid, exitCode, signalCode } = this.#process;
-    const running = exitCode === null && signalCode === null;
-    if (this.#group) return running || send(-(pid as number), 0);
-    return running || others.some((other) => send(other, 0));
+    if (pid === undefined) return;
+    const others = tree?.look() ?? [];
+    if (this.#group) send(-pid, signal);
+    else if (exitCode === null && signalCode === null) send(pid, signal);
+    // Each of them once: to be told a second time means to be quick to some.
+    for (const other of others)
+      if (other.pid !== pid && !(this.#group && other.group === pid)) send(other.pid, signal);
   }
 }
 
-/** Whether there was somebody to get it. */
-function send(pid: number, signal: NodeJS.Signals | 0): boolean {
+/** It may have ended meanwhile. */
+function send(pid: number, signal: NodeJS.Signals): void {
   try {
     process.kill(pid, signal);
-    return true;
   } catch {
-    return false;
+    // Nobody is there to get it.
   }
-}
-
-function descendants(root: number): number[] {
-  const { stdout } = spawnSync("ps", ["-A", "-o", "pid=,ppid="], { encoding: "utf8" });
-  const pairs = (stdout ?? "").split("\n").map((line) => line.trim().split(/\s+/).map(Number));
-  const found = [root];
-  for (let i = 0; i < found.length; i++)
-    for (const [pid, parent] of pairs) if (parent === found[i] && pid !== undefined) found.push(pid);
-  return found.slice(1);
 }

@@ -5,6 +5,7 @@ import {
   type Key,
   type Lease,
   FileBusyError,
+  LeaseLostError,
   LockNotAvailableError,
   type LockRequest,
   LockTimeoutError,
@@ -24,6 +25,8 @@ export interface Grip {
   readonly lost: AbortSignal;
   /** Of leases, in the order in which the keys were given. */
   readonly fences: readonly number[];
+  /** How long the command may take to end, by why it was lost, before somebody else can have it. */
+  graceMs(reason: unknown): number;
   /** Throws if the server says that it was no longer ours. */
   release(): Promise<void>;
 }
@@ -128,7 +131,7 @@ async function takeLocks(
   lock: LockWish,
   waitMs: number,
   signal: AbortSignal,
-): Promise<Omit<Grip, "fences">> {
+): Promise<Pick<Grip, "lost" | "release">> {
   const requests = keys.map((key): LockRequest => (lock.shared ? shared(key) : { key, mode: "exclusive" }));
   if (lock.of === "transaction") {
     const { lost, release } = await openTransaction(hf, requests, waitMs, signal);
@@ -165,15 +168,19 @@ async function takeLeases(
   return {
     lost: anyOf([...leases.values()].map((lease) => lease.signal)),
     fences: keys.map(({ id }) => leases.get(id)?.fence ?? 0),
+    // It is told that it is lost a tenth of its ttl before it runs out. Half of that is left for SIGKILL to take effect.
+    graceMs: () => ttl / 20,
     release: () => soon(giveBack()),
   };
 }
 
-function both(leases: Grip | undefined, lock: Omit<Grip, "fences">): Grip {
-  if (!leases) return { ...lock, fences: [] };
+function both(leases: Grip | undefined, lock: Pick<Grip, "lost" | "release">): Grip {
+  if (!leases) return { ...lock, fences: [], graceMs: () => Infinity };
   return {
     lost: anyOf([leases.lost, lock.lost]),
     fences: leases.fences,
+    // A lock that is lost is somebody else's at once: there is no time that it leaves.
+    graceMs: (reason) => (reason instanceof LeaseLostError ? leases.graceMs(reason) : Infinity),
     async release() {
       const results = await Promise.allSettled([lock.release(), leases.release()]);
       for (const result of results) if (result.status === "rejected") throw result.reason;

@@ -76,7 +76,7 @@ async function begin(
       // How long a transaction may be is meant for those of applications.
       if (engine === "postgres")
         await tx.query(
-          sql`SELECT set_config(name, '0', true) FROM pg_settings WHERE name = 'transaction_timeout'`,
+          sql`SELECT pg_catalog.set_config(name, '0', true) FROM pg_catalog.pg_settings WHERE name OPERATOR(pg_catalog.=) 'transaction_timeout'`,
         );
       held.resolve();
       await untilOver(tx, over.promise);

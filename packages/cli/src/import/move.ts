@@ -1,7 +1,7 @@
 /** Moves jobs of another library into queues of Holdfast: all in one transaction. */
 import { UsageError } from "holdfast";
 import { type Enqueued, queue } from "holdfast/queue";
-import type { Row, Server } from "../server.ts";
+import { type Row, type Server, safePath } from "../server.ts";
 import type { Ask, Peer, TheirJob } from "./peer.ts";
 
 /** Of one queue. */
@@ -44,6 +44,7 @@ export async function move(
       query(text: string, values: readonly unknown[]): Promise<{ readonly rows: Row[] }>;
     };
     const ask: Ask = async (text, values = []) => (await client.query(text, values)).rows;
+    await ask(safePath);
     const all: Moved[] = [];
     let before = 0;
     for (const { from, to } of routes) {

@@ -41,11 +41,11 @@ function listed(from: string | undefined): string[] {
 
 /** The name of the database on MySQL and MariaDB, where a name of GET_LOCK depends on it. */
 function databaseOf(url: string | undefined): string | undefined {
-  const found = given(url)?.url;
-  if (found === undefined || !URL.canParse(found)) return undefined;
+  const found = given(url);
+  if (!found || !URL.canParse(found.url)) return undefined;
   const kind = kindOf(found);
   return kind === "mysql" || kind === "mariadb"
-    ? decodeURIComponent(new URL(found).pathname.slice(1)) || undefined
+    ? decodeURIComponent(new URL(found.url).pathname.slice(1)) || undefined
     : undefined;
 }
 

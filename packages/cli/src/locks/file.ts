@@ -1,10 +1,11 @@
 /** Which process writes to a file that is a database: Linux lists locks of files with whoever has them. */
 import { readFileSync, statSync } from "node:fs";
 import { fit } from "../terminal.ts";
+import { withoutAddresses } from "../url.ts";
 
 export interface FileWriter {
   readonly pid: number;
-  /** As it was started. */
+  /** The program, and its first argument. */
   readonly command: string;
 }
 
@@ -48,12 +49,10 @@ const longest = 120;
 
 function commandOf(pid: number): string {
   try {
-    return fit(
-      readFileSync(`/proc/${pid}/cmdline`, "utf8")
-        .replaceAll(/[\0\s]+/g, " ")
-        .trim(),
-      longest,
-    );
+    const [program = "", ...args] = readFileSync(`/proc/${pid}/cmdline`, "utf8").split("\0");
+    // A program's own arguments may hold passwords.
+    const script = args.find((each) => !each.startsWith("-")) ?? "";
+    return fit(withoutAddresses(`${program} ${script}`.replaceAll(/\s+/g, " ").trim()), longest);
   } catch {
     return "";
   }

@@ -2,18 +2,22 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { confirmed, declined } from "../confirm.ts";
 import { Failure, exitCodes } from "../failure.ts";
+import { describe } from "../describe.ts";
+import { described } from "../exec/record.ts";
 import { keepJsonError } from "../json.ts";
 import { recorded } from "../patterns/change.ts";
 import { type Server, connect, fileOf } from "../server.ts";
-import { note, print, printJson } from "../terminal.ts";
-import { listed, shown, withoutStrings } from "../text.ts";
+import { age, note, print, printJson } from "../terminal.ts";
+import { listed, shown, word } from "../text.ts";
+import { withoutAddresses } from "../url.ts";
 import { grantee } from "../user.ts";
 import { behind } from "./chains.ts";
 import { closedTables } from "./closed.ts";
 import { writersOf } from "./file.ts";
-import { type Entry, type Look, look, plainName } from "./look.ts";
+import { type Entry, type Look, type Who, look, plainName } from "./look.ts";
+import { leaveNote } from "./note.ts";
 import { type ServerSession, cancel, sessionsOf, terminate } from "./sessions.ts";
-import { described, oneLine } from "./view.ts";
+import { described as whoIs, oneLine } from "./view.ts";
 
 export interface KillOptions {
   readonly url?: string;
@@ -21,6 +25,7 @@ export interface KillOptions {
   readonly cancel?: true;
   readonly terminate?: true;
   readonly patience: number;
+  readonly watch: number;
   readonly yes?: true;
   readonly note?: string;
   readonly json?: true;
@@ -32,10 +37,14 @@ export type Way = "cancel, then terminate" | "cancel" | "terminate";
 export interface Target {
   readonly session: ServerSession;
   readonly holds: readonly Entry[];
+  /** It is `holdfast exec`. */
+  readonly exec: Who["exec"];
   /** What it waits for itself. */
   readonly waitsFor: readonly Entry[];
   /** Those who wait for it, and those who wait for them. */
   readonly waiters: readonly Entry[];
+  /** All who held or waited for anything then. */
+  readonly known: ReadonlySet<string>;
 }
 
 export interface Killed {
@@ -45,14 +54,22 @@ export interface Killed {
   /** Who has got what they waited for, or ended. */
   readonly through: readonly string[];
   readonly stillWaiting: readonly string[];
+  /** Who has come meanwhile, from the same client, for what the session held: its transaction run again, or the next one. */
+  readonly again: readonly Again[];
+}
+
+export interface Again {
+  readonly session: string;
+  readonly lock: string;
+  readonly holds: boolean;
 }
 
 export async function targetOf(server: Server, seen: Look, id: string): Promise<Target | string> {
   const entry = seen.entries.find(({ session }) => session.id === id);
   if (entry?.kind === "lease")
-    return `${shown(id)} holds a lease, which no session has: holdfast lease end ${shown(entry.name)} takes it away.`;
+    return `${shown(id)} holds a lease, which no session has: holdfast lease end ${word(entry.name)} takes it away.`;
   if (!/^\d{1,10}$/.test(id))
-    return `${shown(id)} is not the number of a session: holdfast locks shows them.`;
+    return `${shown(withoutAddresses(id))} is not the number of a session: holdfast locks shows them.`;
   const known = entry?.session;
   const session = (await sessionsOf(server, [id])).get(id);
   if (!session)
@@ -65,9 +82,11 @@ export async function targetOf(server: Server, seen: Look, id: string): Promise<
   return {
     // As the list of locks has it: without the name of a lock.
     session: { ...session, application: known?.application ?? session.application },
+    exec: known?.exec,
     holds: seen.entries.filter((each) => each.granted && each.session.id === id),
     waitsFor: seen.entries.filter((each) => !each.granted && each.session.id === id),
     waiters: behind(seen.entries, id),
+    known: new Set(seen.entries.map((each) => each.session.id)),
   };
 }
 
@@ -78,15 +97,19 @@ const namesOf = (entries: readonly Entry[]): string[] => [
 /** Of those who wait, no more are named one by one. */
 const mostWaiters = 20;
 
-export function introduce({ session, holds, waitsFor, waiters }: Target): string[] {
+export function introduce({ session, exec, holds, waitsFor, waiters }: Target): string[] {
   const waits = waitsFor.length > 0 ? `, and waits for ${listed(namesOf(waitsFor))}` : "";
   // What others wait for is held by it, though a lock of a row is seen by those who wait only.
   const direct = waiters.filter(({ blockedBy }) => blockedBy.includes(session.id));
   const held = namesOf(holds.length > 0 ? holds : direct);
   const lines = [
-    `Session ${session.id} (${described(session)}) holds ${held.length > 0 ? listed(held) : "no lock that is known"}${waits}.`,
+    `Session ${session.id} (${whoIs(session)}) holds ${held.length > 0 ? listed(held) : "no lock that is known"}${waits}.`,
   ];
-  if (session.statement !== "")
+  if (exec)
+    lines.push(
+      `  it is holdfast exec${exec.run ? `, which runs ${shown(described(exec.run))} since ${age(exec.run.ageMs)}` : ""}: its end cuts the command off half-way, and those who follow it fail`,
+    );
+  else if (session.statement !== "")
     lines.push(`  ${session.active ? "it runs" : "it ran"} ${oneLine(session.statement, 200)}`);
   for (const { session: waiter, name } of waiters.slice(0, mostWaiters))
     lines.push(
@@ -101,6 +124,31 @@ export function introduce({ session, holds, waitsFor, waiters }: Target): string
 }
 
 const lookMs = 150;
+
+/** Somebody new, of the same program as far as it can be told, who has, or wants, what the session held. */
+async function cameBack(server: Server, target: Target, ms: number): Promise<Again[]> {
+  const { session, holds, known } = target;
+  const names = new Set(namesOf(holds));
+  if (names.size === 0 || ms === 0) return [];
+  const same = (who: Who) =>
+    !known.has(who.id) &&
+    who.user === session.user &&
+    who.client === session.client &&
+    (who.application === session.application || server.kind !== "postgres");
+  const until = performance.now() + ms;
+  for (;;) {
+    const { entries } = await look(server);
+    const found = entries
+      .filter((entry) => names.has(shown(plainName(entry.name))) && same(entry.session))
+      .map((entry) => ({ session: entry.session.id, lock: plainName(entry.name), holds: entry.granted }));
+    if (found.length > 0 || performance.now() >= until) return found;
+    await sleep(lookMs);
+  }
+}
+
+/** How long the note stays at least: the client has to notice, and to ask. */
+const noteMs = 3000;
+
 /** How long a session that was terminated may take to be gone. */
 const goneMs = 5000;
 
@@ -128,11 +176,17 @@ export interface Voice {
 export async function end(
   server: Server,
   target: Target,
-  options: { readonly way: Way; readonly patience: number; readonly note?: string },
+  options: {
+    readonly way: Way;
+    readonly patience: number;
+    /** How long to look whether what it held is taken again. */
+    readonly watch: number;
+    readonly note?: string;
+  },
   { say, warn }: Voice,
 ): Promise<Killed> {
   const { session, holds, waiters } = target;
-  const { way, patience } = options;
+  const { way } = options;
   const { id, user, client, application, state, statement } = session;
   const what = {
     action: "kill",
@@ -143,12 +197,12 @@ export async function end(
       client,
       application,
       state,
-      statement: oneLine(withoutStrings(statement, server.kind !== "postgres"), 200),
+      statement: oneLine(statement, 200),
       holds: namesOf(holds),
       waiting: new Set(waiters.map((entry) => entry.session.id)).size,
     },
   };
-  const work = () => ended(server, target, way, patience, say);
+  const work = () => ended(server, target, options, say);
   if ((await closedTables(server, ["audit"])).length > 0) {
     warn("This is not written down in an audit: somebody has locked it, or waits to.");
     return work();
@@ -158,13 +212,18 @@ export async function end(
 
 async function ended(
   server: Server,
-  { session, waiters }: Target,
-  way: Way,
-  patienceMs: number,
+  target: Target,
+  {
+    way,
+    patience: patienceMs,
+    watch,
+  }: { readonly way: Way; readonly patience: number; readonly watch: number },
   say: (text: string) => void,
 ): Promise<Killed> {
+  const { session, waiters } = target;
   const { id } = session;
   let done: Killed["done"] = "none";
+  let again: Again[] = [];
   // Between two statements there is nothing to cancel. Of what is hidden, it is not known.
   if (way === "cancel" || (way !== "terminate" && (session.active || session.hidden))) {
     await cancel(server, id);
@@ -173,8 +232,23 @@ async function ended(
     else if (way !== "cancel") say(`Session ${id}: holds on after ${patienceMs} ms, so it is terminated.`);
   }
   if (done === "none" && way !== "cancel") {
-    await terminate(server, id);
-    if (await untilFree(server, id, goneMs)) done = "terminated";
+    const note = await leaveNote(server, id).catch((error: unknown) => {
+      say(
+        `Session ${id}: its transaction cannot be told that this is meant (${shown(describe(error))}), and may run again.`,
+      );
+      return undefined;
+    });
+    try {
+      await terminate(server, id);
+      if (await untilFree(server, id, goneMs)) done = "terminated";
+      if (done === "terminated") {
+        const until = performance.now() + noteMs;
+        again = await cameBack(server, target, watch);
+        if (again.length === 0 && note) await sleep(Math.max(0, until - performance.now()));
+      }
+    } finally {
+      await note?.[Symbol.asyncDispose]();
+    }
   }
   const after = await look(server);
   const waiting = new Set(behind(after.entries, id).map(same));
@@ -183,14 +257,14 @@ async function ended(
   const through = waiters.filter((wait) => !waiting.has(same(wait)) && !later.has(same(wait)));
   const still = waiters.filter((wait) => waiting.has(same(wait)) || later.has(same(wait)));
   const ids = (entries: readonly Entry[]) => [...new Set(entries.map((entry) => entry.session.id))];
-  return { session: id, done, through: ids(through), stillWaiting: ids(still) };
+  return { session: id, done, through: ids(through), stillWaiting: ids(still), again };
 }
 
 function same({ session, name }: Entry): string {
   return JSON.stringify([session.id, plainName(name)]);
 }
 
-export function outcome({ session, done, through, stillWaiting }: Killed): string {
+export function outcome({ session, done, through, stillWaiting, again }: Killed): string {
   const words =
     done === "none"
       ? `Session ${session} still holds what it held.`
@@ -200,7 +274,15 @@ export function outcome({ session, done, through, stillWaiting }: Killed): strin
     stillWaiting.length > 0
       ? ` ${list(stillWaiting)} still ${stillWaiting.length === 1 ? "waits" : "wait"}.`
       : "";
-  return `${words}${got}${rest}`;
+  const back = again.map(
+    ({ session: id, lock, holds }) =>
+      ` ${shown(lock)} did not stay free: session ${shown(id)}, of the same client, ${holds ? "holds" : "waits for"} it since. It is the same work run again, or the next: stop the program that does it.`,
+  );
+  const unknown =
+    done === "terminated" && again.length === 0
+      ? " If its client has not noticed yet (a frozen process, a pool without a free connection), it may run again."
+      : "";
+  return `${words}${got}${rest}${back.slice(0, 1).join("")}${unknown}`;
 }
 
 function list(ids: readonly string[]): string {

@@ -1,9 +1,11 @@
 /** One look at who holds what: locks, leases, runs of schedules and workers of queues, as one list. */
 import { type LockView, type Session, HoldfastError } from "holdfast";
 import { describe } from "../describe.ts";
+import { type ExecRun, described, unended } from "../exec/record.ts";
 import { type Row, type Server, fileOf, schemaIn } from "../server.ts";
 import { shown } from "../text.ts";
 import { grantee, isDenied } from "../user.ts";
+import { within } from "../within.ts";
 import { type Knot, chains } from "./chains.ts";
 import { closedTables } from "./closed.ts";
 import { writersOf } from "./file.ts";
@@ -26,44 +28,77 @@ type Bare = Omit<Entry, "session"> & { readonly session: Session };
 
 export async function look(server: Server): Promise<Look> {
   const notes: string[] = [];
-  // One after the other: a look should not need more than one connection.
+  // One after the other: a look must not need more than one connection. Who waits for whom comes first.
   const locks = await allowed(locksOf(server), () => refusedLocks(server), notes);
+  const sessions = await sessionsIn(server, locks ?? []);
+  const others = await within(othersMs, othersOf(server, notes)).catch((error: unknown) => {
+    // Locks are what this is about.
+    notes.push(`Leases, schedules and queues could not be read: ${shown(describe(error))}`);
+    return [];
+  });
+  return composed(server, [...(locks ?? []), ...others], sessions, notes, locks === undefined);
+}
+
+/** Of what is no lock of a session's. */
+const othersMs = 5000;
+
+async function othersOf(server: Server, notes: string[]): Promise<Bare[]> {
   const closed = await closedTables(server, ["lease", "schedule_run", "queue", "queue_worker"]);
   if (closed.length > 0)
     notes.push(`What is in ${closed.join(", ")} is not shown: somebody has locked it, or waits to.`);
   const leases = closed.includes("lease")
     ? []
     : await allowed(leasesOf(server, notes), () => refusedLeases(server), notes).catch((error: unknown) => {
-        // Somebody may have locked their table. Locks are what this is about.
+        // Somebody may have locked their table.
         notes.push(`Leases could not be read: ${shown(describe(error))}`);
         return [];
       });
-  const patterns = await patternsOf(server, closed);
-  return composed(server, [...(locks ?? []), ...(leases ?? []), ...patterns], notes, locks === undefined);
+  return [...(leases ?? []), ...(await patternsOf(server, closed))];
 }
 
 /** Only what sessions have locked and wait for. Throws if this user may not see that. */
 export async function lookAtLocks(server: Server): Promise<Look> {
-  return composed(server, await locksOf(server), [], false);
+  const locks = await locksOf(server);
+  return composed(server, locks, await sessionsIn(server, locks), [], false);
+}
+
+interface SeenSessions {
+  readonly sessions: Sessions;
+  /** Some that are there are hidden from this user. */
+  readonly kept: boolean;
+}
+
+async function sessionsIn(server: Server, bare: readonly Bare[]): Promise<SeenSessions> {
+  const ids = idsIn(bare);
+  const sessions = await sessionsOf(server, ids);
+  const missing = ids.some((id) => /^\d+$/.test(id) && !sessions.has(id));
+  return { sessions, kept: missing && (await hides(server)) };
+}
+
+function idsIn(bare: readonly Bare[]): string[] {
+  return bare.flatMap(({ session, blockedBy }) => [session.id, ...blockedBy]);
 }
 
 async function composed(
   server: Server,
   bare: readonly Bare[],
+  { sessions, kept }: SeenSessions,
   notes: readonly string[],
   blind: boolean,
 ): Promise<Look> {
-  const ids = bare.flatMap(({ session, blockedBy }) => [session.id, ...blockedBy]);
-  const sessions = await sessionsOf(server, ids);
   // Of several, one that says since when.
   const known = new Map(
     bare
       .toSorted((a, b) => Number(a.session.since !== undefined) - Number(b.session.since !== undefined))
       .map(({ session }) => [session.id, session]),
   );
-  const missing = ids.some((id) => /^\d+$/.test(id) && !sessions.has(id));
-  const kept = missing && (await hides(server));
-  const people = new Map(ids.map((id) => [id, personOf(server, id, known.get(id), sessions, kept)] as const));
+  const runs = await runsOf(server);
+  const people = new Map(
+    idsIn(bare).map((id) => {
+      const person = personOf(server, id, known.get(id), sessions, kept);
+      return [id, asExec(server, person, bare, runs)] as const;
+    }),
+  );
   const who = (id: string): Who => people.get(id) as Who;
   const entries = merged(bare.map((entry) => ({ ...entry, session: who(entry.session.id) })));
   const hidden = [...people.values()].some((person) => person.hidden);
@@ -73,6 +108,30 @@ async function composed(
     chains: chains(entries, who),
     notes: hidden ? [...notes, await refusedDetails(server)] : notes,
     blind,
+  };
+}
+
+async function runsOf(server: Server): Promise<readonly ExecRun[]> {
+  return (await closedTables(server, ["exec_run"])).length > 0 ? [] : unended(server);
+}
+
+/**
+ * Sessions of PostgreSQL say who they are. Elsewhere it is the one that wrote down its run, if it has that lock: what was killed has left
+ * its line behind, and after a restart of the server another session may have its number.
+ */
+function asExec({ kind }: Server, person: Who, bare: readonly Bare[], runs: readonly ExecRun[]): Who {
+  const { id, application } = person;
+  const says = kind === "postgres" && /^\d+$/.test(id);
+  const names = bare
+    .filter(({ granted, session, blockedBy }) => (granted && session.id === id) || blockedBy.includes(id))
+    .map(({ name }) => plainName(name));
+  const is = says ? /^holdfast exec\b/.test(application) : undefined;
+  const run = runs.find(({ session, lock }) => session === id && (is ?? names.includes(lock)));
+  if (!run && is !== true) return person;
+  return {
+    ...person,
+    exec: { run },
+    statement: run ? `holdfast exec: ${described(run)}` : person.statement,
   };
 }
 
@@ -103,12 +162,13 @@ function personOf(
       statement: "",
       hidden,
       elsewhere: false,
+      worker: false,
     };
   }
-  const { user, client, state, statement, hidden, here } = found;
+  const { user, client, state, statement, hidden, here, worker } = found;
   // There it is made of the user and the address.
   const application = kind === "postgres" ? bare.application : "";
-  return { ...bare, application, state, user, client, statement, hidden, elsewhere: !here };
+  return { ...bare, application, state, user, client, statement, hidden, elsewhere: !here, worker };
 }
 
 /** Undefined: this user may not look, and why is noted. */

@@ -11,7 +11,7 @@ export interface ServerSession {
   /** Its address; behind a pooler, the pooler's. */
   readonly client: string;
   readonly state: string;
-  /** What it runs, or ran last. Empty: the server does not tell. */
+  /** What it runs, or ran last, without values. Empty: the server does not tell. */
   readonly statement: string;
   /** What it does is hidden from this user: `state` and `statement` say nothing. */
   readonly hidden: boolean;
@@ -53,14 +53,15 @@ export async function hides({ kind, query }: Server): Promise<boolean> {
 /** As much of a statement as anybody reads. */
 const most = 2000;
 
-async function postgresSessions({ query }: Server, ids: readonly string[]): Promise<Sessions> {
+async function postgresSessions({ query, hf }: Server, ids: readonly string[]): Promise<Sessions> {
   const rows = await query(
     `SELECT pid::text AS id, application_name AS application, usename AS role, coalesce(host(client_addr), 'local') AS client,
       state, left(query, ${most}) AS statement, query = '<insufficient privilege>' AS hidden, xact_start AS since,
       datname AS database, datname = current_database() AS here, backend_type <> 'client backend' AS worker,
       pid = pg_backend_pid() OR application_name = current_setting('application_name') AS own
     FROM pg_stat_activity WHERE pid = ANY ($1::int[])`,
-    [ids.map(Number)],
+    // A larger one is nobody's: the server's are of 32 bits.
+    [ids.map(Number).filter((id) => id < 2 ** 31)],
   );
   return new Map(
     rows.map((row) => {
@@ -72,7 +73,7 @@ async function postgresSessions({ query }: Server, ids: readonly string[]): Prom
         user: String(row["role"] ?? ""),
         client: hidden ? "" : String(row["client"]),
         state,
-        statement: hidden ? "" : String(row["statement"] ?? ""),
+        statement: hidden ? "" : hf.redacted(String(row["statement"] ?? "")),
         hidden,
         active: state === "active" || state === "fastpath function call",
         since: row["since"] instanceof Date ? row["since"] : undefined,
@@ -89,7 +90,7 @@ async function postgresSessions({ query }: Server, ids: readonly string[]): Prom
 
 /** Shown, not selected: MySQL cannot read information_schema's list while a statement with an emoji in it runs. */
 async function mysqlSessions(server: Server, ids: readonly string[]): Promise<Sessions> {
-  const { query } = server;
+  const { query, hf } = server;
   const [me] = await query("SELECT DATABASE() AS db, CONNECTION_ID() AS id");
   const rows = (await query("SHOW FULL PROCESSLIST")).filter((row) => ids.includes(String(row["Id"])));
   const idle = rows.filter((row) => row["Command"] === "Sleep").map((row) => String(row["Id"]));
@@ -103,14 +104,16 @@ async function mysqlSessions(server: Server, ids: readonly string[]): Promise<Se
         user: String(row["User"]),
         client: String(row["Host"]).replace(/:\d+$/, ""),
         state: command === "Sleep" ? "idle" : String(row["State"] || command),
-        statement: String(row["Info"] ?? last.get(id) ?? "").slice(0, most),
+        statement: hf.redacted(String(row["Info"] ?? last.get(id) ?? "").slice(0, most)),
         hidden: false,
         active: command === "Query" || command === "Execute",
         since: undefined,
         database: row["db"] === null ? undefined : String(row["db"]),
         here: row["db"] === me?.["db"],
         own: String(me?.["id"]) === id,
-        worker: /^(?:Daemon|Binlog Dump|Slave)/.test(command),
+        worker:
+          /^(?:Daemon|Binlog Dump|Slave)/.test(command) ||
+          /^(?:system user|event_scheduler)$/.test(String(row["User"])),
       };
       return [id, session];
     }),

@@ -1,6 +1,9 @@
-import { exitCodes } from "../failure.ts";
+import { describe } from "../describe.ts";
+import { Failure, exitCodes, serversOwn } from "../failure.ts";
+import { remedyOfNoConnection } from "../no-connection.ts";
 import { connect } from "../server.ts";
 import { colorsOf, fit, note, print, printJson } from "../terminal.ts";
+import { NoAnswer, within } from "../within.ts";
 import { look } from "./look.ts";
 import { type Line, counts, drawn, viewOf } from "./view.ts";
 
@@ -11,9 +14,18 @@ export interface LocksOptions {
   readonly json?: true;
 }
 
+/** Of all questions together. */
+const lookMs = 20_000;
+
 export async function showLocks({ url, schema, blocked, json }: LocksOptions): Promise<void> {
-  await using server = await connect({ url, schema, application: "holdfast locks" });
-  const seen = await look(server);
+  await using server = await connect({ url, schema, application: "holdfast locks", most: 1 });
+  const seen = await within(lookMs, look(server)).catch(async (error: unknown) => {
+    if (error instanceof NoAnswer) await server.reset();
+    const remedy = remedyOfNoConnection(serversOwn(error));
+    throw remedy === undefined
+      ? error
+      : new Failure(`Could not look at ${server.shown}: ${describe(error)}. ${remedy}`, { cause: error });
+  });
   if (seen.blind) process.exitCode = exitCodes.failed;
   if (json) {
     const { at, entries, chains, notes } = seen;

@@ -210,7 +210,7 @@ class Top {
     };
     try {
       say(`Session ${target.session.id} …`);
-      const how = { way: "cancel, then terminate", patience: 2000 } as const;
+      const how = { way: "cancel, then terminate", patience: 2000, watch: 3000 } as const;
       const warnings: string[] = [];
       const result = await end(this.#server, target, how, { say, warn: (text) => warnings.push(text) });
       say([outcome(result), ...warnings].join(" "));

@@ -3,7 +3,8 @@ import { readFile } from "node:fs/promises";
 import { relative } from "node:path";
 import { describe } from "../describe.ts";
 import { Failure, exitCodes } from "../failure.ts";
-import { type Colors, colorsOf, print, printJson, table } from "../terminal.ts";
+import { printTable } from "../patterns/show.ts";
+import { type Colors, colorsOf, print, printJson } from "../terminal.ts";
 import { plural, shown } from "../text.ts";
 import { type Line, type Order, type Step, merged } from "./graph.ts";
 
@@ -50,7 +51,7 @@ function say({ locks, steps, inversions }: Order, from: string, colors: Colors):
   print(colors.bold(`The order of locks, from ${from}:`));
   print(`  ${locks.map(shown).join(", ")}`);
   print();
-  print(table(["held", "then", "at", "and at", "processes"], steps.map(cells)));
+  printTable(["held", "then", "at", "and at", "processes"], steps.map(cells));
   print();
   if (inversions.length === 0) return print("All take them in one order.");
   print(colors.red(`${plural(inversions.length, "inversion")}: two of these at once are a deadlock.`));

@@ -30,6 +30,16 @@ export interface PrintOptions {
   readonly json?: true;
 }
 
+export interface GrantsOptions {
+  readonly url?: string;
+  readonly schema?: string;
+  readonly engine?: Kind | "duckdb";
+  readonly role: string;
+  readonly citus?: true;
+  readonly places?: number;
+  readonly json?: true;
+}
+
 const named = (what: MigrationState | Migrated) =>
   what.kind === "migration" ? `${what.id} ${shown(what.name)}` : shown(what.name);
 
@@ -58,8 +68,7 @@ const isDue = ({ state }: MigrationState) => state === "missing" || state === "o
 
 export async function migrate(options: MigrateOptions): Promise<void> {
   if (options.citus) return migratePlaces(options);
-  if (options.places !== undefined)
-    throw new Failure("--places is for --citus: so many schemas, each on one of its nodes.");
+  refusePlaces(options);
   await onServer("migrate", options, async (server) => {
     const states = await server.hf.migrations();
     const due = states.filter(isDue);
@@ -78,13 +87,17 @@ export async function migrate(options: MigrateOptions): Promise<void> {
   });
 }
 
+function refusePlaces({ citus, places }: MigrateOptions): void {
+  if (!citus && places !== undefined)
+    throw new Failure("--places is for --citus: so many schemas, each on one of its nodes.");
+}
+
 /** Where a schema is, as host and port. */
 const whereIs = `SELECT DISTINCT s.nodename || ':' || s.nodeport AS node FROM citus_shards s
   JOIN pg_class c ON c.oid = s.table_name::oid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1`;
 
 async function migratePlaces(options: MigrateOptions): Promise<void> {
-  const { placeNames } = await import("holdfast/citus");
-  const schemas = placeNames(options.places ?? 8, givenSchema(options.schema));
+  const schemas = await schemasOf(options);
   const [first] = schemas as [string, ...string[]];
   const at = (schema: string) => ({ ...options, schema, spread: true }) as const;
   const wanted = await onServer("migrate", at(first), async (server) => {
@@ -198,20 +211,58 @@ export async function printSql(options: PrintOptions): Promise<void> {
   }
 }
 
+/** No connection is made. */
+export async function printGrants(options: GrantsOptions): Promise<void> {
+  const { role, citus, json } = options;
+  const engine = options.engine ?? engineOf(options.url);
+  if (engine === "sqlite" || engine === "duckdb")
+    throw new Failure(
+      `${engine === "sqlite" ? "SQLite" : "DuckDB"} has no roles, so there is nothing to grant: a process that can open the file may do everything. Keep others away by the file's own permissions.`,
+    );
+  refusePlaces(options);
+  if (citus && engine !== "postgres") throw new Failure("--citus is for PostgreSQL.");
+  const schemas = await schemasOf(options);
+  const parts: string[] = [];
+  for (const schema of schemas) {
+    const { hf, close } = await unconnected(engine, { schema }, citus);
+    try {
+      parts.push(hf.grantSql({ role }));
+    } finally {
+      await hf.close();
+      await close();
+    }
+  }
+  const sql = parts.join("");
+  if (json) printJson({ engine, role, sql });
+  else print(sql.trimEnd());
+}
+
+async function schemasOf({ schema, citus, places = 8 }: MigrateOptions): Promise<readonly string[]> {
+  if (!citus) return [givenSchema(schema)];
+  const { placeNames } = await import("holdfast/citus");
+  return placeNames(places, givenSchema(schema));
+}
+
 function engineOf(url: string | undefined): Kind {
   const found = given(url);
   if (!found) throw new Failure("SQL for which database? Name it with --engine, or with --url.");
-  return kindOf(found.url);
+  return kindOf(found);
 }
 
 async function unconnected(
   engine: Kind,
   settings: HoldfastOptions,
+  spread = false,
 ): Promise<{ readonly hf: Holdfast<unknown>; close(): Promise<unknown> | void }> {
   if (engine === "postgres") {
-    const [{ Pool }, { fromPg }] = await Promise.all([import("pg"), import("holdfast/pg")]);
+    const [{ Pool }, { fromPg }, { fromCitus }] = await Promise.all([
+      import("pg"),
+      import("holdfast/pg"),
+      import("holdfast/citus"),
+    ]);
     const pool = new Pool();
-    return { hf: holdfast(fromPg(pool), settings), close: () => pool.end() };
+    const database = spread ? fromCitus(fromPg(pool)) : fromPg(pool);
+    return { hf: holdfast(database, settings), close: () => pool.end() };
   }
   if (engine === "sqlite") {
     const [{ DatabaseSync }, { fromNodeSqlite }] = await Promise.all([

@@ -3,8 +3,8 @@ import { HoldfastError } from "holdfast";
 import { describe } from "../describe.ts";
 import { Failure, Interrupted } from "../failure.ts";
 import { shown } from "../text.ts";
-import { type ConnectOptions, type Server, connect } from "../server.ts";
-import { isDenied, userOf } from "../user.ts";
+import { type ConnectOptions, type Server, connect, schemaIn } from "../server.ts";
+import { grantee, isDenied, userOf } from "../user.ts";
 
 export interface PlaceOptions {
   readonly url?: string;
@@ -28,18 +28,41 @@ export async function onServer<T>(
   }
 }
 
+/** PostgreSQL says of tables in a schema that this user may not use that they are not there. */
+async function isHidden({ kind, query, schema }: Server): Promise<boolean> {
+  if (kind !== "postgres") return false;
+  const rows = await query(
+    "SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1 AND NOT has_schema_privilege(oid, 'USAGE')",
+    [schema],
+  ).catch(() => []);
+  return rows.length > 0;
+}
+
 /** Names come from anybody, and errors name them. */
 async function clear(error: unknown, server: Server): Promise<unknown> {
   if (error instanceof Failure || error instanceof Interrupted) return error;
-  if (error instanceof HoldfastError && error.code === "HF_SCHEMA_MISSING")
+  const missing = error instanceof HoldfastError && error.code === "HF_SCHEMA_MISSING";
+  if (missing && (await isHidden(server)))
+    return new Failure(
+      `${shown(await userOf(server))} may not see the schema ${server.schema} in ${server.shown}: GRANT USAGE ON SCHEMA ${schemaIn(server)} TO ${shown(await grantee(server))};`,
+      { cause: error },
+    );
+  if (missing)
     return new Failure(
       `${shown(error.message.split(" is not in this database")[0] ?? "A table")} is not in ${server.shown}: run holdfast migrate.`,
       { cause: error },
     );
-  if (isDenied(error))
+  if (isDenied(error)) {
+    // An error of Holdfast's says what to do.
+    const said = shown(describe(error));
+    const remedy =
+      error instanceof HoldfastError ? "" : ". Ask for the right, or connect as somebody who has it.";
     return new Failure(
-      `${shown(await userOf(server))} may not do this in ${server.shown}: ${shown(describe(error))}. Ask for the right, or connect as somebody who has it.`,
-      { cause: error },
+      `${shown(await userOf(server))} may not do this in ${server.shown}: ${said}${remedy}`,
+      {
+        cause: error,
+      },
     );
+  }
   return new Failure(shown(describe(error)), { cause: error });
 }

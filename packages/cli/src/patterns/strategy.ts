@@ -22,16 +22,17 @@ export async function show(options: PlaceOptions): Promise<void> {
 
 export async function set(to: string, options: ChangeOptions & { readonly wait: number }): Promise<void> {
   await onServer("strategy", options, async (server) => {
-    const { strategy } = await strategyOf(server.hf);
+    const { strategy, changingTo } = await strategyOf(server.hf);
+    const done = (from: string | undefined, now: string, changed: boolean): void => {
+      if (options.json) printJson({ from: from ?? null, to: now, changed });
+      else print(`Locks are ${quoted(now)} ${changed ? "from now on" : "already"}.`);
+    };
+    if (strategy === to && changingTo === undefined) return done(strategy, to, false);
     const question = `Keep locks as ${quoted(to)}${strategy === undefined ? "" : `, and no longer as ${quoted(strategy)}`}? Nobody gets a lock for half a minute.`;
     if (!(await agreed(question, options))) return;
     const { wait, note } = options;
     const actor = await actorOf(server);
-    const done = await changeStrategy(server.hf, to as Strategy, { actor, note, wait });
-    if (options.json) printJson({ from: done.from ?? null, to: done.to, changed: done.changed });
-    else
-      print(
-        done.changed ? `Locks are ${quoted(done.to)} from now on.` : `Locks are ${quoted(done.to)} already.`,
-      );
+    const { from, to: now, changed } = await changeStrategy(server.hf, to as Strategy, { actor, note, wait });
+    done(from, now, changed);
   });
 }

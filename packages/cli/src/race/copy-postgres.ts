@@ -55,7 +55,7 @@ function used(name: string, who: string, n: number, cause?: unknown): Failure {
 async function create(server: Server, own: OwnDatabase, template: string): Promise<void> {
   try {
     await own.make(() =>
-      server.query(`CREATE DATABASE ${quoted(server, own.name)} TEMPLATE ${quoted(server, template)}`),
+      server.run(`CREATE DATABASE ${quoted(server, own.name)} TEMPLATE ${quoted(server, template)}`),
     );
   } catch (error) {
     // Somebody has come since it was looked.
@@ -75,7 +75,7 @@ async function settings(server: Server, { name }: OwnDatabase): Promise<void> {
         AND s.setrole IN (0, (SELECT oid FROM pg_roles WHERE rolname = current_user))`,
   );
   for (const row of rows)
-    await server.query(
+    await server.run(
       `ALTER DATABASE ${quoted(server, name)} SET ${quoted(server, String(row["name"]))} FROM CURRENT`,
     );
 }

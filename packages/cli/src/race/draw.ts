@@ -1,7 +1,8 @@
 /** A schedule as a picture: one lane for each actor, time goes down. */
-import { basename } from "node:path";
+import { basename, isAbsolute, relative } from "node:path";
 import type { Turn } from "holdfast/testing";
 import { type Release, releaseOf, transactions } from "./lanes.ts";
+import { colors, picture } from "./style.ts";
 import { escape, wrap } from "./text.ts";
 
 export interface DrawOptions {
@@ -43,9 +44,33 @@ const pad = 8;
 const [indent, margin] = [13, 9];
 const gap = 10;
 const head = 34;
+/** Around a picture that is a file. */
+const frame = 16;
 
 export function draw(options: DrawOptions): string {
   return new Drawing(options).svg();
+}
+
+/** The same as a file of its own, below a heading: for a README, by day and by night. */
+export function drawFile(heading: readonly string[], options: Omit<DrawOptions, "id" | "narrow">): string {
+  const drawing = new Drawing({ ...options, id: "schedule", narrow: false });
+  const [width, top] = [drawing.width + 2 * frame, frame + heading.length * 20 + 4];
+  const height = top + drawing.height + frame / 2;
+  const lines = heading.map((line, i) => {
+    const [text = ""] = wrap(line, Math.floor(drawing.width / (13 * em)), 1);
+    return `<text class="heading" x="${frame}" y="${frame + 14 + i * 20}" font-size="13">${escape(text)}</text>`;
+  });
+  return [
+    `<svg xmlns="http://www.w3.org/2000/svg" class="schedule" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">`,
+    `<style>${colors}${picture}.schedule .heading { font-weight: 700; } .schedule .ground { fill: var(--card); stroke: var(--line); }</style>`,
+    `<rect class="ground" x="0.5" y="0.5" width="${width - 1}" height="${height - 1}" rx="10"/>`,
+    ...lines,
+    `<g transform="translate(${frame} ${top})">`,
+    drawing.svg(),
+    "</g>",
+    "</svg>",
+    "",
+  ].join("\n");
 }
 
 class Drawing {
@@ -56,7 +81,8 @@ class Drawing {
   readonly #lane: number;
   readonly #lineHeight: number;
   readonly #boxes: readonly Box[];
-  readonly #height: number;
+  readonly width: number;
+  readonly height: number;
 
   constructor(options: DrawOptions) {
     this.#options = options;
@@ -67,15 +93,16 @@ class Drawing {
     this.#lane = Math.max(least, Math.min(most, room));
     this.#lineHeight = Math.round(look.font * 1.4);
     this.#boxes = this.#layOut();
-    this.#height = (this.#boxes.at(-1)?.bottom ?? head) + gap;
+    this.width = this.#gutter + this.#lane * options.actors.length;
+    this.height = (this.#boxes.at(-1)?.bottom ?? head) + gap;
   }
 
   svg(): string {
     const { id, actors, turns } = this.#options;
-    const width = this.#gutter + this.#lane * actors.length;
+    const { width, height } = this;
     const title = `Schedule of ${actors.join(", ")} in ${turns.length} steps`;
     return [
-      `<svg class="schedule" role="img" aria-labelledby="${id}-title" width="${width}" height="${this.#height}" viewBox="0 0 ${width} ${this.#height}" font-size="${this.#look.font}">`,
+      `<svg class="schedule" role="img" aria-labelledby="${id}-title" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}" font-size="${this.#look.font}">`,
       `<title id="${id}-title">${escape(title)}</title>`,
       this.#definitions(),
       ...actors.map((actor, i) => this.#laneOf(actor, i)),
@@ -140,7 +167,7 @@ class Drawing {
     const name = actor === letter ? actor : `${letter} · ${actor}`;
     const width = Math.floor((this.#lane - margin - 2) / (this.#look.font * em));
     return [
-      `<path class="life" d="M${x} ${head - 4}V${this.#height}"/>`,
+      `<path class="life" d="M${x} ${head - 4}V${this.height}"/>`,
       `<text class="actor" x="${x - 3}" y="${head - 14}"><title>${escape(name)}</title>${escape(wrap(name, width, 1)[0] ?? "")}</text>`,
     ].join("");
   }
@@ -219,8 +246,14 @@ function rowsOf({ rows }: Turn): string {
   return shown.join(" | ") + (rows.length > 3 ? ` | … (${rows.length} rows)` : "");
 }
 
+/** A picture is shown to others, whom the folders of this machine do not concern. */
+function fromHere(place: string): string {
+  const path = relative(process.cwd(), place);
+  return path.startsWith("..") || isAbsolute(path) ? basename(place) : path.replaceAll("\\", "/");
+}
+
 /** Without the folders and the column. */
-const placeOf = (place: string) => basename(place).replace(/(:\d+):\d+$/, "$1");
+export const placeOf = (place: string) => basename(place).replace(/(:\d+):\d+$/, "$1");
 
 function tooltip(turn: Turn): string {
   const { n, actor, statement, error, place } = turn;
@@ -228,6 +261,6 @@ function tooltip(turn: Turn): string {
     `${n}. ${actor}: ${statement}`,
     ...(turn.rows.length > 0 ? [`→ ${rowsOf(turn)}`] : []),
     ...(error === undefined ? [] : [`✗ ${error}`]),
-    ...(place === undefined ? [] : [place]),
+    ...(place === undefined ? [] : [fromHere(place)]),
   ].join("\n");
 }

@@ -1,25 +1,17 @@
 /** The report as one page that needs nothing else: no script, no network. */
-import type { Anomaly, Coverage, Exploration, Level } from "holdfast/testing";
+import {
+  type Coverage,
+  CoverageError,
+  type Exploration,
+  type Level,
+  type PairedStatement,
+  type UnexploredPair,
+} from "holdfast/testing";
 import { describe } from "../describe.ts";
-import { draw } from "./draw.ts";
-import { type Outcome, replayCommand, summary } from "./outcome.ts";
+import { draw, placeOf } from "./draw.ts";
+import { type Outcome, kindOf, meanings, replayCommand, summary } from "./outcome.ts";
 import { style } from "./style.ts";
 import { escape } from "./text.ts";
-
-const meanings: Readonly<Record<Anomaly, string>> = {
-  deadlock: "Each of them holds what the other one waits for, so the server ended one.",
-  "dirty read": "One acted on what another one had written and then took back.",
-  "lost update":
-    "Both read the same row, and the second write was computed from what the first had replaced.",
-  "write skew": "Each checked what the other one then changed, and both wrote on the strength of it.",
-  phantom: "A row that was not there when it was looked for was added before the answer was used.",
-  "read skew": "What was read in two statements was changed in between, so that it never was so.",
-  "double effect": "Both did what was to be done once.",
-  fault:
-    "Something befell one of them in the middle of what it does: its process ended, an answer was lost, it was called twice, or it lost its lease.",
-  race: "The outcome depends on the order of the statements.",
-  "not a race": "It fails when one runs after the other, without any concurrency.",
-};
 
 export function htmlReport(file: string, outcomes: readonly Outcome[], left: number): string {
   const well = outcomes.every(({ status }) => status === "ok");
@@ -65,7 +57,8 @@ function contents(outcomes: readonly Outcome[]): string {
 function section(file: string, outcome: Outcome, i: number): string {
   const body =
     outcome.status === "error"
-      ? `<pre class="error">${escape(describe(outcome.error))}</pre>`
+      ? `<pre class="error">${escape(describe(outcome.error))}</pre>
+${outcome.error instanceof CoverageError ? pairList(outcome.error.unexplored) : ""}`
       : outcome.status === "ok"
         ? passed(outcome.report)
         : failed(outcome.report, replayCommand(file, outcome) ?? "", `s${i}`);
@@ -85,9 +78,21 @@ function facts(all: Readonly<Record<string, string>>): string {
   return `<dl>${items.join("")}</dl>`;
 }
 
-function passed({ runs, ms, coverage, levels, seed }: Exploration): string {
+function passed({ runs, ms, coverage, levels, seed, unexplored }: Exploration): string {
   return `${facts({ Coverage: coverageText(coverage), Runs: String(runs), Time: seconds(ms) })}
-${levelTable(levels, seed)}`;
+${levelTable(levels, seed)}
+${pairList(unexplored)}`;
+}
+
+function pairList(pairs: readonly UnexploredPair[]): string {
+  if (pairs.length === 0) return "";
+  const statement = ({ actor, statement: text, place }: PairedStatement) =>
+    `<td><strong>${escape(actor)}</strong> <code>${escape(text)}</code>${place === undefined ? "" : `<br><small>${escape(placeOf(place))}</small>`}</td>`;
+  const rows = pairs.map(
+    ({ table, statements }) =>
+      `<tr><th scope="row">${escape(table ?? "any table")}</th>${statements.map(statement).join("")}</tr>`,
+  );
+  return `<details><summary>${count(pairs.length, "pair")} of statements never interleaved</summary><div class="scroll"><table><tbody>${rows.join("")}</tbody></table></div></details>`;
 }
 
 function coverageText(coverage: Coverage): string {
@@ -122,9 +127,8 @@ const doubts = ({ slept, patient, unseen }: Level) => [
 const levelName = (isolation: string | undefined) => isolation?.toUpperCase() ?? "the transactions’ own";
 
 function failed(report: Exploration, command: string, id: string): string {
-  const { anomaly = "race", table, fix = "", replay = "", runs, ms, preemptions = 0 } = report;
-  const kind = `${anomaly[0]?.toUpperCase()}${anomaly.slice(1)}${table ? ` on ${table}` : ""}`;
-  return `<p class="kind"><strong>${escape(kind)}.</strong> ${escape(meanings[anomaly] ?? "")}</p>
+  const { anomaly = "race", fix = "", replay = "", runs, ms, preemptions = 0 } = report;
+  return `<p class="kind"><strong>${escape(kindOf(report))}.</strong> ${escape(meanings[anomaly] ?? "")}</p>
 <pre class="error">${escape(describe(report.error))}</pre>
 ${facts({
   Found: `in run ${runs}, with ${count(preemptions, "switch")}`,

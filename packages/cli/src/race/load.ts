@@ -11,6 +11,8 @@ import { Failure } from "../failure.ts";
 export interface RaceContext {
   /** The database that the scenario is to use. DATABASE_URL says the same. */
   readonly url: string;
+  /** The same, by way of the proxy: for an application in another process. With --proxy. */
+  readonly proxy?: string;
 }
 
 /** What a file for `holdfast race` exports. */

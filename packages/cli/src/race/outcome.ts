@@ -1,7 +1,28 @@
 /** What became of one scenario. */
 import { types } from "node:util";
-import type { Exploration } from "holdfast/testing";
+import { type Anomaly, CoverageError, type Exploration } from "holdfast/testing";
 import { describe } from "../describe.ts";
+
+/** What each kind of race is. */
+export const meanings: Readonly<Record<Anomaly, string>> = {
+  deadlock: "Each of them holds what the other one waits for, so the server ended one.",
+  "dirty read": "One acted on what another one had written and then took back.",
+  "lost update":
+    "Both read the same row, and the second write was computed from what the first had replaced.",
+  "write skew": "Each checked what the other one then changed, and both wrote on the strength of it.",
+  phantom: "A row that was not there when it was looked for was added before the answer was used.",
+  "read skew": "What was read in two statements was changed in between, so that it never was so.",
+  "double effect": "Both did what was to be done once.",
+  fault:
+    "Something befell one of them in the middle of what it does: its process ended, an answer was lost, it was called twice, or it lost its lease.",
+  race: "The outcome depends on the order of the statements.",
+  "not a race": "It fails when one runs after the other, without any concurrency.",
+};
+
+/** "Lost update on person" */
+export function kindOf({ anomaly = "race", table }: Exploration): string {
+  return `${anomaly[0]?.toUpperCase()}${anomaly.slice(1)}${table ? ` on ${table}` : ""}`;
+}
 
 interface Named {
   /** The export, as in `--only`. */
@@ -64,7 +85,11 @@ export function asJson(file: string, outcome: Outcome): Readonly<Record<string, 
   };
 }
 
-function errorOf(error: unknown): { name: string; message: string } {
+function errorOf(error: unknown): Readonly<Record<string, unknown>> {
   const name: unknown = types.isNativeError(error) ? error.name : typeof error;
-  return { name: typeof name === "string" ? name : "Error", message: describe(error) };
+  return {
+    name: typeof name === "string" ? name : "Error",
+    message: describe(error),
+    ...(error instanceof CoverageError && { unexplored: error.unexplored }),
+  };
 }

@@ -9,7 +9,7 @@ import { confirmed } from "../confirm.ts";
 import { startPostgres } from "../embedded.ts";
 import { Failure } from "../failure.ts";
 import { OwnDatabase, dropStatement, leftovers, tidy } from "../own-database.ts";
-import { type Server, type Session, connect, kindOf } from "../server.ts";
+import { type Server, type Session, connect, inSafePath, kindOf } from "../server.ts";
 import { type Given, given, withoutSecrets } from "../url.ts";
 import { makeMysql } from "./copy-mysql.ts";
 import { makePostgres } from "./copy-postgres.ts";
@@ -53,7 +53,7 @@ export async function openPlace(options: PlaceOptions): Promise<Place | undefine
       "--in-place is for the database that --url names. That a variable names one is no word of yours that it may be written to.",
     );
   if (!found) return embedded(options);
-  if (kindOf(found.url) === "sqlite")
+  if (kindOf(found) === "sqlite")
     throw new Failure(
       `${withoutSecrets(found.url)} (${found.by}) is SQLite, which race cannot hold back: its races are found in a test, with inThread of holdfast/testing (docs/races.md).`,
     );
@@ -253,7 +253,7 @@ async function proofOf(session: Session, family: Family): Promise<Proof> {
   const lock = `holdfast_race_${randomBytes(6).toString("hex")}`;
   const [row] =
     family === "postgres"
-      ? await session.query("SELECT pg_backend_pid() AS id")
+      ? await session.query("SELECT pg_catalog.pg_backend_pid() AS id")
       : await session.query("SELECT CONNECTION_ID() AS id, GET_LOCK(?, 0)", [lock]);
   return { id: String(row?.["id"]), lock };
 }
@@ -284,7 +284,12 @@ class Watch {
     if (this.#looking || now - this.#looked < lookMs) return;
     this.#looked = now;
     // One that fails says nothing of who is there.
-    this.#looking = sessionsIn(this.#session, this.#family, this.#name)
+    const session = this.#session;
+    const query: Session["query"] =
+      this.#family === "postgres"
+        ? (text, values) => inSafePath((each, bound) => session.query(each, bound), text, values)
+        : (text, values) => session.query(text, values);
+    this.#looking = sessionsIn({ query }, this.#family, this.#name)
       .then(this.#told)
       .catch(() => {})
       .finally(() => (this.#looking = undefined));
@@ -309,7 +314,7 @@ async function refuseElsewhere(
   const [row] = await execute(
     { database: db },
     family === "postgres"
-      ? sql`SELECT current_database() AS name, ARRAY(SELECT pid FROM pg_stat_activity WHERE datname = current_database())::text AS ids`
+      ? sql`SELECT pg_catalog.current_database() AS name, ARRAY(SELECT a.pid FROM pg_catalog.pg_stat_activity a WHERE a.datname OPERATOR(pg_catalog.=) pg_catalog.current_database())::pg_catalog.text AS ids`
       : sql`SELECT DATABASE() AS name, IS_USED_LOCK(${proof?.lock ?? "holdfast"}) AS ids`,
   );
   const name = String(row?.["name"]);

@@ -6,11 +6,16 @@ import { type ExploreOptions, type Scenario, explore } from "holdfast/testing";
 import { declined } from "../confirm.ts";
 import { Interrupted, exitCodes, jsonErrorOf } from "../failure.ts";
 import { unless } from "../unless.ts";
+import { findingOf } from "./findings.ts";
 import { htmlReport } from "./html.ts";
+import { junitReport } from "./junit.ts";
 import { type Entry, type RaceScenario, Wanted, checkFile, isScenario, load } from "./load.ts";
 import { type Outcome, couldNotRun, ended, exitCodeOf } from "./outcome.ts";
 import { checkTest, foundIn, testText } from "./regression.ts";
 import { type Place, type Told, openPlace } from "./place.ts";
+import { Relay } from "./relay.ts";
+import { sarifReport } from "./sarif.ts";
+import { schedules } from "./schedules.ts";
 import { Screen } from "./screen.ts";
 
 export type Isolation = Extract<ExploreOptions["isolation"], string>;
@@ -32,7 +37,12 @@ export interface RaceOptions {
   readonly yes?: true;
   readonly json?: true;
   readonly html?: string;
+  readonly svg?: string;
+  readonly junit?: string;
+  readonly sarif?: string;
+  readonly annotations?: boolean;
   readonly writeTest?: string;
+  readonly proxy?: number;
 }
 
 export interface RunOptions extends Omit<RaceOptions, "isolation"> {
@@ -63,10 +73,16 @@ export async function runRace(file: string, options: RunOptions): Promise<number
       declined(options.json);
       return exitCodes.no;
     }
-    const { outcomes, left, database, entries } = ran;
-    if (options.html !== undefined) {
-      await write(options.html, htmlReport(file, outcomes, left));
-      screen.note(`Report: ${options.html}`);
+    const { outcomes, skipped, database, entries } = ran;
+    const reports = {
+      ...(options.html !== undefined && { [options.html]: htmlReport(file, outcomes, skipped.length) }),
+      ...(options.junit !== undefined && { [options.junit]: junitReport(file, outcomes, skipped) }),
+      ...(options.sarif !== undefined && { [options.sarif]: sarifReport(file, outcomes) }),
+      ...(options.svg !== undefined && schedules(options.svg, outcomes)),
+    };
+    for (const [path, text] of Object.entries(reports)) {
+      await write(path, text);
+      screen.note(`Report: ${path}`);
     }
     if (options.writeTest !== undefined) {
       const made = (key: string) => typeof entries.find((entry) => entry.key === key)?.source === "function";
@@ -78,7 +94,9 @@ export async function runRace(file: string, options: RunOptions): Promise<number
           : "Test: none was written, since no race was found.",
       );
     }
-    screen.end(outcomes, left, database);
+    if (options.annotations ?? process.env["GITHUB_ACTIONS"] === "true")
+      screen.annotate(outcomes.flatMap((outcome) => findingOf(file, outcome) ?? []));
+    screen.end(outcomes, skipped.length, database);
     return exitCodeOf(outcomes);
   } catch (error) {
     screen.complain(error);
@@ -96,8 +114,8 @@ async function write(file: string, text: string): Promise<void> {
 
 interface Ran {
   readonly outcomes: Outcome[];
-  /** How many were not run, since another one failed. */
-  readonly left: number;
+  /** The names of those that were not run, since another one failed. */
+  readonly skipped: readonly string[];
   readonly database: Told;
   readonly entries: readonly Entry[];
 }
@@ -109,6 +127,7 @@ class Race {
   readonly #stop: AbortController;
   readonly #signal: AbortSignal;
   readonly #wanted: Wanted;
+  readonly #relay: Relay | undefined;
   /** Of scenarios that share what they close: once, when all are done. */
   readonly #closers = new Map<NonNullable<RaceScenario["close"]>, RaceScenario>();
 
@@ -119,6 +138,7 @@ class Race {
     this.#stop = stop;
     this.#signal = stop.signal;
     this.#wanted = new Wanted(options.only);
+    if (options.proxy !== undefined) this.#relay = new Relay(options.proxy);
   }
 
   /** Undefined: it was not wanted. */
@@ -153,6 +173,7 @@ class Race {
       return { ...(await this.#each(place, entries, all)), database: place.told, entries };
     } finally {
       for (const [, scenario] of this.#closers) await this.#close(scenario).catch(() => {});
+      await this.#relay?.close();
     }
   }
 
@@ -160,19 +181,20 @@ class Race {
     place: Place,
     entries: readonly Entry[],
     all: readonly Entry[],
-  ): Promise<Pick<Ran, "outcomes" | "left">> {
+  ): Promise<Pick<Ran, "outcomes" | "skipped">> {
     const outcomes: Outcome[] = [];
     for (const [i, entry] of entries.entries()) {
       const outcome = await this.#one(place, entry);
       if (!outcome) continue;
       outcomes.push(outcome);
       this.#screen.outcome(outcome);
-      if (this.#options.bail && outcome.status !== "ok") return { outcomes, left: entries.length - i - 1 };
+      if (this.#options.bail && outcome.status !== "ok")
+        return { outcomes, skipped: entries.slice(i + 1).map(({ title }) => title) };
     }
     const { missing } = this.#wanted;
     if (missing.length > 0)
       throw new Error(`${this.#file} has no scenario ${missing.join(", ")}; it has ${names(all)}`);
-    return { outcomes, left: 0 };
+    return { outcomes, skipped: [] };
   }
 
   /** Undefined: it turned out not to be one that was asked for. */
@@ -198,13 +220,16 @@ class Race {
   }
 
   async #make(place: Place, { key, source }: Entry): Promise<RaceScenario> {
-    const made: unknown = typeof source === "function" ? await source({ url: await place.url() }) : source;
+    const url = await place.url();
+    const proxy = await this.#relay?.to(url);
+    const context = { url, ...(proxy && { proxy: proxy.url }) };
+    const made: unknown = typeof source === "function" ? await source(context) : source;
     if (!isScenario(made))
       throw new Error(
         `the function ${key} returned no scenario, which is an object with \`actors\` and \`invariant\`; every function that is exported and takes at most one argument is called`,
       );
     if (!made.db) throw new Error("the scenario has no `db`, e.g. fromPg(pool)");
-    return made;
+    return proxy ? { ...made, proxy } : made;
   }
 
   async #explore(place: Place, name: string, scenario: RaceScenario) {

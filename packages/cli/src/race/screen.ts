@@ -5,6 +5,8 @@ import { describe } from "../describe.ts";
 import { exitCodes, jsonErrorOf } from "../failure.ts";
 import { printJson, printJsonError } from "../json.ts";
 import { type Colors, colorsOf } from "../terminal.ts";
+import { annotation } from "./annotations.ts";
+import type { Finding } from "./findings.ts";
 import { type Outcome, asJson, replayCommand, summary } from "./outcome.ts";
 import type { Told } from "./place.ts";
 
@@ -77,6 +79,12 @@ export class Screen {
     this.#print(paint(outcome.report.text, this.#out));
     const command = replayCommand(this.#file, outcome);
     if (command) this.#print(`${dim(command)}\n`);
+  }
+
+  /** Beside the document, if stdout is one: GitHub reads both. */
+  annotate(findings: readonly Finding[]): void {
+    const write = this.#json ? process.stderr.write.bind(process.stderr) : this.#write;
+    for (const finding of findings) write(`${annotation(finding)}\n`);
   }
 
   end(outcomes: readonly Outcome[], left: number, database: Told): void {

@@ -1,6 +1,5 @@
-/** Of the page and its pictures, by day and by night. */
-export const style = `
-:root {
+/** Colors by day and by night. */
+export const colors = `:root {
   --ground: #f6f7f9; --card: #fff; --ink: #1b2330; --soft: #5a6577; --line: #d5dae3; --box: #f9fafc;
   --ok: #17713b; --ok-soft: #e0f4e7; --race: #b3261e; --race-soft: #fde8e6; --wait: #8a5a00; --wait-soft: #fdf0d0;
   --stale: #7a2fb8; --stale-soft: #f4e9fc; --accent: #2459b8; --transaction: #8fb0e8;
@@ -12,7 +11,28 @@ export const style = `
     --stale: #d0a3ff; --stale-soft: #332145; --accent: #8db4ff; --transaction: #45659c;
   }
 }
-* { box-sizing: border-box; }
+`;
+
+/** For a drawn schedule, on a page or as a file of its own. */
+export const picture = `.schedule { display: block; font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+.schedule text { fill: var(--ink); }
+.schedule .actor { font-weight: 700; }
+.schedule .number, .schedule .place, .schedule .switch text { fill: var(--soft); }
+.schedule .life { stroke: var(--line); stroke-width: 1.5; }
+.schedule .transaction { fill: var(--transaction); }
+.schedule .stub { stroke: var(--line); stroke-width: 1.5; }
+.schedule .step rect { fill: var(--box); stroke: var(--line); }
+.schedule .read { fill: var(--accent); font-weight: 600; }
+.schedule .stale { fill: var(--stale); font-weight: 600; } .schedule .outdated rect { fill: var(--stale-soft); stroke: var(--stale); }
+.schedule .error { fill: var(--race); font-weight: 600; } .schedule .failed rect { fill: var(--race-soft); stroke: var(--race); }
+.schedule .switch path { stroke: var(--soft); stroke-dasharray: 5 4; fill: none; }
+.schedule .wait text { fill: var(--wait); } .schedule .hourglass, .schedule .tip { fill: var(--wait); }
+.schedule .bar { fill: var(--wait-soft); stroke: var(--wait); } .schedule .stripe { stroke: var(--wait); stroke-width: 1.5; opacity: .55; }
+.schedule .release { stroke: var(--wait); stroke-width: 1.5; fill: none; } .schedule .end { stroke: var(--wait); stroke-width: 2.5; }
+`;
+
+export const style = `
+${colors}* { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
 main { max-width: 1040px; margin: 0 auto; padding: 24px 16px 48px; }
 h1 { font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; }
@@ -39,22 +59,7 @@ thead th { border: 0; color: var(--soft); font-weight: 400; } tbody th { font-we
 details { margin-top: 16px; } summary { cursor: pointer; color: var(--accent); }
 .scroll { overflow-x: auto; } .narrow { display: none; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
-.schedule { display: block; font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
-.schedule text { fill: var(--ink); }
-.schedule .actor { font-weight: 700; }
-.schedule .number, .schedule .place, .schedule .switch text { fill: var(--soft); }
-.schedule .life { stroke: var(--line); stroke-width: 1.5; }
-.schedule .transaction { fill: var(--transaction); }
-.schedule .stub { stroke: var(--line); stroke-width: 1.5; }
-.schedule .step rect { fill: var(--box); stroke: var(--line); }
-.schedule .read { fill: var(--accent); font-weight: 600; }
-.schedule .stale { fill: var(--stale); font-weight: 600; } .schedule .outdated rect { fill: var(--stale-soft); stroke: var(--stale); }
-.schedule .error { fill: var(--race); font-weight: 600; } .schedule .failed rect { fill: var(--race-soft); stroke: var(--race); }
-.schedule .switch path { stroke: var(--soft); stroke-dasharray: 5 4; fill: none; }
-.schedule .wait text { fill: var(--wait); } .schedule .hourglass, .schedule .tip { fill: var(--wait); }
-.schedule .bar { fill: var(--wait-soft); stroke: var(--wait); } .schedule .stripe { stroke: var(--wait); stroke-width: 1.5; opacity: .55; }
-.schedule .release { stroke: var(--wait); stroke-width: 1.5; fill: none; } .schedule .end { stroke: var(--wait); stroke-width: 2.5; }
-.legend { font-size: .8rem; color: var(--soft); gap: 4px 16px; margin: 6px 0 0; }
+${picture}.legend { font-size: .8rem; color: var(--soft); gap: 4px 16px; margin: 6px 0 0; }
 .legend i { display: inline-block; width: 18px; height: 10px; margin-right: 6px; border: 1px solid; border-radius: 2px; }
 .legend .l-transaction { width: 5px; height: 13px; border: 0; border-radius: 3px; background: var(--transaction); vertical-align: -2px; }
 .legend .l-wait { color: var(--wait); background: repeating-linear-gradient(45deg, var(--wait-soft) 0 3px, var(--wait) 3px 4px); }

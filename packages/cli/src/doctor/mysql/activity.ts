@@ -71,10 +71,13 @@ const idleHolders: MysqlCheck = {
   },
 };
 
-/** Only MariaDB does not tell who has a table that is waited for. */
+/** MariaDB does not tell who has a table that is waited for, and MySQL nothing without performance_schema. */
 const waits: MysqlCheck = waitsCheck({
   end: sql,
-  tell: "INSTALL SONAME 'metadata_lock_info';   -- a plugin that comes with the server: then holdfast locks tells who has the table",
+  tell: ({ maria }) =>
+    maria
+      ? "INSTALL SONAME 'metadata_lock_info';   -- a plugin that comes with the server: then holdfast locks tells who has the table"
+      : "performance_schema = ON   # my.cnf, with a restart: then holdfast locks tells who has it",
   async suspects(patient, waitingMs) {
     return (await sessions(patient))
       .filter(({ transaction }) => {

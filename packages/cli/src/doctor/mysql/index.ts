@@ -7,6 +7,7 @@ import { connectionChecks } from "./connection.ts";
 import { loadChecks } from "./load.ts";
 import type { MysqlPatient } from "./patient.ts";
 import { settingChecks, snapshotIsolation } from "./settings.ts";
+import { shortTimeouts } from "./short-timeouts.ts";
 import { mysqlOwn, tableChecks } from "./tables.ts";
 
 const leases = deadLeases<MysqlPatient>(
@@ -15,7 +16,14 @@ const leases = deadLeases<MysqlPatient>(
 );
 
 /** What is happening now comes first: of what is equally bad, it is told first. */
-const now = [...activityChecks, ...patternChecks, leases, ...connectionChecks, ...settingChecks];
+const now = [
+  ...activityChecks,
+  ...patternChecks,
+  leases,
+  ...connectionChecks,
+  ...settingChecks,
+  shortTimeouts,
+];
 const rest = [...loadChecks, ...tableChecks, ...ownChecks(mysqlOwn)];
 
 export const mysqlChecks: readonly Check<MysqlPatient>[] = [...now, ...rest];

@@ -1,6 +1,7 @@
-import type { Row, Server, Session } from "../../server.ts";
-import { checkMs, lazy, lockMs, statementMs, within } from "../bounded.ts";
-import { CouldNotLook, type Finding, blind } from "../check.ts";
+import type { Row, Server } from "../../server.ts";
+import { within } from "../../within.ts";
+import { answerMs, checkMs, lazy, lockMs, sessionWithin, statementMs } from "../bounded.ts";
+import { CouldNotLook, type Finding, blind, noConnection } from "../check.ts";
 import type { Patient } from "../patient.ts";
 
 export interface MysqlPatient extends Patient {
@@ -17,28 +18,45 @@ export interface MysqlPatient extends Patient {
   readonly process: () => Promise<boolean>;
 }
 
-/** They belong to a session of its own, which ends with the command. */
+const unlimited = "SESSION sql_select_limit = 18446744073709551615, SESSION sql_big_selects = 1";
+
+/** They belong to a connection of the command's, which ends with it. */
 const bounds = (maria: boolean): string =>
-  `SET SESSION ${maria ? `max_statement_time = ${statementMs / 1000}` : `max_execution_time = ${statementMs}`}, SESSION lock_wait_timeout = ${lockMs / 1000}`;
+  `SET SESSION ${maria ? `max_statement_time = ${statementMs / 1000}` : `max_execution_time = ${statementMs}`}, SESSION lock_wait_timeout = ${lockMs / 1000}, ${unlimited}`;
+
+const pairs = (rows: readonly Row[]): ReadonlyMap<string, string> =>
+  new Map(rows.map((row) => [String(row["variable_name"]).toLowerCase(), String(row["value"])]));
+
+async function settingsOf(server: Server): Promise<ReadonlyMap<string, string>> {
+  await using session = await server.borrow();
+  const [row] = await session.query(
+    "SELECT CAST(@@SESSION.sql_select_limit AS CHAR) AS most, @@SESSION.sql_big_selects AS big",
+  );
+  const { most = 0, big } = row ? lowered(row) : {};
+  // They cut this list, too, or refuse it.
+  await session.query(`SET ${unlimited}`);
+  const found = pairs((await session.query("SHOW SESSION VARIABLES")).map(lowered));
+  return new Map(found)
+    .set("sql_select_limit", String(most))
+    .set("sql_big_selects", Number(big) === 0 ? "OFF" : "ON");
+}
 
 export async function mysqlPatient(server: Server): Promise<MysqlPatient> {
   const maria = server.kind === "mariadb";
-  const open = async (): Promise<Session> => {
-    const opened = await within(checkMs, server.session());
-    await within(checkMs, opened.query(bounds(maria)));
-    return opened;
+  // Before our bounds, which are settings too. A second connection would show them later, but a full server may have none.
+  const settings = await within(checkMs, settingsOf(server));
+  // On the one connection that locks are looked at with too.
+  const look: Patient["look"] = async (text, values = []) => {
+    await using session = await server.borrow();
+    try {
+      await session.query(bounds(maria));
+      return (await session.query(text, values)).map(lowered);
+    } catch (error) {
+      // Lost, or dropped: nobody is to get it again. What the server has refused has a number.
+      if ((error as { sqlState?: unknown }).sqlState === undefined) session.destroy();
+      throw error;
+    }
   };
-  const plain = (session: Session, text: string, values: readonly unknown[]): Promise<Row[]> =>
-    session.query(text, values).then((rows) => rows.map(lowered));
-  const pairs = (rows: readonly Row[]): ReadonlyMap<string, string> =>
-    new Map(rows.map((row) => [String(row["variable_name"]).toLowerCase(), String(row["value"])]));
-  // Of a session without our bounds, which are settings too.
-  const settings = lazy(async () => {
-    await using session = await server.session();
-    return pairs(await plain(session, "SHOW SESSION VARIABLES", []));
-  });
-  let session = await open();
-  const look: Patient["look"] = (text, values = []) => plain(session, text, values);
   const [row] = await look(
     "SELECT VERSION() AS version, CURRENT_USER() AS user, DATABASE() AS db, @@version_comment AS comment",
   );
@@ -53,8 +71,8 @@ export async function mysqlPatient(server: Server): Promise<MysqlPatient> {
     user: `${literal(user)}@${literal(host)}`,
     database: String(row?.["db"] ?? ""),
     look,
-    session: () => server.session(),
-    settings,
+    session: () => sessionWithin(server),
+    settings: () => Promise.resolve(settings),
     status: lazy(async () => pairs(await look("SHOW GLOBAL STATUS"))),
     process: lazy(async () => {
       const grants = await look("SHOW GRANTS");
@@ -64,13 +82,9 @@ export async function mysqlPatient(server: Server): Promise<MysqlPatient> {
     }),
     hindrance: (error) => hindrance(error, `${literal(user)}@${literal(host)}`, String(row?.["db"] ?? "")),
     async renew() {
-      const old = session;
-      session = await open();
-      // It may be in the middle of something that does not end: nobody waits for it.
-      void Promise.resolve(old[Symbol.asyncDispose]()).catch(() => {});
+      await server.reset();
+      await within(answerMs, look("SELECT 1"));
     },
-    [Symbol.asyncDispose]: () =>
-      within(1000, Promise.resolve(session[Symbol.asyncDispose]())).catch(() => {}),
   };
 }
 
@@ -87,6 +101,8 @@ export async function needsProcess(patient: MysqlPatient): Promise<void> {
 }
 
 function hindrance(error: unknown, user: string, database: string): Finding | undefined {
+  const full = noConnection(error);
+  if (full) return full;
   const { errno, message } = error as { errno?: unknown; message?: unknown };
   const said = String(message);
   switch (errno) {

@@ -9,6 +9,7 @@ export interface Session {
   readonly state: string;
   /** Since when it is so; MySQL counts from the beginning of the last statement. */
   readonly seconds: number;
+  /** What it runs, without values. */
   readonly query: string;
   readonly transaction: Transaction | undefined;
 }
@@ -42,7 +43,7 @@ FROM ${listed ? "performance_schema" : "information_schema"}.processlist WHERE d
     idle: row["command"] === "Sleep",
     state: String(row["state"]),
     seconds: Number(row["time"]),
-    query: String(row["query"]),
+    query: patient.server.hf.redacted(String(row["query"])),
     transaction: open.get(String(row["id"])),
   }));
 }

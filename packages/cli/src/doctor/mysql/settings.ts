@@ -4,7 +4,7 @@ import type { MysqlPatient } from "./patient.ts";
 type MysqlCheck = Check<MysqlPatient>;
 
 /** MySQL keeps it over a restart; MariaDB needs the line in its file too. */
-function set({ maria }: MysqlPatient, setting: string, value: string): string {
+export function set({ maria }: MysqlPatient, setting: string, value: string): string {
   return maria
     ? `SET GLOBAL ${setting} = ${value};\n-- and in my.cnf: ${setting} = ${value.replaceAll("'", "")}`
     : `SET PERSIST ${setting} = ${value};`;
@@ -80,7 +80,11 @@ const timeoutOrder: MysqlCheck = {
         severity: "warning",
         what: `innodb_lock_wait_timeout is ${lock} s, ${setting} ${statement} s`,
         why: "The statement's limit ends the wait first, with another error: code that retries after a busy lock (1205) takes it for a slow query.",
-        fix: set(patient, "innodb_lock_wait_timeout", String(Math.max(1, Math.floor(statement / 4)))),
+        // A second is the least that a lock's limit can be.
+        fix:
+          lock > 1 && statement > 1
+            ? set(patient, "innodb_lock_wait_timeout", String(Math.max(1, Math.floor(statement / 4))))
+            : set(patient, setting, String(4 * lock * (patient.maria ? 1 : 1000))),
       },
     ];
   },
@@ -228,6 +232,21 @@ const durability: MysqlCheck = {
         why,
         fix: set(patient, "innodb_flush_log_at_trx_commit", "1"),
       });
+    if (settings.get("character_set_results") === "binary")
+      found.push({
+        severity: "error",
+        what: "character_set_results is binary",
+        why: "Texts come as bytes. Holdfast refuses it.",
+        fix: set(patient, "character_set_results", "'utf8mb4'"),
+      });
+    const joined = Number(settings.get("max_join_size") ?? Infinity);
+    if (settings.get("sql_big_selects") === "OFF" && joined < 1_000_000)
+      found.push({
+        severity: "error",
+        what: `max_join_size is ${joined}`,
+        why: "The server refuses to join tables that are not small (1104). Holdfast refuses it.",
+        fix: set(patient, "max_join_size", "DEFAULT"),
+      });
     if (settings.get("log_bin") === "ON" && settings.get("sync_binlog") !== "1")
       found.push({
         severity: "warning",
@@ -295,6 +314,100 @@ const autocommit: MysqlCheck = {
   },
 };
 
+/** Holdfast refuses the first ones by name, too. */
+const otherMeanings: readonly (readonly [mode: string, severity: "error" | "warning", why: string])[] = [
+  ["ORACLE", "error", "Routines are written in another language: Holdfast refuses it."],
+  ["EMPTY_STRING_IS_NULL", "error", "An empty text is stored as NULL: Holdfast refuses it."],
+  [
+    "SIMULTANEOUS_ASSIGNMENT",
+    "error",
+    "An UPDATE computes each column from the row as it was: Holdfast refuses it.",
+  ],
+  [
+    "NO_UNSIGNED_SUBTRACTION",
+    "warning",
+    "1 - 2 of unsigned numbers is -1 and no error: a guard such as WHERE stock - n >= 0 means something else than on other servers.",
+  ],
+  [
+    "PAD_CHAR_TO_FULL_LENGTH",
+    "warning",
+    "A key in a CHAR column comes back longer than it was written, and is another key wherever it is compared.",
+  ],
+];
+
+const meanings: MysqlCheck = {
+  id: "session-settings",
+  title:
+    "settings of sessions that cut answers, or change what statements mean (sql_select_limit, sql_mode…)",
+  async run(patient) {
+    const settings = await patient.settings();
+    const found: Finding[] = [];
+    const limit = Number(settings.get("sql_select_limit") ?? Infinity);
+    if (limit < 2 ** 32)
+      found.push({
+        severity: "error",
+        what: `sql_select_limit is ${limit}`,
+        why: "The server leaves rows out of every answer without a LIMIT: a check sees less than there is. Holdfast refuses it.",
+        fix: set(patient, "sql_select_limit", "DEFAULT"),
+      });
+    const list = Number(settings.get("group_concat_max_len") ?? Infinity);
+    if (list < 1024)
+      found.push({
+        severity: "error",
+        what: `group_concat_max_len is ${list}`,
+        why: "Lists that the server makes (GROUP_CONCAT, JSON_ARRAYAGG on MariaDB) are cut. Holdfast refuses it.",
+        fix: set(patient, "group_concat_max_len", "1048576"),
+      });
+    if (settings.get("character_set_results") === "binary")
+      found.push({
+        severity: "error",
+        what: "character_set_results is binary",
+        why: "Texts come as bytes. Holdfast refuses it.",
+        fix: set(patient, "character_set_results", "'utf8mb4'"),
+      });
+    const joined = Number(settings.get("max_join_size") ?? Infinity);
+    if (settings.get("sql_big_selects") === "OFF" && joined < 1_000_000)
+      found.push({
+        severity: "error",
+        what: `max_join_size is ${joined}`,
+        why: "The server refuses to join tables that are not small (1104). Holdfast refuses it.",
+        fix: set(patient, "max_join_size", "DEFAULT"),
+      });
+    if (settings.get("log_bin") === "ON" && settings.get("binlog_format") === "STATEMENT")
+      found.push({
+        severity: "error",
+        what: "binlog_format is STATEMENT",
+        why: "The server refuses to write at READ COMMITTED then (1665), as every transaction of Holdfast's does. Holdfast refuses it.",
+        fix: set(patient, "binlog_format", "'ROW'"),
+      });
+    if (settings.get("sql_safe_updates") === "ON")
+      found.push({
+        severity: "hint",
+        what: "sql_safe_updates is ON",
+        why: "An UPDATE or a DELETE that finds its rows without a key is refused (1175), also one that a plan makes so as a table grows. Holdfast turns it off for its own statements.",
+        fix: set(patient, "sql_safe_updates", "OFF"),
+      });
+    const readOnly = settings.has("transaction_read_only") ? "transaction_read_only" : "tx_read_only";
+    if (settings.get(readOnly) === "ON")
+      found.push({
+        severity: "warning",
+        what: `${readOnly} is ON`,
+        why: "Transactions begin read only: code that writes fails (1792). Holdfast's own say that they write.",
+        fix: set(patient, readOnly, "OFF"),
+      });
+    const modes = (settings.get("sql_mode") ?? "").split(",");
+    for (const [mode, severity, why] of otherMeanings)
+      if (modes.includes(mode))
+        found.push({
+          severity,
+          what: `sql_mode has ${mode}`,
+          why,
+          fix: set(patient, "sql_mode", `'${modes.filter((each) => each !== mode).join(",")}'`),
+        });
+    return found;
+  },
+};
+
 export const settingChecks: readonly MysqlCheck[] = [
   lockTimeout,
   metadataLockTimeout,
@@ -307,5 +420,6 @@ export const settingChecks: readonly MysqlCheck[] = [
   rollbackOnTimeout,
   durability,
   constraintsOff,
+  meanings,
   autocommit,
 ];

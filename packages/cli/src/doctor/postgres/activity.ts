@@ -1,6 +1,8 @@
 /** Who holds, and who waits, at this moment. */
+import { type Session, safePath } from "../../server.ts";
 import { age } from "../../terminal.ts";
-import { type Check, type Finding, blind, findings, short } from "../check.ts";
+import { within } from "../../within.ts";
+import { type Check, type Finding, blind, findings, lostWith, short } from "../check.ts";
 import { involved, waitsCheck } from "../waits.ts";
 import { type PostgresPatient, literal, name } from "./patient.ts";
 
@@ -25,6 +27,11 @@ const sql = (pid: unknown): string => `SELECT pg_terminate_backend(${String(pid)
 
 const end = (pid: unknown): string => `holdfast kill ${String(pid)}   # in SQL: ${sql(pid)}`;
 
+function endAtWork(row: Record<string, unknown>): string {
+  const lost = lostWith(String(row["application"]), String(row["query"]));
+  return lost === undefined ? end(row["pid"]) : `Let it end. ${lost}`;
+}
+
 const session = `a.pid, a.usename AS role, a.application_name AS application, a.query`;
 
 const longTransactions: PostgresCheck = {
@@ -43,8 +50,8 @@ FROM pg_stat_activity a WHERE a.datname = current_database() AND a.backend_type 
         rows
           .filter((row) => !told.has(String(row["pid"])))
           .map((row) => ({
-            what: `${who(row)}: ${age(Number(row["ms"]))}, now ${short(row["query"])}`,
-            fix: end(row["pid"]),
+            what: `${who(row)}: ${age(Number(row["ms"]))}, now ${short(patient.server.hf.redacted(String(row["query"])))}`,
+            fix: endAtWork(row),
           })),
       ),
       ...hidden(patient),
@@ -65,7 +72,7 @@ const idleHolders: PostgresCheck = {
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND l.mode NOT IN ('AccessShareLock') AND (l.relation::regclass::text NOT LIKE 'pg_%')
       AND EXISTS (SELECT FROM pg_class c WHERE c.oid = l.relation AND c.relkind IN ('r', 'p')))) AS holds
-FROM pg_stat_activity a WHERE a.datname = current_database() AND a.state LIKE 'idle in transaction%'
+FROM pg_stat_activity a WHERE a.datname = current_database() AND a.backend_type = 'client backend' AND a.state LIKE 'idle in transaction%'
   AND a.state_change < clock_timestamp() - interval '10 seconds' ORDER BY a.state_change LIMIT 1000`);
     return [
       ...findings(
@@ -83,18 +90,59 @@ FROM pg_stat_activity a WHERE a.datname = current_database() AND a.state LIKE 'i
   },
 };
 
+/** More than a pooler has idle connections, as a rule. */
+const mostLent = 20;
+
 /**
- * Through a pooler in transaction mode a session lock stays on a connection that belongs to nobody: if we get that one,
- * or had it a moment ago, it is held by somebody else's leftover. Elsewhere one that lasts is what `hf.hold` is for: its
- * name is in application_name, and it sends a heartbeat every 5 s.
+ * Which of these sessions are the pooler's: those that it gives us. It has no other idle ones left when it opens a new one. Other
+ * sessions are of programs that are connected directly, or by another pooler.
+ */
+async function lent(patient: PostgresPatient, wanted: readonly string[]): Promise<ReadonlySet<string>> {
+  const found = new Set<string>();
+  const taken: Session[] = [];
+  try {
+    const [before] = await patient.look("SELECT clock_timestamp()::text AS now");
+    let fresh = false;
+    while (!fresh && taken.length < mostLent && wanted.some((pid) => !found.has(pid))) {
+      const next = await within(lentMs, patient.session());
+      taken.push(next);
+      await within(lentMs, next.query(`BEGIN READ ONLY; ${safePath}`));
+      const [row] = await within(
+        lentMs,
+        next.query(
+          "SELECT pid::text, backend_start > $1::timestamptz AS fresh FROM pg_catalog.pg_stat_activity WHERE pid = pg_backend_pid()",
+          [before?.["now"]],
+        ),
+      );
+      found.add(String(row?.["pid"]));
+      fresh = row?.["fresh"] === true;
+    }
+  } catch {
+    // It has none to give: what was found is all that is known.
+  } finally {
+    // A pooler closes what a client has left in a transaction.
+    for (const each of taken)
+      await within(lentMs, each.query("ROLLBACK"))
+        .then(() => each[Symbol.asyncDispose]())
+        .catch(() => each.destroy());
+  }
+  return found;
+}
+
+const lentMs = 1000;
+
+/**
+ * Through a pooler in transaction mode a session lock stays on a connection that belongs to nobody. Elsewhere one that lasts is what
+ * `hf.hold` is for: its name is in application_name, and it sends a heartbeat every 5 s.
  */
 const namedLocks: PostgresCheck = {
   id: "named-locks",
   title: "a session lock (pg_advisory_lock) that nobody seems to own any more",
   async run(patient) {
-    const stranded = (await patient.pooling()) === "transaction";
+    const pooled = (await patient.pooling()) === "transaction";
     const rows = await patient.look(
       `SELECT ${session}, extract(epoch FROM clock_timestamp() - a.state_change) * 1000 AS ms,
+  a.state = 'idle' AND a.state_change < clock_timestamp() - interval '1 hour' AS long,
   string_agg(CASE l.objsubid WHEN 1 THEN ((l.classid::bigint << 32) | l.objid::bigint)::text ELSE l.classid::int4::text || ', ' || l.objid::int4::text END, '; ') AS keys
 FROM pg_locks l JOIN pg_stat_activity a USING (pid)
 WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -102,19 +150,35 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT oid FROM pg
   AND CASE WHEN $1 THEN a.pid = pg_backend_pid() OR a.state = 'idle' AND
       (a.state_change < clock_timestamp() - interval '10 s' OR a.application_name = current_setting('application_name'))
     ELSE a.state = 'idle' AND a.state_change < clock_timestamp() - interval '1 hour' END
-GROUP BY a.pid, a.usename, a.application_name, a.query, a.state_change ORDER BY a.state_change LIMIT 1000`,
-      [stranded],
+GROUP BY a.pid, a.usename, a.application_name, a.query, a.state, a.state_change ORDER BY a.state_change LIMIT 1000`,
+      [pooled],
     );
-    return [
-      ...findings(
+    const poolers = pooled
+      ? await lent(
+          patient,
+          rows.map(({ pid }) => String(pid)),
+        )
+      : new Set<string>();
+    const isPoolers = (row: Record<string, unknown>): boolean => poolers.has(String(row["pid"]));
+    const found = (which: typeof rows, why: string, named: (row: Record<string, unknown>) => string) =>
+      findings(
         "warning",
-        stranded
-          ? "A pooler in transaction mode has given its connection to others: nobody can give the lock back, and nobody else gets it."
-          : "Whoever wants it waits until that session ends. If its process no longer knows of the lock, that is never.",
-        rows.map((row) => ({
-          what: `${stranded ? `a pooled session (${String(row["pid"])})` : `${who(row)}, idle for ${age(Number(row["ms"]))},`} holds advisory lock ${short(row["keys"], 80)}`,
+        why,
+        which.map((row) => ({
+          what: `${named(row)} holds advisory lock ${short(row["keys"], 80)}`,
           fix: end(row["pid"]),
         })),
+      );
+    return [
+      ...found(
+        rows.filter(isPoolers),
+        "A pooler in transaction mode has given its connection to others: nobody can give the lock back, and nobody else gets it.",
+        (row) => `a pooled session (${String(row["pid"])})`,
+      ),
+      ...found(
+        rows.filter((row) => !isPoolers(row) && row["long"] === true),
+        "Whoever wants it waits until that session ends. If its process no longer knows of the lock, that is never.",
+        (row) => `${who(row)}, idle for ${age(Number(row["ms"]))},`,
       ),
       ...hidden(patient),
     ];

@@ -23,7 +23,7 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 
         {
           severity: "warning",
           what: `${shown(patient.me.role)} may not read ${own("agreed")}`,
-          why: "It says how locks are kept, and which shard this is. Who does not see it takes advisory locks, whatever the others do.",
+          why: "It says how locks are kept, and which shard this is. Without it, locks and patterns are refused (HF_ACCESS_DENIED).",
           fix: `GRANT USAGE ON SCHEMA ${schemaIn(patient.server)} TO ${role};\nGRANT SELECT, INSERT ON ${own("agreed")} TO ${role};`,
         },
       ];

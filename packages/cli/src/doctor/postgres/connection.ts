@@ -1,9 +1,11 @@
 /** What is at the other end of the connection, and what stands between. */
 import { randomBytes, randomInt } from "node:crypto";
-import { within } from "../bounded.ts";
+import { within } from "../../within.ts";
 import { type Check, CouldNotLook, type Finding } from "../check.ts";
 import { clockSkew } from "../clock.ts";
+import { writableReplica } from "../replica.ts";
 import { type PostgresPatient, name } from "./patient.ts";
+import { forWhom } from "./settings.ts";
 
 type PostgresCheck = Check<PostgresPatient>;
 
@@ -55,7 +57,7 @@ const advisoryLocks: PostgresCheck = {
       throw new CouldNotLook("a pooler in statement mode allows no transactions", "pool_mode = transaction");
     await using a = await patient.session();
     await using b = await patient.session();
-    const take = `SELECT pg_try_advisory_xact_lock(${randomInt(2 ** 47)}) AS taken`;
+    const take = `SELECT pg_catalog.pg_try_advisory_xact_lock(${randomInt(2 ** 47)}::bigint) AS taken`;
     const taken = async (session: typeof a): Promise<boolean> => {
       await session.query("BEGIN READ ONLY");
       return (await session.query(take))[0]?.["taken"] === true;
@@ -100,14 +102,16 @@ const replica: PostgresCheck = {
           fix: "Connect to the primary; with several hosts: target_session_attrs=read-write.",
         },
       ];
+    const fed = await writableReplica(patient.server);
     const found = (await patient.settings()).get("default_transaction_read_only");
-    if (found?.value !== "on") return [];
+    if (found?.value !== "on") return fed;
     return [
+      ...fed,
       {
         severity: "error",
         what: "default_transaction_read_only is on",
-        why: "Every write fails with 25006: the check runs, the write does not.",
-        fix: `ALTER ROLE ${name(me.role)} SET default_transaction_read_only = off;\nALTER DATABASE ${name(me.database)} RESET default_transaction_read_only;`,
+        why: "Every write fails with 25006, Holdfast's too: the check runs, the write does not. Somebody may have set it on purpose, as when a server is about to be replaced: Holdfast does not override it.",
+        fix: forWhom(patient, found, "off"),
       },
     ];
   },
@@ -205,6 +209,7 @@ const notify: PostgresCheck = {
         await using sender = await patient.session();
         await sender.query(`NOTIFY ${channel}`);
       } catch (error) {
+        if (patient.hindrance(error)) throw error;
         refused = error instanceof Error ? error.message : String(error);
       }
       const arrived = refused === undefined ? await within(notifyMs, heard).catch(() => false) : false;

@@ -6,10 +6,13 @@ import { activityChecks } from "./activity.ts";
 import { agreedCheck } from "./agreed.ts";
 import { connectionChecks } from "./connection.ts";
 import { loadChecks } from "./load.ts";
-import { postgresOwn } from "./own.ts";
+import { postgresOwn, rowSecurityCheck } from "./own.ts";
 import type { PostgresPatient } from "./patient.ts";
 import { settingChecks } from "./settings.ts";
+import { shortTimeouts } from "./short-timeouts.ts";
+import { replicationSlots } from "./slots.ts";
 import { tableChecks } from "./tables.ts";
+import { wraparound } from "./wraparound.ts";
 
 const leases = deadLeases<PostgresPatient>(
   (table) =>
@@ -24,7 +27,11 @@ export const postgresChecks: readonly Check<PostgresPatient>[] = [
   agreedCheck,
   ...connectionChecks,
   ...settingChecks,
+  shortTimeouts,
   ...loadChecks,
+  replicationSlots,
+  wraparound,
   ...tableChecks,
+  rowSecurityCheck,
   ...ownChecks(postgresOwn),
 ];

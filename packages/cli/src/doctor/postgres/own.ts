@@ -1,3 +1,4 @@
+import { type Check, findings } from "../check.ts";
 import type { Own } from "../own.ts";
 import { type PostgresPatient, name } from "./patient.ts";
 
@@ -41,4 +42,27 @@ WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1) AND relki
     }));
   },
   quote: name,
+};
+
+export const rowSecurityCheck: Check<PostgresPatient> = {
+  id: "row-security",
+  title: "row-level security hides rows of Holdfast's own tables",
+  async run(patient) {
+    const rows = await patient.look(
+      `SELECT relname AS "table", relforcerowsecurity AS forced FROM pg_class
+WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1) AND relkind IN ('r', 'p') AND relrowsecurity ORDER BY 1`,
+      [patient.server.schema],
+    );
+    return findings(
+      "error",
+      "What is granted is decided by all rows of a table. For a role that does not see them all, calls fail with HF_ROWS_HIDDEN.",
+      rows.map((row) => {
+        const table = `${name(patient.server.schema)}.${name(String(row["table"]))}`;
+        return {
+          what: `row-level security is on for ${patient.server.own(String(row["table"]))}, for ${row["forced"] === true ? "its owner too" : "every role but its owner"}`,
+          fix: `ALTER TABLE ${table} DISABLE ROW LEVEL SECURITY${row["forced"] === true ? ", NO FORCE ROW LEVEL SECURITY" : ""};`,
+        };
+      }),
+    );
+  },
 };

@@ -1,6 +1,7 @@
-import { type Row, type Server, type Session, schemaIn } from "../../server.ts";
-import { lazy, lockMs, statementMs, within, checkMs } from "../bounded.ts";
-import { type Finding, blind } from "../check.ts";
+import { type Row, type Server, type Session, safePath, schemaIn } from "../../server.ts";
+import { within } from "../../within.ts";
+import { answerMs, lazy, lockMs, sessionWithin, statementMs, checkMs } from "../bounded.ts";
+import { type Finding, blind, noConnection } from "../check.ts";
 import type { Patient } from "../patient.ts";
 
 export interface Setting {
@@ -30,7 +31,15 @@ export interface PostgresPatient extends Patient {
 }
 
 /** Of this transaction only: through a pooler, what a session sets stays for the next client. */
-const begin = `BEGIN READ ONLY; SET LOCAL statement_timeout = ${statementMs}; SET LOCAL lock_timeout = ${lockMs}; SET LOCAL search_path = pg_catalog`;
+const bounds = `SET LOCAL statement_timeout = ${statementMs}; SET LOCAL lock_timeout = ${lockMs}; ${safePath}`;
+const begin = `BEGIN READ ONLY; ${bounds}`;
+
+/** Values cannot be bound in a message of several statements. All of these are texts, of this file's neighbours. */
+function withLiterals(text: string, values: readonly unknown[]): string {
+  // The same whatever standard_conforming_strings is.
+  const written = (value: string) => ` E${literal(value.replaceAll("\\", "\\\\"))}`;
+  return text.replaceAll(/\$(\d+)/g, (_, n: string) => written(String(values[Number(n) - 1])));
+}
 
 const question = `SELECT current_user AS role, current_database() AS database, version() AS version,
   current_setting('server_version_num')::int AS number, pg_is_in_recovery() AS standby,
@@ -47,6 +56,8 @@ const names = [
   "default_transaction_isolation",
   "default_transaction_read_only",
   "session_replication_role",
+  "array_nulls",
+  "extra_float_digits",
   "synchronous_commit",
   "fsync",
   "full_page_writes",
@@ -59,21 +70,28 @@ const names = [
 ];
 
 export async function postgresPatient(server: Server): Promise<PostgresPatient> {
-  let session = await server.session();
   let bare = false;
+  // On the one connection that locks are looked at with too: a full server may have no other.
   const asked = async (text: string, values: readonly unknown[]): Promise<Row[]> => {
-    if (bare) return session.query(text, values);
-    await session.query(begin);
+    await using session = await server.borrow();
     try {
-      return await session.query(text, values);
-    } finally {
-      await session.query("ROLLBACK");
+      // Statements of one message are one transaction, also where a pooler lends the server out per message.
+      if (bare) return await session.query(`${bounds}; ${withLiterals(text, values)}`);
+      await session.query(begin);
+      try {
+        return await session.query(text, values);
+      } finally {
+        await session.query("ROLLBACK");
+      }
+    } catch (error) {
+      // Lost, or dropped: nobody is to get it again. What the server has refused is an ERROR of its own.
+      if ((error as { severity?: unknown }).severity !== "ERROR") session.destroy();
+      throw error;
     }
   };
   const renew = async (): Promise<void> => {
-    const old = session;
-    session = await within(checkMs, server.session());
-    await old[Symbol.asyncDispose]();
+    await server.reset();
+    await within(answerMs, asked("SELECT 1", []));
   };
   try {
     await within(checkMs, asked("SELECT 1", []));
@@ -82,7 +100,7 @@ export async function postgresPatient(server: Server): Promise<PostgresPatient> 
     bare = true;
     await renew();
   }
-  const [row] = await within(checkMs, asked(question, [])).catch(() => asked(humble, []));
+  const [row] = await within(checkMs, asked(question, [])).catch(() => server.run(humble));
   const me: Me = {
     role: String(row?.["role"]),
     database: String(row?.["database"]),
@@ -98,12 +116,12 @@ export async function postgresPatient(server: Server): Promise<PostgresPatient> 
     version: version ?? me.version,
     me,
     look: (text, values = []) => asked(text, values),
-    session: () => server.session(),
+    session: () => sessionWithin(server),
     settings: lazy(async () => {
       // Not within our own bounds, which are settings too; nor as another client of a pooler has left them. Of the
       // socket's the server tells what the system does, which is in no file.
-      const rows = await session.query(
-        "SELECT name, CASE WHEN name LIKE 'tcp%' THEN setting ELSE reset_val END AS setting, coalesce(unit, '') AS unit, source FROM pg_catalog.pg_settings WHERE name = ANY($1)",
+      const rows = await server.run(
+        "SELECT name, CASE WHEN name OPERATOR(pg_catalog.~~) 'tcp%' THEN setting ELSE reset_val END AS setting, coalesce(unit, '') AS unit, source FROM pg_catalog.pg_settings WHERE name OPERATOR(pg_catalog.=) ANY($1::pg_catalog.text[])",
         [names],
       );
       return new Map(
@@ -121,15 +139,14 @@ export async function postgresPatient(server: Server): Promise<PostgresPatient> 
     pooling: lazy(async () => (bare ? "statement" : lends(server))),
     hindrance: (error) => hindrance(error, me, schemaIn(server)),
     renew,
-    [Symbol.asyncDispose]: () => session[Symbol.asyncDispose](),
   };
 }
 
 /** For what speaks the protocol and knows none of the functions. */
-const humble = `SELECT current_user AS role, current_database() AS database, version() AS version, 0 AS number, false AS standby, false AS monitor`;
+const humble = `SELECT current_user AS role, current_catalog AS database, pg_catalog.version() AS version, 0 AS number, false AS standby, false AS monitor`;
 
 async function pidOf(session: Session): Promise<string> {
-  return String((await session.query("SELECT pg_backend_pid() AS pid"))[0]?.["pid"]);
+  return String((await session.query("SELECT pg_catalog.pg_backend_pid() AS pid"))[0]?.["pid"]);
 }
 
 const lentMs = 1000;
@@ -141,8 +158,8 @@ const lentMs = 1000;
  * left to chance: one that lends in turn would give each its old one.
  */
 async function lends(server: Server): Promise<Pooling> {
-  await using a = await server.session();
-  await using b = await server.session();
+  await using a = await sessionWithin(server);
+  await using b = await sessionWithin(server);
   const [first, second] = [await pidOf(a), await pidOf(b)];
   let lent = first === second;
   const ask = async (session: Session): Promise<void> => {
@@ -166,6 +183,8 @@ async function lends(server: Server): Promise<Pooling> {
 }
 
 function hindrance(error: unknown, me: Me, schema: string): Finding | undefined {
+  const full = noConnection(error);
+  if (full) return full;
   const { code, message } = error as { code?: unknown; message?: unknown };
   switch (code) {
     case "42501":

@@ -4,15 +4,15 @@ import { type PostgresPatient, type Setting, literal, name } from "./patient.ts"
 type PostgresCheck = Check<PostgresPatient>;
 
 /** In milliseconds; 0 is "no limit". */
-function milliseconds(setting: Setting | undefined): number {
+export function milliseconds(setting: Setting | undefined): number {
   const factor = { ms: 1, s: 1000, min: 60_000 }[setting?.unit ?? ""] ?? 1;
   return Number(setting?.value ?? 0) * factor;
 }
 
-const shown = (ms: number): string => (ms % 1000 === 0 ? `${ms / 1000}s` : `${ms}ms`);
+export const shown = (ms: number): string => (ms % 1000 === 0 ? `${ms / 1000}s` : `${ms}ms`);
 
 /** Where it takes effect: what is set more closely to the session wins over the role's. */
-function forRole({ me }: PostgresPatient, setting: Setting | undefined, value: string): string {
+export function forRole({ me }: PostgresPatient, setting: Setting | undefined, value: string): string {
   const to = `SET ${setting?.name} = ${literal(value)}`;
   if (setting?.source === "client")
     return `Take ${setting.name} out of the connection's options; then\nALTER ROLE ${name(me.role)} ${to};`;
@@ -121,15 +121,28 @@ const lockWaitLogging: PostgresCheck = {
   },
 };
 
+const recommendedDeadlockMs = 1000;
+
+/** Of what is the server's as a rule: where a role or a database has its own, that one counts. */
+export const forWhom = (patient: PostgresPatient, setting: Setting | undefined, value: string): string =>
+  /^(?:user|database|client)/.test(setting?.source ?? "")
+    ? forRole(patient, setting, value)
+    : forServer(String(setting?.name), value);
+
 const deadlockDetection: PostgresCheck = {
   id: "deadlock-detection",
   title: "deadlock_timeout is so long that deadlocks are found late, or as lock timeouts",
   async run(patient) {
     const settings = await patient.settings();
-    const deadlock = milliseconds(settings.get("deadlock_timeout"));
-    const lock = milliseconds(settings.get("lock_timeout"));
+    const [found, limit] = [settings.get("deadlock_timeout"), settings.get("lock_timeout")];
+    const [deadlock, lock] = [milliseconds(found), milliseconds(limit)];
     const late = lock > 0 && deadlock >= lock;
     if (!late && deadlock <= 5000) return [];
+    // Whichever of them is not as it is recommended: it may be both.
+    const fixes = [
+      ...(deadlock > recommendedDeadlockMs ? [forWhom(patient, found, shown(recommendedDeadlockMs))] : []),
+      ...(late && lock <= recommendedDeadlockMs ? [forRole(patient, limit, "5s")] : []),
+    ];
     return [
       {
         severity: "warning",
@@ -137,7 +150,7 @@ const deadlockDetection: PostgresCheck = {
         why: late
           ? "The lock's limit ends both sides before the deadlock is looked for: they fail as busy, and a retry of deadlocks (40P01) never happens."
           : "Two transactions in a deadlock keep their locks for that long before one is ended.",
-        fix: forServer("deadlock_timeout", "1s"),
+        fix: fixes.join("\n"),
       },
     ];
   },
@@ -262,6 +275,32 @@ const constraintsOff: PostgresCheck = {
   },
 };
 
+/** Holdfast refuses both by name, too. */
+const meanings: PostgresCheck = {
+  id: "session-settings",
+  title: "settings of sessions that change values (array_nulls, extra_float_digits)",
+  async run(patient) {
+    const settings = await patient.settings();
+    const [nulls, digits] = [settings.get("array_nulls"), settings.get("extra_float_digits")];
+    const found: Finding[] = [];
+    if (nulls?.value === "off")
+      found.push({
+        severity: "error",
+        what: "array_nulls is off",
+        why: "A missing value in a list that a client sends becomes the text NULL. Holdfast refuses it.",
+        fix: forRole(patient, nulls, "on"),
+      });
+    if (Number(digits?.value ?? 0) < 0)
+      found.push({
+        severity: "error",
+        what: `extra_float_digits is ${digits?.value}`,
+        why: "The server rounds numbers that it sends, points in time among them. Holdfast refuses it.",
+        fix: forRole(patient, digits, "1"),
+      });
+    return found;
+  },
+};
+
 const keepalive: PostgresCheck = {
   id: "keepalive",
   title: "the server notices late that a client's machine is gone",
@@ -293,5 +332,6 @@ export const settingChecks: readonly PostgresCheck[] = [
   overrides,
   durability,
   constraintsOff,
+  meanings,
   keepalive,
 ];
