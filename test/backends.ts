@@ -2,6 +2,7 @@
  * THE list of backends: every way to reach every server that the tests know. A new one is one entry here. Nothing
  * in this file needs the test runner, so that worker processes can open a backend by its name and address.
  */
+import { replacing } from "./harness/catalog.ts";
 import type { DatabaseSync } from "node:sqlite";
 import type { DuckDBConnection, DuckDBInstance } from "@duckdb/node-api";
 import type { PGlite, Transaction as PgliteTx } from "@electric-sql/pglite";
@@ -128,30 +129,26 @@ async function openPostgresJs(url: string, options: object = {}): Promise<Confor
   };
 }
 
-/**
- * A server whose advisory locks lock nothing, as on some that speak the same protocol: functions of the same names,
- * which do nothing, come first in the search path.
- */
+/** A server whose advisory locks lock nothing, as on some that speak the same protocol: for sessions that ask for it. */
 async function openWithoutAdvisoryLocks(url: string): Promise<ConformanceSite<PoolClient>> {
   const pg = await import("pg");
   const admin = new pg.Client({ connectionString: url });
   await admin.connect();
   try {
-    await admin.query("BEGIN; SELECT pg_advisory_xact_lock(1); CREATE SCHEMA IF NOT EXISTS shadow");
+    await admin.query("BEGIN; SELECT pg_advisory_xact_lock(1)");
     for (const scope of ["", "_xact"])
       for (const mode of ["", "_shared"])
         for (const types of ["bigint", "integer, integer"]) {
-          const name = (prefix: string) => `shadow.pg_${prefix}advisory${scope}_lock${mode}(${types})`;
+          const name = (prefix: string) => `pg_${prefix}advisory${scope}_lock${mode}`;
           await admin.query(
-            `CREATE OR REPLACE FUNCTION ${name("")} RETURNS void LANGUAGE sql AS 'SELECT';
-             CREATE OR REPLACE FUNCTION ${name("try_")} RETURNS boolean LANGUAGE sql AS 'SELECT true'`,
+            `${replacing(name(""), types, "void", "shadow.locks", "")}; ${replacing(name("try_"), types, "boolean", "shadow.locks", "true")}`,
           );
         }
     await admin.query("COMMIT");
   } finally {
     await admin.end();
   }
-  return openPg(url, { options: "-c search_path=shadow,pg_catalog,public" });
+  return openPg(url, { options: "-c shadow.locks=yes" });
 }
 
 async function openMysql2(uri: string): Promise<ConformanceSite> {

@@ -288,7 +288,10 @@ test("PostgreSQL behind PgBouncer", async ({ skip }) => {
     const [word, ...args] = advice(finding);
     expect(word).toBe("holdfast");
     const { code, err } = await command([...args, "--yes", "--url", direct]);
-    expect(code, err).toBe(0);
+    // A pooler's session is the pooler's to close, and it may have done so since: then the lock is gone with it, and this is the right answer.
+    if (finding.check === "named-locks" && code === 2)
+      expect(err).toMatch(/^holdfast: There is no session \d+ \(any more\)/);
+    else expect(code, err).toBe(0);
   }
   for (const args of [
     ["stock", "reconcile", "--repair"],

@@ -39,8 +39,8 @@ const said = (running: Running, what: string | RegExp) =>
     return typeof what === "string" ? all.includes(what) : what.test(all);
   });
 
-const pids = async (running: Running, count: number): Promise<number[]> => {
-  await eventually(() => (running.out().match(/^\d+$/gm)?.length ?? 0) >= count);
+const pids = async (running: Running, count: number, timeout = 30_000): Promise<number[]> => {
+  await eventually(() => (running.out().match(/^\d+$/gm)?.length ?? 0) >= count, { timeout });
   return (running.out().match(/^\d+$/gm) ?? []).map(Number);
 };
 
@@ -111,17 +111,62 @@ describe.each(["postgres", "mysql", "mariadb"] as const)("on %s", (server) => {
   });
   afterAll(() => place?.close());
 
+  test("who follows a command that was cut off fails; the doctor, locks and kill know what runs", async () => {
+    const args = ["--lock", "migrate:1", "--follow"];
+    const secret = "PGPASSWORD=hush";
+    const leader = exec(place.url, args, `echo $$; exec sleep 600 # ${secret}`);
+    await pids(leader, 1);
+    const follower = exec(place.url, args, "echo ran");
+    await said(follower, /migrate:1 is held by \d+ \(holdfast exec: `sh -c .*waiting until it has ended/);
+    const session = await holderOf(place, "migrate:1");
+    const about = new RegExp(
+      `holdfast exec is running \`sh -c .*\` since .* on .* \\(process ${leader.child.pid}, session ${session}\\)`,
+    );
+    await eventually(
+      async () => {
+        const { out, err } = await command(["doctor", "--only", "waits", "--json", "--url", place.url]);
+        const { findings } = JSON.parse(out) as {
+          findings: { severity: string; what: string; fix: string }[];
+        };
+        expect(findings, err).toMatchObject([{ severity: "hint" }]);
+        expect(findings[0]?.what).toMatch(about);
+        expect(findings[0]?.what).not.toContain("hush");
+        expect(findings[0]?.fix).toContain(`kill ${leader.child.pid}   # `);
+        expect(findings[0]?.fix).not.toMatch(/holdfast kill|pg_terminate_backend|KILL \d/);
+      },
+      { interval: 500 },
+    );
+    const locks = await command(["locks", "--url", place.url]);
+    expect(locks.out).toMatch(/migrate:1 .*holdfast exec: `sh -c /);
+    const asked = await command(["kill", session, "--url", place.url]);
+    expect(asked.err).toMatch(
+      /it is holdfast exec, which runs `sh -c .* since .*: its end cuts the command off/,
+    );
+    expect(leader.child.exitCode).toBeNull();
+    await command(["kill", session, "--yes", "--watch", "0", "--url", place.url]);
+    expect((await leader.done).code).toBe(70);
+    const { code, out, err } = await follower.done;
+    expect({ code, out }, err).toEqual({ code: 70, out: "" });
+    expect(err).toMatch(/, which this one followed, (?:was cut off|failed with exit code 70)/);
+  });
+
   test("a connection that is lost ends the command and what it has started, with 70", async () => {
     const both = ["--lock", "report:1", "--grace", "300"];
     // One ends if asked; the other does not, and has a child.
     const polite = exec(place.url, ["--lock", "report:2"], "echo $$; exec sleep 600");
-    const deaf = exec(place.url, both, "trap '' TERM; echo $$; sleep 601 & echo $!; wait; sleep 602");
+    // Of its children one has a session of its own, and another one lost its parent, too.
+    const away = "setsid sleep 603 & echo $!; sh -c 'setsid sleep 604 & echo $!'";
+    const deaf = exec(
+      place.url,
+      both,
+      `trap '' TERM; echo $$; sleep 601 & echo $!; ${away}; wait; sleep 602`,
+    );
     const going = exec(
       place.url,
       ["--lock", "report:3", "--keep-going"],
       `echo $$; while [ ! -e ${folder}/${server} ]; do sleep 0.1; done; exit 9`,
     );
-    const there = [...(await pids(polite, 1)), ...(await pids(deaf, 2))];
+    const there = [...(await pids(polite, 1)), ...(await pids(deaf, 4))];
     await pids(going, 1);
     expect(there.every(isThere)).toBe(true);
     for (const key of ["report:1", "report:2", "report:3"]) {
@@ -141,6 +186,99 @@ describe.each(["postgres", "mysql", "mariadb"] as const)("on %s", (server) => {
     await said(going, "goes on without it");
     writeFileSync(join(folder, server), "");
     expect((await going.done).code).toBe(9);
+  });
+});
+
+interface FollowPlace {
+  readonly url: string;
+  readonly how: readonly string[];
+  /** Another holder of the key, who runs no command. */
+  hold(name: string): Promise<AsyncDisposable>;
+  close(): Promise<void>;
+}
+
+const followPlaces = {
+  postgres: { needs: ["postgres"] },
+  mysql: { needs: ["mysql"] },
+  mariadb: { needs: ["mariadb"] },
+  pgbouncer: { needs: ["postgres", "pgbouncer"] },
+  sqlite: { needs: [] },
+} as const;
+
+async function followPlace(name: keyof typeof followPlaces): Promise<FollowPlace> {
+  if (name === "sqlite") {
+    const path = join(folder, "follow.db");
+    const hf = holdfast(fromNodeSqlite(() => new DatabaseSync(path)));
+    await hf.migrate();
+    const how = ["--lease", "--ttl", "2000"];
+    return { url: `file:${path}`, how, hold: (key_) => hf.lease(key(key_)), close: () => hf.close() };
+  }
+  const place = await open(name === "pgbouncer" ? "postgres" : name);
+  const url = new URL(name === "pgbouncer" ? serverUrl("pgbouncer") : place.url);
+  url.pathname = new URL(place.url).pathname;
+  return { url: url.href, how: [], hold: (key_) => place.hf.hold(key(key_)), close: place.close };
+}
+
+describe.each(Object.keys(followPlaces) as (keyof typeof followPlaces)[])("--follow on %s", (name) => {
+  const reason = followPlaces[name].needs
+    .map((server) => unavailable(server))
+    .find((why) => why !== undefined);
+  let place: FollowPlace;
+  beforeEach(({ skip }) => skip(reason !== undefined, reason));
+  beforeAll(async () => {
+    if (reason === undefined) place = await followPlace(name);
+  });
+  afterAll(() => place?.close());
+
+  /** One that runs until the file is there, and one that follows it. */
+  async function two(lock: string, script: string) {
+    const go = join(folder, `${name}-${lock}`);
+    const args = ["--lock", lock, "--follow", ...place.how];
+    const waiting = `echo $$; while [ ! -e ${go} ]; do sleep 0.1; done; ${script}`;
+    const leader = exec(place.url, args, waiting);
+    const [pid = 0] = await pids(leader, 1);
+    const follower = exec(place.url, args, "echo ran");
+    await said(follower, "waiting until it has ended");
+    return { leader, pid, follower, go: () => writeFileSync(go, "") };
+  }
+
+  test("ends as the command did that it followed", async () => {
+    for (const code of [0, 3]) {
+      const { leader, follower, go } = await two(`ends-${code}`, `exit ${code}`);
+      go();
+      expect((await leader.done).code).toBe(code);
+      const { code: its, out, err } = await follower.done;
+      expect({ code: its, out }, err).toEqual({ code, out: "" });
+      if (code === 3)
+        expect(err).toMatch(
+          /^holdfast: ends-3: `sh -c .*` on \S+ \(process \d+\), which this one followed, failed with exit code 3\. /m,
+        );
+      // Who comes later runs it.
+      const later = await exec(place.url, ["--lock", `ends-${code}`, "--follow", ...place.how], "echo ran")
+        .done;
+      expect({ code: later.code, out: later.out }, later.err).toEqual({ code: 0, out: "ran\n" });
+    }
+  });
+
+  test("fails if whoever it followed was killed", async () => {
+    const { leader, pid, follower } = await two("killed", "exit 0");
+    try {
+      leader.child.kill("SIGKILL");
+      const { code, out, err } = await follower.done;
+      expect({ code, out }, err).toEqual({ code: 70, out: "" });
+      expect(err).toMatch(/^holdfast: killed: .* was cut off: it lost the lock, or was killed\. /m);
+    } finally {
+      // The watchdog may have ended it already.
+      if (isThere(pid)) process.kill(pid, "SIGKILL");
+    }
+  });
+
+  test("runs the command if whoever had the lock ran none", async () => {
+    const held = await place.hold("maintenance");
+    const follower = exec(place.url, ["--lock", "maintenance", "--follow", ...place.how], "echo ran");
+    await said(follower, "waiting until it has ended");
+    await held[Symbol.asyncDispose]();
+    expect(await follower.done).toMatchObject({ code: 0, out: "ran\n" });
   });
 });
 
@@ -189,10 +327,10 @@ describe("on PostgreSQL", () => {
       holder.child.kill("SIGKILL");
       const { code, out } = await next.done;
       expect({ code, out }).toEqual({ code: 0, out: "got b:2\n" });
-      // As the documentation says: nobody could end it.
-      expect(isThere(orphan)).toBe(true);
+      // Its watchdog ends the command.
+      await eventually(() => !isThere(orphan));
     } finally {
-      process.kill(orphan, "SIGKILL");
+      if (isThere(orphan)) process.kill(orphan, "SIGKILL");
     }
   });
 
@@ -218,6 +356,85 @@ describe("on PostgreSQL", () => {
     const { code, out } = await trapped.done;
     expect(code).toBe(3);
     expect(out).toContain("ended");
+  });
+
+  test("without tables nobody knows how it went, and whoever follows runs the command", async () => {
+    const bare = await createDatabase("postgres");
+    try {
+      const go = join(folder, "bare-go");
+      const args = ["--lock", "a:1", "--follow"];
+      const leader = exec(bare.url, args, `echo in; while [ ! -e ${go} ]; do sleep 0.1; done; exit 5`);
+      await said(leader, "in\n");
+      const follower = exec(bare.url, args, "echo ran");
+      await said(follower, "waiting until it has ended");
+      writeFileSync(go, "");
+      expect((await leader.done).code).toBe(5);
+      const { code, out, err } = await follower.done;
+      expect({ code, out }, err).toEqual({ code: 0, out: "ran\n" });
+      expect(err).toContain("is not known, without the table of runs (holdfast migrate makes it)");
+    } finally {
+      await bare.drop();
+    }
+  });
+
+  test("if holdfast is killed, its command ends with all that it has started; with --keep-going it goes on", async () => {
+    const apart = process.platform === "linux" ? "setsid" : "";
+    const deaf = `trap '' TERM; sleep 600 & echo $$; echo $!; ${apart} sleep 600 & echo $!; wait; sleep 600`;
+    const [ends, stays] = [
+      exec(place.url, ["--lock", "dog:1", "--grace", "1000"], deaf),
+      exec(place.url, ["--lock", "dog:2", "--keep-going"], "echo $$; exec sleep 600"),
+    ];
+    const ended = await pids(ends, 3);
+    const [stayed = 0] = await pids(stays, 1);
+    for (const { child } of [ends, stays]) child.kill("SIGKILL");
+    await eventually(() => !ended.some(isThere));
+    expect(isThere(stayed)).toBe(true);
+    process.kill(stayed, "SIGKILL");
+  });
+
+  test("if holdfast is killed while it starts its command, the command ends all the same", async () => {
+    const early = "kill -KILL $PPID; sleep 600 & echo $$; echo $!; wait";
+    const running = [1, 2, 3, 4].map((n) =>
+      exec(place.url, ["--lock", `early:${n}`, "--grace", "1000"], early),
+    );
+    const started = (await Promise.all(running.map((each) => pids(each, 2)))).flat();
+    await eventually(() => !started.some(isThere));
+  });
+
+  // A shell dies of SIGTERM at once. The program that it runs needs a while to stop, and is inside until then.
+  test("a command that a signal ended has the lock until what it started has ended", async () => {
+    const end = async (name: string, signal: (running: Running, shell: number) => void) => {
+      const go = join(folder, `${name}-go`);
+      const slow = `trap '' TERM; while [ ! -e ${go} ]; do sleep 0.1; done`;
+      const running = exec(place.url, ["--lock", name], `(${slow}) & echo $$; echo $!; wait`);
+      const [shell = 0, program = 0] = await pids(running, 2);
+      try {
+        signal(running, shell);
+        await said(
+          running,
+          `sh was ended by a signal; ${name} is held until the processes it started have ended.`,
+        );
+        expect(isThere(program)).toBe(true);
+        expect(await place.hf.tryLock(key(name), async () => {})).toEqual({ acquired: false });
+        writeFileSync(go, "");
+        const { code, err } = await running.done;
+        expect(isThere(program), err).toBe(false);
+        expect(await place.hf.tryLock(key(name), async () => 1)).toEqual({ acquired: true, value: 1 });
+        return code;
+      } finally {
+        if (isThere(program)) process.kill(program, "SIGKILL");
+      }
+    };
+    const codes = [
+      end("asked", ({ child }) => child.kill("SIGTERM")),
+      end("killed", (_, shell) => process.kill(shell, "SIGKILL")),
+    ];
+    expect(await Promise.all(codes)).toEqual([143, 137]);
+    // By itself it may leave something behind on purpose.
+    const left = exec(place.url, ["--lock", "left"], "sleep 600 > /dev/null 2>&1 & echo $!");
+    const { code, out, err } = await left.done;
+    process.kill(Number(out), "SIGKILL");
+    expect(code, err).toBe(0);
   });
 
   test("hold says who waits, and releases on Ctrl-C; whoever waits can be stopped too", async () => {
@@ -363,7 +580,7 @@ describe("behind PgBouncer in transaction mode", () => {
     await said(next, /b:1 is held by .*: waiting\./);
     killed.child.kill("SIGKILL");
     expect(await next.done).toMatchObject({ code: 0, out: "got\n" });
-    process.kill(orphan, "SIGKILL");
+    await eventually(() => !isThere(orphan));
   });
 
   test("those who wait leave the pooler's connections to others", async () => {
@@ -449,7 +666,7 @@ test("on SQLite it has to be a lease, and one at a time", async () => {
   await pids(first, 1);
   const busy = await exec(`file:${path}`, ["--lock", "a:1", "--lease", "--wait", "100"], "echo no").done;
   expect(busy).toMatchObject({ code: 75, out: "" });
-  expect(busy.err).toContain(`:${first.child.pid} (holding, `);
+  expect(busy.err).toContain(`:${first.child.pid} (holdfast exec: `);
   writeFileSync(go, "");
   const { code, err } = await first.done;
   expect(code, err).toBe(0);
@@ -468,95 +685,226 @@ test("on SQLite it has to be a lease, and one at a time", async () => {
   expect(await patient.done).toMatchObject({ code: 0, out: "yes\n" });
 });
 
-/** One key, taken in every way there is, by many at once, some of whom are killed: never two. */
-describe.each(["postgres", "mysql", "mariadb"] as const)("one key on %s", (server) => {
-  const reason = unavailable(server);
-  beforeEach(({ skip }) => skip(reason !== undefined, reason));
+/** On SQLite the lease is all there is: nothing else keeps others out once it has run out. */
+describe("a lease that runs out", () => {
+  let path: string;
+  let hf: Holdfast<unknown>;
+  beforeAll(async () => {
+    path = join(folder, "leases.db");
+    hf = holdfast(fromNodeSqlite(() => new DatabaseSync(path)));
+    await hf.migrate();
+  });
+  afterAll(() => hf.close());
 
-  test("is one at a time, whatever the way", { timeout: 600_000 }, async ({ skip }) => {
-    const why = server === "postgres" ? unavailable("pgbouncer") : undefined;
-    skip(why !== undefined, why);
-    const place = await open(server);
-    const urls = [place.url];
-    const hfs = [place.hf];
-    const pools: Pool[] = [];
-    if (server === "postgres") {
-      const url = new URL(serverUrl("pgbouncer"));
-      url.pathname = new URL(place.url).pathname;
-      urls.push(url.href);
-      pools.push(new Pool({ connectionString: url.href, max: 3 }));
-      hfs.push(...pools.map((pool) => holdfast(fromPg(pool))));
-    }
-    const name = `storm:${server}`;
-    const lock = key("storm", server);
-    const [file, log] = [join(folder, `${server}.lock`), join(folder, `${server}.log`)];
+  const leased = async (name: string, ttl: number, script: string) => {
+    const options = ["--lock", name, "--lease", "--ttl", String(ttl), "--grace", "3600000"];
+    const running = exec(`file:${path}`, options, script);
+    const [pid = 0] = await pids(running, 1);
+    return { running, pid };
+  };
+
+  test("has ended the command by then, however long it may take to end", async () => {
+    const { running, pid } = await leased("a", 3000, "trap '' TERM; echo $$; while :; do sleep 0.1; done");
+    using writer = new DatabaseSync(path);
+    writer.exec("PRAGMA busy_timeout = 10000");
+    // It cannot be renewed.
+    writer.exec("BEGIN IMMEDIATE");
+    const { code, err } = await running.done;
+    writer.exec("ROLLBACK");
+    expect(code, err).toBe(70);
+    expect(err).toMatch(/^holdfast: The lease a [^\n]*not renewed in time[^\n]*Ending the command\.$/m);
+    expect(isThere(pid)).toBe(false);
+  });
+
+  test("while holdfast is stopped leaves the command running; once holdfast goes on, it ends the command", async () => {
+    const { running, pid } = await leased("b", 4000, "echo $$; exec sleep 600");
+    running.child.kill("SIGSTOP");
+    const next = await hf.lease(key("b"), { wait: 60_000 });
+    expect(isThere(pid)).toBe(true);
+    await next.release();
+    running.child.kill("SIGCONT");
+    const { code, err } = await running.done;
+    expect(code, err).toBe(70);
+    expect(isThere(pid)).toBe(false);
+  });
+});
+
+/** One key, taken in every way there is, by many at once, some of whom are killed or stopped: never two. */
+describe("one key", () => {
+  /**
+   * Arguments: the file, the log, the way in, seconds. The system frees the file when the last process that has it open has
+   * ended: whoever finds it taken is not alone. Only the shell has it open, whose end is waited for: of several processes that
+   * are killed at once, one may end a fifth of a second after the others on a busy machine, and the next one would find the
+   * file taken. Times are seconds of the machine's monotonic clock.
+   */
+  const inside = `
+    note() { read -r at rest < /proc/uptime; echo "$1 $way, pid $$, at $at$2" >> "$log"; }
+    file=$1 log=$2 way=$3
+    exec 9>> "$file"
+    if flock -n 9; then note in; else note both ", with: $(tail -n 1 "$file")"; fi
+    echo "$way, pid $$" >> "$file"
+    echo $$
+    sleep "$4" 9>&-
+    note out`;
+
+  function placesOf(name: string) {
+    const [file, log] = [join(folder, `${name}.lock`), join(folder, `${name}.log`)];
     writeFileSync(log, "");
-    // The system frees it with the last process that has it. Whoever finds it taken is not alone.
-    const script = `exec 9>${file}; flock -n 9 || echo both >> ${log}; echo in >> ${log}; echo $$; sleep 0.$1; echo out >> ${log}`;
-    const alone = async () => {
-      const { code } = await new Promise<{ code: number | null }>((resolve) =>
-        spawn("sh", ["-c", script, "sh", "1"], { stdio: "ignore" }).once("close", (code) =>
-          resolve({ code }),
+    return {
+      args: (way: string, seconds: number) => ["-c", inside, "sh", file, log, way, String(seconds)],
+      lines: () => readFileSync(log, "utf8").split("\n"),
+    };
+  }
+
+  /** Whether there was somebody to get it. */
+  function signal(pid: number, name: NodeJS.Signals): boolean {
+    try {
+      return process.kill(pid, name);
+    } catch {
+      return false;
+    }
+  }
+
+  test("two at once are found, and named", async () => {
+    const { args, lines } = placesOf("unlocked");
+    const first = spawn("sh", args("first", 600), { detached: true, stdio: "ignore" });
+    try {
+      await eventually(() => lines().some((line) => line.startsWith("in first, ")));
+      await new Promise((resolve) =>
+        spawn("sh", args("second", 0), { stdio: "ignore" }).once("close", resolve),
+      );
+      expect(lines().filter((line) => line.startsWith("both "))).toEqual([
+        expect.stringMatching(
+          new RegExp(`^both second, pid \\d+, at [\\d.]+, with: first, pid ${first.pid}$`),
+        ),
+      ]);
+    } finally {
+      signal(-(first.pid as number), "SIGKILL");
+    }
+  });
+
+  describe.each(["postgres", "mysql", "mariadb"] as const)("on %s", (server) => {
+    const reason = unavailable(server);
+    beforeEach(({ skip }) => skip(reason !== undefined, reason));
+
+    test("is one at a time, whatever the way", { timeout: 1_200_000 }, async ({ skip }) => {
+      const why = server === "postgres" ? unavailable("pgbouncer") : undefined;
+      skip(why !== undefined, why);
+      const place = await open(server);
+      const urls = [place.url];
+      const hfs = [place.hf];
+      const pools: Pool[] = [];
+      if (server === "postgres") {
+        const url = new URL(serverUrl("pgbouncer"));
+        url.pathname = new URL(place.url).pathname;
+        urls.push(url.href);
+        pools.push(new Pool({ connectionString: url.href, max: 3 }));
+        hfs.push(...pools.map((pool) => holdfast(fromPg(pool))));
+      }
+      const name = `storm:${server}`;
+      const lock = key("storm", server);
+      const { args, lines } = placesOf(server);
+      const alone = async (way: string) => {
+        const code = await new Promise<number | null>((resolve) =>
+          spawn("sh", args(way, 0.1), { stdio: "ignore" }).once("close", resolve),
+        );
+        expect(code).toBe(0);
+      };
+      const ttl = 8000;
+      const long = process.env["HOLDFAST_LONG"] !== undefined;
+      /** False: its command had ended. */
+      const kill = async (running: Running, group: number): Promise<boolean> => {
+        running.child.kill("SIGSTOP");
+        const there = signal(-group, "SIGKILL");
+        await eventually(() => !isThere(group));
+        running.child.kill("SIGKILL");
+        await running.done;
+        return there;
+      };
+      /** The command, or holdfast alone while the command goes on; for longer than the lease lasts, in the long form. */
+      const stall = async (running: Running, group: number, round: number): Promise<void> => {
+        const send = (what: NodeJS.Signals) =>
+          round % 2 === 0 ? signal(-group, what) : running.child.kill(what);
+        if (!send("SIGSTOP")) return;
+        await sleep(long && round % 4 < 2 ? ttl + 1000 : 300);
+        send("SIGCONT");
+      };
+      const ways = urls.flatMap((url, i) =>
+        [[], ["--lease", "--ttl", String(ttl)]].flatMap((how) =>
+          [[], ["--wait", "300000"]].map((patience) => {
+            const options = [...how, ...patience];
+            return { url, options, label: ["exec", ...options, ...(i > 0 ? ["pooled"] : [])].join(" ") };
+          }),
         ),
       );
-      expect(code).toBe(0);
-    };
-    /** With everything that it has started, so that nothing goes on without the lock. */
-    const kill = async (running: Running, pid: number) => {
-      running.child.kill("SIGSTOP");
-      process.kill(-pid, "SIGKILL");
-      await eventually(() => !isThere(pid));
-      running.child.kill("SIGKILL");
-      await running.done;
-    };
-    const ways = urls.flatMap((url) => [[], ["--lease", "--ttl", "8000"]].map((how) => ({ url, how })));
-    const rounds = process.env["HOLDFAST_LONG"] ? 20 : 3;
-    let [entered, killed] = [0, 0];
-    try {
-      for (let round = 0; round < rounds; round++) {
-        const running = ways.flatMap(({ url, how }) =>
-          [[], ["--wait", "300000"]].map((patience) =>
-            exec(url, ["--lock", name, ...how, ...patience], script, "sh", "2"),
-          ),
-        );
-        entered += running.length;
-        const victims = new Set(running.filter((_, i) => i % 3 === round % 3));
-        await Promise.all([
-          ...running.map(async (each) => {
-            if (!victims.has(each)) {
+      const rounds = long ? 20 : 3;
+      let [entered, killed, stalled] = [0, 0, 0];
+      try {
+        for (let round = 0; round < rounds; round++) {
+          const running = ways.map(({ url, options, label }) => {
+            const started = start([
+              "exec",
+              "--url",
+              url,
+              "--lock",
+              name,
+              ...options,
+              "--",
+              "sh",
+              ...args(label, 0.2),
+            ]);
+            begun.push(started);
+            return started;
+          });
+          entered += running.length;
+          await Promise.all([
+            ...running.map(async (each, i) => {
+              const fate = (i + 2 * round) % 3;
+              if (fate < 2) {
+                const [group = 0] = await pids(each, 1, 600_000);
+                // It may have ended.
+                if (isThere(group) && fate === 0) {
+                  if (await kill(each, group)) killed++;
+                  return;
+                }
+                if (isThere(group)) {
+                  stalled++;
+                  await stall(each, group, round);
+                }
+              }
               const { code, err } = await each.done;
-              expect(code, err).toBe(0);
-              return;
-            }
-            const [pid = 0] = await pids(each, 1);
-            // It may have ended.
-            if (!isThere(pid)) return;
-            killed++;
-            await kill(each, pid);
-          }),
-          ...hfs.map(async (hf) => {
-            for (let i = 0; i < 3; i++)
-              await hf.transaction({ lock, wait: 300_000, deadline: 600_000 }, async () => alone());
-          }),
-          (async () => {
-            for (let i = 0; i < 3; i++) {
-              await using held = await place.hf.hold(lock, { wait: 300_000 });
-              await alone();
-              expect(held.signal.aborted).toBe(false);
-            }
-          })(),
-        ]);
-        entered += hfs.length * 3 + 3;
+              // Stopped for longer than its lease lasts, holdfast has lost it, and ends the command.
+              if (!(long && fate === 1 && code === 70)) expect(code, err).toBe(0);
+            }),
+            ...hfs.map(async (hf, i) => {
+              const way = `transaction${i > 0 ? " pooled" : ""}`;
+              for (let n = 0; n < 3; n++)
+                await hf.transaction({ lock, wait: 600_000, deadline: 900_000 }, async () => alone(way));
+            }),
+            (async () => {
+              for (let n = 0; n < 3; n++) {
+                await using held = await place.hf.hold(lock, { wait: 600_000 });
+                await alone("hold");
+                expect(held.signal.aborted).toBe(false);
+              }
+            })(),
+          ]);
+          entered += hfs.length * 3 + 3;
+        }
+        const log = lines();
+        expect(
+          log.filter((line) => line.startsWith("both ")),
+          log.join("\n"),
+        ).toEqual([]);
+        expect(log.filter((line) => line.startsWith("in "))).toHaveLength(entered);
+        expect(killed).toBeGreaterThan(0);
+        expect(stalled).toBeGreaterThan(0);
+      } finally {
+        for (const hf of hfs.slice(1)) await hf.close();
+        for (const pool of pools) await pool.end();
+        await place.close();
       }
-      const lines = readFileSync(log, "utf8").split("\n");
-      expect(lines.filter((line) => line === "both")).toEqual([]);
-      expect(lines.filter((line) => line === "in")).toHaveLength(entered);
-      expect(killed).toBeGreaterThan(0);
-    } finally {
-      for (const hf of hfs.slice(1)) await hf.close();
-      for (const pool of pools) await pool.end();
-      await place.close();
-    }
+    });
   });
 });
 

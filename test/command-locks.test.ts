@@ -6,7 +6,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { DatabaseSync } from "node:sqlite";
 import { setTimeout as sleep } from "node:timers/promises";
-import { type Holdfast, StaleFenceError, fenced, holdfast, key } from "holdfast";
+import { type Holdfast, StaleFenceError, fenced, holdfast, key, sql } from "holdfast";
 import { trail } from "holdfast/audit";
 import { fromMysql2 } from "holdfast/mysql2";
 import { fromNodeSqlite } from "holdfast/node-sqlite";
@@ -39,6 +39,7 @@ interface Killed {
   readonly done: string;
   readonly through: readonly string[];
   readonly stillWaiting: readonly string[];
+  readonly again: readonly unknown[];
 }
 
 /** What a terminal would take for an order. Lines are ended by the command itself. */
@@ -64,6 +65,32 @@ async function waitsFor(hf: Holdfast<unknown>, count = 1, name = ""): Promise<vo
     },
     { interval: 150 },
   );
+}
+
+/** The session that has this key. */
+async function holderOf(hf: Holdfast<unknown>, name: string): Promise<string> {
+  const found = await eventually(
+    async () => (await hf.inspect()).holders.find((each) => each.name.startsWith(name))?.session.id ?? false,
+    { interval: 150 },
+  );
+  return String(found);
+}
+
+async function killHolder(hf: Holdfast<unknown>, name: string, url: string) {
+  return command(["kill", await holderOf(hf, name), "--yes", "--json", "--url", url]);
+}
+
+/** A transaction that waits for its end from outside; its second run, for `end`. Resolves to the number of runs, or to its error. */
+function retried(hf: Holdfast<unknown>, name: string, retry: { on?: readonly "killed"[] } = {}) {
+  let runs = 0;
+  const { promise: ended, resolve: end } = Promise.withResolvers<void>();
+  const done = hf.transaction({ lock: key(name), deadline: 120_000, retry }, async ({ signal }) => {
+    if (++runs > 1) return ended.then(() => runs);
+    return new Promise<number>((_, reject) =>
+      signal.addEventListener("abort", () => reject(signal.reason as Error), { once: true }),
+    );
+  });
+  return { done: done.catch((error: unknown) => error), runs: () => runs, end };
 }
 
 describe.each(["postgres", "mysql", "mariadb"] as const)("on %s", (server) => {
@@ -151,6 +178,7 @@ describe.each(["postgres", "mysql", "mariadb"] as const)("on %s", (server) => {
         done: "terminated",
         through: [waits?.session.id],
         stillWaiting: [],
+        again: [],
       };
       expect((JSON.parse(kill.out) as { sessions: Killed[] }).sessions).toEqual([killed]);
       // Who did it, to whom, and what became of it.
@@ -187,6 +215,51 @@ describe.each(["postgres", "mysql", "mariadb"] as const)("on %s", (server) => {
       expect(empty.out).toMatch(/^Nobody holds a lock or a lease in /);
       expect(blocked.out).toMatch(/^Nobody waits for a lock in /);
     });
+  });
+
+  test("nor does one whose body is at something else until the note is gone", async () => {
+    let runs = 0;
+    const { promise: over, resolve: end } = Promise.withResolvers<void>();
+    const done = hf
+      .transaction({ lock: key("idle"), deadline: 120_000 }, async (tx) => {
+        if (++runs === 1) await over;
+        return tx.query(sql`SELECT 1 AS one`);
+      })
+      .catch((error: unknown) => error);
+    const at = ["--yes", "--watch", "0", "--url", database.url];
+    const { code, out, err } = await command(["kill", await holderOf(hf, "idle"), ...at]);
+    expect(code, err).toBe(0);
+    expect(out).toContain("If its client has not noticed yet");
+    end();
+    expect(await done).toMatchObject({ code: "HF_KILLED", retryable: false });
+    expect(runs).toBe(1);
+  });
+
+  test("a transaction that is killed does not run again, unless it is to; one that was cut by others does", async () => {
+    const stopped = retried(hf, "stopped");
+    const { code, out, err } = await killHolder(hf, "stopped", database.url);
+    expect(code, err).toBe(0);
+    expect(JSON.parse(out)).toMatchObject({ sessions: [{ done: "terminated", again: [] }] });
+    expect(await stopped.done).toMatchObject({ code: "HF_KILLED", retryable: false });
+    expect(stopped.runs()).toBe(1);
+
+    const stubborn = retried(hf, "stubborn", { on: ["killed"] });
+    const again = await killHolder(hf, "stubborn", database.url);
+    expect(JSON.parse(again.out), again.err).toMatchObject({
+      sessions: [{ done: "terminated", again: [{ lock: "stubborn", holds: true }] }],
+    });
+    stubborn.end();
+    expect(await stubborn.done).toBe(2);
+
+    // As a restart, or a failover, would.
+    const cut = retried(hf, "cut");
+    const id = await holderOf(hf, "cut");
+    await hf.transaction((tx) =>
+      tx.query(sql.raw(server === "postgres" ? `SELECT pg_terminate_backend(${id})` : `KILL ${id}`)),
+    );
+    await eventually(() => cut.runs() === 2);
+    cut.end();
+    expect(await cut.done).toBe(2);
   });
 
   test("a lease is listed, shown and taken away, by name or by number; its late holder is refused", async () => {
@@ -491,9 +564,9 @@ describe("on PostgreSQL", () => {
       "--url",
       database.url,
     ]);
-    const nobody = { through: [], stillWaiting: [] };
+    const nobody = { through: [], stillWaiting: [], again: [] };
     expect((JSON.parse(out) as { sessions: Killed[] }).sessions, err).toEqual([
-      { session: statement.pid, done: "cancelled", through: [waiter.pid], stillWaiting: [] },
+      { session: statement.pid, done: "cancelled", through: [waiter.pid], stillWaiting: [], again: [] },
       { session: stubborn.pid, done: "terminated", ...nobody },
       { session: elsewhere.pid, done: "terminated", ...nobody },
     ]);
@@ -508,17 +581,35 @@ describe("on PostgreSQL", () => {
     for (const { client } of [statement, waiter]) await client.end();
   });
 
-  test("what a killed session ran is kept without what may be secret in it", async () => {
+  test.each([
+    [
+      "SELECT pg_advisory_xact_lock(8), 'hun''ter2', $x$hunter3$x$, E'\\'hunter4' AS \"as\"",
+      'SELECT pg_advisory_xact_lock(?), ?, ?, ? AS "as"',
+    ],
+    ["SELECT pg_advisory_xact_lock(8) -- it's\n, 'hunter2'", "SELECT pg_advisory_xact_lock(?) , ?"],
+    ["SELECT pg_advisory_xact_lock(8), 'C:\\', 'hunter2'", "SELECT pg_advisory_xact_lock(?), …"],
+    // The server keeps its first 1,023 bytes.
+    [
+      `SELECT pg_advisory_xact_lock(8), 'hunter2${" hunter3".repeat(200)}'`,
+      "SELECT pg_advisory_xact_lock(?), …",
+    ],
+  ])("nothing that may be secret is shown or kept of what a session ran: %s", async (text, shown) => {
     const { client, pid } = await session();
-    await client.query(
-      "BEGIN; SELECT pg_advisory_xact_lock(8), 'hun''ter2', $x$hunter3$x$, E'\\'hunter4' AS \"as\"",
-    );
-    const { code, err } = await command(["kill", pid, "--yes", "--url", database.url]);
-    expect(code, err).toBe(0);
+    await client.query("BEGIN");
+    await client.query(text);
+    const at = ["--url", database.url];
+    const outputs = [
+      await command(["locks", ...at]),
+      await command(["locks", "--json", ...at]),
+      await command(["kill", pid, "--yes", ...at]),
+    ];
+    for (const { code, out, err } of outputs) {
+      expect(code, err).toBe(0);
+      expect(`${out}${err}`).not.toContain("hunter");
+    }
+    expect(outputs[0]?.out).toContain(shown);
     const [line] = await trail(hf, { target: `session:${pid}` });
-    expect(line?.details).toMatchObject({
-      statement: `BEGIN; SELECT pg_advisory_xact_lock(8), '…', '…', E'…' AS "as"`,
-    });
+    expect(line?.details).toMatchObject({ statement: shown });
   });
 
   test("kill ends whoever is in the way also where nothing can be written down, and says so", async () => {
@@ -561,7 +652,7 @@ describe("on PostgreSQL", () => {
       for (const [i, { client }] of chain.entries()) {
         await client.query("BEGIN");
         await client.query(`UPDATE deep SET v = ${i} WHERE id = ${i + 1} /* \u001b[2J */`);
-        if (i > 0) waiting.push(client.query(`UPDATE deep SET v = v + 1 WHERE id = ${i}`));
+        if (i > 0) waiting.push(client.query(`UPDATE deep d${i} SET v = v + 1 WHERE id = ${i}`));
         await waitsFor(hf, i, "deep");
       }
       const locks = terminal(["locks", "--url", database.url], { columns: 60, rows: 60 });
@@ -574,13 +665,13 @@ describe("on PostgreSQL", () => {
         expect(lines[at]).toContain(i === 0 ? "holds deep (0,1)" : `waits for deep (0,${i})`);
         const about = lines.slice(at + 1, at + 3).join("\n");
         expect(about).toContain("by hand, postgres@127.0.0.1");
-        expect(about).toContain(i === 0 ? "UPDATE deep SET v = 0" : "UPDATE deep SET v = v + 1");
+        expect(about).toContain(i === 0 ? "UPDATE deep SET v = ?" : `UPDATE deep d${i} SET v = v + ?`);
       }
       const top = terminal(["top", "--url", database.url], { columns: 60, rows: 24 });
       try {
         await see(top, chain[6]?.pid ?? "");
         for (let i = 0; i < 6; i++) top.type("j");
-        const screen = await see(top, /UPDATE deep SET v = v \+ 1 WHERE id = 6/);
+        const screen = await see(top, /UPDATE deep d6 SET v = v \+ \? WHERE id = \?/);
         expect(screen).toContain("by hand, postgres@127.0.0.1");
         expect(screen.split("\n").filter((line) => /UPDATE/.test(line))).toHaveLength(1);
         top.type("q");
@@ -798,6 +889,33 @@ describe("on PostgreSQL", () => {
       await waiting;
       await held.release();
       await lease.release();
+    }
+  });
+});
+
+describe("behind PgBouncer in transaction mode", () => {
+  const reason = unavailable("pgbouncer");
+  beforeEach(({ skip }) => skip(reason !== undefined, reason));
+
+  test("a transaction that is killed does not run again, whichever way the kill comes", async () => {
+    const database = await createDatabase("postgres");
+    const pooled = new URL(serverUrl("pgbouncer"));
+    pooled.pathname = new URL(database.url).pathname;
+    const pool = new Pool({ connectionString: pooled.href, max: 3 });
+    // Nothing of ours is in the database: locks and notes need no tables.
+    const hf = holdfast(fromPg(pool));
+    try {
+      for (const url of [database.url, pooled.href]) {
+        const stopped = retried(hf, "stopped");
+        const { code, err } = await killHolder(hf, "stopped", url);
+        expect(code, err).toBe(0);
+        expect(await stopped.done).toMatchObject({ code: "HF_KILLED", retryable: false });
+        expect(stopped.runs()).toBe(1);
+      }
+    } finally {
+      await hf.close();
+      await pool.end();
+      await database.drop();
     }
   });
 });

@@ -1,10 +1,19 @@
 /** COMMITs whose answer was lost, on MySQL and MariaDB: transactions with a lock write down that they are committed. */
-import { CommitUnknownError, type Holdfast, holdfast, key, sql } from "holdfast";
+import { CommitUnknownError, type Holdfast, type HoldfastError, holdfast, key, sql } from "holdfast";
 import { fromMysql2 } from "holdfast/mysql2";
-import { type Pool, type PoolConnection, type RowDataPacket, createPool } from "mysql2/promise";
+import { execute } from "holdfast/testing";
+import {
+  type Pool,
+  type PoolConnection,
+  type RowDataPacket,
+  createConnection,
+  createPool,
+} from "mysql2/promise";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { backendNamed, backends } from "./backends.ts";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
+import { startMariadb } from "./harness/mariadb.ts";
+import type { StartedServer } from "./harness/started-server.ts";
 import { missing, placeFor } from "./harness/places.ts";
 import { type Proxy, type Verdict, isCommit, startProxy } from "./harness/proxy.ts";
 import { eventually } from "./harness/wait.ts";
@@ -258,6 +267,82 @@ describe.each(clients.map(({ name }) => name))("%s", (name) => {
       await site.close().catch(() => {});
       await proxy.close();
       await place.drop();
+    }
+  });
+});
+
+/**
+ * Keeps everybody on the server from committing. What it resolves to ends the first of this database who waits. The others go
+ * on once that one has noticed: a session whose lock is granted before it looks commits all the same.
+ */
+async function blockCommits(url: string): Promise<(how: string) => Promise<void>> {
+  const admin = await createConnection(url);
+  for (const stage of ["START", "FLUSH", "BLOCK_DDL", "BLOCK_COMMIT"])
+    await admin.query(`BACKUP STAGE ${stage}`);
+  const waiting = async () => {
+    const [found] = await admin.query<RowDataPacket[]>(
+      "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND state LIKE '%backup lock%'",
+    );
+    return found.map(({ id }) => Number(id));
+  };
+  const endOne = async (how: string) => {
+    let ended = 0;
+    await eventually(async () => {
+      [ended = 0] = await waiting();
+      return ended > 0;
+    });
+    await admin.query(`${how} ${ended}`);
+    await eventually(async () => !(await waiting()).includes(ended));
+    await admin.query("BACKUP STAGE END");
+  };
+  return (how) => endOne(how).finally(() => admin.destroy());
+}
+
+describe("a COMMIT that somebody ends on the server is told in words of ours, and nothing is kept", () => {
+  // Of its own: nobody can commit on it meanwhile.
+  let own: StartedServer | undefined;
+  let made = 0;
+  beforeAll(async () => {
+    if (unavailable("mariadb") === undefined) own = await startMariadb();
+  }, 60_000);
+  afterAll(() => own?.stop());
+
+  const onMariadb = clients.filter(({ server }) => server === "mariadb").map(({ name }) => name);
+  test.for(onMariadb)("%s", async (name, { skip }) => {
+    const backend = backendNamed(name);
+    skip(missing(backend) !== undefined, missing(backend));
+    const url = new URL(own?.url as string);
+    const admin = await createConnection(url.href);
+    url.pathname = `/ended${++made}`;
+    await admin.query(`CREATE DATABASE ended${made}`);
+    await admin.end();
+    const site = await backend.open(url.href);
+    const hf = holdfast(site.database, { hazards: "off" });
+    try {
+      await hf.migrate();
+      await execute(site, sql`CREATE TABLE effect (n int NOT NULL)`);
+      const told: unknown[] = [];
+      for (const how of ["KILL QUERY", "KILL CONNECTION"])
+        for (const options of [{ lock: key("commit") }, {}]) {
+          let ending: Promise<void> | undefined;
+          const call = hf.transaction({ ...options, retry: false }, async (tx) => {
+            await tx.query(sql`INSERT INTO effect VALUES (1)`);
+            ending = (await blockCommits(url.href))(how);
+          });
+          told.push(await call.then(() => "committed").catch((error: unknown) => error));
+          await ending;
+        }
+      expect(told.map((error) => (error as HoldfastError).code)).toEqual([
+        "HF_DEADLINE",
+        "HF_DEADLINE",
+        "HF_CONNECTION_LOST",
+        "HF_COMMIT_UNKNOWN",
+      ]);
+      expect((told[0] as Error).message).toMatch(/on somebody's request .*Nothing was kept/s);
+      expect(await execute(site, sql`SELECT n FROM effect`)).toEqual([]);
+    } finally {
+      await hf.close();
+      await site.close().catch(() => {});
     }
   });
 });

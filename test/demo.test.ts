@@ -240,6 +240,14 @@ describe("all of it, in a terminal, on a server of its own", () => {
   });
 });
 
+test("the command that it ends with runs in a checkout that nobody has built", () => {
+  const screen = readFileSync(join(root, "test/screens/demo.txt"), "utf8");
+  const [, script = "", file = ""] = /npm run (\S+) (\S+)$/m.exec(screen) ?? [];
+  const { scripts } = JSON.parse(readFileSync(join(root, "package.json"), "utf8"));
+  expect(scripts[script]).toBe(scripts.start.replace(/demo$/, "race"));
+  expect(readFileSync(join(root, file), "utf8")).toContain("invariant");
+});
+
 test("--json: one document, and nothing else", async () => {
   const { code, out, err } = await here("--only", "quota", "--json", "--processes", "2", "--callers", "4");
   expect(code, err).toBe(0);

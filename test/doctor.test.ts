@@ -186,6 +186,9 @@ describe("PostgreSQL", () => {
     // Through the pooler, on a session that others get next.
     const stranding = await open(pooled.url);
     await stranding.query("SELECT pg_advisory_lock(42)");
+    // Directly, and on purpose.
+    const direct = await open(bad.url());
+    await direct.query("SELECT pg_advisory_lock(43)");
     const idle = await open(bad.url());
     await idle.query("BEGIN; SELECT pg_advisory_xact_lock(n) FROM generate_series(1000, 1300) n");
     await idle.query("UPDATE big SET v = 0 WHERE id = 2");
@@ -208,6 +211,8 @@ describe("PostgreSQL", () => {
     await admin.query("DELETE FROM holdfast.migration WHERE id = 7");
     await admin.query("ALTER TABLE holdfast.once DROP CONSTRAINT once_pkey");
     await admin.query("ALTER TABLE holdfast.lock SET UNLOGGED");
+    await admin.query("ALTER TABLE holdfast.lease ENABLE ROW LEVEL SECURITY");
+    await admin.query("ALTER TABLE holdfast.once ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY");
     await admin.query("DO $$ BEGIN FOR i IN 1..1001 LOOP PERFORM FROM big WHERE v = -1; END LOOP; END $$");
     await deadlocks(5);
     await admin.query("SELECT pg_stat_force_next_flush()");
@@ -215,8 +220,10 @@ describe("PostgreSQL", () => {
     await eventually(async () => {
       const { rows } = await admin.query(`SELECT
         (SELECT count(*) FROM pg_prepared_xacts WHERE prepared < clock_timestamp() - interval '6 s')::int AS prepared,
-        (SELECT count(*) FROM pg_locks WHERE waitstart < clock_timestamp() - interval '2 s')::int AS waiting`);
-      expect(rows[0]).toEqual({ prepared: 1, waiting: 1 });
+        (SELECT count(*) FROM pg_locks WHERE waitstart < clock_timestamp() - interval '2 s')::int AS waiting,
+        (SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%advisory_lock(43)' AND state = 'idle'
+          AND state_change < clock_timestamp() - interval '11 s')::int AS direct`);
+      expect(rows[0]).toEqual({ prepared: 1, waiting: 1, direct: 1 });
     });
   }
 
@@ -265,6 +272,7 @@ describe("PostgreSQL", () => {
       "connections",
       "durability",
       "invalid-index",
+      "row-security",
       "migrations",
       "unique-keys",
     ],
@@ -315,14 +323,26 @@ describe("PostgreSQL", () => {
     ]);
     expect(ill.of("waits").map(({ what }) => what)).toEqual([
       expect.stringMatching(
-        /^session \d+ of postgres \(bad app, 127\.0\.0\.1, idle in transaction, .*\) is in the way of 1 session \(big .*\), for .*; it ran UPDATE big SET v = 0 WHERE id = 2$/,
+        /^session \d+ of postgres \(bad app, 127\.0\.0\.1, idle in transaction, .*\) is in the way of 1 session \(big .*\), for .*; it ran UPDATE big SET v = \? WHERE id = \?$/,
       ),
     ]);
-    expect(ill.of("named-locks")[0]?.what).toMatch(/holds advisory lock 42$/);
+    expect(ill.of("named-locks").map(({ what }) => what)).toEqual([
+      expect.stringMatching(/^a pooled session \(\d+\) holds advisory lock 42$/),
+    ]);
     expect(ill.of("prepared-transactions")[0]?.fix).toContain("ROLLBACK PREPARED 'it''s lost';");
     expect(ill.of("unique-keys").map(({ what }) => what)).toEqual([
       "holdfast.once has no unique key on (id)",
       "holdfast.lock is not crash-safe",
+    ]);
+    expect(ill.of("row-security").map(({ what, fix }) => [what, fix])).toEqual([
+      [
+        "row-level security is on for holdfast.lease, for every role but its owner",
+        'ALTER TABLE "holdfast"."lease" DISABLE ROW LEVEL SECURITY;',
+      ],
+      [
+        "row-level security is on for holdfast.once, for its owner too",
+        'ALTER TABLE "holdfast"."once" DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;',
+      ],
     ]);
     expect(ill.of("connections")[0]?.what).toMatch(/ of 5 connections of database postgres are in use$/);
 
@@ -457,6 +477,103 @@ describe("PostgreSQL", () => {
     }
   });
 
+  test("what holds autovacuum back: an inactive slot, an old transaction; and what is told mends it", async () => {
+    const old = await startPostgres({
+      settings: {
+        wal_level: "logical",
+        // As small as they can be: else it takes two hundred million transactions.
+        autovacuum_freeze_max_age: "100000",
+        autovacuum_multixact_freeze_max_age: "10000",
+        vacuum_failsafe_age: "210000",
+      },
+    });
+    stops.push(old.stop);
+    const only = ["--only", "replication-slots", "wraparound"];
+    expect((await doctor(old.url(), ...only)).findings).toEqual([]);
+    const admin = await open(old.url());
+    await admin.query("CREATE TABLE one (id int PRIMARY KEY); INSERT INTO one VALUES (1)");
+    await admin.query("SELECT pg_create_logical_replication_slot('forgotten', 'pgoutput')");
+    const idle = await open(old.url());
+    await idle.query("BEGIN; SELECT FROM one FOR KEY SHARE");
+    const burn = (n: number, statement: string) =>
+      admin.query(
+        `DO $$ BEGIN FOR i IN 1..${n} LOOP BEGIN ${statement}; EXCEPTION WHEN division_by_zero THEN END; END LOOP; END $$`,
+      );
+    await burn(21_000, "PERFORM FROM one FOR KEY SHARE; PERFORM 1 / 0");
+    await burn(215_000, "PERFORM pg_logical_emit_message(true, '', '')");
+
+    const { code, of } = await doctor(old.url(), ...only);
+    expect(code).toBe(1);
+    expect(of("replication-slots")).toMatchObject([
+      {
+        severity: "warning",
+        what: expect.stringMatching(
+          /^logical replication slot forgotten is inactive.* of 2\d\d,\d{3} transactions$/,
+        ),
+      },
+    ]);
+    const here = of("wraparound").filter(({ what }) => what.startsWith("database postgres: "));
+    expect(here).toMatchObject([
+      {
+        severity: "error",
+        what: expect.stringMatching(
+          /the oldest transaction ids are 2\d\d,\d{3} old, autovacuum freezes them at 100,000; the oldest tables are \S+ \(2\d\d,\d{3}\).*; held back by .*replication slot forgotten/,
+        ),
+      },
+      {
+        severity: "warning",
+        what: expect.stringMatching(
+          /the oldest multixact ids are 2\d,\d{3} old.*; held back by .*session \d+/,
+        ),
+      },
+    ]);
+    expect(of("wraparound").some(({ what }) => what.startsWith("database template0: "))).toBe(true);
+
+    const told = [...of("replication-slots"), ...of("wraparound")];
+    await kill(told, old.url());
+    for (const line of new Set(lines(told))) {
+      const [, database] = /^vacuumdb --freeze --dbname='(\w+)'$/.exec(line) ?? [];
+      if (database === undefined && !line.endsWith(";")) continue;
+      const client = database === undefined ? admin : await open(old.url(database));
+      await client.query(database === undefined ? line : "VACUUM (FREEZE)");
+    }
+    const mended = await doctor(old.url(), ...only);
+    expect(mended.findings).toEqual([]);
+  });
+
+  test("limits of time that are shorter than what Holdfast does; no advice to set what is set", async () => {
+    const admin = await open(good.url());
+    await admin.query("CREATE ROLE hasty LOGIN PASSWORD 'its-secret'");
+    for (const setting of [
+      "statement_timeout = '4s'",
+      "transaction_timeout = '4s'",
+      "lock_timeout = '500ms'",
+      "deadlock_timeout = '1s'",
+    ])
+      await admin.query(`ALTER ROLE hasty SET ${setting}`);
+    const url = good.url("postgres", { user: "hasty", password: "its-secret" });
+    const only = ["--only", "short-timeouts", "deadlock-detection"];
+    const hasty = await doctor(url, ...only);
+    expect(hasty.of("short-timeouts").map(({ what }) => what)).toEqual([
+      "statement_timeout is 4s",
+      "transaction_timeout is 4s",
+    ]);
+    expect(hasty.of("deadlock-detection")).toMatchObject([
+      {
+        what: "deadlock_timeout is 1s, lock_timeout 500ms",
+        fix: `ALTER ROLE "hasty" SET lock_timeout = '5s';`,
+      },
+    ]);
+    for (const statement of statements(hasty.findings)) await admin.query(statement);
+    expect((await doctor(url, ...only)).findings).toEqual([]);
+    // Where a role has its own, the server's does not count.
+    await admin.query("ALTER ROLE hasty SET deadlock_timeout = '10s'");
+    const late = await doctor(url, ...only);
+    expect(late.found).toEqual(["deadlock-detection"]);
+    for (const statement of statements(late.findings)) await admin.query(statement);
+    expect((await doctor(url, ...only)).findings).toEqual([]);
+  });
+
   test("a role without rights: says what it could not look at, and how to let it", async () => {
     const admin = await open(good.url("shop"));
     await admin.query(`CREATE ROLE "po""or" LOGIN PASSWORD 'its-secret'`);
@@ -509,6 +626,133 @@ describe("PostgreSQL", () => {
 });
 
 const kinds = ["mariadb", "mysql"] as const;
+
+test("an autovacuum that prevents wraparound is in the way: who waits for it is ended, and not the vacuum", async ({
+  skip,
+}) => {
+  const reason = unavailable("postgres");
+  skip(reason !== undefined, reason);
+  await using stack = new AsyncDisposableStack();
+  const server = await startPostgres({
+    settings: { autovacuum_freeze_max_age: "100000", autovacuum_naptime: "1s", synchronous_commit: "off" },
+  });
+  stack.defer(server.stop);
+  const open = async (): Promise<Client> => {
+    const client = new Client({ connectionString: server.url() });
+    client.on("error", () => {});
+    await client.connect();
+    stack.defer(() => client.end());
+    return client;
+  };
+  const [admin, altering, reading] = [await open(), await open(), await open()];
+  // Slow enough to be there until the end: 100 ms for a page. Only what prevents wraparound comes to a table without autovacuum.
+  await admin.query(`CREATE TABLE big (id int, filler text)
+      WITH (autovacuum_enabled = false, autovacuum_vacuum_cost_delay = 100, autovacuum_vacuum_cost_limit = 1);
+    INSERT INTO big SELECT n, repeat('x', 1000) FROM generate_series(1, 20000) n`);
+  await admin.query(
+    "DO $$ BEGIN FOR i IN 1..101000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$",
+  );
+  const vacuum = `SELECT pid::text FROM pg_stat_activity WHERE query LIKE 'autovacuum: VACUUM%public.big (to prevent wraparound)'`;
+  const worker = await eventually(
+    async () => (await admin.query<{ pid: string }>(vacuum)).rows[0]?.pid ?? false,
+    { timeout: 60_000, interval: 200 },
+  );
+  const alter = String((await altering.query("SELECT pg_backend_pid() AS pid")).rows[0]?.pid);
+  const altered = altering.query("ALTER TABLE big ADD COLUMN more int").catch((error: unknown) => error);
+  const waits = (n: number) =>
+    eventually(async () => {
+      const { rows } = await admin.query(
+        "SELECT FROM pg_locks WHERE NOT granted AND waitstart < clock_timestamp() - interval '2 s'",
+      );
+      return rows.length === n;
+    });
+  await waits(1);
+  const read = reading.query("SELECT count(*)::int AS n FROM big");
+  await waits(2);
+  const { of } = await doctor(server.url(), "--only", "waits");
+  expect(of("waits")).toMatchObject([
+    {
+      severity: "error",
+      what: expect.stringMatching(
+        new RegExp(
+          `^session ${alter} \\(ALTER TABLE big ADD COLUMN more int\\) waits for a worker of the server's, session ${String(worker)} .*: autovacuum: VACUUM.* public.big \\(to prevent wraparound\\)\\. 1 session stands behind session ${alter}$`,
+        ),
+      ),
+      fix: expect.stringMatching(new RegExp(`^holdfast kill ${alter} --cancel   # frees 1 session; `)),
+    },
+  ]);
+  // The verb refuses what is not advised, and does what is.
+  expect(await command(["kill", String(worker), "--yes", "--url", server.url()])).toMatchObject({ code: 2 });
+  expect(await command(["kill", alter, "--cancel", "--yes", "--url", server.url()])).toMatchObject({
+    code: 0,
+  });
+  expect((await read).rows).toEqual([{ n: 20_000 }]);
+  expect(await altered).toMatchObject({ code: "57014" });
+  expect((await admin.query(vacuum)).rows).toHaveLength(1);
+});
+
+test("a backup, and an index that is being built, are not to be ended; nor is a walsender that is idle", async ({
+  skip,
+}) => {
+  const reason = unavailable("postgres");
+  skip(reason !== undefined, reason);
+  await using stack = new AsyncDisposableStack();
+  const database = await createDatabase("postgres");
+  stack.defer(database.drop);
+  const open = async (name: string, more: object = {}): Promise<Client> => {
+    const client = new Client({ connectionString: database.url, application_name: name, ...more });
+    client.on("error", () => {});
+    await client.connect();
+    stack.defer(() => client.end());
+    return client;
+  };
+  const admin = await open("admin");
+  await admin.query("CREATE TABLE photo AS SELECT 1 AS id");
+  await admin.query(
+    "CREATE FUNCTION slowly(int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT $1 FROM pg_catalog.pg_sleep(600)'",
+  );
+  const sender = await open("subscriber", { replication: "database" });
+  await sender.query("BEGIN");
+  const idleSince = Date.now();
+  for (const [name, text, why] of [
+    ["pg_dump", "SELECT id FROM photo, pg_sleep(600)", "there is no backup"],
+    ["psql", "CREATE INDEX CONCURRENTLY ON photo (slowly(id))", "an invalid index is left"],
+  ] as const) {
+    const working = await open(name);
+    const work = working.query(text).catch((error: unknown) => error);
+    const altering = await open("deployment");
+    const pidOf = async (client: Client) =>
+      String((await client.query("SELECT pg_backend_pid() AS p")).rows[0]?.p);
+    const alter = await pidOf(altering);
+    const waits = (n: number) =>
+      eventually(async () => {
+        const { rows } = await admin.query(
+          "SELECT FROM pg_locks WHERE relation = 'photo'::regclass AND granted = ($1 = 0) AND ($1 = 0 OR waitstart < clock_timestamp() - interval '2 s')",
+          [n],
+        );
+        return n === 0 ? rows.length > 0 : rows.length === n;
+      });
+    await waits(0);
+    const altered = altering.query("ALTER TABLE photo ADD COLUMN more int").catch((error: unknown) => error);
+    await waits(1);
+    const { of } = await doctor(database.url, "--only", "waits");
+    expect(of("waits")).toMatchObject([
+      {
+        what: expect.stringMatching(
+          new RegExp(`^session ${alter} \\(ALTER .*\\) waits for session .*${name}`),
+        ),
+        why: expect.stringContaining(why),
+        fix: expect.stringMatching(new RegExp(`^holdfast kill ${alter} --cancel   #`)),
+      },
+    ]);
+    await admin.query("SELECT pg_cancel_backend($1)", [alter]);
+    expect(await altered).toMatchObject({ code: "57014" });
+    await admin.query("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE query = $1", [text]);
+    expect(await work).toMatchObject({ code: "57014" });
+  }
+  await eventually(() => expect(Date.now() - idleSince).toBeGreaterThan(11_000), { timeout: 20_000 });
+  expect((await doctor(database.url, "--only", "idle-holders")).of("idle-holders")).toEqual([]);
+});
 
 describe.each(kinds)("%s", (kind) => {
   const reason = unavailable(kind);
@@ -675,6 +919,66 @@ describe.each(kinds)("%s", (kind) => {
     expect(found.findings).toEqual([]);
     expect(found.code).toBe(0);
     expect(found.checks.length).toBeGreaterThan(20);
+    const limit = kind === "mariadb" ? "max_statement_time" : "max_execution_time";
+    const short = ["--only", "short-timeouts"];
+    // For this user alone, as others use the server too: 0 is no limit, which it has anyway.
+    const [second, many] = kind === "mariadb" ? [1, 10] : [1000, 10_000];
+    for (const [value, what] of [
+      [second, [`${limit} is 1 s`]],
+      [many, []],
+    ] as const) {
+      await admin.query("SET GLOBAL init_connect = ?", [
+        `SET SESSION ${limit} = IF(CURRENT_USER() = '${user}@%', ${value}, 0)`,
+      ]);
+      try {
+        const slow = await doctor(url.href, ...short);
+        expect(slow.of("short-timeouts").map((each) => each.what)).toEqual(what);
+      } finally {
+        await admin.query("SET GLOBAL init_connect = ''");
+      }
+    }
+    if (kind !== "mariadb") return;
+
+    // Nobody else uses this one: it may be ill for a while.
+    const only = ["--only", "short-timeouts", "timeout-order"];
+    await admin.query("SET GLOBAL max_statement_time = 1, GLOBAL innodb_lock_wait_timeout = 1");
+    const hasty = await doctor(url.href, ...only);
+    expect(hasty.found).toEqual(["timeout-order", "short-timeouts"]);
+    for (const statement of statements(hasty.findings)) await admin.query(statement);
+    expect((await doctor(url.href, ...only)).findings).toEqual([]);
+  });
+
+  test("what has been prepared has no session that could be ended", async () => {
+    const { url } = well;
+    const [admin, coordinator, writer] = [await open(url), await open(url), await open(url)];
+    await admin.query("CREATE TABLE prepared_row (id int PRIMARY KEY, n int)");
+    await admin.query("INSERT INTO prepared_row VALUES (1, 0)");
+    const xa = `'left-${well.name}'`;
+    for (const text of [`START ${xa}`, "", `END ${xa}`, `PREPARE ${xa}`])
+      await coordinator.query(text === "" ? "UPDATE prepared_row SET n = 1" : `XA ${text}`);
+    await coordinator.end();
+    const written = writer.query("UPDATE prepared_row SET n = n + 2").catch((error: unknown) => error);
+    try {
+      const told = await eventually(async () => {
+        const { of } = await doctor(url, "--only", "waits", "prepared-transactions");
+        expect(of("waits")).toHaveLength(1);
+        return { of };
+      });
+      expect(told.of("waits")).toMatchObject([
+        {
+          what: expect.stringMatching(
+            /^a prepared transaction \(two-phase commit\) is in the way of 1 session/,
+          ),
+          fix: "holdfast doctor --only prepared-transactions   # how to end it",
+        },
+      ]);
+      for (const text of statements(told.of("prepared-transactions"))) await admin.query(text);
+      await written;
+      expect((await admin.query("SELECT n FROM prepared_row"))[0]).toEqual([{ n: 2 }]);
+    } finally {
+      await admin.query(`XA ROLLBACK ${xa}`).catch(() => {});
+      await admin.query("DROP TABLE prepared_row");
+    }
   });
 
   test("a user without rights: says what it could not look at, and how to let it", async () => {
@@ -764,6 +1068,35 @@ describe("SQLite", () => {
     const mended = await doctor(`file:${file}`, "--strict");
     expect(mended.findings).toEqual([]);
     expect(mended.code).toBe(0);
+  });
+
+  test("a log that is never folded in, because somebody reads; not one that is merely large", async () => {
+    const file = join(folder, "log.db");
+    const [writer, reader] = [new DatabaseSync(file), new DatabaseSync(file)];
+    const only = ["--only", "wal-size"];
+    try {
+      writer.exec("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; CREATE TABLE t (v)");
+      reader.exec("BEGIN; SELECT * FROM t");
+      for (let i = 0; i < 20; i++) writer.exec("INSERT INTO t VALUES (randomblob(1048576))");
+      const found = await doctor(`file:${file}`, ...only);
+      expect(found.of("wal-size")).toMatchObject([
+        {
+          severity: "warning",
+          what: expect.stringMatching(/^2\d MB of .*log\.db-wal are not in the file yet/),
+        },
+      ]);
+      reader.exec("ROLLBACK");
+      for (const statement of statements(found.findings)) writer.exec(statement);
+      expect((await doctor(`file:${file}`, ...only)).findings).toEqual([]);
+      writer.exec(
+        "INSERT INTO t SELECT randomblob(1048576) FROM t, t AS u LIMIT 80; PRAGMA wal_checkpoint(PASSIVE)",
+      );
+      expect((await stat(`${file}-wal`)).size).toBeGreaterThan(64 * 2 ** 20);
+      expect((await doctor(`file:${file}`, ...only)).findings).toEqual([]);
+    } finally {
+      reader.close();
+      writer.close();
+    }
   });
 
   test("an empty file that is set as docs/doctor.md says: nothing", async () => {

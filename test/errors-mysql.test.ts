@@ -203,4 +203,23 @@ describe.each(chosen)("$name", (backend) => {
     await execute(site, sql`DROP TABLE holdfast_grip`);
     await expect(hf.transaction((tx) => fenced(tx, lease))).rejects.toMatchObject(missingSchema);
   });
+
+  test("a COMMIT that finds no room, and one that cannot write", async () => {
+    await hf.migrate();
+    for (const [errno, code] of [
+      [1021, "HF_SERVER_FULL"],
+      [1114, "HF_SERVER_FULL"],
+      [1026, "HF_STORAGE"],
+    ] as const) {
+      // Where a transaction with a lock writes down that it is committed.
+      for (const event of ["INSERT", "UPDATE"])
+        await execute(
+          site,
+          sql.raw(`CREATE TRIGGER no_${event} BEFORE ${event} ON holdfast_committed FOR EACH ROW
+            SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = ${errno}, MESSAGE_TEXT = 'no room'`),
+        );
+      await expect(hf.transaction({ lock: key("room") }, async () => {})).rejects.toMatchObject({ code });
+      for (const event of ["INSERT", "UPDATE"]) await execute(site, sql.raw(`DROP TRIGGER no_${event}`));
+    }
+  });
 });

@@ -1,5 +1,5 @@
 /** What `hf.classify` makes of PostgreSQL's errors, each provoked on the server, through each client. */
-import { type Failure, type Holdfast, holdfast, sql } from "holdfast";
+import { type Failure, type Holdfast, HoldfastError, holdfast, sql } from "holdfast";
 import { type ConformanceSite, execute } from "holdfast/testing";
 import { Client } from "pg";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
@@ -115,6 +115,36 @@ describe.each(chosen)("$name", (backend) => {
   test.for(Object.entries(provoked))("%s", async ([, [expected, body, options]], { skip }) => {
     skip(why !== undefined, why);
     expect(await failure(body, options)).toBe(expected);
+  });
+
+  test.for([
+    ["53100", "HF_SERVER_FULL"],
+    ["58030", "HF_STORAGE"],
+    ["25006", "HF_REPLICA"],
+    // A rule of the caller's own.
+    ["23514", undefined],
+  ])("COMMIT says %s: %s", async ([state, code], { skip }) => {
+    skip(why !== undefined, why);
+    await psql.query(`CREATE TABLE IF NOT EXISTS late (state text);
+      CREATE OR REPLACE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        RAISE EXCEPTION 'too late' USING ERRCODE = NEW.state; END $$;
+      DROP TRIGGER IF EXISTS late ON late;
+      CREATE CONSTRAINT TRIGGER late AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION late()`);
+    const call = hf.transaction((tx) => tx.query(sql`INSERT INTO late VALUES (${state})`));
+    const error: unknown = await call.catch((e: unknown) => e);
+    expect((error as Error).message).toContain("too late");
+    expect(error instanceof HoldfastError ? error.code : undefined).toBe(code);
+  });
+
+  test("a deadline that interrupts a statement is told as the deadline", async ({ skip }) => {
+    skip(why !== undefined, why);
+    const call = hf.transaction({ deadline: 100 }, (tx) => tx.query(sql`SELECT pg_sleep(5)::text`));
+    const error: unknown = await call.catch((e: unknown) => e);
+    // Prisma ends the transaction by itself, at the same time.
+    const state = backend.name === "Prisma" ? "" : "a statement that was still running was interrupted";
+    expect(error).toMatchObject({ code: "HF_DEADLINE", message: expect.stringContaining(state) });
+    expect((error as Error).message).toContain("did not end within its deadline of 100 ms");
+    expect((error as Error).message).not.toMatch(/cancel/i);
   });
 
   test.for([

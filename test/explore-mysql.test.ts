@@ -307,6 +307,28 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
       expect(report).toMatchObject({ ok: false, preemptions: 1, anomaly: "lost update" });
     });
 
+    test("without a switch, it is said what was never interleaved", async () => {
+      const naive = () =>
+        inTransaction((connection) => sell(connection, "SELECT qty FROM stock WHERE id = 'pen'"));
+      const actors = { A: naive, B: naive };
+      const invariant = () => {};
+      const report = await explore("serial", {
+        db: fromMysql2(pool),
+        reset,
+        actors,
+        invariant,
+        preemptions: 0,
+      });
+      expect(report).toMatchObject({ ok: true, coverage: { bounded: 0 } });
+      expect(report.unexplored).toContainEqual({
+        table: "stock",
+        statements: [
+          { actor: "A", statement: expect.stringMatching(/^SELECT qty/), place: expect.any(String) },
+          { actor: "B", statement: expect.stringMatching(/^UPDATE/), place: expect.any(String) },
+        ],
+      });
+    });
+
     test("and with FOR UPDATE, whose waits are seen, it is not", async () => {
       const locked = () =>
         inTransaction((connection) =>

@@ -383,6 +383,21 @@ describe.each(flows)("$title", (flow) => {
       });
   });
 
+  // One flow tells: each takes two threads of its own.
+  test.each([flow].filter(({ module }) => module === "quota"))(
+    "without a switch, it is said what was never interleaved",
+    async ({ naive }) => {
+      const report = await run(naive, { preemptions: 0, invariant: () => {} });
+      expect(report).toMatchObject({ ok: true, coverage: { bounded: 0 } });
+      expect(report.unexplored).toContainEqual(
+        expect.objectContaining({
+          table: expect.stringMatching(/^\w+$/),
+          statements: [expect.objectContaining({ actor: "A" }), expect.objectContaining({ actor: "B" })],
+        }),
+      );
+    },
+  );
+
   test.each(flow.fixed.map((pair) => [pair[0][0], pair] as const))("is not there: %s", async (name, pair) => {
     const large = flow.large?.includes(name);
     const report = await run(pair, large ? { maxMs: 1000, minCoverage: 0 } : {});

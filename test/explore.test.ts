@@ -8,7 +8,14 @@ import { drizzle } from "drizzle-orm/node-postgres";
 import { integer, pgTable, text } from "drizzle-orm/pg-core";
 import { holdfast, key } from "holdfast";
 import { fromPg } from "holdfast/pg";
-import { RaceError, type Scenario, expectNoRace, explore } from "holdfast/testing";
+import {
+  CoverageError,
+  RaceError,
+  type Scenario,
+  type UnexploredPair,
+  expectNoRace,
+  explore,
+} from "holdfast/testing";
 import makeKnex, { type Knex } from "knex";
 import { Pool } from "pg";
 import postgres from "postgres";
@@ -306,8 +313,8 @@ describe("levels", () => {
 
 describe("what is not decided by statements", () => {
   const insert = (bytes: () => number) => async () => {
-    await pool.query("SELECT count(*) FROM upload");
-    if (bytes() > 50) await pool.query("INSERT INTO upload (user_id, bytes) VALUES ('u', 1)");
+    await pool.query("SELECT count(*) FROM voucher");
+    if (bytes() > 50) await pool.query("INSERT INTO voucher VALUES ('w', 1)");
     else await pool.query("DELETE FROM voucher");
   };
 
@@ -516,5 +523,101 @@ describe("kinds, as docs/anomalies.md draws them", () => {
     const report = await between({ A: one(...a), B: one(...b) });
     expect(report).toMatchObject({ ok: false, anomaly: kind });
     expect(report.fix).toBeTruthy();
+  });
+});
+
+describe("statements that were never interleaved", () => {
+  const checkout = async (lock: "" | " FOR UPDATE") => {
+    const client = await pool.connect();
+    try {
+      await client.query("BEGIN");
+      const { rows } = await client.query(`SELECT qty FROM stock WHERE id = 'pen'${lock}`);
+      if (rows[0].qty > 0) await client.query("UPDATE stock SET qty = qty - 1 WHERE id = 'pen'");
+      else await client.query("DELETE FROM stock WHERE id = 'pen'");
+      await client.query("COMMIT");
+    } finally {
+      client.release();
+    }
+  };
+  const tried = (act: () => Promise<unknown>, more: Partial<Scenario> = {}) =>
+    explore("checkouts", {
+      db: fromPg(pool),
+      reset,
+      actors: { A: act, B: act },
+      invariant: () => {},
+      maxMs: 20_000,
+      ...more,
+    });
+  const shown = (pairs: readonly UnexploredPair[]) =>
+    pairs
+      .map(({ table, statements }) =>
+        [
+          table,
+          ...statements.map(({ actor, statement }) => `${actor} ${statement.split(" ", 1)[0]}`).toSorted(),
+        ].join(),
+      )
+      .toSorted();
+
+  test("are named, with their places, also those that never came in the same run", async () => {
+    const report = await tried(() => checkout(""), { preemptions: 0 });
+    expect(report).toMatchObject({ ok: true, coverage: { bounded: 0 } });
+    // Who comes second finds nothing left, so in no run are there two UPDATEs.
+    expect(shown(report.unexplored)).toEqual([
+      "stock,A DELETE,B DELETE",
+      "stock,A DELETE,B SELECT",
+      "stock,A DELETE,B UPDATE",
+      "stock,A SELECT,B DELETE",
+      "stock,A SELECT,B UPDATE",
+      "stock,A UPDATE,B DELETE",
+      "stock,A UPDATE,B SELECT",
+      "stock,A UPDATE,B UPDATE",
+    ]);
+    for (const { place } of report.unexplored.flatMap(({ statements }) => statements))
+      expect(place).toMatch(/explore\.test\.ts:\d+:\d+$/);
+    expect(report.text).toMatch(
+      /; 8 pairs of statements were never interleaved, e\.g\. [AB]'s SELECT \(explore\.test\.ts:\d+\) and [AB]'s (UPDATE|DELETE) \(explore\.test\.ts:\d+\) on stock/,
+    );
+  });
+
+  test("do not count what was tried, and what a lock keeps apart", async () => {
+    // Whoever deletes comes when the other one has committed.
+    const never = [
+      "A DELETE,B DELETE",
+      "A DELETE,B SELECT",
+      "A DELETE,B UPDATE",
+      "A SELECT,B DELETE",
+      "A UPDATE,B DELETE",
+    ];
+    const switched = await tried(() => checkout(""), { preemptions: 1, maxMs: 3000 });
+    expect(switched.coverage).toEqual({ bounded: 1 });
+    expect(shown(switched.unexplored)).toEqual(never.map((pair) => `stock,${pair}`));
+    // With more switches it comes to the same: the lock keeps them apart.
+    const locked = await tried(() => checkout(" FOR UPDATE"), { preemptions: 1, maxMs: 3000 });
+    expect(locked).toMatchObject({ coverage: "exhaustive", unexplored: [] });
+    expect(await tried(() => checkout(""))).toMatchObject({ coverage: "exhaustive", unexplored: [] });
+  });
+
+  test("do not count what has no middle: then both orders are all there is", async () => {
+    const sells = "UPDATE stock SET qty = 0 WHERE id = 'pen'";
+    const count = async () => {
+      await pool.query("SELECT count(*) FROM voucher");
+      await pool.query(sells);
+    };
+    const add = async () => {
+      await pool.query("INSERT INTO voucher VALUES ('w', 1)");
+      await pool.query(sells);
+    };
+    const report = await tried(count, { actors: { A: count, B: add }, preemptions: 0 });
+    expect(report).toMatchObject({ ok: true, coverage: { bounded: 0 } });
+    expect(shown(report.unexplored)).toEqual(["stock,A UPDATE,B UPDATE"]);
+  });
+
+  test("are a part of the error if less was tried than was asked for", async () => {
+    const error = await tried(() => checkout(""), { preemptions: 0, minCoverage: 1 }).catch(
+      (thrown: unknown) => thrown,
+    );
+    expect(error).toBeInstanceOf(CoverageError);
+    expect(shown((error as CoverageError).unexplored)).toContain("stock,A UPDATE,B UPDATE");
+    expect((error as CoverageError).message).toContain("8 pairs of statements were never interleaved");
   });
 });

@@ -1,5 +1,6 @@
 /** What processes, networks and servers do to a transaction at the worst moment. */
 import { startPostgres, type EmbeddedPostgres } from "@holdfast/cli";
+import { setTimeout as sleep } from "node:timers/promises";
 import { ConnectionLostError, type Holdfast, type TransactionOptions, holdfast, key, sql } from "holdfast";
 import { type ConformanceSite, execute } from "holdfast/testing";
 import { Client } from "pg";
@@ -109,6 +110,23 @@ describe("a backend that is terminated in the middle", () => {
         // With retries the whole transaction runs again, on another connection.
         expect(await body({}, { count: 0 }, 2)).toBe(3);
         expect(await effects()).toEqual(["attempt 3", "second"]);
+      }),
+  );
+
+  test.for(direct)(
+    "is a lost connection for a statement of the body's own, at once and later: $name",
+    (backend, { skip }) =>
+      scene(skip, backend, async ({ hf, site, effects }) => {
+        const attempt = await hf.transaction({ lock: key("fault") }, async (tx) => {
+          const [row] = await tx.query(sql`SELECT pg_backend_pid() AS pid`);
+          if (tx.attempt <= 2) await terminate(row?.pid);
+          // By then the client has seen it, too.
+          if (tx.attempt === 2) await sleep(100);
+          await site.send(tx.client, `INSERT INTO effect (who) VALUES ('own ${tx.attempt}')`);
+          return tx.attempt;
+        });
+        expect(attempt).toBe(3);
+        expect(await effects()).toEqual(["own 3"]);
       }),
   );
 

@@ -4,7 +4,7 @@ import { once } from "node:events";
 import { mkdirSync, rmSync, writeFileSync } from "node:fs";
 import { stripTypeScriptTypes } from "node:module";
 import { join } from "node:path";
-import { holdfast } from "holdfast";
+import { holdfast, key } from "holdfast";
 import { fromPg } from "holdfast/pg";
 import { Pool } from "pg";
 import { afterAll, beforeAll, expect, test } from "vitest";
@@ -125,6 +125,29 @@ test("Express, Fastify, Hono, Next.js: ten of fifteen are let in, and the proces
       expect(Number(refused?.headers.get("retry-after"))).toBeGreaterThan(0);
       const { rows } = await pool.query("SELECT count(*)::int AS n FROM image WHERE user_id = $1", [name]);
       expect(rows).toEqual([{ n: 10 }]);
+    }
+    // A lock that is not free in time is no 500.
+    const others = holdfast(fromPg(pool));
+    const late = await others.transaction({ lock: names.map((name) => key("album", `${name}-late`)) }, () =>
+      others.outside(() =>
+        Promise.all(
+          names.map(async (name) => {
+            const headers = { "x-user": `${name}-late` };
+            const answer = await fetch(`http://127.0.0.1:${ports[name]}${pages[name].path}`, {
+              method: "POST",
+              headers,
+            });
+            return { name, answer, problem: await answer.json() };
+          }),
+        ),
+      ),
+    );
+    await others.close();
+    for (const { name, answer, problem } of late) {
+      expect([name, answer.status, answer.headers.get("retry-after")]).toEqual([name, 503, "1"]);
+      expect(answer.headers.get("content-type")).toMatch(/^application\/problem\+json/);
+      expect(problem).toMatchObject({ status: 503, code: "HF_LOCK_TIMEOUT" });
+      expect(JSON.stringify(problem)).not.toContain("album");
     }
     // What was enqueued with a row is worked off, once.
     await eventually(() => out().match(/^express$/gm)?.length === 10, { timeout: 60_000 });

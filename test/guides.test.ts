@@ -271,6 +271,24 @@ await pool.end();
   const answers = await Promise.all(Array.from({ length: 30 }, (_, n) => order(n)));
   const other = answers.find(({ status }) => status !== 201 && status !== 409);
   if (other) throw new Error(await other.text());
+  const ask = async (id, lines) => {
+    const answer = await fetch(\`http://127.0.0.1:\${port}/orders\`, {
+      method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ id, lines }),
+    });
+    return [answer.status, (await answer.json()).code, answer.headers.get("content-type").split(";")[0]];
+  };
+  const asked = [
+    await ask("one", [{ sku: "NOSUCH", pieces: 1 }]),
+    await ask("two", [{ sku: "MUG", pieces: 1000 }]),
+    await ask("order-0", [{ sku: "MUG", pieces: 7 }]),
+    await ask("three", [{ sku: "MUG", pieces: -5 }]),
+  ];
+  const wanted = [
+    [404, "HF_STOCK_UNKNOWN_SKU", "application/problem+json"],
+    [409, "HF_STOCK_INSUFFICIENT", "application/problem+json"],
+  ];
+  if (JSON.stringify(asked.slice(0, 2)) !== JSON.stringify(wanted) || asked[3][0] !== 400) throw new Error(JSON.stringify(asked));
+  if (answers[0].status === 201 && asked[2][0] !== 422) throw new Error(JSON.stringify(asked));
   const taken = await Promise.all(answers.filter(({ status }) => status === 201).map((answer) => answer.json()));
   console.log(taken.filter(({ replayed }) => !replayed).length);
   process.exit();

@@ -66,10 +66,7 @@ function replaced(): string[] {
 const opened: { close(): Promise<void> }[] = [];
 
 function open(options: HoldfastOptions) {
-  const hf = holdfast(
-    fromNodeSqlite(() => new DatabaseSync(":memory:")),
-    options,
-  );
+  const hf = holdfast(fromNodeSqlite(new DatabaseSync(":memory:")), options);
   opened.push(hf);
   return hf;
 }

@@ -25,6 +25,7 @@ import {
   holdfast,
   key,
   rows,
+  sql,
 } from "holdfast";
 import { fromPg } from "holdfast/pg";
 import { holdfast as inPrisma } from "holdfast/prisma";
@@ -64,6 +65,27 @@ function mark(place: string | undefined): string | undefined {
 /** Whatever takes time is slow. */
 const always = { suspect: 0, broken: 60_000 };
 
+const getLock = [
+  "SELECT GET_LOCK('hazard:1', 5)",
+  "SELECT RELEASE_LOCK('hazard:1')",
+  "GET_LOCK hazard:1",
+] as const;
+/** Takes one, gives it back, and what it is called. */
+const byNames: Readonly<Record<string, readonly [string, string, string]>> = {
+  postgres: ["SELECT pg_advisory_lock(4711)", "SELECT pg_advisory_unlock(4711)", "bigint 4711"],
+  mysql: getLock,
+  mariadb: getLock,
+};
+
+/** Clients whose statements are not seen. Their servers have one writer at a time, so nothing is to be known of an order. */
+const unseen = new Set([
+  "PGlite",
+  "libsql",
+  "libsql, one connection",
+  ...["Drizzle", "Kysely", "TypeORM", "MikroORM", "Knex"].map((orm) => `${orm} on SQLite`),
+  "Drizzle on PGlite",
+]);
+
 const backendsOnce = backends.filter(({ server }) => server !== "pgbouncer" && server !== "postgresOld");
 
 describe.each(backendsOnce)("$name", (backend) => {
@@ -98,6 +120,10 @@ describe.each(backendsOnce)("$name", (backend) => {
       if (!unseen.has(backend.name)) {
         expect(slow).toMatchObject({ statements: 1, statement: "UPDATE thing SET n = ? WHERE id = ?" });
         expect(slow?.tables).toEqual(["thing"]);
+        expect(slow?.slowest).toEqual({
+          statement: "UPDATE thing SET n = ? WHERE id = ?",
+          durationMs: expect.any(Number),
+        });
       }
       // The same outside of the lock, and on purpose.
       const none = await told("holdfast:hazard", async () => {
@@ -114,14 +140,37 @@ describe.each(backendsOnce)("$name", (backend) => {
   });
 });
 
-/** Clients whose statements are not seen. Their servers have one writer at a time, so nothing is to be known of an order. */
-const unseen = new Set([
-  "PGlite",
-  "libsql",
-  "libsql, one connection",
-  ...["Drizzle", "Kysely", "TypeORM", "MikroORM", "Knex"].map((orm) => `${orm} on SQLite`),
-  "Drizzle on PGlite",
-]);
+const withNames = backendsOnce.filter(({ name, server }) => byNames[server] && !unseen.has(name));
+
+test.for(withNames)(
+  "a lock by name that a statement takes, until it is given back: $name",
+  async (backend, { skip }) => {
+    skip(missing(backend) !== undefined, missing(backend));
+    const byName = byNames[backend.server];
+    const [lock, unlock, name] = byName as NonNullable<typeof byName>;
+    const place = await placeFor(backend);
+    const site = await backend.open(place.url);
+    const hf = holdfast(site.database, { hazards: "warn", slow: always });
+    try {
+      await hf.migrate();
+      const during = (before: readonly string[], after: readonly string[]) =>
+        told("holdfast:hazard", () =>
+          hf.transaction(async (tx) => {
+            for (const each of before) await site.send(tx.client, each);
+            await sleep(5);
+            for (const each of after) await site.send(tx.client, each);
+          }),
+        );
+      expect(await during([lock], [unlock])).toMatchObject([{ kind: "timer", locks: [name] }]);
+      expect(await during([lock, unlock], [])).toEqual([]);
+      expect(await during([lock, lock, unlock], [unlock])).toMatchObject([{ kind: "timer", locks: [name] }]);
+    } finally {
+      await hf.close();
+      await site.close();
+      await place.drop();
+    }
+  },
+);
 
 describe("on PostgreSQL", () => {
   let database: TestDatabase;
@@ -163,6 +212,23 @@ describe("on PostgreSQL", () => {
     instances.push(hf);
     return hf;
   };
+
+  test("LOCK TABLE, and what was locked after a savepoint that is rolled back to", async () => {
+    const hf = open();
+    const during = (...statements: readonly string[]) =>
+      told("holdfast:hazard", () =>
+        hf.transaction(async ({ client }) => {
+          for (const each of statements) await client.query(each);
+          await sleep(5);
+        }),
+      );
+    const lock = "LOCK TABLE piece IN SHARE ROW EXCLUSIVE MODE";
+    expect(await during(lock)).toMatchObject([{ kind: "timer", locks: ["piece"] }]);
+    expect(await during("SAVEPOINT a", lock, "ROLLBACK TO SAVEPOINT a")).toEqual([]);
+    const name = "SELECT pg_advisory_xact_lock(hashtext('piece:' || id)) FROM piece";
+    expect(await during(name)).toMatchObject([{ locks: ["pg_advisory_xact_lock(…)"] }]);
+    expect(await during("SAVEPOINT a", name, "ROLLBACK TO a")).toEqual([]);
+  });
 
   const hazards: Readonly<
     Record<string, readonly [string, (tx: { client: PoolClient }) => Promise<unknown>]>
@@ -566,6 +632,7 @@ describe("on PostgreSQL", () => {
       hf.transaction({ lock: key("slow", ms) }, async (tx) => {
         await tx.client.query("UPDATE piece SET n = n + 1 WHERE id = $1", [1]);
         await tx.client.query(`SELECT pg_sleep(${ms / 1000}), 'secret' AS "private name", 12345`);
+        await tx.query(sql`SELECT n FROM piece WHERE id = ${1}`);
       });
     const [suspect] = await told("holdfast:section:slow", () => run(2));
     const [broken] = await told("holdfast:section:slow", () => run(60));
@@ -574,8 +641,9 @@ describe("on PostgreSQL", () => {
       level: "broken",
       locks: ["slow:60"],
       tables: ["piece"],
-      statements: 2,
-      statement: 'SELECT pg_sleep(?), ? AS "…", ?',
+      statements: 3,
+      statement: "SELECT n FROM piece WHERE id = ?",
+      slowest: { statement: 'SELECT pg_sleep(?), ? AS "private name", ?', durationMs: expect.any(Number) },
       hazards: {},
     });
     expect(

@@ -78,6 +78,11 @@ const texts = [
   "release:h1",
   "refund:h1",
   "rollup:2",
+  "revoke:g1",
+  "expire:3:h",
+  "lapse:3:g",
+  "opening:",
+  "opening",
   "commit:r9",
   "return:r9",
   "sha256:",
@@ -330,7 +335,8 @@ describe("whatever is given", () => {
 /** What must be kept apart: a number is its digits. */
 function identity(subject: unknown): string {
   if (typeof subject !== "object" || subject === null) return `text ${String(subject === 0 ? 0 : subject)}`;
-  return `parts ${JSON.stringify(Object.entries(subject).toSorted(([a], [b]) => (a < b ? -1 : 1)))}`;
+  const parts = Object.entries(subject).map(([name, value]) => [name, String(value === 0 ? 0 : value)]);
+  return `parts ${JSON.stringify(parts.toSorted(([a = ""], [b = ""]) => (a < b ? -1 : 1)))}`;
 }
 
 test("no two subjects share a bucket, and none has two", { timeout: 120_000 }, async () => {
@@ -394,11 +400,19 @@ test("ids of any kind are applied once, found again, and refunded by", { timeout
 
 test("ids that follow from others are nobody else's, and can be referred to", async () => {
   const q = quota(hf, { name: named(), limit: 100 });
-  for (const id of ["settle:h1", "release:h1", "refund:h1", "rollup:2"])
+  for (const id of [
+    "settle:h1",
+    "release:h1",
+    "refund:h1",
+    "revoke:g1",
+    "rollup:2",
+    "expire:3:h",
+    "lapse:3:g",
+  ])
     await expect(q.consume("a", 1, { id })).rejects.toThrow(/quota: id must not begin with/);
   const shop = stock(hf, { name: named() });
   await shop.increase("a", 10);
-  for (const id of ["commit:r9", "release:r9", "return:r9"]) {
+  for (const id of ["commit:r9", "release:r9", "return:r9", "opening:"]) {
     await expect(shop.increase("a", 1, { externalId: id })).rejects.toThrow(/externalId must not begin with/);
     await expect(shop.reserve([{ sku: "a", quantity: 1 }], { id })).rejects.toThrow(/id must not begin with/);
   }
@@ -429,4 +443,20 @@ test("more than JavaScript counts exactly is refused, also together with orders 
   expect(more.status).toBe("fulfilled");
   expect(await shop.level("much")).toMatchObject({ onHand: Number.MAX_SAFE_INTEGER });
   expect(await shop.level("some")).toMatchObject({ onHand: 3 });
+});
+
+test("a payload that JSON would change is refused, unless a schema reads it; so is a worker without a handler", async () => {
+  const mails = queue<Record<string, unknown>>(hf, named());
+  for (const at of [
+    new Date(),
+    new Map([[1, 2]]),
+    new Set([1]),
+    /x/,
+    new URL("http://localhost"),
+    Buffer.from("x"),
+  ])
+    await expect(mails.enqueue({ deep: [{ at }] })).rejects.toThrow(/the payload\.deep\[0\]\.at is a /);
+  await mails.enqueue({ at: new Date().toISOString(), none: undefined, list: [null, { a: 1 }] });
+  expect(await mails.counts()).toMatchObject({ waiting: 1 });
+  expect(() => mails.work(undefined as never)).toThrow(/the handler must be a function/);
 });

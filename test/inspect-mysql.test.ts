@@ -63,3 +63,43 @@ test.for(["mariadb", "mysql"] as const)("%s", async (server, { skip }) => {
     await database.drop();
   }
 });
+
+test.for(["mariadb", "mysql"] as const)(
+  "a key that nobody has yet has no holder, although a transaction without a session is open on %s",
+  async (server, { skip }) => {
+    skip(unavailable(server) !== undefined, unavailable(server));
+    const database = await createDatabase(server);
+    const pool = createPool({ uri: database.url, connectionLimit: 6 });
+    const hf = holdfast(fromMysql2(pool));
+    const xid = `'inspect-${process.pid}-${server}'`;
+    try {
+      await hf.migrate();
+      await pool.query("CREATE TABLE item (id int PRIMARY KEY, n int NOT NULL)");
+      // Once its session has ended, the server shows a prepared transaction with the thread id 0.
+      const gone = await pool.getConnection();
+      await gone.query(`XA START ${xid}`);
+      await gone.query("INSERT INTO item VALUES (1, 0)");
+      await gone.query(`XA END ${xid}`);
+      await gone.query(`XA PREPARE ${xid}`);
+      gone.destroy();
+      await eventually(async () => {
+        const [rows] = await pool.query(
+          "SELECT 1 FROM information_schema.innodb_trx WHERE trx_mysql_thread_id = 0",
+        );
+        return (rows as unknown[]).length > 0;
+      });
+      const first = await pool.getConnection();
+      await first.query("BEGIN");
+      await first.query("INSERT INTO holdfast_lock (id, name) VALUES ('first-use', 'first-use')");
+      const { holders } = await hf.inspect();
+      expect(holders.filter(({ session }) => session.id === "0")).toEqual([]);
+      await first.query("ROLLBACK");
+      first.release();
+    } finally {
+      await pool.query(`XA ROLLBACK ${xid}`).catch(() => {});
+      await hf.close();
+      await pool.end();
+      await database.drop();
+    }
+  },
+);

@@ -329,6 +329,16 @@ describe("a process that is killed", () => {
     }));
 });
 
+describe("a process that stands still", () => {
+  test("learns when it gives the lease back that its time had passed", ({ skip }) =>
+    scene(skip, pg, async ({ hf }) => {
+      const lease = await hf.lease(key("still"), { ttl: 300 });
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 400);
+      await lease.release();
+      expect(lease.signal.aborted).toBe(true);
+    }));
+});
+
 describe("fences", () => {
   test("grow although the tables are emptied, and a lease that was deleted is over", ({ skip }) =>
     scene(skip, pg, async ({ hf, ask }) => {

@@ -250,6 +250,254 @@ test("in one call there is one order, and who does not wait is in no deadlock", 
   await hf.close();
 });
 
+test("SKIP LOCKED and NOWAIT do not wait: what is taken so is held, and in no round", async () => {
+  const found = since();
+  const hf = open();
+  const take = (first: string, second: string) =>
+    hf.transaction(async ({ client }) => {
+      await client.query(first);
+      await client.query(second);
+    });
+  await pool.query("CREATE TABLE free_a (id int); CREATE TABLE free_b (id int)");
+  await take("SELECT id FROM free_a FOR UPDATE", "SELECT id FROM free_b FOR UPDATE SKIP LOCKED");
+  await take("SELECT id FROM free_b FOR UPDATE", "SELECT id FROM free_a FOR UPDATE NOWAIT");
+  expect(found()).toEqual([]);
+  await take("SELECT id FROM free_a FOR UPDATE SKIP LOCKED", "UPDATE free_b SET id = 1");
+  await take("SELECT id FROM free_b FOR UPDATE NOWAIT", "UPDATE free_a SET id = 1");
+  expect(found()).toEqual([["table free_b → table free_a", "table free_a → table free_b"]]);
+  await hf.close();
+});
+
+test("LOCK TABLE locks", async () => {
+  const found = since();
+  const hf = open();
+  await pool.query("CREATE TABLE whole_a (id int); CREATE TABLE whole_b (id int)");
+  for (const [first, second] of [
+    ["whole_a", "whole_b"],
+    ["whole_b", "whole_a"],
+  ] as const)
+    await hf.transaction(async ({ client }) => {
+      await client.query(`LOCK TABLE ${first} IN SHARE ROW EXCLUSIVE MODE`);
+      await client.query(`UPDATE ${second} SET id = 1`);
+    });
+  expect(found()).toEqual([["table whole_b → table whole_a", "table whole_a → table whole_b"]]);
+  await hf.close();
+});
+
+/** A table of its own: what is known of a table is known for the whole process. */
+let tablesMade = 0;
+async function rowsIn(db: Pick<Pool, "query"> = pool): Promise<string> {
+  const name = `rows_${++tablesMade}`;
+  await db.query(`CREATE TABLE ${name} (id int PRIMARY KEY, sku text, n int)`);
+  return name;
+}
+const upAndDown = (name: string) => [[`${name} → ${name}`, `${name} → ${name}`]];
+
+describe("rows of one table, one after the other", () => {
+  type Lock = (client: PoolClient, table: string, id: number) => Promise<unknown>;
+  const ways: readonly (readonly [string, Lock])[] = [
+    ["parameters", (client, t, id) => client.query(`UPDATE ${t} SET n = $1 WHERE id = $2`, [5, id])],
+    ["an object", (client, t, id) => client.query({ text: `DELETE FROM ${t} WHERE id = $1`, values: [id] })],
+    [
+      "literals",
+      (client, t, id) => client.query(`UPDATE "${t}" SET n = 5 WHERE ${t}."id" = ${id} AND n > 1`),
+    ],
+    [
+      "FOR UPDATE",
+      (client, t, id) => client.query(`SELECT * FROM ${t} WHERE id = $1 FOR UPDATE`, [String(id)]),
+    ],
+  ];
+  test.each(ways)("%s", async (_, lock) => {
+    const found = since();
+    const hf = open();
+    const table = await rowsIn();
+    const take = (...ids: readonly number[]) =>
+      hf.transaction(async ({ client }) => {
+        for (const id of ids) await lock(client, table, id);
+      });
+    // By their values, and not as texts.
+    await take(1, 2, 10);
+    await take(9, 10);
+    // What is held is not waited for.
+    await take(1, 2, 1);
+    expect(found()).toEqual([]);
+    await take(10, 9);
+    await hf.close();
+    expect(found()).toEqual(upAndDown(`table ${table}`));
+  });
+
+  test("not told: where it is not known which rows are held, where they are new, or shared", async () => {
+    const found = since();
+    const hf = open();
+    const table = await rowsIn();
+    const write = (client: PoolClient, id: number) =>
+      client.query(`UPDATE ${table} SET n = 1 WHERE id = $1`, [id]);
+    const share = (client: PoolClient, id: number) =>
+      client.query(`SELECT 1 FROM ${table} WHERE id = $1 FOR SHARE`, [id]);
+    const bodies: ((client: PoolClient) => Promise<unknown>)[] = [
+      (client) => write(client, 1).then(() => write(client, 2)),
+      (client) =>
+        client
+          .query(`SELECT 1 FROM ${table} WHERE id = ANY($1) ORDER BY id FOR UPDATE`, [[1, 2]])
+          .then(() => write(client, 2))
+          .then(() => write(client, 1)),
+      (client) =>
+        client
+          .query(`INSERT INTO ${table} (id) VALUES (7)`)
+          .then(() => write(client, 7))
+          .then(() => write(client, 1)),
+      (client) => share(client, 2).then(() => share(client, 1)),
+      (client) =>
+        client
+          .query(`UPDATE ${table} SET n = 1 WHERE sku = 'b'`)
+          .then(() => client.query(`UPDATE ${table} SET n = 1 WHERE sku = 'c' OR sku = 'a'`)),
+    ];
+    for (const body of bodies) await hf.transaction(async ({ client }) => void (await body(client)));
+    await hf.close();
+    expect(found()).toEqual([]);
+  });
+
+  test("in a file that one transaction has as a whole, there is no order", async () => {
+    const found = since();
+    const file = new DatabaseSync(":memory:");
+    file.exec("CREATE TABLE one_file (id int); CREATE TABLE other_file (id int)");
+    const hf = holdfast(fromNodeSqlite(file), { hazards: "count" });
+    for (const [a, b] of [
+      ["one_file", "other_file"],
+      ["other_file", "one_file"],
+    ])
+      await hf.transaction(async ({ client }) => {
+        client.exec(`UPDATE ${a} SET id = 1`);
+        client.prepare(`UPDATE ${b} SET id = 1 WHERE id = ?`).run(1);
+      });
+    await hf.close();
+    expect(found()).toEqual([]);
+  });
+});
+
+describe("advisory locks that statements take", () => {
+  const take = async (...statements: readonly (readonly [string, unknown[]?])[]) => {
+    const hf = open();
+    await hf.transaction(async ({ client }) => {
+      for (const [text, values] of statements) await client.query(text, values);
+    });
+    await hf.close();
+  };
+
+  test("by numbers, two numbers and texts, with literals and parameters, like keys", async () => {
+    const found = since();
+    await take(["SELECT pg_advisory_xact_lock(4711)"], ["SELECT pg_advisory_lock($1)", [4712]]);
+    await take(
+      ["SELECT pg_advisory_xact_lock($1::bigint)", ["4712"]],
+      ["SELECT pg_advisory_xact_lock(4711)"],
+    );
+    expect(found()).toEqual([["key 4712 → key 4711", "key 4711 → key 4712"]]);
+    const text = "SELECT pg_advisory_xact_lock(hashtext('book:' || $1))";
+    await take([text, ["9"]], [text, ["10"]]);
+    expect(found()).toHaveLength(1);
+    await take([text, ["10"]], [text, ["9"]]);
+    expect(found().slice(1)).toEqual(upAndDown("key book"));
+    await take(["SELECT pg_advisory_xact_lock(4713, $1)", [1]], ["UPDATE shelf SET n = 1"]);
+    await take(["UPDATE shelf SET n = 1"], ["SELECT pg_advisory_xact_lock(4713, 2)"]);
+    expect(found().slice(2)).toEqual([["table shelf → key 4713", "key 4713 → table shelf"]]);
+    const hf = open();
+    await hf.transaction({ lock: key.bigint(4714) }, ({ client }) =>
+      client.query("SELECT pg_advisory_xact_lock(4715)").then(() => {}),
+    );
+    await hf.close();
+    await take(["SELECT pg_advisory_xact_lock(4715)"], ["SELECT pg_advisory_xact_lock(4714)"]);
+    expect(found().slice(3)).toEqual([["key 4715 → key 4714", "key 4714 → key 4715"]]);
+  });
+
+  test("those that are shared, tried or given back are in nobody's way", async () => {
+    const found = since();
+    const both = async (first: string, second: string, a: number, b: number) => {
+      for (const [one, two] of [
+        [a, b],
+        [b, a],
+      ])
+        await take([first.replace("#", String(one))], [second.replace("#", String(two))]);
+    };
+    const [plain, tried] = ["SELECT pg_advisory_xact_lock(#)", "SELECT pg_try_advisory_xact_lock(#)"];
+    const shares = "SELECT pg_advisory_xact_lock_shared(#)";
+    await both(shares, shares, 4801, 4802);
+    await both(plain, tried, 4803, 4804);
+    const [lock, unlock] = ["SELECT pg_advisory_lock(#)", "SELECT pg_advisory_unlock(#)"];
+    for (const [a, b] of [
+      ["4805", "4806"],
+      ["4806", "4805"],
+    ] as const)
+      await take(
+        [lock.replace("#", a)],
+        [unlock.replace("#", a)],
+        [lock.replace("#", b)],
+        [unlock.replace("#", b)],
+      );
+    expect(found()).toEqual([]);
+    await both(tried, plain, 4803, 4804);
+    expect(found()).toEqual([["key 4804 → key 4803", "key 4803 → key 4804"]]);
+  });
+});
+
+describe("savepoints", () => {
+  const body = (table: string, end: string) => async (client: PoolClient) => {
+    for (const text of [
+      "SAVEPOINT before",
+      `UPDATE ${table} SET n = 1 WHERE id = 2`,
+      "SELECT pg_advisory_xact_lock(4901)",
+      end,
+      `UPDATE ${table} SET n = 1 WHERE id = 1`,
+      "SELECT pg_advisory_xact_lock(4900)",
+    ])
+      await client.query(text);
+  };
+  const other = (table: string) => async (client: PoolClient) => {
+    await client.query(`UPDATE ${table} SET n = 1 WHERE id = 1`);
+    await client.query(`UPDATE ${table} SET n = 1 WHERE id = 2`);
+    await client.query("SELECT pg_advisory_xact_lock(4900)");
+    await client.query("SELECT pg_advisory_xact_lock(4901)");
+  };
+
+  test("what was locked after one that is rolled back to is given back", async () => {
+    const found = since();
+    const hf = open();
+    const table = await rowsIn();
+    const run = (work: (client: PoolClient) => Promise<void>) =>
+      hf.transaction(async ({ client }) => work(client));
+    await run(other(table));
+    await run(body(table, "ROLLBACK TO SAVEPOINT before"));
+    await run(body(table, "rollback to before"));
+    expect(found()).toEqual([]);
+    await run(body(table, "RELEASE SAVEPOINT before"));
+    expect(found()).toHaveLength(2);
+    await hf.close();
+  });
+
+  test("by a nested transaction too; and a lock of the session stays", async () => {
+    const found = since();
+    const hf = open();
+    const nested = (statement: string, first: number, second: number) =>
+      hf.transaction(async (tx) => {
+        await tx
+          .transaction(async (inner) => {
+            await inner.lock(key(`inner-${first}`, 1));
+            await inner.client.query(statement.replace("#", String(first)));
+            throw new Error("undone");
+          })
+          .catch(() => {});
+        await tx.lock(key(`inner-${second}`, 1));
+        await tx.client.query(statement.replace("#", String(second)));
+      });
+    await nested("SELECT pg_advisory_xact_lock(#)", 4911, 4912);
+    await nested("SELECT pg_advisory_xact_lock(#)", 4912, 4911);
+    expect(found()).toEqual([]);
+    await nested("SELECT pg_advisory_lock(#)", 4913, 4914);
+    await nested("SELECT pg_advisory_lock(#)", 4914, 4913);
+    expect(found().flat()).toContain("key 4914 → key 4913");
+    await hf.close();
+  });
+});
+
 test("it is told while the second lock is still waited for", async () => {
   const found = since();
   const hf = open();
@@ -339,6 +587,57 @@ test("mysql2 on MariaDB", async ({ skip }) => {
   await maria.drop();
   expect(found()).toEqual([["table receipt → table till", "table till → table receipt"]]);
 });
+
+test.for(["mariadb", "mysql"] as const)(
+  "on %s: rows, GET_LOCK, and savepoints, which keep rows",
+  async (server, { skip }) => {
+    skip(unavailable(server) !== undefined, unavailable(server));
+    const found = since();
+    const own = await createDatabase(server);
+    const clients = createPool({ uri: own.url, connectionLimit: 3 });
+    const hf = holdfast(fromMysql2(clients), { hazards: "count" });
+    onTestFinished(async () => {
+      await hf.close();
+      await clients.end();
+      await own.drop();
+    });
+    const table = await rowsIn(clients as unknown as Pick<Pool, "query">);
+    const take = (...statements: readonly (readonly [string, unknown[]?])[]) =>
+      hf.transaction(async ({ client }) => {
+        for (const [text, values] of statements) {
+          if (values) await client.execute(text, values as string[]);
+          else await client.query(text);
+        }
+      });
+    const write = `UPDATE \`${table}\` SET n = ? WHERE id = ?`;
+    await take([write, [1, 1]], [`UPDATE ${table} SET n = 5 WHERE id = 2`]);
+    expect(found()).toEqual([]);
+    await take(
+      [write, [1, 2]],
+      ["SAVEPOINT a"],
+      [write, [1, 3]],
+      ["ROLLBACK TO SAVEPOINT a"],
+      [write, [1, 2]],
+    );
+    expect(found()).toEqual([]);
+    await take(["SAVEPOINT a"], [write, [1, 2]], ["ROLLBACK TO SAVEPOINT a"], [write, [1, 1]]);
+    expect(found()).toEqual(upAndDown(`table ${table}`));
+    const name = (of: string) => `${server}-${of}:1`;
+    const [get, back] = ["SELECT GET_LOCK(?, 5)", "SELECT RELEASE_LOCK(?)"];
+    await take(
+      [get, [name("a")]],
+      [back, [name("a")]],
+      [get, [name("b")]],
+      [`SELECT GET_LOCK('${name("a")}', 5)`],
+    );
+    await take([get, [name("a")]], [`SELECT GET_LOCK('${name("b")}', 0)`]);
+    expect(found()).toHaveLength(1);
+    await take([get, [name("a")]], ["SELECT GET_LOCK(CONCAT(?, ':1'), 5)", [`${server}-b`]]);
+    expect(found().slice(1)).toEqual([
+      [`key ${server}-a → key ${server}-b`, `key ${server}-b → key ${server}-a`],
+    ]);
+  },
+);
 
 describe("holdfast order", () => {
   const run = (file: string, first: string) =>

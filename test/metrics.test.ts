@@ -214,10 +214,35 @@ describe("spans", () => {
       "holdfast.failure": "deadlock",
       "holdfast.delay_ms": expect.any(Number),
     });
-    expect(retried.events.map(({ name, attributes: told }) => [name, told])).toEqual([
-      ["holdfast.retry", { ...attributes, "holdfast.attempt": 1 }],
-    ]);
+    // It may have held its locks for long enough to be slow, too.
+    const retries = retried.events.filter(({ name }) => name === "holdfast.retry");
+    expect(retries.map(({ attributes: told }) => told)).toEqual([{ ...attributes, "holdfast.attempt": 1 }]);
     expect(tree(retried)).toEqual(["attempt 1", "holdfast.retry", "  attempt 2"]);
+  });
+
+  test("locks that were held for too long: where, and the slowest statement without its values", async () => {
+    telemetry = openTelemetry(api, { meter: false });
+    const impatient = holdfast(fromPg(pool), { slow: { suspect: 0, broken: 1 } });
+    try {
+      await impatient.transaction({ lock: key("slow", fresh) }, async (tx) => {
+        await tx.client.query("SELECT pg_sleep(0.05), 'secret'");
+        await tx.client.query("SELECT 1");
+      });
+    } finally {
+      await impatient.close();
+    }
+    expect(span("holdfast.transaction").events.map(({ name, attributes }) => [name, attributes])).toEqual([
+      [
+        "holdfast.section.slow",
+        {
+          "holdfast.section.level": "broken",
+          "holdfast.held_ms": expect.any(Number),
+          "holdfast.place": expect.stringMatching(/metrics\.test\.ts:\d+:\d+$/),
+          "holdfast.slowest.statement": "SELECT pg_sleep(?), ?",
+          "holdfast.slowest.duration_ms": expect.any(Number),
+        },
+      ],
+    ]);
   });
 
   test("failures have the status and the type of the error, and no word of its message", async () => {
@@ -841,6 +866,7 @@ describe("figures", () => {
         place: undefined,
         statements: 1,
         statement: undefined,
+        slowest: undefined,
         hazards: {},
       },
       "holdfast:queue:trouble": { queue: "a", error },

@@ -18,6 +18,7 @@ import { stock } from "holdfast/stock";
 import { type Pool as MysqlPool, type RowDataPacket, createPool } from "mysql2/promise";
 import { Pool } from "pg";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { command } from "./harness/command.ts";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
 import { statements } from "./harness/mysql-text.ts";
 import { eventually } from "./harness/wait.ts";
@@ -424,5 +425,103 @@ describe.each(["mysql", "mariadb"] as const)("%s", (server) => {
       });
       await expect(hf.lease(key("new"))).rejects.toMatchObject({ code: "HF_SCHEMA_MISSING" });
     });
+  });
+});
+
+describe("limits of time that are too low for DDL", () => {
+  test("PostgreSQL: the library and the command raise them for their own transaction", async ({ skip }) => {
+    const why = unavailable("postgres");
+    skip(why !== undefined, why);
+    const database = await createDatabase("postgres");
+    const admin = new Pool({ connectionString: database.url });
+    const url = new URL(database.url);
+    url.searchParams.set("options", "-c statement_timeout=2000 -c transaction_timeout=2000");
+    const pool = new Pool({ connectionString: url.href, max: 1 });
+    const hf = holdfast(fromPg(pool));
+    try {
+      await holdfast(fromPg(admin)).migrate();
+      await admin.query("DROP FUNCTION holdfast.key");
+      const holder = await admin.connect();
+      await holder.query("BEGIN");
+      await holder.query("LOCK TABLE holdfast.migration IN ROW EXCLUSIVE MODE");
+      const both = Promise.all([hf.migrate(), command(["migrate", "--yes", "--url", url.href])]);
+      both.catch(() => {});
+      try {
+        await eventually(async () => {
+          const { rows } = await admin.query(
+            "SELECT count(*)::int AS n FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE a.datname = current_database() AND l.waitstart < clock_timestamp() - interval '3 s'",
+          );
+          expect(rows).toEqual([{ n: 2 }]);
+        });
+      } finally {
+        await holder.query("ROLLBACK");
+        holder.release();
+      }
+      const [applied, { code, err }] = await both;
+      expect(code, err).toBe(0);
+      expect([0, 1]).toContain(applied.length);
+      expect(new Set((await hf.migrations()).map(({ state }) => state))).toEqual(new Set(["applied"]));
+      const { rows } = await pool.query(
+        "SELECT current_setting('statement_timeout') AS s, current_setting('transaction_timeout') AS t, current_setting('lock_timeout') AS l",
+      );
+      expect(rows).toEqual([{ s: "2s", t: "2s", l: "0" }]);
+    } finally {
+      await hf.close();
+      await pool.end();
+      await admin.end();
+      await database.drop();
+    }
+  });
+
+  test.each(["mysql", "mariadb"] as const)("%s: they are raised, and set back", async (server) => {
+    const why = unavailable(server);
+    if (why !== undefined) return;
+    const database = await createDatabase(server);
+    const admin = createPool({ uri: database.url, connectionLimit: 4 });
+    const pool = createPool({ uri: database.url, connectionLimit: 1 });
+    const hf = holdfast(fromMysql2(pool));
+    const statement = server === "mysql" ? "max_execution_time" : "max_statement_time";
+    const limits = `@@SESSION.lock_wait_timeout AS metadata, @@SESSION.innodb_lock_wait_timeout AS row_lock, @@SESSION.${statement} + 0 AS statement`;
+    try {
+      await holdfast(fromMysql2(admin)).migrate();
+      await admin.query("DELETE FROM holdfast_migration WHERE id = 2");
+      await admin.query("ALTER TABLE holdfast_lock DROP COLUMN holder, DROP COLUMN since");
+      const migrating = await admin.getConnection();
+      const reading = await admin.getConnection();
+      await migrating.query(
+        "DO GET_LOCK(CONCAT('holdfast:', LEFT(SHA2(CONCAT(DATABASE(), ':migrate'), 256), 40)), 0)",
+      );
+      await reading.query("BEGIN");
+      await reading.query("SELECT COUNT(*) FROM holdfast_lock");
+      await pool.query(
+        `SET SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1, SESSION ${statement} = ${server === "mysql" ? 1000 : 1}`,
+      );
+      const [before] = await pool.query<RowDataPacket[]>(`SELECT ${limits}`);
+      const migrated = hf.migrate();
+      migrated.catch(() => {});
+      const waits = (state: string) =>
+        eventually(async () => {
+          const [rows] = await admin.query<RowDataPacket[]>(
+            "SELECT COUNT(*) AS n FROM /*M! information_schema. *//*!80022 performance_schema. */ processlist WHERE db = DATABASE() AND time >= 3 AND state = ?",
+            [state],
+          );
+          expect(rows).toEqual([{ n: 1 }]);
+        });
+      try {
+        await waits("User lock");
+        migrating.destroy();
+        await waits("Waiting for table metadata lock");
+      } finally {
+        migrating.destroy();
+        reading.destroy();
+      }
+      expect(await migrated).toMatchObject([{ kind: "migration", id: 2 }]);
+      expect((await pool.query<RowDataPacket[]>(`SELECT ${limits}`))[0]).toEqual(before);
+    } finally {
+      await hf.close();
+      await pool.end();
+      await admin.end();
+      await database.drop();
+    }
   });
 });

@@ -4,8 +4,8 @@ import { once } from "node:events";
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { dirname, join } from "node:path";
-import { holdfast } from "holdfast";
-import { HoldfastHealth, HoldfastModule, Limit } from "holdfast/nestjs";
+import { HoldfastError, holdfast } from "holdfast";
+import { HoldfastFilter, HoldfastHealth, HoldfastModule, Limit, problemOf } from "holdfast/nestjs";
 import { fromPg } from "holdfast/pg";
 import { queue } from "holdfast/queue";
 import { Pool } from "pg";
@@ -120,6 +120,48 @@ test("CommonJS: limits, the instance, workers, health, and an end that waits", a
     child.kill("SIGKILL");
   }
 }, 180_000);
+
+/** Of every code: what a request is answered with, as docs/errors.md has it; of the rest nothing, so that Nest answers 500. */
+test("errors and their answers", async () => {
+  await import("reflect-metadata");
+  const [, listed = ""] =
+    /## As answers over HTTP\n([\s\S]*?)\n## /.exec(readFileSync(`${root}docs/errors.md`, "utf8")) ?? [];
+  const rows = [...listed.matchAll(/^\| (\d+)( and `Retry-After`)? +\| (.*) \|$/gm)];
+  const documented = new Map(
+    rows.flatMap(([, status, again, codes = ""]) =>
+      [...codes.matchAll(/HF_\w+/g)].map(([code]) => [
+        code,
+        { status: Number(status), again: again !== undefined },
+      ]),
+    ),
+  );
+  expect(documented.size).toBeGreaterThan(25);
+  const all = new Set(readFileSync(`${root}docs/errors.md`, "utf8").match(/HF_[A-Z_]+/g));
+  expect(all.size).toBeGreaterThan(50);
+  const filter = new HoldfastFilter();
+  const metadata = Reflect as unknown as { getMetadata(name: string, of: object): (new () => unknown)[] };
+  const [caught] = metadata.getMetadata("__filterCatchExceptions__", HoldfastFilter);
+  for (const code of all) {
+    const error = new HoldfastError(code, "secret of ada", {});
+    const found = problemOf(new Error("wrapped", { cause: error }));
+    expect([code, found?.status]).toEqual([code, documented.get(code)?.status]);
+    expect([code, error instanceof (caught as never)]).toEqual([code, found !== undefined]);
+    if (!found) continue;
+    expect([code, "Retry-After" in found.headers]).toEqual([code, documented.get(code)?.again]);
+    expect(JSON.stringify(found)).not.toContain("secret");
+    const sent: unknown[] = [];
+    const note = (...what: unknown[]) => sent.push(what);
+    const response = { status: note, header: note, send: note };
+    filter.catch(error, {
+      getType: () => "http",
+      switchToHttp: () => ({ getRequest: () => ({}), getResponse: () => response }),
+    });
+    expect(sent[0]).toEqual([found.status]);
+    expect(sent.at(-1)).toEqual([found.body]);
+  }
+  expect(problemOf(new Error("mine"))).toBeUndefined();
+  expect(new Error("mine") instanceof (caught as never)).toBe(false);
+});
 
 test("what is wrong is said: no instance, no HttpException; a database that is away is down", async () => {
   expect(() => HoldfastModule.forRoot({ holdfast: {} as never })).toThrow("`holdfast` is an instance");

@@ -1,5 +1,6 @@
 /** Of a server that counts deadlocks: everything at once, from several processes, and there is none. */
-import { sql } from "holdfast";
+import { type Holdfast, LockTimeoutError, holdfast, key, sql } from "holdfast";
+import { fromMysql2 } from "holdfast/mysql2";
 import { quota } from "holdfast/quota";
 import { stock } from "holdfast/stock";
 import { execute } from "holdfast/testing";
@@ -9,9 +10,11 @@ import { unavailable } from "./harness/databases.ts";
 import { startMariadb } from "./harness/mariadb.ts";
 import { startMysql } from "./harness/mysql.ts";
 import { startWorker } from "./harness/processes.ts";
+import { type Proxy, startProxy } from "./harness/proxy.ts";
 import { random } from "./harness/random.ts";
 import { type Site, openNamed } from "./harness/sites.ts";
 import type { StartedServer } from "./harness/started-server.ts";
+import { eventually } from "./harness/wait.ts";
 import { type MixedLoadArg, type MixedLoadResult } from "./workers/mixed-load.ts";
 import { quotasOf, subjects } from "./workers/quota-random.ts";
 import { shopOf } from "./workers/stock-random.ts";
@@ -140,6 +143,126 @@ describe.each(["mariadb", "mysql"] as const)("%s", (name) => {
     } finally {
       for (const site of sites) await site.close();
     }
+  });
+
+  async function waiting(): Promise<number> {
+    const [[row]] = await connection.query<RowDataPacket[]>(
+      "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'",
+    );
+    return Number(row?.["Value"]);
+  }
+
+  /** Several instances, each behind a proxy of its own. */
+  async function proxied(database: string, waits: readonly number[]) {
+    const url = await create(database);
+    const sites = await Promise.all(
+      waits.map(async (wait) => {
+        const proxy = await startProxy({ port: Number(new URL(url).port) });
+        const pool = mysql.createPool({ uri: proxy.url(url), connectionLimit: 3 });
+        const hf: Holdfast<unknown> = holdfast(fromMysql2(pool), { wait });
+        return { hf, proxy, pool };
+      }),
+    );
+    await sites[0]?.hf.migrate();
+    return {
+      sites,
+      async [Symbol.asyncDispose]() {
+        for (const { hf, proxy, pool } of sites) {
+          proxy.thaw();
+          await hf.close();
+          await pool.end();
+          await proxy.close();
+        }
+      },
+    };
+  }
+
+  /** Resolves when the next statement with this text has been held back. */
+  function holdBack({ cutWhen }: Proxy, text: RegExp): Promise<void> {
+    const { promise, resolve } = Promise.withResolvers<void>();
+    cutWhen((direction, chunk) => {
+      if (direction !== "to-server" || !text.test(chunk.toString("latin1"))) return "pass";
+      cutWhen(undefined);
+      resolve();
+      return "hold";
+    });
+    return promise;
+  }
+
+  const shared = [
+    {
+      kind: "bucket",
+      use: (hf: Holdfast<unknown>, names: readonly string[]) => {
+        const quotas = names.map((each) => quota(hf, { name: each, limit: 100 }));
+        return quota.all(quotas).tryConsume("somebody", 1);
+      },
+    },
+    {
+      kind: "level",
+      use: (hf: Holdfast<unknown>, names: readonly string[]) =>
+        stock(hf, { name: "shared" }).apply(names.map((sku) => ({ sku, quantity: 1 }))),
+    },
+  ];
+
+  // InnoDB leaves the gap of a row that is taken back to everybody who waits for it with INSERT, and each waits for the others then.
+  test.each(shared)(
+    "a call that gives up leaves the new $kind that others wait for",
+    { timeout: 60_000 },
+    async ({ kind, use }) => {
+      await using place = await proxied(`given_up_${kind}`, [3000, 30_000, 30_000, 30_000]);
+      const [first, second, third, caller] = place.sites as [Place, Place, Place, Place];
+      type Place = (typeof place.sites)[number];
+      const insert = new RegExp(`INTO holdfast_\\w+_${kind}\\b`);
+      // All have found that there is no row, and are about to make it.
+      const giving = holdBack(first.proxy, insert);
+      const givenUp = use(first.hf, ["a", "b"]).catch((error: unknown) => error);
+      await giving;
+      const others = [];
+      for (const { hf, proxy } of [second, third]) {
+        const held = holdBack(proxy, insert);
+        others.push(use(hf, ["a"]));
+        await held;
+      }
+      const [made, end] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+      const before = await deadlocks();
+      const holding = caller.hf.transaction(async () => {
+        await use(caller.hf, ["b"]);
+        made.resolve();
+        await end.promise;
+      });
+      await made.promise;
+      first.proxy.thaw();
+      await eventually(async () => (await waiting()) === 1, { timeout: 2500 });
+      second.proxy.thaw();
+      third.proxy.thaw();
+      expect(await givenUp).toBeInstanceOf(LockTimeoutError);
+      await Promise.all(others);
+      end.resolve();
+      await holding;
+      const found = (await deadlocks()) - before;
+      expect(found, found > 0 ? await newest() : "").toBe(0);
+    },
+  );
+
+  test("a transaction that fails leaves no deadlock to those who wait for its new lock", async () => {
+    await using place = await proxied("failed", [30_000, 30_000, 30_000]);
+    const [first, ...others] = place.sites.map(({ hf }) => hf) as [Holdfast<unknown>, ...Holdfast<unknown>[]];
+    const lock = key("new");
+    const before = await deadlocks();
+    const [held, end] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+    const failing = first.transaction({ lock }, async () => {
+      held.resolve();
+      await end.promise;
+      throw new Error("on purpose");
+    });
+    await held.promise;
+    const after = others.map((hf) => hf.transaction({ lock }, async () => {}));
+    await eventually(async () => (await waiting()) === others.length);
+    end.resolve();
+    await expect(failing).rejects.toThrow("on purpose");
+    await Promise.all(after);
+    const found = (await deadlocks()) - before;
+    expect(found, found > 0 ? await newest() : "").toBe(0);
   });
 
   // The same without us must have some, or the counter would prove nothing.

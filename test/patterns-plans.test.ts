@@ -70,8 +70,8 @@ interface Plan {
   readonly whole: readonly string[];
 }
 
-/** One row for each queue, process, or batch under way: they are few, and may be read whole. */
-const few = ["holdfast_queue", "holdfast_queue_worker", "holdfast_queue_lease"];
+/** One row for each queue, process, batch or completed job under way: they are few, and may be read whole. */
+const few = ["holdfast_queue", "holdfast_queue_worker", "holdfast_queue_lease", "holdfast_queue_mark"];
 
 function planOf(file: boolean, rows: readonly Readonly<Record<string, unknown>>[]): Plan {
   const read = rows.map((row) => {

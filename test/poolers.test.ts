@@ -1,14 +1,20 @@
 /** Poolers lend sessions out in their own ways: a lock of a session is refused behind each of them, every time. */
 import { subscribe, unsubscribe } from "node:diagnostics_channel";
-import { UnsupportedError, holdfast, key } from "holdfast";
+import { type Holdfast, UnsupportedError, holdfast, key, once, sql } from "holdfast";
 import { fromPg } from "holdfast/pg";
+import { fromPostgres } from "holdfast/postgres";
+import { queue } from "holdfast/queue";
+import { quota } from "holdfast/quota";
+import { stock } from "holdfast/stock";
 import { Pool } from "pg";
+import postgres from "postgres";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { backendNamed } from "./backends.ts";
 import { type TestDatabase, createDatabase, serverUrl, unavailable } from "./harness/databases.ts";
 import { startOdyssey } from "./harness/odyssey.ts";
 import { startPgbouncer } from "./harness/pgbouncer.ts";
 import type { StartedServer } from "./harness/started-server.ts";
+import { eventually } from "./harness/wait.ts";
 
 const reason = unavailable("pgbouncer");
 
@@ -132,6 +138,26 @@ describe("in statement mode", () => {
     await database?.drop();
   });
 
+  function instanceOf(
+    client: "pg" | "postgres.js",
+    to: string,
+    max: number,
+  ): AsyncDisposable & { hf: Holdfast<unknown> } {
+    const pool = client === "pg" ? new Pool({ connectionString: to, max }) : undefined;
+    pool?.on("error", () => {});
+    const other = pool ? undefined : postgres(to, { max, prepare: false });
+    const hf: Holdfast<unknown> = other ? holdfast(fromPostgres(other)) : holdfast(fromPg(pool as Pool));
+    return {
+      hf,
+      async [Symbol.asyncDispose]() {
+        await hf.close();
+        await pool?.end();
+        // By itself postgres.js waits for a connection that was closed at BEGIN.
+        await other?.end({ timeout: 0 });
+      },
+    };
+  }
+
   const why = /A pooler in statement mode [^]*transaction mode [^]*address that leads to the server/;
 
   test.for([
@@ -157,6 +183,10 @@ describe("in statement mode", () => {
       expect(refused).toBeInstanceOf(UnsupportedError);
       expect((refused as Error).message).toMatch(why);
       expect(retries).toEqual([]);
+      const { transactionLocks, savepoints, quotas } = await hf.capabilities();
+      for (const gap of [transactionLocks, savepoints])
+        expect(gap).toMatchObject({ supported: false, why: expect.stringMatching(why) });
+      expect(quotas).toBe(true);
     } finally {
       unsubscribe("holdfast:transaction:retry", retried);
       await hf.close();
@@ -164,33 +194,81 @@ describe("in statement mode", () => {
     }
   });
 
-  test("postgres.js keeps the pooler's words to itself: what it is likely to be is told in the end", async ({
-    skip,
-  }) => {
-    skip(reason !== undefined, reason);
-    const site = await backendNamed("postgres.js").open(url);
-    const hf = holdfast(site.database);
-    try {
-      const lost = await hf.transaction({ lock: key("a") }, async () => "ran").catch((e: unknown) => e);
-      expect(lost).toMatchObject({ code: "HF_CONNECTION_LOST", message: expect.stringMatching(why) });
-    } finally {
-      await hf.close();
-      await site.close();
-    }
-  });
+  test.for([
+    ["pg", 10],
+    ["pg", 1],
+    ["postgres.js", 10],
+    ["postgres.js", 1],
+  ] as const)(
+    "%s with a pool of %i: what needs a transaction is unsupported, and what is one statement is exact",
+    async ([name, max], { skip }) => {
+      skip(reason !== undefined, reason);
+      const direct = instanceOf("pg", database.url, 1);
+      await direct.hf.migrate();
+      await direct[Symbol.asyncDispose]();
+      await using site = instanceOf(name, url, max);
+      const { hf } = site;
+      const refused = async (call: () => Promise<unknown>) => {
+        const error = await call().then(
+          () => undefined,
+          (e: unknown) => e,
+        );
+        expect(error).toMatchObject({ code: "HF_UNSUPPORTED", message: expect.stringMatching(why) });
+      };
+      // Before and after it is known.
+      await refused(() => hf.transaction((tx) => tx.query(sql`SELECT 1`)));
+      const { transactionLocks, joinedLocks, sessionLocks, sharedLocks, ...rest } = await hf.capabilities();
+      const { rowLocks, tableLocks, savepoints, once: effects, serverDeadline, commitOutcome } = rest;
+      const needing = {
+        transactionLocks,
+        joinedLocks,
+        sessionLocks,
+        sharedLocks,
+        rowLocks,
+        tableLocks,
+        savepoints,
+      };
+      for (const gap of Object.values({ ...needing, effects, serverDeadline, commitOutcome }))
+        expect(gap).toMatchObject({ supported: false, why: expect.stringMatching(why) });
+      expect(rest).toMatchObject({ isolation: [], lockIsolation: [], lockFirstIsolation: [] });
+      const exact = {
+        quotas: true,
+        stock: true,
+        queues: true,
+        schedules: true,
+        leases: true,
+        versions: true,
+      };
+      expect(rest).toMatchObject(exact);
+      for (const call of [
+        () => hf.transaction(async () => "ran"),
+        () => hf.transaction({ lock: key("a") }, async () => "ran"),
+        () => hf.tryLock(key("a"), async () => "ran"),
+        () => hf.transaction((tx) => tx.rows("holdfast.agreed", [1])),
+        () => once(hf, "event", async () => "ran"),
+        () => hf.migrate(),
+        () => hf.hold(key("a")),
+      ])
+        await refused(call);
 
-  test("session locks are refused for the same reason", async ({ skip }) => {
-    skip(reason !== undefined, reason);
-    const pool = new Pool({ connectionString: url });
-    pool.on("error", () => {});
-    const hf = holdfast(fromPg(pool));
-    try {
-      const { sessionLocks } = await hf.capabilities();
-      expect(sessionLocks).toMatchObject({ supported: false, why: expect.stringMatching(why) });
-      await expect(hf.hold(key("a"))).rejects.toThrow(why);
-    } finally {
-      await hf.close();
-      await pool.end();
-    }
-  });
+      const subject = `${name} ${max}`;
+      const uploads = quota(hf, { name: "uploads", limit: 5 });
+      const granted = await Promise.all(Array.from({ length: 12 }, () => uploads.tryConsume(subject)));
+      expect(granted.filter((each) => each.granted)).toHaveLength(5);
+      const goods = stock(hf);
+      await goods.increase(subject, 3);
+      const sold = await Promise.allSettled(Array.from({ length: 5 }, () => goods.decrease(subject, 1)));
+      expect(sold.filter(({ status }) => status === "fulfilled")).toHaveLength(3);
+      const jobs = queue<number>(hf, subject);
+      for (const n of [1, 2, 3]) await jobs.enqueue(n);
+      const done: number[] = [];
+      const worker = jobs.work(async ({ payload }) => void done.push(payload));
+      await eventually(() => done.length === 3);
+      await worker.stop();
+      expect(done.toSorted((a, b) => a - b)).toEqual([1, 2, 3]);
+      const lease = await hf.lease(key(subject));
+      expect(await hf.lease(key(subject), { wait: "skip" })).toBeUndefined();
+      await lease.release();
+    },
+  );
 });

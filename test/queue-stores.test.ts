@@ -19,6 +19,7 @@ import {
   test,
   vi,
 } from "vitest";
+import { replacing } from "./harness/catalog.ts";
 import { type TestDatabase, createDatabase, unavailable } from "./harness/databases.ts";
 import { random } from "./harness/random.ts";
 import { eventually } from "./harness/wait.ts";
@@ -462,12 +463,11 @@ describe("the functions and the generic store", () => {
     client = await pool.connect();
     // The server's clock stands still, and its coins fall as ours do, for functions and statements of this session.
     coin = vi.spyOn(Math, "random").mockReturnValue(0.25);
-    await client.query(`CREATE SCHEMA still;
-      CREATE FUNCTION still.random() RETURNS float8 LANGUAGE sql IMMUTABLE AS $$ SELECT 0.25::float8 $$;
-      CREATE FUNCTION still.clock_timestamp() RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$ SELECT ${at(now)} $$;
-      SET search_path = still, pg_catalog, public;
-      ALTER TABLE holdfast.queue_lease ALTER COLUMN since SET DEFAULT still.clock_timestamp();
-      ALTER TABLE holdfast.queue_worker ALTER COLUMN since SET DEFAULT still.clock_timestamp()`);
+    await client.query(`BEGIN; ${replacing("random", "", "float8", "still.clock", "0.25")};
+      ${replacing("clock_timestamp", "", "timestamptz", "still.clock", at(now))};
+      ALTER TABLE holdfast.queue_lease ALTER COLUMN since SET DEFAULT clock_timestamp();
+      ALTER TABLE holdfast.queue_worker ALTER COLUMN since SET DEFAULT clock_timestamp();
+      COMMIT; SET still.clock = 'yes'`);
     const functions = fromPg(pool);
     connection = functions.join(client);
     stores.push(["functions", functions.engine.queues as Store]);
@@ -476,9 +476,7 @@ describe("the functions and the generic store", () => {
 
   afterAll(async () => {
     coin?.mockRestore();
-    await client?.query(`RESET search_path;
-      ALTER TABLE holdfast.queue_lease ALTER COLUMN since SET DEFAULT clock_timestamp();
-      ALTER TABLE holdfast.queue_worker ALTER COLUMN since SET DEFAULT clock_timestamp()`);
+    await client?.query("RESET still.clock");
     client?.release();
   });
 

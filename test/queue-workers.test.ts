@@ -262,6 +262,23 @@ describe("a transactional job that fails", () => {
   });
 });
 
+test("workers of serializable instances refuse each other, which is no job's fault", async () => {
+  const two = [0, 1].map(() => holdfast(fromPg(pool), { isolation: "serializable" }));
+  const name = named();
+  const queues = two.map((each) => queue<number>(each, name, { retries: 0 }));
+  const [q] = queues as [Queue<number>];
+  await q.enqueueMany(upTo(300).map((payload) => ({ payload, ...(payload % 3 === 0 && { group: "g" }) })));
+  const troubles: unknown[] = [];
+  const onTrouble = (error: unknown) => void troubles.push(error);
+  for (const each of queues)
+    workers.push(each.work(() => {}, { transactional: true, concurrency: 6, onTrouble }));
+  await eventually(() => empty(q));
+  expect(troubles).toEqual([]);
+  expect(await q.failed()).toEqual([]);
+  await Promise.all(workers.splice(0).map((worker) => worker.stop()));
+  await Promise.all(two.map((each) => each.close()));
+});
+
 describe("groups of transactional jobs", () => {
   test("one tenant's many jobs do not hold up another's one", async () => {
     const q = queue<string>(hf, named());
@@ -409,7 +426,7 @@ describe("payloads", () => {
 describe("much to do at once", () => {
   async function failed(count: number): Promise<Queue<number>> {
     const q = queue<number>(hf, named());
-    await q.counts();
+    await q.resume();
     await pool.query(
       `INSERT INTO holdfast.queue_failed (queue, id, priority, attempt, at, failed_at, payload, error)
         SELECT q.id, nextval('holdfast.queue_job_id'), 0, 1, now(), now() - interval '1 hour', n::text, 'no'

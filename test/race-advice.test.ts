@@ -24,7 +24,8 @@ describe.each(["postgres", "postgresOld"] as const)("on %s", (server) => {
     CREATE TABLE job (id serial PRIMARY KEY, taken_by text);
     CREATE TABLE done (job int NOT NULL);
     CREATE TABLE account (id text PRIMARY KEY, balance int NOT NULL);
-    CREATE TABLE person (email text CONSTRAINT person_email UNIQUE);`);
+    CREATE TABLE person (email text CONSTRAINT person_email UNIQUE);
+    CREATE TABLE "User" (id int PRIMARY KEY, credit int NOT NULL);`);
   });
 
   afterAll(async () => {
@@ -34,7 +35,7 @@ describe.each(["postgres", "postgresOld"] as const)("on %s", (server) => {
 
   const reset = () =>
     pool.query(`DELETE FROM upload; DELETE FROM stock; DELETE FROM job; DELETE FROM done; DELETE FROM account; DELETE FROM person;
-    INSERT INTO stock VALUES ('pen', 1); INSERT INTO job (id) VALUES (1), (2); INSERT INTO account VALUES ('a', 10), ('b', 10)`);
+    DELETE FROM "User"; INSERT INTO "User" VALUES (1, 10); INSERT INTO stock VALUES ('pen', 1); INSERT INTO job (id) VALUES (1), (2); INSERT INTO account VALUES ('a', 10), ('b', 10)`);
 
   async function one(query: string, db: Pick<Pool, "query"> = pool): Promise<number> {
     return Number((await db.query(query)).rows[0]?.n);
@@ -181,6 +182,100 @@ describe.each(["postgres", "postgresOld"] as const)("on %s", (server) => {
       (results) =>
         expect(Object.values(results).map(({ status }) => status)).toEqual(["fulfilled", "fulfilled"]),
       /^The UNIQUE constraint person_email refused the second one, as it should, and nobody expected that: INSERT INTO person … ON CONFLICT DO NOTHING/,
+    ],
+    [
+      "a lock that is taken after the reading",
+      () =>
+        inTransaction(async (client) => {
+          const n = await one(uploaded, client);
+          await client.query("SELECT pg_advisory_xact_lock(7)");
+          if (n + 60 <= 100) await client.query(upload);
+        }),
+      fits,
+      /^pg_advisory_xact_lock\(7\) \(step \d+\) was taken after upload had been read \(step \d+\): others could write in between\. Take the lock first, then read\.$/,
+    ],
+    [
+      "a row that is locked after it was read",
+      () =>
+        inTransaction(async (client) => {
+          const n = await one("SELECT qty AS n FROM stock WHERE id = 'pen'", client);
+          await client.query("SELECT 1 FROM stock WHERE id = 'pen' FOR UPDATE");
+          await client.query("UPDATE stock SET qty = $1 WHERE id = 'pen'", [n + 1]);
+        }),
+      async () => expect(await one("SELECT qty AS n FROM stock WHERE id = 'pen'")).toBe(3),
+      /^FOR UPDATE on stock \(step \d+\) was taken after stock had been read \(step \d+\).*decide by what the locking statement returns\.$/,
+    ],
+    [
+      "a lock at REPEATABLE READ",
+      () =>
+        inTransaction(async (client) => {
+          await client.query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ");
+          await client.query("SELECT pg_advisory_xact_lock(7)");
+          if ((await one(uploaded, client)) + 60 <= 100) await client.query(upload);
+        }),
+      fits,
+      /^pg_advisory_xact_lock\(7\) \(step \d+\) was held, but the transaction reads upload \(step \d+\) as it was in step \d+, before it had the lock: at REPEATABLE READ/,
+    ],
+    [
+      "a lock of the session that is given back before COMMIT",
+      () =>
+        inTransaction(async (client) => {
+          await client.query("SELECT pg_advisory_lock(7)");
+          try {
+            if ((await one(uploaded, client)) + 60 <= 100) await client.query(upload);
+          } finally {
+            await client.query("SELECT pg_advisory_unlock(7)");
+          }
+        }),
+      fits,
+      /^pg_advisory_lock\(7\) \(step \d+\) was given back \(step \d+\) before COMMIT \(step \d+\): until then others do not see what was written to upload\./,
+    ],
+    [
+      "a lock through the pool, beside the transaction",
+      () =>
+        inTransaction(async (client) => {
+          await pool.query("SELECT pg_advisory_xact_lock(7)");
+          if ((await one(uploaded, client)) + 60 <= 100) await client.query(upload);
+        }),
+      fits,
+      /^pg_advisory_xact_lock\(7\) \(step \d+\) was sent through a pool, over another connection than the transaction that began in step \d+/,
+    ],
+    [
+      "a name that needs its quotes",
+      async () => {
+        const n = await one('SELECT credit AS n FROM "public"."User" WHERE "User"."id" = 1');
+        await pool.query('UPDATE "public"."User" SET credit = $1 WHERE id = 1', [n - 1]);
+      },
+      async () => expect(await one('SELECT credit AS n FROM "User"')).toBe(8),
+      /UPDATE "User" SET n = .*tx\.rows\("User", \[id\]\)/,
+    ],
+    [
+      "no UNIQUE where there is one",
+      async (actor) => {
+        if ((await one("SELECT count(*) AS n FROM person")) === 0)
+          await pool.query("INSERT INTO person VALUES ($1) ON CONFLICT (email) DO NOTHING", [actor]);
+      },
+      async () => expect(await one("SELECT count(*) AS n FROM person")).toBe(1),
+      /^Rows that are not there yet cannot be locked: take a lock for what is checked \(hf\.transaction\(\{ lock: key\("person", id\) \}, …\)\)\.$/,
+    ],
+    [
+      "no UNIQUE for a sum",
+      async () => {
+        if ((await one(uploaded)) + 60 <= 100) await pool.query(upload);
+      },
+      fits,
+      /^Rows that are not there yet cannot be locked: take a lock for what is checked [^,]*, id\) \}, …\)\)\.$/,
+    ],
+    [
+      "a deadlock on one row that both share first",
+      () =>
+        inTransaction(async (client) => {
+          await client.query("SELECT qty FROM stock WHERE id = 'pen' FOR SHARE");
+          await client.query("UPDATE stock SET qty = qty + 1 WHERE id = 'pen'");
+        }),
+      (results) =>
+        expect(Object.values(results).map(({ status }) => status)).toEqual(["fulfilled", "fulfilled"]),
+      /^Both share a row of stock \(FOR SHARE\), and then each wants to write it/,
     ],
   ])("%s", async (_, act, invariant, sentence) => {
     const found = await report(act, invariant);
@@ -422,11 +517,77 @@ describe.each(["mariadb", "mysql"] as const)("on %s", (server) => {
         expect(Object.values(results).map(({ status }) => status)).toEqual(["fulfilled", "fulfilled"]),
       /^The UNIQUE constraint (person\.)?person_email refused the second one, as it should/,
     ],
+    [
+      "a lock that is taken after the reading",
+      () =>
+        sql.connected(async (on) => {
+          const n = await on.number(sum);
+          await on.rows("SELECT GET_LOCK('upload', 10)");
+          if (n + 60 <= 100) await on.rows(add);
+          await on.rows("SELECT RELEASE_LOCK('upload')");
+        }),
+      within,
+      /^GET_LOCK\('upload'\) \(step \d+\) was taken after upload had been read \(step \d+\)/,
+    ],
+    [
+      "a lock that is given back before COMMIT",
+      () =>
+        sql.connected(async (on) => {
+          await on.rows("SELECT GET_LOCK('upload', 10)");
+          await on.rows("BEGIN");
+          if ((await on.number(sum)) + 60 <= 100) await on.rows(add);
+          await on.rows("SELECT RELEASE_LOCK('upload')");
+          await on.rows("COMMIT");
+        }),
+      within,
+      /^GET_LOCK\('upload'\) \(step \d+\) was given back \(step \d+\) before COMMIT \(step \d+\)/,
+    ],
+    [
+      "a lock in a transaction that has read something before",
+      () =>
+        sql.connected(async (on) => {
+          await on.rows("BEGIN");
+          await on.number("SELECT qty FROM stock WHERE id = 'pen'");
+          await on.rows("SELECT GET_LOCK('upload', 10)");
+          if ((await on.number(sum)) + 60 <= 100) await on.rows(add);
+          await on.rows("COMMIT");
+          await on.rows("SELECT RELEASE_LOCK('upload')");
+        }),
+      within,
+      /^GET_LOCK\('upload'\) \(step \d+\) was held, but the transaction reads upload \(step \d+\) as it was in step \d+/,
+    ],
+    [
+      "a deadlock on one row that both share first",
+      () =>
+        sql.transaction(async (on) => {
+          await on.rows("SELECT qty FROM stock WHERE id = 'pen' LOCK IN SHARE MODE");
+          await on.rows("UPDATE stock SET qty = qty + 1 WHERE id = 'pen'");
+        }),
+      (results) =>
+        expect(Object.values(results).map(({ status }) => status)).toEqual(["fulfilled", "fulfilled"]),
+      /^Both share a row of stock/,
+    ],
+    [
+      "a deadlock on a gap",
+      (actor) =>
+        sql.transaction(async (on) => {
+          await on.rows(`SELECT qty FROM stock WHERE id = 'zoom${actor}' FOR UPDATE`);
+          await on.rows(`INSERT INTO stock VALUES ('zoom${actor}', 1)`);
+        }),
+      (results) =>
+        expect(Object.values(results).map(({ status }) => status)).toEqual(["fulfilled", "fulfilled"]),
+      /^Both locked a row of stock that is not there: what they have is the gap/,
+    ],
   ])("%s", async (_, act, invariant, sentence) => {
     const found = await explore("advice", {
       db: sql.db,
       reset: () =>
-        sql.script("DELETE FROM upload", "DELETE FROM person", "REPLACE INTO stock VALUES ('pen', 1)"),
+        sql.script(
+          "DELETE FROM upload",
+          "DELETE FROM person",
+          "DELETE FROM stock",
+          "INSERT INTO stock VALUES ('pen', 1)",
+        ),
       actors: { A: () => act("A"), B: () => act("B") },
       invariant,
     });

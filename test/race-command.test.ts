@@ -1,16 +1,22 @@
 /** `holdfast race`, as people start it. */
 import { spawn } from "node:child_process";
-import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { cpSync, existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import type { Turn } from "holdfast/testing";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { annotation } from "../packages/cli/src/race/annotations.ts";
 import { draw } from "../packages/cli/src/race/draw.ts";
+import { findingOf, placeIn } from "../packages/cli/src/race/findings.ts";
+import { junitReport } from "../packages/cli/src/race/junit.ts";
 import { releaseOf, transactions } from "../packages/cli/src/race/lanes.ts";
+import { type Outcome as Result, couldNotRun } from "../packages/cli/src/race/outcome.ts";
 import { testText } from "../packages/cli/src/race/regression.ts";
+import { schedules } from "../packages/cli/src/race/schedules.ts";
 import { escape, wrap } from "../packages/cli/src/race/text.ts";
 import { type TestDatabase, createDatabase } from "./harness/databases.ts";
+import { noPsycopg } from "./harness/python.ts";
 
 const root = fileURLToPath(new URL("../", import.meta.url));
 const quota = "test/races/command/quota.ts";
@@ -35,7 +41,7 @@ interface Outcome {
 }
 
 async function race(args: readonly string[], env: NodeJS.ProcessEnv = {}): Promise<Outcome> {
-  const { HOLDFAST_URL: _, DATABASE_URL: __, DEBUG: ___, ...rest } = process.env;
+  const { HOLDFAST_URL: _, DATABASE_URL: __, DEBUG: ___, GITHUB_ACTIONS: ____, ...rest } = process.env;
   const child = spawn(
     process.execPath,
     ["--conditions=holdfast-source", "packages/cli/src/bin.ts", "race", ...args],
@@ -65,6 +71,16 @@ const reports = ({ code, out, err }: Outcome): { code: number | null; told: Told
   expect(out, err).toMatch(/^\{.*\}\n$/);
   return { code, told: (JSON.parse(out) as { scenarios: Told[] }).scenarios };
 };
+
+test("--proxy: an application in another process", async ({ skip }) => {
+  skip(noPsycopg() !== undefined, noPsycopg());
+  const { code, told } = reports(await raceHere("test/races/command/proxied.ts", "--proxy", "0", "--json"));
+  expect(told).toMatchObject([
+    { name: "locked", status: "ok", coverage: "exhaustive" },
+    { name: "naive", status: "race", replay: "A2B4A2" },
+  ]);
+  expect(code).toBe(1);
+});
 
 describe("a file with a race in it", () => {
   test("shows the schedule and how to run it again, and writes a page", async () => {
@@ -186,6 +202,275 @@ describe("a file with a race in it", () => {
     const nave = await raceHere(quota, "--only", "nave");
     expect(nave).toMatchObject({ code: 2, out: "" });
     expect(nave.err).toContain("has no scenario nave; it has locked, naive");
+  });
+});
+
+/** As far as an XML parser would refuse it: elements that do not end, characters and references that may not be there. */
+function expectWellFormed(xml: string): void {
+  // oxlint-disable-next-line no-control-regex -- these are what is looked for.
+  expect(xml).not.toMatch(/[\u0000-\u0008\u000b\u000c\u000e-\u001f]|&(?!(?:lt|gt|amp|quot|#39|#10);)/);
+  const open: string[] = [];
+  const body = xml.replace(/^<\?xml [^?]*\?>\n/, "");
+  const tag = /<(\/?)([\w-]+)((?: [\w:-]+="[^"<]*")*)(\/?)>/y;
+  for (let at = body.indexOf("<"); at >= 0; at = body.indexOf("<", tag.lastIndex)) {
+    tag.lastIndex = at;
+    const [found, ends, name = "", , empty] = tag.exec(body) ?? [];
+    expect(found, body.slice(at, at + 60)).toBeDefined();
+    if (ends) expect(open.pop()).toBe(name);
+    else if (!empty) open.push(name);
+  }
+  expect(open).toEqual([]);
+}
+
+const attributesOf = (tag: string) =>
+  Object.fromEntries([...tag.matchAll(/ ([\w-]+)="([^"]*)"/g)].map(([, name, value]) => [name, value]));
+const elements = (xml: string, name: string) =>
+  [...xml.matchAll(new RegExp(`<${name}[ >][^>]*`, "g"))].map(([tag]) => attributesOf(tag));
+
+interface SarifRun {
+  readonly tool: { readonly driver: { readonly name: string; readonly rules: { readonly id: string }[] } };
+  readonly invocations: readonly object[];
+  readonly automationDetails: { readonly id: string };
+  readonly results: readonly {
+    readonly ruleId: string;
+    readonly ruleIndex: number;
+    readonly level: string;
+    readonly message: { readonly text: string };
+    readonly locations: readonly { readonly physicalLocation: object }[];
+    readonly codeFlows?: readonly {
+      readonly threadFlows: readonly {
+        readonly id: string;
+        readonly locations: { executionOrder: number }[];
+      }[];
+    }[];
+  }[];
+}
+
+function sarif(file: string): SarifRun {
+  const { $schema, version, runs } = JSON.parse(readFileSync(file, "utf8"));
+  expect({ $schema, version, runs: runs.length }).toEqual({
+    $schema: "https://json.schemastore.org/sarif-2.1.0.json",
+    version: "2.1.0",
+    runs: 1,
+  });
+  const run: SarifRun = runs[0];
+  for (const { ruleId, ruleIndex, level } of run.results) {
+    expect(run.tool.driver.rules[ruleIndex]?.id).toBe(ruleId);
+    expect(level).toMatch(/^(?:error|warning)$/);
+  }
+  return run;
+}
+
+describe("reports for CI", () => {
+  const line =
+    1 +
+    readFileSync(join(root, quota), "utf8")
+      .split("\n")
+      .findIndex((text) => text.includes("client.query<{ used"));
+
+  test("a race: JUnit, SARIF, SVG and annotations name the read that was stale", async () => {
+    const [xml, json, drawn] = [
+      join(folder, "ci/race.xml"),
+      join(folder, "race.sarif"),
+      join(folder, "drawn"),
+    ];
+    const args = [quota, "--junit", xml, "--sarif", json, "--svg", drawn];
+    const { code, out, err } = await race(args, { DATABASE_URL: database.url, GITHUB_ACTIONS: "true" });
+    expect(code, err).toBe(1);
+    for (const file of [xml, json, join(drawn, "naive.svg")]) expect(err).toContain(`Report: ${file}\n`);
+
+    const place = `file=${quota},line=${line},col=`;
+    expect(out.match(/^::.*$/gm)).toEqual([
+      expect.stringMatching(
+        /^::error file=[^,]*,line=\d+,col=\d+,title=Lost update on person%3A naive::2 uploads/,
+      ),
+    ]);
+    expect(out).toContain(`::error ${place}`);
+    expect(out).toMatch(/ 1%0A%0ADecide in the write itself .*%0Aholdfast race .* --replay 'A2B4A2'\n/);
+
+    const junit = readFileSync(xml, "utf8");
+    expectWellFormed(junit);
+    const counts = {
+      tests: "2",
+      failures: "1",
+      errors: "0",
+      skipped: "0",
+      time: expect.stringMatching(/^\d+\.\d{3}$/),
+    };
+    expect(elements(junit, "testsuites")).toEqual([{ name: "holdfast race", ...counts }]);
+    expect(elements(junit, "testsuite")).toEqual([{ name: quota, ...counts }]);
+    expect(elements(junit, "testcase")).toMatchObject([
+      { name: "quota with its row locked", classname: quota, file: quota },
+      { name: "naive", classname: quota, file: quota },
+    ]);
+    expect(elements(junit, "failure")).toEqual([
+      { message: "Lost update on person: naive", type: "lost-update" },
+    ]);
+    expect(junit).toContain("--replay &#39;A2B4A2&#39;</failure>");
+
+    const { tool, invocations, automationDetails, results } = sarif(json);
+    expect(tool.driver).toMatchObject({ name: "holdfast race", rules: [{ id: "lost-update" }] });
+    expect(invocations).toEqual([{ executionSuccessful: true, exitCode: 1 }]);
+    expect(automationDetails).toEqual({ id: `holdfast-race/${quota}/` });
+    expect(results).toMatchObject([
+      {
+        level: "error",
+        message: {
+          text: expect.stringContaining("Lost update on person: naive\n2 uploads of 60 fit into 100"),
+        },
+        locations: [
+          {
+            physicalLocation: {
+              artifactLocation: { uri: quota, uriBaseId: "%SRCROOT%" },
+              region: { startLine: line, startColumn: expect.any(Number) },
+            },
+          },
+        ],
+        partialFingerprints: { "holdfastRace/v1": "naive:lost-update" },
+      },
+    ]);
+    const flows = results[0]?.codeFlows?.[0]?.threadFlows ?? [];
+    expect(
+      flows.map(({ id, locations }) => [id, locations.map(({ executionOrder }) => executionOrder)]),
+    ).toEqual([
+      ["A", [1, 2, 7, 8]],
+      ["B", [3, 4, 5, 6]],
+    ]);
+
+    const svg = readFileSync(join(drawn, "naive.svg"), "utf8");
+    expectWellFormed(svg);
+    expect(svg).toMatch(/^<svg xmlns="http:\/\/www\.w3\.org\/2000\/svg" /);
+    expect(svg).toContain("prefers-color-scheme: dark");
+    expect(svg).toContain("Lost update on person");
+    expect(svg).toContain("◄ stale: it changed before it was used");
+    expect(svg.replace("http://www.w3.org/2000/svg", "")).not.toMatch(
+      /<script|https?:|href=|@import|@font-face|url\((?!#)/,
+    );
+  });
+
+  test("what could not run is an error, and what was not run is skipped", async () => {
+    const [xml, json] = [join(folder, "error.xml"), join(folder, "error.sarif")];
+    const objects = "test/races/command/objects.ts";
+    const args = [objects, "--bail", "--json", "--annotations", "--junit", xml, "--sarif", json];
+    const outcome = await raceHere(...args, "--svg", join(folder, "none.svg"));
+    expect(reports(outcome).code).toBe(2);
+    // Stdout is one document.
+    expect(outcome.err).toMatch(
+      /^::error file=test\/races\/command\/objects\.ts,line=1,col=1,title=Could not run%3A alone::.*two actors/m,
+    );
+    const junit = readFileSync(xml, "utf8");
+    expectWellFormed(junit);
+    expect(elements(junit, "testsuites")).toMatchObject([
+      { tests: "2", failures: "0", errors: "1", skipped: "1" },
+    ]);
+    expect(elements(junit, "error")).toEqual([{ message: "Could not run: alone", type: "could-not-run" }]);
+    expect(junit).toMatch(/name="likes of a post" [^>]*><skipped\/>/);
+    const { results, invocations } = sarif(json);
+    expect(results).toMatchObject([{ ruleId: "could-not-run", level: "error" }]);
+    expect(invocations).toEqual([{ executionSuccessful: false, exitCode: 2 }]);
+    expect(existsSync(join(folder, "none.svg"))).toBe(false);
+  });
+
+  test("less coverage than was asked for is a failure, with what was never interleaved", async () => {
+    const [xml, json, html] = [
+      join(folder, "less.xml"),
+      join(folder, "less.sarif"),
+      join(folder, "less.html"),
+    ];
+    const args = [
+      quota,
+      "--only",
+      "naive",
+      "--preemptions",
+      "0",
+      "--junit",
+      xml,
+      "--sarif",
+      json,
+      "--html",
+      html,
+      "--json",
+    ];
+    const env = { DATABASE_URL: database.url, GITHUB_ACTIONS: "true" };
+    const { code, out, err } = await race([...args, "--min-coverage", "1"], env);
+    expect(code).toBe(2);
+    expect(err).toMatch(
+      /^::warning .*title=Not enough orders were tried%3A naive::.*3 pairs of statements were never interleaved/m,
+    );
+    expect(elements(readFileSync(xml, "utf8"), "failure")).toMatchObject([{ type: "coverage" }]);
+    expect(sarif(json).results).toMatchObject([{ ruleId: "coverage", level: "warning" }]);
+    const pairs = [
+      ["SELECT", "UPDATE"],
+      ["UPDATE", "SELECT"],
+      ["UPDATE", "UPDATE"],
+    ].map((texts) => ({
+      table: "person",
+      statements: texts.map((text, i) => ({
+        actor: "AB"[i],
+        statement: expect.stringMatching(`^${text} `),
+        place: expect.stringMatching(/quota\.ts:\d+:\d+$/),
+      })),
+    }));
+    expect(JSON.parse(out).scenarios).toMatchObject([
+      { error: { name: "CoverageError", unexplored: pairs } },
+    ]);
+    expect(readFileSync(html, "utf8")).toContain("3 pairs of statements never interleaved");
+
+    const passed = await race([...args, "--min-coverage", "0", "--no-annotations"], env);
+    expect(passed.err).not.toContain("::");
+    expect(passed.code).toBe(0);
+    expect(JSON.parse(passed.out).scenarios).toMatchObject([{ status: "ok", unexplored: pairs }]);
+    expect(readFileSync(html, "utf8")).toMatch(
+      /<th scope="row">person<\/th><td><strong>A<\/strong> <code>SELECT used/,
+    );
+  });
+
+  test("the picture in docs/races.md is what the command draws", async () => {
+    const file = join(folder, "race.svg");
+    const { code, err } = await raceHere("examples/race/scenarios.ts", "--only", "naive", "--svg", file);
+    expect(code, err).toBe(1);
+    await expect(readFileSync(file, "utf8")).toMatchFileSnapshot(join(root, "docs/race.svg"));
+  });
+
+  test("each race has its picture", () => {
+    const turns = [turn(1, "A", "BEGIN")];
+    const found = (key: string, ok = false) =>
+      ({
+        key,
+        name: key,
+        status: ok ? "ok" : "race",
+        report: { ok, turns, actors: ["A"] },
+      }) as unknown as Result;
+    const outcomes = [
+      found("fine", true),
+      found("one"),
+      found("two/../3"),
+      couldNotRun({ key: "x", name: "x" }, ""),
+    ];
+    expect(Object.keys(schedules("a/b.svg", outcomes))).toEqual(["a/b.svg", "a/b-two-..-3.svg"]);
+    expect(Object.keys(schedules("a", outcomes))).toEqual([join("a", "one.svg"), join("a", "two-..-3.svg")]);
+    expect(schedules("a.svg", [found("<b>")])["a.svg"]).toContain("✗ &lt;b&gt;");
+  });
+
+  test("whatever names and messages hold, no report is broken by it", () => {
+    const evil = couldNotRun(
+      { key: "a", name: 'a, "b": <c>\n100%\u0000' },
+      new Error("\u001b[31mred\u001b[39m & ]]> \u0007\r\n::error::50%"),
+    );
+    const xml = junitReport("x.ts", [evil], ["<d>\u001b[1m"]);
+    expectWellFormed(xml);
+    expect(elements(xml, "testcase").map(({ name }) => name)).toEqual([
+      "a, &quot;b&quot;: &lt;c&gt;&#10;100%\u{fffd}",
+      "&lt;d&gt;",
+    ]);
+    expect(xml).toContain(">red &amp; ]]&gt; \u{fffd}");
+    const finding = findingOf("x,y.ts", evil);
+    expect(finding && annotation(finding)).toBe(
+      '::error file=x%2Cy.ts,line=1,col=1,title=Could not run%3A a%2C "b"%3A <c>%0A100%25\u0000::red & ]]> \u0007%0D%0A::error::50%25',
+    );
+    // Not in the repository: a place that no tool could show.
+    expect(placeIn("/elsewhere/a.ts:1:2")).toBeUndefined();
+    expect(placeIn(`${join(root, "test/a b.ts")}:3:4`)).toEqual({ file: "test/a b.ts", line: 3, column: 4 });
   });
 });
 

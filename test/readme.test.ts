@@ -39,6 +39,17 @@ test("its chart is made of what the bench has drawn", () => {
   expect(read(file)).toBe(wanted);
 });
 
+test("its first screen has the two commands that do everything, and CI runs the second one", () => {
+  const screen = read("README.md").split("\n").slice(0, 24);
+  const commands = screen
+    .filter((line) => line.startsWith("npm ci"))
+    .map((line) => line.replace(/\s+#.*$/, ""));
+  expect(commands).toEqual(["npm ci && npm start", "npm ci && npm test"]);
+  expect(read(".ci/run").trim().split("\n").at(-1)).toBe(commands[1]);
+  const { scripts } = JSON.parse(read("package.json")) as { scripts: Record<string, string> };
+  expect(Object.keys(scripts)).toEqual(expect.arrayContaining(["start", "test"]));
+});
+
 test("npm shows the same text, with links that lead to the repository", async () => {
   const file = "packages/holdfast/README.md";
   const wanted = await format(absolute(read("README.md")), {
@@ -79,6 +90,6 @@ describe.each(["holdfast", "cli"])("packages/%s", (name) => {
 });
 
 test("the README is short: what there is besides is in docs/overview.md", () => {
-  expect(read("README.md").split("\n").length).toBeLessThan(120);
+  expect(read("README.md").split("\n").length).toBeLessThan(130);
   expect(read("docs/overview.md").match(/^- /gm)?.length).toBeGreaterThan(24);
 });

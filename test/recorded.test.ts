@@ -11,6 +11,15 @@ const why = unavailable("postgres");
 const recorded = (name: string): Recorded =>
   JSON.parse(readFileSync(join(root, "site/schedules", `${name}.json`), "utf8"));
 
+/** Whom the server ends to break a deadlock depends on who is first to look, so on the machine: then it does not matter who ended how. */
+function stepsOf({ turns }: Recorded): readonly string[] {
+  const steps = turns.map(({ actor, statement }) => `${actor}: ${statement}`);
+  const isDeadlock = turns.some(({ error }) => error?.includes("deadlock"));
+  return isDeadlock
+    ? steps.map((step) => step.replace(/^\w+: (?:COMMIT|ROLLBACK)$/, "the end of one"))
+    : steps;
+}
+
 test.for(names)("%s breaks its rule, in that order", { timeout: 180_000 }, async (name, { skip }) => {
   skip(why !== undefined, why);
   const database = await createDatabase("postgres");
@@ -19,9 +28,7 @@ test.for(names)("%s breaks its rule, in that order", { timeout: 180_000 }, async
     const then = recorded(name);
     expect(now.anomaly).toBe(then.anomaly);
     expect(now.error).toBe(then.error);
-    expect(now.turns.map(({ actor, statement }) => `${actor}: ${statement}`)).toEqual(
-      then.turns.map(({ actor, statement }) => `${actor}: ${statement}`),
-    );
+    expect(stepsOf(now)).toEqual(stepsOf(then));
     expect(Object.keys(now)).toEqual(Object.keys(then));
   } finally {
     await database.drop();

@@ -188,6 +188,27 @@ test("a snapshot that is older than the lock is an error, and the transaction is
   await expect(never).rejects.toThrow(SerializationError);
 });
 
+test("columns of types that compare in a way of their own", async () => {
+  await psql.query("CREATE EXTENSION IF NOT EXISTS citext");
+  await psql.query("CREATE DOMAIN handle AS citext; CREATE TYPE mood AS ENUM ('calm', 'cross')");
+  await psql.query(
+    "CREATE TABLE feeling (who handle, nick citext, mood mood, since tstzrange, of uuid, version int NOT NULL DEFAULT 0, PRIMARY KEY (who, nick))",
+  );
+  await psql.query(
+    "INSERT INTO feeling VALUES ('Ada', 'Countess', 'calm', '[2026-01-01,)', gen_random_uuid())",
+  );
+  await hf.transaction(async (tx) => {
+    expect(await tx.rows("feeling", [{ who: "ADA", nick: "countess" }])).toHaveLength(1);
+    const calm = { nick: ["COUNTESS"], mood: "calm", since: "[2026-01-01,)" };
+    expect(await tx.rows("feeling", calm, { orderBy: "who", limit: 1 })).toHaveLength(1);
+  });
+  const feelings = versioned(hf, "feeling");
+  expect(await feelings.update({ who: "ada", nick: "COUNTESS" }, () => ({ mood: "cross" }))).toMatchObject({
+    who: "Ada",
+    mood: "cross",
+  });
+});
+
 test("schemas, and names that need quotes", async () => {
   await psql.query(`CREATE TABLE shop."Order Line" ("orderId" bigint, "No" smallint, "isOpen" boolean NOT NULL DEFAULT true,
     placed timestamptz NOT NULL DEFAULT '2026-01-01Z', tags text[] NOT NULL DEFAULT '{}', doc jsonb, price numeric(10,2),

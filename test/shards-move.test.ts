@@ -176,7 +176,7 @@ describe("where it cannot be followed", () => {
     const name = named();
     await quota(shards, { name, limit: 10 }).consume("t");
     await shards.move("t", { to: 1, quotas: [name] });
-    const alone = quota(holdfast(databases[0] as PgDatabase), { name, limit: 10 });
+    const alone = quota(holdfast(databases[0] as PgDatabase, { oneShard: true }), { name, limit: 10 });
     for (const call of [() => alone.consume("t"), () => alone.peek("t"), () => alone.history("t")])
       await expect(call()).rejects.toThrow(/was moved to another shard/);
   });
@@ -185,7 +185,10 @@ describe("where it cannot be followed", () => {
     const name = named();
     const q = quota(shards, { name, limit: 10 });
     await q.consume("t");
-    await quota(holdfast(databases[1] as PgDatabase), { name, limit: 10 }).consume("t", 2);
+    await quota(holdfast(databases[1] as PgDatabase, { oneShard: true }), { name, limit: 10 }).consume(
+      "t",
+      2,
+    );
     await expect(shards.move("t", { to: 1, quotas: [name] })).rejects.toThrow(
       /counts on the other shard too/,
     );

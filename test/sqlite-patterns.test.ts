@@ -1,4 +1,5 @@
 /** What is particular to patterns on SQLite, beyond what every backend promises. */
+import { subscribe, unsubscribe } from "node:diagnostics_channel";
 import { setTimeout as sleep } from "node:timers/promises";
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
@@ -6,7 +7,7 @@ import { join } from "node:path";
 import { DatabaseSync } from "node:sqlite";
 import { createClient } from "@libsql/client";
 import Sqlite from "better-sqlite3";
-import { type Holdfast, holdfast, sql } from "holdfast";
+import { type Holdfast, holdfast, key, sql } from "holdfast";
 import { fromBetterSqlite3 } from "holdfast/better-sqlite3";
 import { fromLibsql } from "holdfast/libsql";
 import { fromNodeSqlite } from "holdfast/node-sqlite";
@@ -173,4 +174,104 @@ test("a worker with enough to do lets timers have their turn", async () => {
   clearInterval(timer);
   await worker.stop();
   expect(ticks).toBeGreaterThan(2);
+});
+
+describe.each(["better-sqlite3", "node:sqlite"])("%s: the app writes with a handle of its own", (client) => {
+  /**
+   * With the same copy of SQLite: the locks of two in one process do not see each other. It does not wait: it is refused where
+   * others would wait for the writer, and the whole process with them.
+   */
+  function appOn(path: string) {
+    const app: Pick<DatabaseSync, "exec" | "prepare" | "close"> =
+      client === "node:sqlite"
+        ? new DatabaseSync(path, { timeout: 0 })
+        : (new Sqlite(path, { timeout: 0 }) as never);
+    app.exec("PRAGMA journal_mode = WAL");
+    app.exec("CREATE TABLE effect (id integer PRIMARY KEY)");
+    const insert = app.prepare("INSERT INTO effect DEFAULT VALUES");
+    const counts = { written: 0, refused: 0 };
+    const write = () => {
+      try {
+        insert.run();
+        counts.written++;
+      } catch {
+        counts.refused++;
+      }
+    };
+    return { app, counts, write };
+  }
+  const open = () =>
+    holdfast(
+      client === "node:sqlite"
+        ? fromNodeSqlite(() => new DatabaseSync(file))
+        : (fromBetterSqlite3(() => new Sqlite(file)) as never),
+    ) as Holdfast<unknown>;
+
+  test("no call of ours is the writer while the app has its turn", async () => {
+    const { app, counts, write } = appOn(file);
+    const hf = open();
+    await hf.migrate();
+    const jobs = queue<number>(hf, "jobs");
+    const uploads = quota(hf, { name: "uploads", limit: 1000 });
+    const shop = stock(hf, { name: "shop" });
+    const few = async () => {
+      for (let i = 0; i < 5; i++) {
+        await Promise.resolve();
+        write();
+      }
+    };
+    const each = Array.from({ length: 40 }, (_, i) => i);
+    let done = 0;
+    const worker = jobs.work(
+      async () => {
+        await few();
+        done++;
+      },
+      { concurrency: 8 },
+    );
+    await Promise.all(
+      each.map(async (i) => {
+        await few();
+        await jobs.enqueue(i);
+        await few();
+        await uploads.consume("ada");
+        await few();
+        await shop.increase("CAP", 1);
+        await few();
+        const lease = await hf.lease(key("lease", i % 4));
+        await few();
+        await lease.release();
+        await few();
+        await uploads.history("ada");
+        await few();
+      }),
+    );
+    while (done < each.length) await sleep(5);
+    await worker.stop();
+    await hf.close();
+    app.close();
+    expect(counts).toEqual({ written: counts.written, refused: 0 });
+    expect(counts.written).toBeGreaterThan(1000);
+  });
+
+  test("a process that has waited for its own transaction is told so, and where", async () => {
+    const { app } = appOn(file);
+    app.exec("PRAGMA busy_timeout = 1600");
+    const hf = open();
+    await hf.migrate();
+    // The warning comes once per place, the event each time.
+    const told: unknown[] = [];
+    const listener = (message: unknown) => void told.push(message);
+    subscribe("holdfast:transaction:stalled", listener);
+    await hf.transaction({ lock: key("x") }, async () => {
+      await sleep(1);
+      expect(() => app.exec("INSERT INTO effect DEFAULT VALUES")).toThrow("locked");
+    });
+    unsubscribe("holdfast:transaction:stalled", listener);
+    expect(told).toMatchObject([
+      { transaction: expect.stringContaining("sqlite-patterns.test.ts") as string },
+    ]);
+    await hf.close();
+    app.close();
+  });
 });

@@ -1,11 +1,14 @@
 /** What is particular to SQLite and its clients, beyond what every backend promises. */
+import { randomUUID } from "node:crypto";
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { DatabaseSync } from "node:sqlite";
 import { setTimeout as sleep } from "node:timers/promises";
 import { type Client, createClient } from "@libsql/client";
+import Sqlite from "better-sqlite3";
 import { type Holdfast, fenced, holdfast, key, once, sql, versioned } from "holdfast";
+import { fromBetterSqlite3 } from "holdfast/better-sqlite3";
 import { fromLibsql } from "holdfast/libsql";
 import { fromNodeSqlite } from "holdfast/node-sqlite";
 import { execute } from "holdfast/testing";
@@ -236,6 +239,10 @@ describe.each(files)("$name", (backend: Backend) => {
 });
 
 describe("in memory", () => {
+  let folder: string;
+  beforeAll(async () => void (folder = await mkdtemp(join(tmpdir(), "holdfast-apart-"))));
+  afterAll(() => rm(folder, { recursive: true, force: true }));
+
   test("node:sqlite and libSQL with one connection", async () => {
     const client = createClient({ url: ":memory:" });
     for (const hf of [
@@ -255,6 +262,34 @@ describe("in memory", () => {
       await lease.release();
     }
     client.close();
+  });
+
+  test.each<[string, () => Holdfast<never>]>([
+    ["node:sqlite", () => holdfast(fromNodeSqlite(() => new DatabaseSync(":memory:"))) as Holdfast<never>],
+    ["node:sqlite, no name", () => holdfast(fromNodeSqlite(() => new DatabaseSync(""))) as Holdfast<never>],
+    ["better-sqlite3", () => holdfast(fromBetterSqlite3(() => new Sqlite(":memory:"))) as Holdfast<never>],
+    ["better-sqlite3, no name", () => holdfast(fromBetterSqlite3(() => new Sqlite(""))) as Holdfast<never>],
+    [
+      "node:sqlite, another file each time",
+      () => holdfast(fromNodeSqlite(() => new DatabaseSync(join(folder, randomUUID())))) as Holdfast<never>,
+    ],
+  ])("%s: handles that each have a database of their own are refused", async (_, open) => {
+    await using hf = open();
+    let inside = 0;
+    const enter = () =>
+      hf.transaction({ lock: key("a") }, async () => {
+        inside++;
+        await sleep(20);
+      });
+    const outcomes = await Promise.allSettled([enter(), enter()]);
+    const refused = outcomes.flatMap((each) => (each.status === "rejected" ? [each.reason as unknown] : []));
+    expect(inside + refused.length).toBe(2);
+    expect(inside).toBeLessThan(2);
+    for (const error of refused)
+      expect(error).toMatchObject({
+        code: "HF_UNSUPPORTED",
+        message: expect.stringContaining("a database of its own") as string,
+      });
   });
 
   test("libSQL without having been told says what to do", async () => {

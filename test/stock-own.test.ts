@@ -63,7 +63,8 @@ test("what is there is where it begins; movements are written beside it", async 
     { sku: "CAP", quantity: -2 },
     { sku: "MUG", quantity: -1 },
   ];
-  const options = { externalId: "ml-1", source: "ML_SALE" } as const;
+  // An id that Holdfast used for its own first entry.
+  const options = { externalId: "opening", source: "ML_SALE" } as const;
   expect(await shop.apply(lines, options)).toMatchObject({ lines: [{ onHand: 3 }, { onHand: 19 }] });
   expect(await shop.apply(lines, options)).toMatchObject({ replayed: true });
   expect(await inTable()).toEqual({ CAP: 3, MUG: 19, SHIRT: 0 });
@@ -77,6 +78,40 @@ test("what is there is where it begins; movements are written beside it", async 
     ["opening", 5, 5],
   ]);
   expect(await shop.reconcile()).toMatchObject({ ok: true });
+});
+
+test("a trigger on it finds what it names by the caller's search path", async () => {
+  await pool.query(`CREATE SCHEMA IF NOT EXISTS store; DROP TABLE IF EXISTS store.variants, store.seen;
+    CREATE TABLE store.variants (sku text PRIMARY KEY, stock int NOT NULL); CREATE TABLE store.seen (sku text, stock int);
+    INSERT INTO store.variants VALUES ('CAP', 5);
+    CREATE OR REPLACE FUNCTION store.note() RETURNS trigger LANGUAGE plpgsql AS
+      $$ BEGIN INSERT INTO seen SELECT NEW.sku, NEW.stock; RETURN NULL; END $$;
+    CREATE TRIGGER note AFTER UPDATE ON store.variants FOR EACH ROW EXECUTE FUNCTION store.note()`);
+  const there = new URL(database.url);
+  there.searchParams.set("options", "-c search_path=store");
+  const theirs = new Pool({ connectionString: there.href, max: 2 });
+  const inStore = holdfast(fromPg(theirs));
+  try {
+    const shelf = stock(inStore, { name: `own ${++made}`, levels: { ...levels, table: "variants" } });
+    await shelf.decrease("CAP", 2);
+    await inStore.transaction(async (tx) => {
+      await tx.client.query("SET LOCAL search_path = store, public");
+      await shelf.decrease("CAP", 1, { tx });
+      expect((await tx.client.query("SHOW search_path")).rows).toEqual([{ search_path: "store, public" }]);
+      expect(await shelf.levels({ tx, limit: 5 })).toMatchObject([{ sku: "CAP", onHand: 2 }]);
+    });
+    await theirs.query("UPDATE variants SET stock = 9");
+    expect(await shelf.reconcile({ repair: true })).toMatchObject({ ok: false });
+    expect((await theirs.query("SELECT stock FROM seen")).rows.map(({ stock: n }) => Number(n))).toEqual([
+      3, 2, 9, 2,
+    ]);
+    await expect(
+      stock(hf, { name: "no", levels: { ...levels, table: "variants" } }).level("CAP"),
+    ).rejects.toThrow('relation "variants" does not exist');
+  } finally {
+    await inStore.close();
+    await theirs.end();
+  }
 });
 
 test("reservations, returns, counts and minimums", async () => {

@@ -121,14 +121,17 @@ describe("an instance", () => {
     });
   });
 
-  test("of a user who may not see it goes on as it would, and the doctor says so", async () => {
+  test("of a user who may not see it is refused, and the doctor says so", async () => {
     const role = `holdfast_blind_${here.name.slice(-8)}`;
     await here.pool.query(`CREATE ROLE ${role} LOGIN PASSWORD 'blind'`);
     const url = new URL(here.url);
     [url.username, url.password] = [role, "blind"];
     const blind = new Pool({ connectionString: url.href });
     try {
-      expect(await holdfast(fromPg(blind)).lock(key("a"), async () => 1)).toBe(1);
+      await expect(holdfast(fromPg(blind)).lock(key("a"), never)).rejects.toMatchObject({
+        code: "HF_ACCESS_DENIED",
+        message: expect.stringMatching(/SELECT on .*holdfast\.agreed/),
+      });
       expect(await written(here.pool)).toEqual([]);
       const { out } = await command(["doctor", "--json", "--only", "strategy", "--url", url.href]);
       expect(JSON.parse(out).findings).toMatchObject([

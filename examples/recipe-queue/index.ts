@@ -124,7 +124,7 @@ export interface Result {
 const jobs = 120;
 const workers = 3;
 
-/** Three processes. The first dies while it has jobs. */
+/** Three processes. The first dies while it has jobs, before the others could do them all. */
 export async function main(url: string): Promise<Result> {
   const file = fileURLToPath(new URL("./worker.ts", import.meta.url));
   await using database = await opened(url);
@@ -133,10 +133,10 @@ export async function main(url: string): Promise<Result> {
     for (let n = 0; n < jobs; n++)
       await tx.query(sql`INSERT INTO holdfast_example_job (payload) VALUES (${`job ${n}`})`);
   });
-  const crew = Array.from({ length: workers }, (_, i) =>
-    fork(file, i === 0 ? ["doomed"] : [], { env: { ...process.env, DATABASE_URL: url } }),
-  );
-  const ended = Promise.all(crew.map((child) => once(child, "exit")));
+  const start = (...args: string[]) =>
+    once(fork(file, args, { env: { ...process.env, DATABASE_URL: url } }), "exit");
+  await start("doomed");
+  const ended = Promise.all(Array.from({ length: workers - 1 }, () => start()));
   let [swept, over] = [0, false];
   void ended.then(() => (over = true));
   while (!over) {

@@ -39,7 +39,15 @@ const groups: Record<string, string[]> = {
   ],
 };
 /** Listed with other things. */
-const elsewhere = ["errors", "command", "command-bench", "command-exec", "command-locks", "command-patterns"];
+const elsewhere = [
+  "errors",
+  "command",
+  "command-answers",
+  "command-bench",
+  "command-exec",
+  "command-locks",
+  "command-patterns",
+];
 const inside = ["architecture", "mutants"];
 
 const doc = (path: string): Item => ({

@@ -6,6 +6,8 @@ import { type Holdfast, fenced, holdfast, key, versioned } from "holdfast";
 import { fromMysql2 } from "holdfast/mysql2";
 import mysql, { type Pool, type PoolConnection, type RowDataPacket } from "mysql2/promise";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { certified } from "./certified.ts";
+import { command } from "./command.ts";
 import type { StartedCluster } from "./started-server.ts";
 import { eventually } from "./wait.ts";
 
@@ -209,6 +211,27 @@ export function clusterCases(
         await everywhere(place.nodes, "SELECT sum(n) FROM counter", 1);
       }
     });
+
+    test("certify tells what holds between nodes, and on one of them that it cannot", async () => {
+      const exact = ["arrives", "compare-and-set", "unique", "history-counter", "history-register"];
+      const known = ["committed", "lock-excludes", "row-lock"];
+      const only = ["--only", ...exact.slice(1), ...known];
+      const told = await certified([first().url, "--node", second().url, ...only]);
+      expect(told.code, told.err).toBe(0);
+      expect(told.of(2, "holds"), told.text).toEqual(expect.arrayContaining(exact));
+      expect(told.of(2, "absent"), told.text).toEqual(expect.arrayContaining(known));
+      expect(told.text).toMatch(
+        /absent lock-excludes: A on node 1, B on node 2: A had the lock, and B got it too/,
+      );
+      expect(told.nodes).toMatchObject([{ what: expect.stringMatching(/^a node of the same cluster/) }]);
+      for (const { pool } of place.nodes)
+        expect((await pool.query("SHOW TABLES LIKE 'holdfast_certify%'"))[0]).toEqual([]);
+      const alone = await command(["certify", first().url, "--only", "lock-excludes"]);
+      expect([alone.code, alone.out]).toEqual([
+        0,
+        expect.stringMatching(/one node of a cluster \((?:Galera|Group Replication)\)[^]*--node URL/),
+      ]);
+    }, 120_000);
 
     more(place, { first, second });
   });

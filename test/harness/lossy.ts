@@ -31,8 +31,7 @@ export function lossyPool(connectionString: string, max = 20): LossyPool {
   pool.on("connect", (client) => {
     const send = client.query.bind(client) as unknown as Query;
     const query = (...args: unknown[]): Promise<unknown> => {
-      const [first] = args;
-      const text = typeof first === "string" ? first : ((first as { text?: string } | undefined)?.text ?? "");
+      const text = textOf(args);
       texts.push(text);
       if (!trap?.pattern.test(text) || trap.skip-- > 0) return send(...args);
       const { what } = trap;
@@ -55,6 +54,17 @@ export function lossyPool(connectionString: string, max = 20): LossyPool {
     },
     count: (pattern) => texts.filter((text) => pattern.test(text)).length,
   };
+}
+
+/** Of a statement that a routine runs: that one's. */
+function textOf([first, second]: readonly unknown[]): string {
+  const { text = "", values } = (
+    typeof first === "string" ? { text: first, values: second } : (first ?? {})
+  ) as {
+    readonly text?: string;
+    readonly values?: readonly unknown[];
+  };
+  return text.includes("run_statement") ? String(values?.[0]) : text;
 }
 
 async function broken(client: PoolClient): Promise<never> {

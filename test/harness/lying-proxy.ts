@@ -6,13 +6,13 @@ import { type Server, type Socket, createServer } from "node:net";
 import { Client } from "pg";
 
 /** What is sent in one go: a query, or what comes before a Sync; answered up to ReadyForQuery. */
-interface Request {
+export interface Request {
   readonly messages: readonly Message[];
   /** The text of a simple query, or of the statement that is parsed. */
   readonly text: string;
 }
 
-interface Message {
+export interface Message {
   readonly type: string;
   readonly body: Buffer;
 }
@@ -46,14 +46,14 @@ const locking = /\bFOR\s+(?:NO KEY\s+)?(?:UPDATE|SHARE)\b/i;
 const plainRead = (text: string): boolean =>
   select.test(text) && /\bFROM\s+\S*holdfast_certify/i.test(text) && !locking.test(text);
 
-const asked = "current_setting('transaction_isolation')";
+const asked = "pg_catalog.current_setting('transaction_isolation')";
 
 /** The key that Holdfast's own first look takes: with it the lie is well hidden. */
-const firstLook = "((1751936868::bigint << 32) | 1718186867)";
+const firstLook = "((1751936868::bigint OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.|) 1718186867)";
 
 /** Names of functions that exist in the schema `lying`, with other bodies. */
 const otherwise = (text: string): string =>
-  text.replaceAll(/\bpg_(try_)?advisory_(xact_)?(un)?lock(_shared)?\(/g, (name) => `lying.${name}`);
+  text.replaceAll(/\bpg_catalog\.(pg_(?:try_)?advisory_(?:xact_)?(?:un)?lock(?:_shared)?\()/g, "lying.$1");
 
 export const lies: readonly Lie[] = [
   {
@@ -191,7 +191,7 @@ export const lies: readonly Lie[] = [
     name: "every transaction is said to be committed",
     like: "engines without pg_xact_status",
     caught: ["commit-outcome"],
-    rewrite: (text) => text.replace(/pg_xact_status\('[^']*'::xid8\)/, "'committed'"),
+    rewrite: (text) => text.replace(/pg_catalog\.pg_xact_status\('[^']*'::pg_catalog\.xid8\)/, "'committed'"),
   },
   {
     name: "each session has a clock of its own",
@@ -199,7 +199,7 @@ export const lies: readonly Lie[] = [
     caught: ["clock"],
     rewrite: (text) =>
       text.replaceAll(
-        "clock_timestamp()",
+        "pg_catalog.clock_timestamp()",
         "(clock_timestamp() + pg_backend_pid() % 1000 * interval '1 minute')",
       ),
   },
@@ -335,7 +335,7 @@ interface House {
 }
 
 /** A session of the server, whose bytes are read here and by nobody else. */
-class Backend {
+export class Backend {
   readonly #client: Client;
   readonly #socket: Socket;
   #pending: Buffer = Buffer.alloc(0);
@@ -375,7 +375,7 @@ class Backend {
   }
 
   /** In the middle of whose transaction it is. */
-  owner: Link | undefined;
+  owner: object | undefined;
 
   get dead(): boolean {
     return this.#ended || this.#socket.destroyed;
@@ -411,6 +411,11 @@ class Backend {
     });
   }
 
+  /** What else belongs to the question that is being answered. */
+  send(messages: readonly Message[]): void {
+    for (const message of messages) this.#socket.write(encoded(message));
+  }
+
   end(): void {
     this.#ended = true;
     this.#socket.destroy();
@@ -444,7 +449,7 @@ class StaleCopy {
   }
 }
 
-const encoded = ({ type, body }: Message): Buffer => {
+export const encoded = ({ type, body }: Message): Buffer => {
   const head = Buffer.alloc(5);
   head.write(type, 0, "latin1");
   head.writeUInt32BE(body.length + 4, 1);

@@ -8,6 +8,8 @@ import { type Family, parseExposition } from "./exposition.ts";
 
 export interface OtelPrometheus {
   readonly meter: Meter;
+  /** Where it is served, under /metrics. */
+  readonly address: string;
   /** As it is served. */
   text(): Promise<string>;
   close(): Promise<void>;
@@ -19,11 +21,14 @@ export async function otelPrometheus(): Promise<OtelPrometheus> {
   const provider = new MeterProvider({ readers: [exporter] });
   const server = createServer((req, res) => exporter.getMetricsRequestHandler(req, res));
   await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/metrics`;
+  const address = `127.0.0.1:${(server.address() as AddressInfo).port}`;
   return {
     meter: provider.getMeter("holdfast"),
-    text: async () => (await fetch(url)).text(),
+    address,
+    text: async () => (await fetch(`http://${address}/metrics`)).text(),
     async close() {
+      // Prometheus keeps its connection.
+      server.closeAllConnections();
       await new Promise((resolve) => server.close(resolve));
       await provider.shutdown();
     },

@@ -10,6 +10,7 @@ import { noPatroni, patroniPackages } from "./patroni.ts";
 import { pgbouncerPackage, startPgbouncer } from "./pgbouncer.ts";
 import { noPgpool, pgpoolPackage } from "./pgpool.ts";
 import { noPromtool, prometheusPackage } from "./promtool.ts";
+import { psycopgPackage } from "./python.ts";
 import type { StartedServer } from "./started-server.ts";
 
 /** A server for the tests, or why there is none. */
@@ -91,6 +92,7 @@ export default async function setup(project: TestProject): Promise<() => Promise
         debootstrapPackage,
         prometheusPackage,
         ...patroniPackages,
+        psycopgPackage,
       ]);
   let postgres: EmbeddedPostgres | undefined;
   const startPostgres18 = async () => {

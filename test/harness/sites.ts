@@ -1,5 +1,5 @@
 /** Backends by name, for tests and for the processes that they start: nothing here needs the test runner. */
-import { type Holdfast, holdfast, sql } from "holdfast";
+import { type Holdfast, type HoldfastOptions, holdfast, sql } from "holdfast";
 import type { ConformanceSite } from "holdfast/testing";
 import { backendNamed } from "../backends.ts";
 
@@ -20,10 +20,14 @@ async function openSqlite(url: string): Promise<Pick<Site, "database" | "close">
   return { database: fromBetterSqlite3(() => new Database(url)), close: async () => {} };
 }
 
-export async function openNamed(name: string, url: string): Promise<Site> {
+export async function openNamed(
+  name: string,
+  url: string,
+  options: Pick<HoldfastOptions, "isolation"> = {},
+): Promise<Site> {
   const site = name === withoutWal ? await openSqlite(url) : await backendNamed(name).open(url);
   // Many wait for each other here, the machine may be busy, and bodies take their time on purpose.
-  const hf: Holdfast<unknown> = holdfast(site.database, { wait: 60_000, hazards: "off" });
+  const hf: Holdfast<unknown> = holdfast(site.database, { wait: 60_000, hazards: "off", ...options });
   return {
     hf,
     database: site.database,

@@ -97,6 +97,11 @@ describe("transactions", () => {
     expect(await prisma.upload.count()).toBe(7);
   });
 
+  test("a typo in its options is named as $exact's", async () => {
+    const typo = { lok: key("upload", "ada") } as never;
+    await expect(prisma.$exact(typo, async () => 1)).rejects.toThrow(/^\$exact: there is no option `lok`/);
+  });
+
   test("inside of a transaction, also of Prisma's own, $exact is a savepoint of it", async () => {
     await prisma.$transaction(async (tx) => {
       await tx.upload.create({ data: { userId: "kept", bytes: 1 } });

@@ -133,7 +133,14 @@ describe("MongoDB", () => {
 describe("a driver that speaks HTTP", () => {
   const client: HttpSql = {
     query: async () => [
-      { number: "180004", version: "PostgreSQL 18.4", standby: false, isolation: "read committed" },
+      {
+        number: "180004",
+        version: "PostgreSQL 18.4",
+        standby: false,
+        isolation: "read committed",
+        use: true,
+        read: true,
+      },
     ],
   };
 

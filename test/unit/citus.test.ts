@@ -65,6 +65,21 @@ describe("places", () => {
     expect(counts.filter((some) => some.length > 0).length).toBeGreaterThan(1);
   });
 
+  test("are renumbered only while all processes are stopped, as no statement compares the map", async () => {
+    const open = (count: number) => sharded(places(fromPg(pool), count, { schema: "counted" }));
+    await using old = open(2);
+    await using next = open(3);
+    for (const each of next.all()) await each.migrate();
+    const used = quota(old, { name: "uploads", limit: 2 });
+    for (const user of ["0", "1", "2", "3"]) await used.consume(user, 2);
+    await expect(next.renumber()).rejects.toThrow(/Stop all processes.*renumber\(\{ stopped: true \}\)/);
+    await used.peek("0");
+    await next.renumber({ stopped: true });
+    await next.settle();
+    const left = quota(next, { name: "uploads", limit: 2 });
+    for (const user of ["0", "1", "2", "3"]) expect((await left.tryConsume(user)).granted).toBe(false);
+  });
+
   test("refuse what is no number of them, and what is no PostgreSQL", () => {
     const database = fromPg(pool);
     for (const count of [0, -1, 1.5, Number.NaN, 100_000])

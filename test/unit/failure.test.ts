@@ -34,6 +34,7 @@ const sqlStates: Table = {
   "42883": "schema-missing", // undefined_function
   "57P01": "lost", // admin_shutdown
   "57P02": "lost", // crash_shutdown
+  "57P05": "lost", // idle_session_timeout
   "57P03": "lost", // cannot_connect_now
   "08000": "lost", // connection_exception
   "08001": "lost", // sqlclient_unable_to_establish_sqlconnection
@@ -44,6 +45,8 @@ const sqlStates: Table = {
   "22P02": undefined, // invalid_text_representation
   "53300": "too-many-connections",
   "53100": "full", // disk_full
+  "58030": "storage", // io_error
+  XX001: "storage", // data_corrupted
   "42501": "denied", // insufficient_privilege
   "28P01": "denied", // invalid_password
   "40003": undefined, // statement_completion_unknown
@@ -74,6 +77,8 @@ const errorNumbers: Table = {
   1045: "denied", // ER_ACCESS_DENIED_ERROR
   1040: "too-many-connections", // ER_CON_COUNT_ERROR
   1114: "full", // ER_RECORD_FILE_FULL
+  1021: "full", // ER_DISK_FULL
+  1026: "storage", // ER_ERROR_ON_WRITE
   1406: undefined, // ER_DATA_TOO_LONG
   0: undefined,
 };
@@ -99,7 +104,11 @@ const resultCodes: Table = {
   SQLITE_READONLY: "read-only",
   SQLITE_INTERRUPT: "canceled",
   SQLITE_CONSTRAINT_NOTNULL: undefined,
-  SQLITE_CORRUPT: undefined,
+  SQLITE_CORRUPT: "storage",
+  SQLITE_CORRUPT_INDEX: "storage",
+  SQLITE_IOERR: "storage",
+  SQLITE_IOERR_WRITE: "storage",
+  SQLITE_NOTADB: "storage",
   SQLITE_FULL: "full",
   SQLITE_ERROR: undefined,
 };

@@ -83,7 +83,7 @@ test("what the nodes of clusters say of conflicts, and of themselves", () => {
   const classify = (errno: number, message: string) => mysql.classify({ errno, message } as never);
   const deadlock = "Got error 149 - 'Lock deadlock; Retry transaction' during COMMIT";
   expect(classify(1180, deadlock)).toBe("serialization");
-  expect(classify(1180, "Got error 28 - 'No space left on device' during COMMIT")).toBeUndefined();
+  expect(classify(1180, "Got error 28 - 'No space left on device' during COMMIT")).toBe("full");
   expect(classify(1181, "Got error 153 - 'No savepoint with that name' during ROLLBACK")).toBe(
     "serialization",
   );

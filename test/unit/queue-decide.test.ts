@@ -180,7 +180,7 @@ describe("adding", () => {
 
 describe("the end of jobs", () => {
   const jobs = [job(1, { key: "k" }), job(2, { grp: "g" }), job(3)];
-  const view = { moment, ordered: false, leases: [lease(5, jobs)], held: undefined };
+  const view = { moment, ordered: false, leases: [lease(5, jobs)], marks: [], held: undefined };
   const held: HeldLease = {
     keys: [{ queue: 1, key: "k", job: 1 }],
     groups: [group("g", { running: 2, floor: 1, floor_priority: 0 })],
@@ -211,6 +211,20 @@ describe("the end of jobs", () => {
     const failure = { error: "no", again: undefined };
     const { writes } = made(decideFinish({ ...view, held }, [], [{ lease: 5, place: 0, failure }]));
     expect(writes.insert.failed).toEqual([{ ...jobs[0], attempt: 1, failed_at: moment, error: "no" }]);
+    expect(writes.remove.key).toEqual(held.keys);
+  });
+
+  test("what was completed in a transaction has not failed, and its key is free", () => {
+    const marks = [{ lease: 5, place: 0 }];
+    for (const again of [undefined, 10]) {
+      const failure = { error: "no", again };
+      const { writes } = made(decideFinish({ ...view, marks, held }, [], [{ lease: 5, place: 0, failure }]));
+      expect(Object.values(writes.insert).flat()).toEqual([]);
+      expect(writes.remove.key).toEqual(held.keys);
+      expect(writes.update.lease).toEqual([{ id: 5, done: [0] }]);
+    }
+    const { writes } = made(decideGiveBack({ ...view, marks, held }, [{ lease: 5, place: 0 }]));
+    expect(Object.values(writes.insert).flat()).toEqual([]);
     expect(writes.remove.key).toEqual(held.keys);
   });
 
@@ -307,7 +321,7 @@ describe("what comes back", () => {
     const back = [0, 1].map((place) => ({ lease: 5, place }));
     const groups = [group("g", { running: 0 })];
     const { writes } = made(
-      decideGiveBack({ leases: [lease(5, jobs)], held: { keys: [], groups } }, [...back, ...back]),
+      decideGiveBack({ leases: [lease(5, jobs)], marks: [], held: { keys: [], groups } }, [...back, ...back]),
     );
     expect(writes.insert.ready).toEqual([jobs[0]]);
     expect(writes.insert.grouped).toEqual([jobs[1]]);
@@ -315,7 +329,9 @@ describe("what comes back", () => {
     // Never below nothing.
     expect(writes.update.group).toEqual(groups);
     const noted = made(
-      decideGiveBack({ leases: [lease(5, jobs, { done: [0] })], held: undefined }, [back[0] as never]),
+      decideGiveBack({ leases: [lease(5, jobs, { done: [0] })], marks: [], held: undefined }, [
+        back[0] as never,
+      ]),
     );
     expect(Object.values(noted.writes.insert).flat()).toEqual([]);
   });
@@ -477,7 +493,7 @@ describe("whatever comes", () => {
           );
           decide((held) =>
             decideFinish(
-              { moment, ordered, leases: some, held },
+              { moment, ordered, leases: some, marks: [], held },
               some.map((each) => each.id),
               ended,
             ),
@@ -492,7 +508,7 @@ describe("whatever comes", () => {
             Array.from({ length: size }, (_, place) => ({ lease: of, place })),
           );
           const given = places.filter(() => int(2));
-          decide((held) => decideGiveBack({ leases: some, held }, given));
+          decide((held) => decideGiveBack({ leases: some, marks: [], held }, given));
           apply(decideDue(delayed.map((row) => ({ ...row, run_at: moment }))).writes);
           for (const row of failed) if (row.key && !keys.has(row.key)) keys.set(row.key, row.id);
           apply(decideRevive(failed, new Map(keys)).writes);

@@ -12,7 +12,7 @@ describe("the policy", () => {
 
   test("has bounds unless told otherwise", () => {
     const { on, ...rest } = retryPolicy(undefined);
-    expect(rest).toEqual({ attempts: 5, attemptsAtCommit: 50, baseMs: 20, maxMs: 1000 });
+    expect(rest).toEqual({ attempts: 5, attemptsAtCommit: 50, baseMs: 20, maxMs: 1000, afterKill: false });
     expect([...on].toSorted()).toEqual(usual);
     expect(retryPolicy({})).toEqual(retryPolicy(undefined));
     expect(retryPolicy({ attempts: 2 })).toEqual({

@@ -30,6 +30,7 @@ import type {
   ScheduleStanding,
   ScheduleStep,
 } from "../../packages/holdfast/src/schedule/store.ts";
+import { replacing } from "../harness/catalog.ts";
 import { type TestDatabase, createDatabase } from "../harness/databases.ts";
 import { random } from "../harness/random.ts";
 
@@ -320,11 +321,11 @@ describe("next to the database", () => {
     const first = holdfast(fromPg(others));
     await first.migrate();
     await first.close();
-    await others.query(`CREATE SCHEMA stopped;
-      CREATE FUNCTION stopped.clock_timestamp() RETURNS timestamptz LANGUAGE sql STABLE
-        AS $$ SELECT pg_catalog.to_timestamp(0) + current_setting('stopped.now')::bigint * interval '1 microsecond' $$`);
-    // Functions of the catalog come first, unless it is named.
-    const options = "-c search_path=stopped,pg_catalog,public -c stopped.now=0";
+    const stopped = "to_timestamp(0) + current_setting('stopped.now')::bigint * interval '1 microsecond'";
+    await others.query(
+      `BEGIN; ${replacing("clock_timestamp", "", "timestamptz", "stopped.now", stopped)}; COMMIT`,
+    );
+    const options = "-c stopped.now=0";
     pool = new Pool({ connectionString: database.url, max: 1, options });
     const db = fromPg(pool);
     hf = holdfast(db);

@@ -165,7 +165,9 @@ describe("functions and the generic store at once", () => {
           },
           how,
         );
-      let { last, now } = await ask(undefined);
+      let { last, now, claimed: first } = await ask(undefined);
+      // Others have begun before: it is as if this one had died.
+      if (first) granted.push(first);
       while (!over) {
         const tick = (Math.floor(last / every) + 1) * every;
         const standing = await ask(
@@ -219,17 +221,14 @@ describe("functions and the generic store at once", () => {
       rows.slice(1).every(({ tick, previous }) => Number(tick) - Number(previous) === every),
       hint,
     ).toBe(true);
-    // The attempts of each are those that were granted, in the order of their fences.
+    // The attempts of each are those that were granted, in the order of their fences. Answers may arrive in another one.
+    const byFence = granted.toSorted((a, b) => a.fence - b.fence);
     for (const { tick, attempt, state } of rows) {
-      const mine = granted.filter((each) => each.tick === Number(tick));
+      const mine = byFence.filter((each) => each.tick === Number(tick));
       expect(
         mine.map((each) => each.attempt),
         hint,
       ).toEqual(mine.map((_, k) => k + 1));
-      expect(
-        mine.map(({ fence }) => fence),
-        hint,
-      ).toEqual(mine.map(({ fence }) => fence).toSorted((a, b) => a - b));
       expect(attempt, hint).toBe(mine.length);
       if (state === "done") expect(done, hint).toContain(Number(tick));
     }
@@ -244,7 +243,7 @@ describe("functions and the generic store at once", () => {
       const one = schedule(
         instances[by] as Holdfast<unknown>,
         "instances",
-        { every: 100, catchUp: "all", overlap: "queue", ttl: 500, onError: () => {} },
+        { every: 100, catchUp: "all", overlap: "queue", ttl: 30_000, onError: () => {} },
         (run) => void seen.push({ run, by }),
       );
       made.push(one);

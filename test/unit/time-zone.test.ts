@@ -144,7 +144,8 @@ test.for(Array.from({ length: 40 }, (_, i) => i))("any zone, any day, seed + %i"
     const wanted = (from: number) => (Math.floor(from / (37 * minute)) + 1) * 37 * minute;
     const found = nextShown(zone, at, wanted) as number;
     expect(found, hint).toBeGreaterThan(at);
-    expect(wallClock(zone, found) % (37 * minute), hint).toBe(0);
+    // Before 1970 the remainder of a negative number is -0.
+    expect(Math.abs(wallClock(zone, found) % (37 * minute)), hint).toBe(0);
   }
 });
 

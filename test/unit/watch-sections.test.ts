@@ -9,7 +9,12 @@ const asked = (name: string) => ({ kind: "key", keys: [{ key: key(name, 1), mode
 const locks = [asked("one-by-one-a"), asked("one-by-one-b")] as const;
 
 test("those that are over are not around the next one, however many there were", () => {
-  const watched = watch({ hazards: "count", slow: undefined, orderFile: undefined }, (name) => name);
+  const watched = watch(
+    { hazards: "count", slow: undefined, orderFile: undefined },
+    (name) => name,
+    (text) => text,
+    false,
+  );
   let section: Section | undefined;
   let end: (() => void) | undefined;
   sections.run(undefined as never, () => {

@@ -1,9 +1,11 @@
 import { expect, test } from "vitest";
+import { lexis } from "../../packages/holdfast/src/engines/mysql/dialect.ts";
+import { redacted } from "../../packages/holdfast/src/seam/redact.ts";
 import { shownStatement, tablesOf } from "../../packages/holdfast/src/watch/statement.ts";
 
 test.each([
   ["UPDATE stock SET n = 1", ["stock"]],
-  ['update "public"."Stock" set n = 1', ["stock"]],
+  ["update `public`.`Stock` set n = 1", ["stock"]],
   ["UPDATE ONLY shop.stock AS s SET n = 1 FROM orders o WHERE o.id = s.id", ["stock"]],
   ["UPDATE `till` SET n = 1", ["till"]],
   ["DELETE FROM orders WHERE id = 1", ["orders"]],
@@ -21,21 +23,7 @@ test.each([
   ["SELECT 'UPDATE stock SET n = 1' FROM orders", []],
   ["-- UPDATE stock\nSELECT 1", []],
 ])("%s locks rows of %j", (text, tables) => {
-  expect(tablesOf(text)).toEqual(tables);
-});
-
-test.each([
-  [
-    "SELECT * FROM t WHERE a = 'it''s' AND b = 12.5 AND c = $1",
-    "SELECT * FROM t WHERE a = ? AND b = ? AND c = $1",
-  ],
-  ["SELECT * FROM t1 WHERE a = 'x\\' OR b = 'secret'", "SELECT * FROM t1 WHERE a = …"],
-  ['UPDATE "order" SET "a" = "secret"', 'UPDATE "order" SET "…" = "…"'],
-  ['SELECT "t"."a" FROM "t"', 'SELECT "t"."a" FROM "t"'],
-  ["SELECT $$secret$$ /* secret */ -- secret\n, 1", "SELECT ? , ?"],
-])("%s is shown as %s", (text, shown) => {
-  expect(shownStatement(text)).toBe(shown);
-  expect(shownStatement(text)).not.toContain("secret");
+  expect(tablesOf(redacted(text, lexis))).toEqual(tables);
 });
 
 test("what is too long is cut", () => {

@@ -1,5 +1,5 @@
 /** One process of several that work on a queue, and write the effect of each job together with its end. */
-import { type Holdfast, sql } from "holdfast";
+import { type Holdfast, type HoldfastOptions, sql } from "holdfast";
 import { queue } from "holdfast/queue";
 import { openNamed } from "../harness/sites.ts";
 import type { WorkerContext } from "../harness/worker-protocol.ts";
@@ -11,15 +11,17 @@ export interface PatternJobsArg {
   readonly how: "complete" | "transactional" | "beside";
   /** The server is away now and then: nothing to be told of. */
   readonly away?: boolean;
+  /** Of the instance. */
+  readonly isolation?: HoldfastOptions["isolation"];
 }
 
 export const errands = (hf: Holdfast<unknown>) => queue<string>(hf, "errands", { retries: 1000 });
 
 export default async function patternJobs(
-  { backend, url, how, away }: PatternJobsArg,
+  { backend, url, how, away, isolation }: PatternJobsArg,
   context: WorkerContext,
 ): Promise<void> {
-  const site = await openNamed(backend, url);
+  const site = await openNamed(backend, url, isolation && { isolation });
   const { hf } = site;
   const effect = (payload: string) => sql`INSERT INTO effect (job) VALUES (${payload})`;
   const options = {
