@@ -4,7 +4,7 @@ import type { Leases } from "../seam/leases.ts";
 import type { Connection } from "../seam/database.ts";
 import { withConnection } from "../transaction/one-shot.ts";
 import { apart } from "../context/inside.ts";
-import { within } from "../waiting/interrupt.ts";
+import { Silence, within } from "../waiting/interrupt.ts";
 import type { InstanceContext } from "../transaction/scope.ts";
 
 /** How long the server may take to be listened to, and to tell us what we told it. */
@@ -115,12 +115,16 @@ export class Notifier<Native, C extends Connection> {
   #open(): void {
     const stop = new AbortController();
     const line = { stop, hears: false, ended: Promise.resolve() };
-    let heard = false;
+    /** A server that does not answer in time may do so later. A pooler that passes nothing on will not. */
+    let comesBack = false;
     const run = async () => {
       try {
-        const listening = await this.#connect(stop.signal);
+        const listening = await this.#connect(stop.signal).catch((error: unknown) => {
+          comesBack = error instanceof Silence;
+          throw error;
+        });
         while (listening && !stop.signal.aborted && (await this.#test(stop.signal))) {
-          heard = line.hears = true;
+          comesBack = line.hears = true;
           await pause(heartbeatMs, stop.signal);
         }
       } catch {
@@ -131,7 +135,7 @@ export class Notifier<Native, C extends Connection> {
         if (!stop.signal.aborted)
           this.#deafUntil = Math.max(
             this.#deafUntil,
-            performance.now() + (heard ? deafMs.lost : deafMs.never),
+            performance.now() + (comesBack ? deafMs.lost : deafMs.never),
           );
         stop.abort();
       }

@@ -55,9 +55,9 @@ export interface Relayed {
 }
 
 /** An actor in another process may take so long to do something, beside those that could go on. */
-const remoteNapMs = 250;
+const remoteNapMs = 1000;
 /** So long the answer of one is kept back while another one, in another process, does something. */
-const keptBackMs = 1000;
+const keptBackMs = 3000;
 
 /** For what a process that has ended still tries: it is in nobody's way then. */
 const deadMs = 300;
