@@ -129,7 +129,8 @@ async function lent(patient: PostgresPatient, wanted: readonly string[]): Promis
   return found;
 }
 
-const lentMs = 1000;
+/** A pooler on a busy machine takes its time to open a session. */
+const lentMs = 5000;
 
 /**
  * Through a pooler in transaction mode a session lock stays on a connection that belongs to nobody. Elsewhere one that lasts is what
