@@ -51,6 +51,8 @@ async function connect(url: string): Promise<Session> {
   const connection = await createConnection(url);
   connection.on("error", () => {});
   onTestFinished(() => connection.destroy());
+  // As patient as a session on PostgreSQL.
+  await connection.query("SET SESSION innodb_lock_wait_timeout = 600");
   return { id: String(connection.threadId), query: (text) => connection.query(text) };
 }
 
@@ -148,7 +150,7 @@ async function leaveLease(hf: Holdfast<unknown>, age: () => Promise<unknown>): P
   await age();
 }
 
-test("PostgreSQL behind PgBouncer", async ({ skip }) => {
+test("PostgreSQL behind PgBouncer", { timeout: 300_000 }, async ({ skip }) => {
   const reason = unavailable("pgbouncer");
   skip(reason !== undefined, reason);
   const database: TestDatabase = await createDatabase("pgbouncer");

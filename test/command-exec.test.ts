@@ -210,7 +210,8 @@ async function followPlace(name: keyof typeof followPlaces): Promise<FollowPlace
     const path = join(folder, "follow.db");
     const hf = holdfast(fromNodeSqlite(() => new DatabaseSync(path)));
     await hf.migrate();
-    const how = ["--lease", "--ttl", "2000"];
+    // A killed leader's lease has to expire. The lease of a live leader must not, on a machine that stands still for some seconds.
+    const how = ["--lease", "--ttl", "10000"];
     return { url: `file:${path}`, how, hold: (key_) => hf.lease(key(key_)), close: () => hf.close() };
   }
   const place = await open(name === "pgbouncer" ? "postgres" : name);
@@ -397,7 +398,10 @@ describe("on PostgreSQL", () => {
     const running = [1, 2, 3, 4].map((n) =>
       exec(place.url, ["--lock", `early:${n}`, "--grace", "1000"], early),
     );
-    const started = (await Promise.all(running.map((each) => pids(each, 2)))).flat();
+    // Its output ends with the last process that has it open. A command may be ended before it has printed a number.
+    const ended = await Promise.all(running.map(({ done }) => done));
+    const started = ended.flatMap(({ out }) => (out.match(/^\d+$/gm) ?? []).map(Number));
+    expect(started.length).toBeGreaterThan(0);
     await eventually(() => !started.some(isThere));
   });
 
@@ -405,9 +409,11 @@ describe("on PostgreSQL", () => {
   test("a command that a signal ended has the lock until what it started has ended", async () => {
     const end = async (name: string, signal: (running: Running, shell: number) => void) => {
       const go = join(folder, `${name}-go`);
-      const slow = `trap '' TERM; while [ ! -e ${go} ]; do sleep 0.1; done`;
+      const slow = `trap '' TERM; echo deaf; while [ ! -e ${go} ]; do sleep 0.1; done`;
       const running = exec(place.url, ["--lock", name], `(${slow}) & echo $$; echo $!; wait`);
       const [shell = 0, program = 0] = await pids(running, 2);
+      // The shell prints the program's number before the program has run a line.
+      await eventually(() => running.out().includes("deaf"));
       try {
         signal(running, shell);
         await said(
@@ -482,7 +488,7 @@ describe("on PostgreSQL", () => {
   test("a lease has a fence, and its loss ends the command", async () => {
     const leased = exec(
       place.url,
-      ["--lock", "export:7", "--lease", "--ttl", "1500"],
+      ["--lock", "export:7", "--lease", "--ttl", "6000"],
       "echo $HOLDFAST_FENCE; echo $$; exec sleep 600",
     );
     const [fence, pid = 0] = await pids(leased, 2);
@@ -741,8 +747,8 @@ describe("one key", () => {
     note() { read -r at rest < /proc/uptime; echo "$1 $way, pid $$, at $at$2" >> "$log"; }
     file=$1 log=$2 way=$3
     exec 9>> "$file"
-    if flock -n 9; then note in; else note both ", with: $(tail -n 1 "$file")"; fi
-    echo "$way, pid $$" >> "$file"
+    me="$way, pid $$"
+    if flock -n 9; then echo "$me" >> "$file"; note in; else note both ", with: $(tail -n 1 "$file")"; echo "$me" >> "$file"; fi
     echo $$
     sleep "$4" 9>&-
     note out`;

@@ -455,13 +455,13 @@ describe("queue", () => {
 
 describe("schedule", () => {
   test("shows schedules and their runs", async () => {
-    const report = schedule(hf, "report", { every: "1 hour", retries: 0, onError: () => {} }, () => {
+    const report = schedule(hf, "report", { every: "1 day", retries: 0, onError: () => {} }, () => {
       throw new Error("out of paper\nreally");
     });
     await report.start();
     await expect(report.runNow()).rejects.toThrow("out of paper");
     await report.stop();
-    const fresh = schedule(hf, evil, { every: "1 hour" }, () => {});
+    const fresh = schedule(hf, evil, { every: "1 day" }, () => {});
     await fresh.start();
     await fresh.stop();
     const [all, words, one, unknown] = await Promise.all([
@@ -490,7 +490,7 @@ describe("schedule", () => {
   });
 
   test("pause and resume", async () => {
-    const nightly = schedule(hf, "nightly", { every: "1 hour" }, () => {});
+    const nightly = schedule(hf, "nightly", { every: "1 day" }, () => {});
     const paused = async () => (await nightly.status()).paused;
     await nightly.start();
     await nightly.stop();

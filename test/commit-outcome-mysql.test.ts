@@ -304,7 +304,7 @@ describe("a COMMIT that somebody ends on the server is told in words of ours, an
   let made = 0;
   beforeAll(async () => {
     if (unavailable("mariadb") === undefined) own = await startMariadb();
-  }, 60_000);
+  });
   afterAll(() => own?.stop());
 
   const onMariadb = clients.filter(({ server }) => server === "mariadb").map(({ name }) => name);

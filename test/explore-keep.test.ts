@@ -283,7 +283,6 @@ describe.each(["postgres", "postgresOld"] as const)("%s", (server) => {
         },
         // While each run is under way, and not only between two of them.
         invariant: () => writer.more(1),
-        maxMs: 4000,
       }).catch((error: unknown) => {
         // One of them was there when it was looked.
         expect(String(error)).toContain("others are at work");

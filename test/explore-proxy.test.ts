@@ -73,7 +73,7 @@ describe("PostgreSQL", () => {
       proxy,
       actors: uploads(port, "locked"),
       invariant,
-      maxMs: 20_000,
+      maxMs: 60_000,
     });
     expect(report).toMatchObject({ ok: true, coverage: "exhaustive" });
   });
@@ -90,7 +90,7 @@ describe("PostgreSQL", () => {
         proxy: secure,
         actors: uploads(await worker.message<number>("port"), "naive"),
         invariant,
-        maxMs: 20_000,
+        maxMs: 60_000,
       });
       expect(report).toMatchObject({ ok: false, anomaly: "phantom", preemptions: 1 });
     } finally {
@@ -135,7 +135,7 @@ describe("PostgreSQL", () => {
       proxy,
       actors: uploads(port, "session"),
       invariant,
-      maxMs: 20_000,
+      maxMs: 60_000,
     });
     expect(report.ok).toBe(true);
     // Whether its pool could lend a connection that has a lock cannot be tried from here.
@@ -184,7 +184,7 @@ describe("a server in Python", () => {
   };
 
   test("the race is found, and the fix passes", async () => {
-    const on = { db: fromPg(pool), proxy, invariant, maxMs: 20_000 };
+    const on = { db: fromPg(pool), proxy, invariant, maxMs: 60_000 };
     const naive = await explore("uploads", { ...on, actors: uploads(server.port, "naive") });
     expect(naive).toMatchObject({ ok: false, anomaly: "phantom", preemptions: 1 });
     const locked = await explore("uploads", { ...on, actors: uploads(server.port, "locked") });
@@ -215,7 +215,7 @@ describe.each(["mysql", "mariadb"] as const)("%s", (name) => {
         db: fromMysql2(pool),
         proxy,
         invariant,
-        maxMs: 20_000,
+        maxMs: 60_000,
         isolation: "read committed",
       } as const;
       const naive = await explore("uploads", { ...on, actors: uploads(port, "naive") });

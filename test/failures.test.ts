@@ -44,7 +44,7 @@ beforeAll(async () => {
     await admin.query(`GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA holdfast TO ${role(name)}`);
   }
   await admin.query(`ALTER ROLE ${role("reader")} SET default_transaction_read_only = on`);
-  await admin.query(`ALTER ROLE ${role("hasty")} SET statement_timeout = '300ms'`);
+  await admin.query(`ALTER ROLE ${role("hasty")} SET statement_timeout = '1500ms'`);
   await admin.query(`ALTER ROLE ${role("limited")} CONNECTION LIMIT 0`);
   // What the calls below are about is there.
   for (const [name, call] of Object.entries(calls)) if (name !== "schedule.start") await call(hf);
@@ -142,10 +142,10 @@ const at = (url: string, options: { user?: string; options?: string } = {}) => {
   return new Pool({ connectionString: address.href, max: 4 });
 };
 
-async function instance(pool: Pool, end: () => Promise<unknown> = async () => {}) {
+async function instance(pool: Pool, end: () => Promise<unknown> = async () => {}, wait = 500) {
   // A connection that is cut while nobody uses it.
   pool.on("error", () => {});
-  const hf = holdfast(fromPg(pool), { wait: 500 });
+  const hf = holdfast(fromPg(pool), { wait });
   return {
     hf,
     async end() {
@@ -205,7 +205,8 @@ const troubles: Readonly<Record<string, Trouble>> = {
   "a limit of the server's on statements": {
     async begin() {
       const pool = at(database.url, { user: role("hasty") });
-      const begun = await instance(pool);
+      // The server's limit comes first, and leaves time for what is not blocked.
+      const begun = await instance(pool, undefined, 5000);
       await begun.hf.capabilities();
       const client = await admin.connect();
       await client.query("BEGIN");

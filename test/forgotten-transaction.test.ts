@@ -130,7 +130,7 @@ test("Prisma: a client that was extended takes part by itself; another warns", a
   expect(await leftOf(hf, begin, (uploads) => uploads.consume("ada", 1, { separate: true }))).toBe(1);
   await using plain = holdfast(fromPrisma(prisma), { wrongConnection: "throw" });
   await expect(
-    prisma.$transaction(() => quota(plain, { name: fresh(), limit: 5 }).consume("ada")),
+    prisma.$transaction(() => quota(plain, { name: fresh(), limit: 5 }).consume("ada"), { maxWait: 60_000 }),
   ).rejects.toThrow(WrongConnectionError);
   await hf.close();
   await prisma.$disconnect();
@@ -274,7 +274,7 @@ const openMariadb =
       database: pathname.slice(1),
       connectionLimit: max,
       // It does not say how many it can have: so what waits in vain is told only then.
-      acquireTimeout: max === 1 ? 500 : 10_000,
+      acquireTimeout: max === 1 ? 3000 : 10_000,
     });
     return {
       database: fromMariadb(pool),

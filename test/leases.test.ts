@@ -217,7 +217,7 @@ describe.concurrent("a holder that is stopped inside a fenced transaction", () =
       scene(skip, backend, async (place) => {
         await effectTable(place);
         const { hf } = place;
-        const done = await stopInside(place, backend, 1000, async ({ wake }) => {
+        const done = await stopInside(place, backend, 4000, async ({ wake }) => {
           const taken = await hf.lease(key("lane", 0), { wait: patience });
           await hf.transaction((tx) => fenced(tx, taken));
           await taken.release();
@@ -309,7 +309,7 @@ describe("a process that is killed", () => {
     scene(skip, pg, async (place) => {
       const { url, hf } = place;
       await effectTable(place);
-      const arg: LeaseHolderArg = { backend: "pg", url, lane: 7, ttl: 1000 };
+      const arg: LeaseHolderArg = { backend: "pg", url, lane: 7, ttl: 5000 };
       const [holder, waiter] = [startWorker(holderFile, arg), startWorker(holderFile, arg)];
       holder.send("round", true);
       const { fence, until } = await holder.message<HeldMessage>("held");

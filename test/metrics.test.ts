@@ -192,9 +192,12 @@ describe("spans", () => {
   test("a deadlock: the second attempt is a span of its own, and the transaction tells why", async () => {
     telemetry = openTelemetry(api, { meter: false });
     const both = [Promise.withResolvers<void>(), Promise.withResolvers<void>()] as const;
+    // The second attempt could lock its row before the other transaction, which waits for that row, has woken up.
+    const through = Promise.withResolvers<void>();
     const move = (from: 0 | 1) =>
       hf.transaction({ retry: { baseMs: 1 } }, async (tx) => {
         step(`attempt ${tx.attempt}`);
+        if (tx.attempt > 1) await through.promise;
         const add = (i: number) =>
           tx.client.query("UPDATE account SET amount = amount + 1 WHERE id = $1", [i + 1]);
         await add(from);
@@ -202,7 +205,7 @@ describe("spans", () => {
         await both[1 - from]?.promise;
         await add(1 - from);
       });
-    await Promise.all([move(0), move(1)]);
+    await Promise.all(([0, 1] as const).map((from) => move(from).finally(through.resolve)));
     const again = spans("holdfast.transaction").filter((each) => each.attributes["holdfast.attempts"] === 2);
     expect(again).toHaveLength(1);
     const [retried] = again as [ReadableSpan];
@@ -225,7 +228,8 @@ describe("spans", () => {
     const impatient = holdfast(fromPg(pool), { slow: { suspect: 0, broken: 1 } });
     try {
       await impatient.transaction({ lock: key("slow", fresh) }, async (tx) => {
-        await tx.client.query("SELECT pg_sleep(0.05), 'secret'");
+        // Far longer than the other statement takes, also on a busy machine.
+        await tx.client.query("SELECT pg_sleep(1), 'secret'");
         await tx.client.query("SELECT 1");
       });
     } finally {

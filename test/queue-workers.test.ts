@@ -212,7 +212,8 @@ describe("a transactional job that fails", () => {
         { transactional: true, concurrency: 1, ...quiet },
       ),
     );
-    await eventually(async () => (await q.failed()).length === 1 && (await empty(q)));
+    // A job that is refused again and again is tried alone after 21 s of pauses.
+    await eventually(async () => (await q.failed()).length === 1 && (await empty(q)), { timeout: 100_000 });
     return { q, good, attempts };
   }
 

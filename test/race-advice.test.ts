@@ -61,7 +61,6 @@ describe.each(["postgres", "postgresOld"] as const)("on %s", (server) => {
       reset,
       actors: { A: () => act("A"), B: () => act("B") },
       invariant,
-      maxMs: 4000,
     });
     expect(found.ok, found.text).toBe(false);
     expect(found.text).toContain(found.fix);
@@ -441,7 +440,6 @@ describe.each(["postgres", "postgresOld"] as const)("on %s", (server) => {
         shop: () => unlocked("B"),
       },
       invariant: fits,
-      maxMs: 4000,
     });
     expect(found.ok).toBe(false);
     const lines = found.text.split("\n");

@@ -127,7 +127,11 @@ describe("a file with a race in it", () => {
       expect(text).toContain('replay: "A2B4A2"');
       const run = async () => {
         const child = spawn(process.execPath, ["--conditions=holdfast-source", "--test", written], {
-          env: { PATH: process.env["PATH"], DATABASE_URL: database.url },
+          env: {
+            PATH: process.env["PATH"],
+            DATABASE_URL: database.url,
+            HOLDFAST_EXPLORE_MS: process.env["HOLDFAST_EXPLORE_MS"],
+          },
           stdio: ["ignore", "pipe", "inherit"],
         });
         let out = "";

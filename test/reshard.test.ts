@@ -132,6 +132,9 @@ describe("a list that is over", () => {
     return client;
   }
 
+  /** The old list is in the databases: a call inside of a transaction waits a moment only for that. */
+  const writtenDown = () => old.transaction({ lock: key("v", subject) }, async () => {});
+
   /** All of the old list are. */
   const closed = () =>
     eventually(async () => {
@@ -200,6 +203,7 @@ describe("a list that is over", () => {
     [
       "a transaction",
       async () => {
+        await writtenDown();
         const client = await pool().connect();
         await client.query("BEGIN");
         await old.on(found).join(client).lock(found);
@@ -244,6 +248,7 @@ describe("a list that is over", () => {
   });
 
   test("a renumbering that dies leaves all closed, for the next one", async () => {
+    await writtenDown();
     const client = await pool().connect();
     await client.query("BEGIN");
     await old.on(found).join(client).lock(found);
@@ -532,6 +537,7 @@ describe("a list that is over", () => {
   });
 
   test("a renumbering that dies while it opens goes on with the same number", async () => {
+    await writtenDown();
     const client = await pool().connect();
     await client.query("BEGIN");
     await old.on(found).join(client).lock(found);
@@ -562,6 +568,14 @@ describe("a list that is over", () => {
       );
       expect(rows[0]?.next).toBeNull();
       expect(rows[0]?.value).toMatch(/"of":3/);
+    });
+    // The worker waits for the blocker. A statement that was only sent would be carried out after the kill.
+    await eventually(async () => {
+      const { rows } = await blocker.query(
+        `SELECT 1 FROM pg_stat_activity a
+         WHERE a.datname = current_database() AND pg_backend_pid() = ANY (pg_blocking_pids(a.pid))`,
+      );
+      expect(rows).toHaveLength(1);
     });
     worker.sigkill();
     await worker.exited;
@@ -836,6 +850,11 @@ describe("a database that one instance has used alone", () => {
         const client = await (pools[0] as Pool).connect();
         await client.query("BEGIN");
         await hf.join(client).lock(key("l", 1));
+        // The call waits a moment only for the shard's row, which another connection writes.
+        await eventually(async () => {
+          const text = "SELECT 1 FROM holdfast.agreed WHERE name = 'shard'";
+          expect((await (pools[0] as Pool).query(text)).rows).toHaveLength(1);
+        });
         await client.query("ROLLBACK");
         client.release();
       },

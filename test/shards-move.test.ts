@@ -238,7 +238,7 @@ describe("who moves may die at any moment", () => {
         while (!done.signal.aborted) {
           const mover = start("move", "");
           const ended = mover.exited.then(() => false);
-          const times = 1 + Math.floor(Math.random() * 3);
+          const times = 2 + Math.floor(Math.random() * 3);
           for (let n = 0; n < times; n++)
             if (
               await Promise.race([

@@ -98,7 +98,8 @@ async function onEach<T>(
   const results = files.map(async (backend) => {
     const place = await placeFor(backend);
     const site = await backend.open(place.url);
-    const hf = holdfast(site.database);
+    // All of them run in one process.
+    const hf = holdfast(site.database, { wait: 30_000 });
     try {
       await hf.migrate();
       return [backend.name, await run(hf, site, place.url)] as const;

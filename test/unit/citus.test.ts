@@ -27,7 +27,8 @@ afterAll(async () => {
 
 describe("places", () => {
   test("are schemas, each the home of some, and exact from two processes' worth of instances", async () => {
-    const open = () => sharded(places(fromPg(pool), 3, { schema: "spread" }));
+    // 192 calls share ten connections.
+    const open = () => sharded(places(fromPg(pool), 3, { schema: "spread" }), undefined, { wait: 60_000 });
     await using one = open();
     await using two = open();
     for (const each of one.all()) await each.migrate();

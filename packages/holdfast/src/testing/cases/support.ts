@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { type Support, isSupported } from "../../seam/capabilities.ts";
-import { UnsupportedError } from "../../seam/errors.ts";
+import { LockTimeoutError, UnsupportedError } from "../../seam/errors.ts";
 import { sql } from "../../seam/sql.ts";
 import { type ConformanceCase, type Ground, execute } from "../ground.ts";
 
@@ -83,5 +83,17 @@ export async function during<T>(
   } finally {
     done.open();
     await holding;
+  }
+}
+
+/**
+ * Returns what a call is refused with. Who holds the lock is part of it only if the server tells that within a second: so it
+ * asks again while `tells` and nobody is named.
+ */
+export async function refusal(ask: () => Promise<unknown>, tells: boolean): Promise<unknown> {
+  for (let left = 10; ; left--) {
+    const error = await ask();
+    const isNamed = error instanceof LockTimeoutError && error.holders.length > 0;
+    if (isNamed || !tells || left === 0) return error;
   }
 }
