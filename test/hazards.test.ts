@@ -610,10 +610,9 @@ describe("on PostgreSQL", () => {
         begun.resolve();
         return late;
       });
-      const stopped = expect(gone).rejects.toBe(reason);
       await begun.promise;
       stop.abort(reason);
-      await stopped;
+      await expect(gone).rejects.toBe(reason);
       over.resolve();
       expect(await late).toMatchObject({ code: expect.stringMatching(/^HF_/) });
     });
