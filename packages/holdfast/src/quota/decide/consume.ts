@@ -84,7 +84,12 @@ export function decideUses(view: UsesView, batch: UsesToDecide): UsesDecided | {
       );
       // A hold that was found by its id is known to whatever comes after it, as PostgreSQL's function has it.
       for (const [i, each] of known.entries()) if (each) granted.set(nameOf(group[i] as Use), each);
-      if (known.some((each) => each !== undefined)) return group.map((use, i) => repeated(use, known[i], at));
+      const isNew = known.map((each) => each === undefined);
+      if (isNew.includes(false)) {
+        // Those that seem to be new may have been granted by an earlier call.
+        if (isNew.includes(true) && batch.look && !looked) throw new Lacking("lines", ...buckets.keys());
+        return group.map((use, i) => repeated(use, known[i], at));
+      }
       const refused = group.find((use) => !hasRoom(draftOf(use), use.amount));
       if (refused && batch.look && !looked) throw new Lacking("lines", ...buckets.keys());
       if (refused) return group.map((use) => refuse(draftOf(use), use, use === refused));

@@ -161,14 +161,19 @@ BEGIN
 END
 $function$`;
 
-/** So many microseconds until enough has left an exact sliding window. */
+/**
+ * So many microseconds until enough has left an exact sliding window. It counts the same lines as quota_roll. `reset` is not used
+ * any more: a function keeps its parameters, and so it replaces that of version 0.1.
+ */
 export const leaves = sql`CREATE OR REPLACE FUNCTION ${own("quota_leaves")}(b bigint, reset bigint, need bigint, per bigint, moment timestamptz) RETURNS bigint
 ${plainSql} STABLE AS $function$
   SELECT ceil(extract(epoch FROM e.at - moment) * 1000000)::bigint + per FROM (
     SELECT t.at, sum(coalesce(t.delta, t.amount)
       - greatest(0, coalesce(t.refunded, 0) - (t.amount - coalesce(t.delta, t.amount)))) OVER (ORDER BY t.version) AS gone
     FROM ${own("quota_line")} t
-    WHERE t.bucket = b AND t.at > moment - per * interval '1 microsecond' AND t.kind IN ('consume', 'settle')
-      AND t.version > reset
+    WHERE t.bucket = b AND t.kind IN ('consume', 'settle') AND t.version > coalesce((
+      SELECT l.version FROM ${own("quota_line")} l
+      WHERE l.bucket = b AND (l.at <= moment - per * interval '1 microsecond' OR l.kind = 'reset')
+      ORDER BY l.version DESC LIMIT 1), 0)
   ) e WHERE e.gone >= need ORDER BY e.at LIMIT 1
 $function$`;
