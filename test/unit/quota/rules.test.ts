@@ -112,6 +112,7 @@ function check({ state }: Memory, hint: string): void {
     for (const line of lines) ledger.add(line);
     expect(ledger.checked({ held, credit }).findings, hint).toEqual([]);
     expect(row.used, hint).toBeGreaterThanOrEqual(0);
+    expect(row.used - Number.MAX_SAFE_INTEGER + row.held, hint).toBeLessThanOrEqual(0);
   }
 }
 
@@ -244,6 +245,23 @@ test("however many buckets a batch has, it asks for each kind of what it lacks o
     look: true,
   });
   expect(new Set(verdicts.map(({ kind }) => kind))).toEqual(new Set(["refused"]));
+});
+
+test("credits let nobody use more than a number holds exactly", () => {
+  const most = Number.MAX_SAFE_INTEGER;
+  const memory = new Memory([{ ...bucket(1, "unlimited", "ann"), used: 2, credit: most }]);
+  const use = { bucket: 0, details: undefined, holdMs: 1000 };
+  const verdicts = memory.consume({
+    definitions: [{ rule: { window: "none" }, plans: undefined, over: 0 }],
+    buckets: [{ quota: "unlimited", subject: "ann", definition: 0, limit: undefined }],
+    uses: [most, most - 2, 1].map((amount, i) => ({ ...use, id: `${i}`, group: i, amount })),
+    look: true,
+  });
+  expect(verdicts.map(({ kind, held }) => [kind, held])).toEqual([
+    ["refused", 0],
+    ["granted", most - 2],
+    ["refused", most - 2],
+  ]);
 });
 
 test("products that are larger than a number holds exactly are divided exactly", () => {

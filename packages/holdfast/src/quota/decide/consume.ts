@@ -162,7 +162,7 @@ function repeated(use: Use, known: Known | undefined, at: number): UseVerdict {
 
 function hasRoom(draft: BucketDraft, amount: number): boolean {
   const short = draft.shortage(amount) > 0;
-  const takesCredit = draft.credit > 0 && draft.shortage(amount) + draft.credit > 0;
+  const takesCredit = draft.credit > 0 && draft.above(amount) > 0;
   if ((short && draft.held > 0) || takesCredit) draft.reap();
   return draft.shortage(amount) <= 0;
 }

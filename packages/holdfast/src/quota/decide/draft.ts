@@ -14,6 +14,7 @@ import {
   compareNames,
   limitOf,
   milliseconds,
+  mostUsed,
   unusual,
 } from "./rows.ts";
 import { ownId } from "./own-id.ts";
@@ -123,10 +124,15 @@ export class BucketDraft {
     this.parts = parts;
   }
 
-  /** So much is missing, in limit and credits: nothing, if it is not above 0. */
-  shortage(amount: number): number {
+  /** So much of the amount is above the limit: nothing, if it is not above 0. */
+  above(amount: number): number {
     // In this order no sum of these is larger than what a number can hold exactly, if it is not far too much anyway.
-    return this.used - this.cap + amount + this.held - this.credit;
+    return this.used - this.cap + amount + this.held;
+  }
+
+  /** So much is missing, in limit and credits: nothing, if it is not above 0. What is used and held stays an exact number. */
+  shortage(amount: number): number {
+    return this.above(amount) - Math.min(this.credit, mostUsed - this.cap);
   }
 
   /**

@@ -143,7 +143,7 @@ BEGIN
       IF what = 'release' THEN
         amount := h.amount;
       ELSE
-        IF n > h.amount AND b.used + b.held - h.amount + n - cap > b.credit THEN
+        IF n > h.amount AND b.used + b.held - h.amount + n - cap > least(b.credit, ${mostUsed} - cap) THEN
           verdict := 0;
         ELSE
           base := least(n, greatest(cap - b.used, 0));

@@ -192,12 +192,15 @@ const findRepeats = sql`
     CONTINUE;
   END IF;`;
 
+/** So much of the credits can be used: what is used and held stays an exact number. */
+const usableCredit = sql`least(credit[k], ${mostUsed} - cap[k])`;
+
 /** Whether all of the group fits: what is over makes room, or is none. */
 const findRoom = sql`
   FOR m IN i..j LOOP
     k := use_buckets[m];
     need := used[k] + held[k] + use_amounts[m] - cap[k];
-    IF need > credit[k] AND (held[k] > 0 OR credit[k] > 0) OR need > 0 AND credit[k] > 0 THEN
+    IF need > ${usableCredit} AND (held[k] > 0 OR credit[k] > 0) OR need > 0 AND credit[k] > 0 THEN
       -- What is over makes room, or is none.
       b := NULL;
       b.id := ids[k];
@@ -215,7 +218,7 @@ const findRoom = sql`
       version[k] := b.version;
       need := used[k] + held[k] + use_amounts[m] - cap[k];
     END IF;
-    IF need > credit[k] THEN
+    IF need > ${usableCredit} THEN
       refused := m;
       EXIT;
     END IF;
@@ -234,7 +237,7 @@ const grantOrRefuse = sql`
       credits[m] := credit[k];
       -- Whose refusal it was.
       IF m = refused THEN
-        need := used[k] + held[k] + use_amounts[m] - cap[k] - credit[k];
+        need := used[k] + held[k] + use_amounts[m] - cap[k] - ${usableCredit};
         retries[m] := CASE windows[bucket_rules[k]]
           -- More than can be counted is never.
           WHEN 'refill' THEN CASE WHEN max[k] > 0 AND need <= used[k] THEN
