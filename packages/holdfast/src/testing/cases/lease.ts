@@ -255,6 +255,8 @@ export const leaseCases: ConformanceCase[] = [
       }
       const next = await other.lease(lock, { wait: patience, atLeastFor: 1 });
       assert.ok(next.since.getTime() >= lease.since.getTime() + 1500);
+      // Longer than it is kept from others.
+      await pause(10);
       await next.release();
       await (await hf.lease(lock, { wait: "nowait" })).release();
     }),
