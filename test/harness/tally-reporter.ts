@@ -14,8 +14,19 @@ export interface Tally {
   cpuSeconds: Record<string, number>;
 }
 
+/** Characters of one failure. */
+const mostShown = 4000;
+
 export default class TallyReporter implements Reporter {
   readonly #file: string | undefined = process.env["HOLDFAST_TALLY"];
+
+  /** At once: the other reporters tell why only when all tests have ended. */
+  onTestCaseResult(test: TestCase): void {
+    const { state, errors = [] } = test.result();
+    if (state !== "failed") return;
+    for (const { message, diff = "" } of errors)
+      console.log(`failed: ${nameOf(test)}: ${message}\n${diff}`.slice(0, mostShown));
+  }
 
   onTestRunEnd(modules: readonly TestModule[], unhandled: readonly SerializedError[]): void {
     const tally: Tally = { passed: 0, failed: [], skipped: [], errors: unhandled.length, cpuSeconds: {} };
@@ -29,9 +40,11 @@ export default class TallyReporter implements Reporter {
   }
 }
 
+const nameOf = (test: TestCase) => `${test.module.relativeModuleId} > ${test.fullName}`;
+
 function count(tally: Tally, test: TestCase): void {
   const result = test.result();
-  const name = `${test.module.relativeModuleId} > ${test.fullName}`;
+  const name = nameOf(test);
   if (result.state === "passed") tally.passed++;
   else if (result.state === "skipped") {
     const reason = result.note ?? `marked ${test.options.mode}`;
