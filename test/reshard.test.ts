@@ -72,7 +72,7 @@ describe("a list that is over", () => {
   const found = key("u", subject);
   const pool = () => pools[0] as Pool;
 
-  const calls: Record<string, (shards: Sharded<PoolClient>) => Promise<unknown>> = {
+  const calls: Record<string, (shards: Sharded<PoolClient>, from?: Pool) => Promise<unknown>> = {
     "a quota": (shards) => quota(shards, { name: "u", limit: 10 }).consume(subject),
     "a limit": (shards) => quota(shards, { name: "u", limit: 10 }).setLimit(subject, 3),
     "a lock": (shards) => shards.transaction({ lock: found }, async () => {}),
@@ -103,7 +103,8 @@ describe("a list that is over", () => {
             queue<string>(shards, "u").enqueue("x", { group: subject, tx: shards.on(found).join(client) }),
         }).map(([name, call]) => [
           `${name}, ${isolation}`,
-          (shards: Sharded<PoolClient>) => inside(isolation, (client) => call(shards, client)),
+          (shards: Sharded<PoolClient>, from?: Pool) =>
+            inside(isolation, (client) => call(shards, client), from),
         ]),
       ),
     ),
@@ -245,6 +246,16 @@ describe("a list that is over", () => {
     await waiting;
     await next.transaction({ lock: found }, async () => {});
     await expect(old.transaction({ lock: found }, async () => {})).rejects.toMatchObject(refused);
+  });
+
+  test("nobody begins with the new one before it counts, also where nothing is written yet", async () => {
+    await writtenDown();
+    // Each by a process of its own. The second time it has looked before.
+    for (const [name, call] of Object.entries(calls)) {
+      const early = made(3);
+      for (const time of [1, 2])
+        await expect(call(early, pools[2]), `${name}, ${time}`).rejects.toMatchObject(refused);
+    }
   });
 
   test("a renumbering that dies leaves all closed, for the next one", async () => {

@@ -115,7 +115,12 @@ export class Common {
       );
   }
 
-  /** It was looked at not long ago whether this database is one of several, and it is no replica. */
+  /** Its instance knows of the others. */
+  get isOneOfSeveral(): boolean {
+    return this.#placement !== undefined;
+  }
+
+  /** It was looked at not long ago whether this database is one of several, and it is no replica. Of an instance that uses it alone. */
   get isPlaced(): boolean {
     if (this.#refusal instanceof ReplicaError || this.#unmarked) return false;
     return !this.#database.engine.agreements || performance.now() < this.#placeUntil;

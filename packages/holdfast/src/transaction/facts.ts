@@ -78,9 +78,14 @@ export class Facts {
     return gap;
   }
 
-  /** Throws if others take this database for another one of several. How locks are kept does not matter. */
+  /**
+   * Throws if others take this database for another one of several. How locks are kept does not matter to an instance that uses it
+   * alone. One of several has to know that all of them agree.
+   */
   async place(connection?: Connection, free = false): Promise<void> {
-    if (this.#common.trusted || this.#common.isPlaced) return;
+    if (this.#common.trusted) return;
+    if (this.#common.isOneOfSeveral) return void (await this.renew(connection, free));
+    if (this.#common.isPlaced) return;
     const check = (on: Connection) => this.#common.checkPlace(on);
     await (connection ? check(connection) : withConnection(this.#sender, check));
     await this.#mark(connection, free);
