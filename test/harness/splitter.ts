@@ -3,6 +3,7 @@
  * them from a cache. A balancer leads each connection to one of the servers.
  */
 import { type Socket, connect, createServer } from "node:net";
+import { setImmediate, setTimeout as sleep } from "node:timers/promises";
 import { Backend, type Message, encoded } from "./lying-proxy.ts";
 
 export interface Splitter {
@@ -263,8 +264,8 @@ export interface Balancer {
   readonly url: string;
   /** Where the next connections lead, one after the other. */
   to: readonly string[];
-  /** Ends all that are open. */
-  drop(): void;
+  /** Ends all that are open. Resolves when a pool of this process has heard of it. */
+  drop(): Promise<void>;
   close(): Promise<void>;
 }
 
@@ -290,14 +291,17 @@ export async function startBalancer(to: readonly string[]): Promise<Balancer> {
     }
   });
   const url = await listening(server, to[0] as string);
-  const drop = () => {
+  const drop = async () => {
     for (const socket of open) socket.destroy();
+    await sleep(20);
+    // After a pause of the process, timers run before what has arrived is read.
+    for (let turn = 0; turn < 10; turn++) await setImmediate();
   };
   return Object.assign(balancer, {
     url,
     drop,
     async close() {
-      drop();
+      await drop();
       await new Promise<void>((resolve) => server.close(() => resolve()));
     },
   });
