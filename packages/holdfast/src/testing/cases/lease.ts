@@ -75,16 +75,24 @@ export const leaseCases: ConformanceCase[] = [
       let inside = 0;
       let most = 0;
       const fences: number[] = [];
+      const story: string[] = [];
+      const tell = (what: string, { fence, since, until }: Lease) =>
+        story.push(
+          `${performance.now().toFixed(1)} ms: ${fence} ${what} (${since.toISOString()} to ${until.toISOString()})`,
+        );
       const enter = async (instance: typeof hf) => {
         const lease = await instance.lease(key("one", fresh), { wait: patience });
         most = Math.max(most, ++inside);
         fences.push(lease.fence);
+        tell("in", lease);
         await pause(1);
         inside--;
+        tell("out", lease);
         await lease.release();
+        tell("released", lease);
       };
       await Promise.all(Array.from({ length: 12 }, (_, i) => enter(i % 2 ? hf : other)));
-      assert.equal(most, 1);
+      assert.equal(most, 1, story.join("\n"));
       assert.deepEqual(
         fences,
         fences.toSorted((a, b) => a - b),
