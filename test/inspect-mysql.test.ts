@@ -103,3 +103,31 @@ test.for(["mariadb", "mysql"] as const)(
     }
   },
 );
+
+test.for(["mariadb", "mysql"] as const)(
+  "a holder is seen at once, although others read the copy of the list of transactions on %s",
+  async (server, { skip }) => {
+    skip(unavailable(server) !== undefined, unavailable(server));
+    const database = await createDatabase(server);
+    const pool = createPool({ uri: database.url, connectionLimit: 6 });
+    const hf = holdfast(fromMysql2(pool));
+    let reads = true;
+    // The copy is renewed only when nobody has read it for 100 ms.
+    const reading = (async () => {
+      while (reads) await pool.query("SELECT COUNT(*) FROM information_schema.innodb_trx");
+    })();
+    try {
+      await hf.migrate();
+      const holders = await hf.transaction({ lock: key("seen") }, () =>
+        hf.outside(async () => (await hf.inspect()).holders),
+      );
+      expect(holders).toMatchObject([{ name: "seen", granted: true }]);
+    } finally {
+      reads = false;
+      await reading;
+      await hf.close();
+      await pool.end();
+      await database.drop();
+    }
+  },
+);

@@ -25,6 +25,7 @@ beforeAll(async () => {
   await admin.connect();
   await admin.query("SET synchronous_commit = local");
   await admin.query(`CREATE TABLE account (id int PRIMARY KEY, balance int NOT NULL, version int NOT NULL)`);
+  await admin.query("CREATE TABLE probe ()");
 });
 
 afterAll(async () => {
@@ -43,6 +44,25 @@ async function standbys(names: string): Promise<void> {
     const { rows } = await admin.query("SHOW synchronous_standby_names");
     return rows[0].synchronous_standby_names === names;
   });
+  if (names !== "") await eventually(commitsWait);
+}
+
+/** The checkpointer tells all sessions whether they wait, and reads the setting in its own time. */
+async function commitsWait(): Promise<boolean> {
+  const session = new Client({ connectionString: server.url() });
+  await session.connect();
+  try {
+    const { rows } = await session.query("SELECT pg_backend_pid() AS id");
+    let done = false;
+    const committed = session.query("INSERT INTO probe DEFAULT VALUES").then(() => (done = true));
+    await eventually(async () => done || (await waiting()) > 0);
+    const waited = !done;
+    await admin.query("SELECT pg_cancel_backend($1)", [rows[0].id]);
+    await committed;
+    return waited;
+  } finally {
+    await session.end();
+  }
 }
 
 describe.for(["pg", "postgres.js", "Prisma", "Kysely"])("%s", (name) => {

@@ -70,25 +70,29 @@ export async function heldBySessions(connection: SqlConnection): Promise<HeldKey
 const dirty = sql.raw("SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED");
 
 /**
- * Returns which transactions hold which keys, on servers that list a lock only while somebody waits for it. A count that is
- * ahead of the committed one was written by an open transaction. A row that was just inserted has no holder yet: its 0 is
- * also the thread id that the server shows for transactions without a session.
+ * Returns which of the connections that are in a transaction hold which keys, on servers that list a lock only while
+ * somebody waits for it. A count that is ahead of the committed one, which is read later, was written by an open transaction.
+ * A row that was just inserted has no holder yet: its 0 is also the thread id that the server shows for transactions
+ * without a session.
  */
-export async function heldByTransactions(connection: SqlConnection): Promise<HeldKey[]> {
-  if (!(await isSmall(connection))) return [];
+export async function heldByTransactions(
+  connection: SqlConnection,
+  open: readonly string[],
+): Promise<HeldKey[]> {
+  if (open.length === 0 || !(await isSmall(connection))) return [];
   await connection.query(dirty);
   const there = await orNone(
     connection,
     sql`SELECT id AS id, name AS name, turn AS turn, holder AS holder, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', since) AS since
-      FROM ${own("lock")} WHERE ${onPrimary} AND holder > 0 AND holder IN (SELECT trx_mysql_thread_id FROM information_schema.innodb_trx)`,
+      FROM ${own("lock")} WHERE ${onPrimary} AND holder > 0 AND holder IN (${sql.join(open.map(Number))})`,
   );
   if (there.length === 0) return [];
   const committed = await connection.query(
     sql`SELECT id AS id, turn AS turn FROM ${own("lock")} WHERE ${onPrimary} AND id IN (${sql.join(there.map(({ id }) => String(id)))})`,
   );
-  const turns = new Map(committed.rows.map(({ id, turn }) => [String(id), String(turn)]));
+  const turns = new Map(committed.rows.map(({ id, turn }) => [String(id), Number(turn)]));
   return there
-    .filter(({ id, turn }) => turns.get(String(id)) !== String(turn))
+    .filter(({ id, turn }) => Number(turn) > (turns.get(String(id)) ?? 0))
     .map(({ id, name, holder, since }) => ({
       id: String(id),
       name: String(name) || String(id),

@@ -191,7 +191,7 @@ const staleMs = 110;
 const blockerOf = ({ blocker }: Row): string => (Number(blocker) === 0 ? prepared : String(blocker));
 
 async function fromInnodb(connection: SqlConnection, list: SessionList): Promise<Sighting[]> {
-  const seen = await waitingNow(connection);
+  const { open, waiting: seen } = await transactionsNow(connection);
   // MySQL keeps such tables in performance_schema alone: when that is off, nobody knows who is in the way.
   const tells = list === "information_schema";
   let rows = seen.size === 0 || !tells ? [] : (await connection.query(waits)).rows;
@@ -249,7 +249,7 @@ async function fromInnodb(connection: SqlConnection, list: SessionList): Promise
         waitingMs: lock.waitingMs,
         blockedBy: [],
       });
-  for (const { id: key, name, holder: id, since } of await heldByTransactions(connection))
+  for (const { id: key, name, holder: id, since } of await heldByTransactions(connection, open))
     if (!found.some((f) => f.granted && f.id === id && f.name === name))
       found.push({
         id,
@@ -312,26 +312,36 @@ interface Wait {
   readonly waitingMs: number | undefined;
 }
 
-/** Who waits for a lock at this moment, from the server's own report: by connection. */
-async function waitingNow(connection: SqlConnection): Promise<Map<string, Wait>> {
+interface Transactions {
+  /** The connections that are in one. */
+  readonly open: readonly string[];
+  /** Who waits for a lock, by connection. */
+  readonly waiting: ReadonlyMap<string, Wait>;
+}
+
+/** The transactions of this moment, from the server's own report: innodb_trx may be a copy from before. */
+async function transactionsNow(connection: SqlConnection): Promise<Transactions> {
   const [row] = (await connection.query(sql.raw("SHOW ENGINE INNODB STATUS"))).rows;
   const report = String(row?.["Status"]);
-  const found = new Map<string, Wait>();
+  const open: string[] = [];
+  const waiting = new Map<string, Wait>();
   for (const transaction of report.split(/^---TRANSACTION /m).slice(1)) {
     const id = /thread id (\d+)/.exec(transaction)?.[1];
     const wait =
       /TRX HAS BEEN WAITING (\d+) (us|SEC)[^\n]*\n[^\n]* of table (\S+) [^\n]*lock[_ ]mode ([^\n]*?) waiting/.exec(
         transaction,
       );
-    if (id === undefined || !wait) continue;
+    if (id === undefined) continue;
+    open.push(id);
+    if (!wait) continue;
     const [, amount, unit, table, mode] = wait;
-    found.set(id, {
+    waiting.set(id, {
       table: String(table),
       mode: String(mode),
       waitingMs: Number(amount) * (unit === "us" ? 0.001 : 1000),
     });
   }
-  return found;
+  return { open, waiting };
 }
 
 /** A name that is written out, and a key of ours. */

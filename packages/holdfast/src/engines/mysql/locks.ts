@@ -333,8 +333,8 @@ async function mark(
 }
 
 /**
- * Who has the rows is read from the rows themselves, before it is committed: if the count that everybody sees is behind
- * the one that is there, whoever counted has not ended. (InnoDB's own tables tell only of those somebody waits for, on
+ * Who has the rows is read from the rows themselves, before it is committed: if the count that everybody sees, read later,
+ * is behind the one that was there, whoever counted had not ended. (InnoDB's own tables tell only of those somebody waits for, on
  * MariaDB, and need privileges.) Inside a transaction nothing uncommitted can be read.
  */
 export async function holders(
@@ -352,10 +352,10 @@ export async function holders(
   const committed = await connection.query(
     sql`SELECT id AS id, turn AS turn FROM ${own("lock")} WHERE ${onPrimary} AND id IN (${ids})`,
   );
-  const turns = new Map(committed.rows.map(({ id, turn }) => [String(id), String(turn)]));
+  const turns = new Map(committed.rows.map(({ id, turn }) => [String(id), Number(turn)]));
   const found = new Map<string, Note>();
   for (const { id, name, turn, holder, since } of there.rows)
-    if (turns.get(String(id)) !== String(turn) && Number(holder) > 0)
+    if (Number(turn) > (turns.get(String(id)) ?? 0) && Number(holder) > 0)
       found.set(String(holder), { name: String(name), since: new Date(Number(since) / 1000) });
   for (const request of locks) {
     const [name] = sessionNames(request);
