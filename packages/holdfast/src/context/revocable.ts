@@ -33,8 +33,18 @@ export interface ViewOptions {
   readonly watch?: { begins(): void; ends(): void } | undefined;
   /** Whether a call of one of them ends the transaction. */
   readonly ends?: (name: string, args: readonly unknown[]) => boolean;
+  /** Statements that earlier views of the same object have prepared. */
+  readonly prepared?: PreparedBefore;
   /** Sends when it may be sent, and returns what the method would. Left out: a promise. */
   readonly later?: (until: Promise<unknown>, args: readonly unknown[], send: () => unknown) => unknown;
+}
+
+/** Statements by their texts. Each is lent to one view at a time, and comes back when that is revoked. */
+export interface PreparedBefore {
+  take(text: string): object | undefined;
+  give(text: string, statement: object): void;
+  /** The object that they were prepared on may have been changed in a way that they do not know of. */
+  clear(): void;
 }
 
 const targets = new WeakMap<object, object>();
@@ -106,6 +116,12 @@ function valuesOf(
   return Array.isArray(found) ? found : [];
 }
 
+/** Methods after which a statement is what it was when it was prepared. */
+const leavesAlike: ReadonlySet<string | symbol> = new Set(["run", "get", "all"]);
+
+/** Methods of a client after which statements that were prepared are what they would be if they were prepared now. */
+const leavesPrepared: ReadonlySet<string | symbol> = new Set(["prepare", "exec", "pragma", "transaction"]);
+
 const nothing = (): void => {};
 
 type Callback = (this: unknown, ...args: unknown[]) => unknown;
@@ -138,7 +154,15 @@ function promised(until: Promise<unknown>, _: readonly unknown[], send: () => un
 
 export function view<T extends object>(
   target: T,
-  { makers = [], senders, tracked = false, watch, ends = () => false, later = promised }: ViewOptions = {},
+  {
+    makers = [],
+    senders,
+    tracked = false,
+    watch,
+    ends = () => false,
+    prepared: before,
+    later = promised,
+  }: ViewOptions = {},
 ): View<T> {
   let state: "open" | "sealed" | "revoked" = "open";
   const running = new Set<Promise<unknown>>();
@@ -160,6 +184,19 @@ export function view<T extends object>(
       return send();
     });
   };
+  /** What was prepared here, and is to be used by later views. */
+  const preparedHere = before && new Map<object, string>();
+  const prepare = (text: string, call: () => unknown): unknown => {
+    const statement = before?.take(text) ?? call();
+    if (typeof statement === "object" && statement !== null) preparedHere?.set(statement, text);
+    return statement;
+  };
+  const changes = (object: object, whole: boolean, name: string | symbol) => {
+    if (!whole && !leavesAlike.has(name)) preparedHere?.delete(object);
+    if (!whole || leavesPrepared.has(name)) return;
+    before?.clear();
+    preparedHere?.clear();
+  };
   /** `by`: the statement that it was prepared from. */
   const show = <O extends object>(object: O, whole = false, by?: unknown): O => {
     const proxy: O = new Proxy(object, {
@@ -173,7 +210,11 @@ export function view<T extends object>(
           const section = speaks || by !== undefined ? sectionHere() : undefined;
           const answered = section?.sent(speaks ? args[0] : by, valuesOf(name, args, speaks), !speaks);
           // Methods of native objects work on the object itself only.
-          const call = (): unknown => Reflect.apply(value as (...a: unknown[]) => unknown, object, args);
+          const apply = (): unknown => Reflect.apply(value as (...a: unknown[]) => unknown, object, args);
+          if (before) changes(object, whole, name);
+          const reused =
+            before && whole && name === "prepare" && args.length === 1 && typeof args[0] === "string";
+          const call = reused ? () => prepare(args[0] as string, apply) : apply;
           const hasCallback = answered !== undefined && tellsAnswer(args, answered);
           const free = whenFree(String(name), args, call);
           const made = timed(
@@ -202,7 +243,10 @@ export function view<T extends object>(
           return made instanceof Promise ? made.then((each) => shown(each, prepared)) : shown(made, prepared);
         };
       },
-      set: (_, name, value) => Reflect.set(object, name, value, object),
+      set(_, name, value) {
+        if (before) changes(object, whole, name);
+        return Reflect.set(object, name, value, object);
+      },
     });
     targets.set(proxy, object);
     return proxy;
@@ -222,6 +266,8 @@ export function view<T extends object>(
     sent: () => (waiting > 0 ? held?.then(nothing, nothing) : undefined),
     revoke() {
       state = "revoked";
+      for (const [statement, text] of preparedHere ?? []) before?.give(text, statement);
+      preparedHere?.clear();
     },
     async idle() {
       while (running.size > 0) await Promise.allSettled(running);

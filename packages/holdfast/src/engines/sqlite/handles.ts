@@ -4,7 +4,7 @@ import { NotInTransactionError, UnsupportedError, UsageError } from "../../seam/
 import { Turns } from "../../waiting/turns.ts";
 import { OneConnection } from "../../waiting/one-connection.ts";
 import type { Statement } from "../../seam/sql.ts";
-import { type View, type ViewOptions, behind, view } from "../../context/revocable.ts";
+import { type PreparedBefore, type View, behind, view } from "../../context/revocable.ts";
 import { GiveUp, type SqliteConnection, bound, render } from "./dialect.ts";
 import { sqlite } from "./index.ts";
 import { OpenFile, openFileOf } from "./open-file.ts";
@@ -45,6 +45,7 @@ type Fixed = "BEGIN DEFERRED" | "BEGIN IMMEDIATE" | "COMMIT" | "ROLLBACK";
 class HandleState<Handle extends object> {
   readonly driver: SqliteDriver<Handle>;
   readonly handle: Handle;
+  readonly callers = new CallersStatements();
   /** Preparing is most of the cost of these: 5 of them made a transaction four times as slow as without. */
   readonly #kept = new Map<Fixed, PreparedHandle>();
   /** The same of others that come again and again, those that came last. */
@@ -127,6 +128,27 @@ class HandleState<Handle extends object> {
     if (this.#own?.now === ms) return;
     this.driver.exec(this.handle, `PRAGMA busy_timeout = ${ms}`);
     if (this.#own) this.#own.now = ms;
+  }
+}
+
+/** Statements of the caller's, by their texts: to prepare one takes as long as to run it. */
+class CallersStatements implements PreparedBefore {
+  readonly #idle = new Map<string, object>();
+
+  take(text: string): object | undefined {
+    const statement = this.#idle.get(text);
+    this.#idle.delete(text);
+    return statement;
+  }
+
+  give(text: string, statement: object): void {
+    if (!this.#idle.has(text) && this.#idle.size >= mostKept)
+      this.#idle.delete(this.#idle.keys().next().value as string);
+    this.#idle.set(text, statement);
+  }
+
+  clear(): void {
+    this.#idle.clear();
   }
 }
 
@@ -297,7 +319,8 @@ export function fromHandles<Handle extends object>(
   };
 }
 
-const seen: ViewOptions = { makers: ["prepare"] };
+const seen = <Handle extends object>({ handle, callers }: HandleState<Handle>): View<Handle> =>
+  view(handle, { makers: ["prepare"], prepared: callers });
 
 interface Roads<Handle> {
   connect(purpose: Purpose): Promise<Pinned<Handle, SqliteConnection>>;
@@ -332,7 +355,7 @@ function one<Handle extends object>(driver: SqliteDriver<Handle>, handle: Handle
       throw error;
     }
     const connection = new HandleConnection(driver, writerQueue, file, handleState);
-    const own = view(handle, seen);
+    const own = seen(handleState);
     return {
       connection,
       native: own.proxy,
@@ -388,7 +411,7 @@ class Lent<Handle extends object> implements Pinned<Handle, SqliteConnection> {
   }
 
   get native(): Handle {
-    this.#seen ??= view(this.connection.handleState.handle, seen);
+    this.#seen ??= seen(this.connection.handleState);
     return this.#seen.proxy;
   }
 
