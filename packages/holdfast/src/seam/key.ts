@@ -100,13 +100,24 @@ function printable(value: string): string {
  */
 export function key(namespace: string, ...parts: KeyPart[]): Key {
   const texts = [namespace, ...parts].map(part);
-  return hashed(printable(texts.join(":")), texts, "");
+  return hashed(texts, "");
 }
 
-function hashed(name: string, texts: readonly string[], before: string): Key {
-  // As hexadecimal text, which is 8 µs cheaper than a Buffer of its own.
-  const hash = BigInt.asIntN(64, BigInt(`0x${digest("sha256", before + encode(texts), "hex").slice(0, 16)}`));
-  return make(name, `n${hash}`, texts, { kind: "name", hash });
+/** Those that were made last, by what was hashed: a digest costs more than all the rest of a key. */
+const recent = new Map<string, Key>();
+const mostRecent = 4096;
+
+function hashed(texts: readonly string[], before: string): Key {
+  const encoded = before + encode(texts);
+  let found = recent.get(encoded);
+  if (!found) {
+    // As hexadecimal text, which is 8 µs cheaper than a Buffer of its own.
+    const hash = BigInt.asIntN(64, BigInt(`0x${digest("sha256", encoded, "hex").slice(0, 16)}`));
+    found = make(printable(texts.join(":")), `n${hash}`, texts, { kind: "name", hash });
+    if (recent.size >= mostRecent) recent.clear();
+    recent.set(encoded, found);
+  }
+  return found;
 }
 
 /** What is hashed before the parts, in a schema that was chosen. No part begins like that. */
@@ -116,7 +127,7 @@ export function schemaPart(schema: string): string {
 
 /** The lock that a key names for those whose schema this is. What was named as a number, or by the server's hash, is the same for all. */
 export function keyIn(schema: string, given: Key): Key {
-  return given.form.kind === "name" ? hashed(given.name, given.parts, schemaPart(schema)) : given;
+  return given.form.kind === "name" ? hashed(given.parts, schemaPart(schema)) : given;
 }
 
 function integer(value: unknown, what: string, low: bigint, high: bigint): bigint {
