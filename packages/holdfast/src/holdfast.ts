@@ -166,7 +166,7 @@ export class Holdfast<Native> {
     const plan = planOf(
       options,
       this.#defaults,
-      wrongConnection.watches || watched?.wantsPlaces || this.#database.traits.synchronous
+      wrongConnection.watches || watched?.wantsPlaces
         ? callSites.here(alone ? this.tryLock : this.transaction, siteFrames)
         : undefined,
     );

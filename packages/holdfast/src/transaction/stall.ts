@@ -3,7 +3,7 @@
  * connection belongs to a transaction of the same process, both wait until the client's busy timeout is over. Afterwards a warning
  * names the place of the transaction.
  */
-import { type CallSite } from "../context/call-site.ts";
+import { callSites } from "../context/call-site.ts";
 import { emit } from "../events/events.ts";
 import { StalledError } from "../seam/errors.ts";
 
@@ -28,7 +28,8 @@ function look(): Look {
   return { at: performance.now(), cpuMs, sleeps: voluntaryContextSwitches };
 }
 
-const open = new Set<{ readonly site: CallSite | undefined }>();
+/** Transactions that are open. */
+const open = new Set<{ stalledMs: number }>();
 const told = new Set<string>();
 const mostTold = 1000;
 let last: Look | undefined;
@@ -42,11 +43,12 @@ function check(): void {
   const busy = (now.cpuMs - last.cpuMs) / (now.at - last.at);
   const sleeps = now.sleeps - last.sleeps;
   last = now;
-  if (busy < mostBusy && sleeps >= leastSleeps) for (const { site } of open) report(late, site);
+  if (busy < mostBusy && sleeps >= leastSleeps)
+    for (const transaction of open) transaction.stalledMs = Math.max(transaction.stalledMs, late);
 }
 
-function report(stalledMs: number, site: CallSite | undefined): void {
-  const place = site?.place;
+function report(stalledMs: number): void {
+  const { place } = callSites.here(report);
   emit("holdfast:transaction:stalled", () => ({ stalledMs, transaction: place }));
   const known = String(place);
   if (told.has(known) || told.size >= mostTold) return;
@@ -55,9 +57,12 @@ function report(stalledMs: number, site: CallSite | undefined): void {
   process.emitWarning(error.message, { type: error.name, code: error.code });
 }
 
-/** A transaction is open, until what this returns is called. */
-export function watchForStalls(site: CallSite | undefined): () => void {
-  const transaction = { site };
+/**
+ * A transaction is open, until what this returns is called: in a function that whoever opened the transaction awaits, so that the
+ * stack of then tells the place. To look where each transaction is opened costs a tenth of a short one.
+ */
+export function watchForStalls(): () => void {
+  const transaction = { stalledMs: 0 };
   if (!timer) {
     last = look();
     timer = setInterval(() => {
@@ -76,5 +81,6 @@ export function watchForStalls(site: CallSite | undefined): () => void {
     // It may end before timers get their turn.
     check();
     open.delete(transaction);
+    if (transaction.stalledMs > 0) report(transaction.stalledMs);
   };
 }

@@ -99,7 +99,7 @@ export class RunningBody<Native, C extends Connection> {
     const outer = deadline.signal;
     outer.addEventListener("abort", this.#onStop, { once: true });
     if (this.#ground.onLost) this.connection.lost.addEventListener("abort", this.#onLost, { once: true });
-    const unwatch = context.database.traits.synchronous ? watchForStalls(scope.site) : undefined;
+    const unwatch = context.database.traits.synchronous ? watchForStalls() : undefined;
     try {
       const enter = () => context.current.run(scope, () => Promise.resolve().then(() => body(scope)));
       const running = context.wrongConnection.theirs(() =>
