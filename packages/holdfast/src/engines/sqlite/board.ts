@@ -56,6 +56,7 @@ export class Board {
   #closed = false;
   #written = "[]";
   #timer: NodeJS.Timeout | undefined;
+  #later: NodeJS.Immediate | undefined;
 
   constructor(file: string) {
     this.#file = file;
@@ -71,8 +72,9 @@ export class Board {
     if (holds) this.#timer ??= setInterval(() => this.#look(), lookMs).unref();
   }
 
+  /** Written a moment later: the next transaction of this process writes anyway. */
   clear(owner: object): void {
-    if (this.#entries.delete(owner)) this.#write();
+    if (this.#entries.delete(owner)) this.#later ??= setImmediate(() => this.#write());
   }
 
   /** Whether one of these keys is known to be locked. */
@@ -98,6 +100,8 @@ export class Board {
   }
 
   #write(): void {
+    clearImmediate(this.#later);
+    this.#later = undefined;
     const text = JSON.stringify([...this.#entries.values()].flatMap(({ ids }) => [...ids]));
     if (text === this.#written || this.#closed) return;
     try {
