@@ -43,3 +43,11 @@ export function sleep(ms: number, signal?: AbortSignal, keepsAlive = true): Prom
     }
   });
 }
+
+/** Whether it comes within this time; it rejects if that does. */
+export function comesWithin(ms: number, promise: Promise<unknown>): Promise<boolean> {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => resolve(false), ms);
+    promise.then(() => resolve(true), reject).finally(() => clearTimeout(timer));
+  });
+}

@@ -1,6 +1,6 @@
 /** One run of the actors, in an order that is chosen step by step. */
-import { setTimeout as sleep } from "node:timers/promises";
 import { UsageError } from "../../seam/errors.ts";
+import { comesWithin } from "../../waiting/wait.ts";
 import { Actor, type ActorStage, type ActorStep } from "./actor.ts";
 import type { Fault, PlannedFault } from "./faults.ts";
 import { footprint, sameLabel } from "./statement.ts";
@@ -372,9 +372,7 @@ class Play {
     actor.sent.add(held.step);
     this.#unanswered = this.#cast.filter(({ sent }) => sent.size > 0).map(({ index }) => index);
     // What it takes to send it is bounded as well: if it does not end, the statement is one that is not answered.
-    const patience = new AbortController();
-    const late = sleep(this.#limits.idleMs, undefined, { signal: patience.signal }).catch(() => {});
-    await Promise.race([held.send(), late]).finally(() => patience.abort());
+    await comesWithin(this.#limits.idleMs, Promise.resolve(held.send()));
   }
 
   /** Whose turn was planned, if it can be taken. */
@@ -551,12 +549,8 @@ class Play {
 
   /** Whether something changes within this time. */
   async #change(ms: number): Promise<boolean> {
-    const patience = new AbortController();
     const most = Math.min(ms, this.#limits.until - performance.now() + 1);
-    const late = sleep(Math.max(most, 0), false, { signal: patience.signal }).catch(() => false);
-    const changed = await Promise.race([this.#wake.promise.then(() => true), late]);
-    patience.abort();
-    return changed;
+    return comesWithin(Math.max(most, 0), this.#wake.promise);
   }
 }
 
