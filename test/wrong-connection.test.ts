@@ -8,7 +8,7 @@ import { fromPglite } from "holdfast/pglite";
 import { createPool as createMariadbPool } from "mariadb";
 import { createPool } from "mysql2/promise";
 import { Pool } from "pg";
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 import { createDatabase, unavailable } from "./harness/databases.ts";
 
 interface Client {
@@ -80,6 +80,45 @@ test.for(["pg", "mysql2", "mariadb"] as const)("%s: is reported with both places
     // Outside of a transaction it is what everybody does.
     await outer.query("SELECT 1");
   } finally {
+    await hf.close();
+    await end();
+  }
+});
+
+test("in production too, where the place of a transaction is looked for on the stack", async ({ skip }) => {
+  skip(unavailable("postgres") !== undefined, unavailable("postgres"));
+  vi.stubEnv("NODE_ENV", "production");
+  const { outer, database, end } = await (scenes["pg"] as (max: number) => Promise<Scene>)(4);
+  const places = async (body: () => Promise<unknown>) => {
+    const wrong: unknown = await hf.transaction(body).catch((error: unknown) => error);
+    expect(wrong).toBeInstanceOf(WrongConnectionError);
+    return (wrong as Error).message.match(/wrong-connection\.test\.ts:\d+/g)?.length;
+  };
+  const awaited = async () => {
+    await new Promise((resolve) => setImmediate(resolve));
+    await outer.query("SELECT 1");
+  };
+  // No stack leads from here to the transaction.
+  const detached = () =>
+    new Promise((resolve, reject) => {
+      setImmediate(() => {
+        try {
+          outer.query("SELECT 1").then(resolve, reject);
+        } catch (error) {
+          reject(error as Error);
+        }
+      });
+    });
+  let hf = holdfast(database, { wrongConnection: "throw" });
+  try {
+    expect(await places(awaited)).toBe(2);
+    await hf.close();
+    hf = holdfast(database, { wrongConnection: "throw" });
+    expect(await places(detached)).toBe(1);
+    // From the first mistake on the place is noted.
+    expect(await places(detached)).toBe(2);
+  } finally {
+    vi.unstubAllEnvs();
     await hf.close();
     await end();
   }

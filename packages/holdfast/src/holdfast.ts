@@ -155,18 +155,23 @@ export class Holdfast<Native> {
    */
   transaction<T>(body: Body<Native, T>): Promise<T>;
   transaction<T>(options: TransactionOptions, body: Body<Native, T>): Promise<T>;
-  async transaction<T>(first: TransactionOptions | Body<Native, T>, second?: Body<Native, T>): Promise<T> {
-    const [options, body] = checkCall<TransactionOptions, Body<Native, T>>("hf.transaction", first, second);
-    return this.open(options, body);
+  transaction<T>(first: TransactionOptions | Body<Native, T>, second?: Body<Native, T>): Promise<T> {
+    // Not an async function: each one on the way costs every transaction some promises.
+    try {
+      const [options, body] = checkCall<TransactionOptions, Body<Native, T>>("hf.transaction", first, second);
+      return this.open(options, body);
+    } catch (error) {
+      return Promise.reject(error as Error);
+    }
   }
 
   /** Every transaction, however it was asked for. `alone`: the call, if it means that nobody else is at it while its body runs. */
-  protected async open<T>(options: TransactionOptions, body: Body<Native, T>, alone?: string): Promise<T> {
+  protected open<T>(options: TransactionOptions, body: Body<Native, T>, alone?: string): Promise<T> {
     const { wrongConnection, watch: watched } = this.#context;
     const plan = planOf(
       options,
       this.#defaults,
-      wrongConnection.watches || watched?.wantsPlaces
+      wrongConnection.notesPlaces || watched?.wantsPlaces
         ? callSites.here(alone ? this.tryLock : this.transaction, siteFrames)
         : undefined,
     );

@@ -14,6 +14,8 @@ export interface CallSite {
    * caller goes on in it too, and whatever else that one starts. Undefined: not known.
    */
   readonly resumed?: boolean;
+  /** Inside of something that we run, as a body: the place where it was handed to us, as far as the stack goes back. */
+  readonly around?: string | undefined;
 }
 
 /** Ours; in a bundle, where everything is one file, nothing can be told apart. */
@@ -54,6 +56,17 @@ class Captured implements CallSite {
     return below === undefined ? lines.length < this.#frames : isAwaiting.test(below) || isQueue.test(below);
   }
 
+  get around(): string | undefined {
+    let where: "before" | "theirs" | "ours" = "before";
+    for (const place of this.#places()) {
+      const theirs = isTheirs(place);
+      if (theirs && where === "ours") return place;
+      if (theirs) where = "theirs";
+      else if (where === "theirs" && isOurs(place)) where = "ours";
+    }
+    return undefined;
+  }
+
   *#places(): Generator<string> {
     for (const line of this.#trace.stack?.split("\n") ?? []) {
       const found = placeIn(line);
@@ -72,9 +85,12 @@ function placeIn(line: string): string | undefined {
   return found?.startsWith("file://") ? pathOf(found) : found;
 }
 
+function isOurs(place: string): boolean {
+  return [own, source].some((folder) => folder && place.startsWith(folder));
+}
+
 function isTheirs(place: string): boolean {
-  const ours = [own, source].some((folder) => folder && place.startsWith(folder));
-  return !ours && !/[\\/]node_modules[\\/]/.test(place);
+  return !isOurs(place) && !/[\\/]node_modules[\\/]/.test(place);
 }
 
 function pathOf(url: string): string {

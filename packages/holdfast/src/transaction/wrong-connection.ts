@@ -108,6 +108,8 @@ export class WrongConnectionGuard {
   readonly #told = new Set<string>();
   /** Transactions that wait for a second connection while they hold their own. */
   readonly #waiting = new Map<object, number>();
+  readonly #inProduction = globalThis.process?.env["NODE_ENV"] === "production";
+  #mistaken = false;
   readonly #end: (() => void) | undefined;
   readonly #endOpenings: (() => void) | undefined;
 
@@ -129,9 +131,12 @@ export class WrongConnectionGuard {
     this.#endOpenings = database.openings?.(opening);
   }
 
-  /** Whether anybody will ask where a transaction was opened. */
-  get watches(): boolean {
-    return this.#end !== undefined && this.#mode !== "off";
+  /**
+   * Whether the place of a transaction is noted when it is opened. That is a fourth of what we add to a short one, and few make this
+   * mistake: in production it is noted once one was made. The report of that one looks for the place on its own stack.
+   */
+  get notesPlaces(): boolean {
+    return this.#end !== undefined && this.#mode !== "off" && (!this.#inProduction || this.#mistaken);
   }
 
   close(): void {
@@ -175,7 +180,7 @@ export class WrongConnectionGuard {
   }
 
   /** For connections that we take ourselves, on purpose, while the caller holds one. */
-  async taking<T>(take: (granted: () => void) => Promise<T>): Promise<T> {
+  taking<T>(take: (granted: () => void) => Promise<T>): Promise<T> {
     const inside = this.#inside() ?? this.#openedHere();
     // In a transaction that the caller has joined, too, what we open is no mistake.
     // And what we open by the client's own means is not the caller's.
@@ -249,11 +254,14 @@ export class WrongConnectionGuard {
     place?: () => string | undefined,
   ): void {
     if (this.#mode === "off" || !protection.wrongConnection) return;
-    const at = callSites.here(this.#tell).place ?? place?.();
-    const error = made(at, site?.place);
-    emit("holdfast:connection:wrong", () => ({ query: at, transaction: site?.place }));
+    const here = callSites.here(this.#tell);
+    const at = here.place ?? place?.();
+    const of = (site ?? { place: here.around }).place;
+    this.#mistaken = true;
+    const error = made(at, of);
+    emit("holdfast:connection:wrong", () => ({ query: at, transaction: of }));
     if (this.#mode !== "warn") throw error;
-    const pair = `${at}\n${site?.place}`;
+    const pair = `${at}\n${of}`;
     if (this.#told.has(pair) || this.#told.size >= most) return;
     this.#told.add(pair);
     process.emitWarning(error.message, { type: error.name, code: error.code });
@@ -266,8 +274,11 @@ export class WrongConnectionGuard {
     const { max = Infinity } = room;
     if (room.out >= max) sectionHere()?.saw("pool", this.#site(place));
     const waiting = this.#waiting.has(root) ? this.#waiting.size : this.#waiting.size + 1;
-    if (room.out >= max && waiting >= max)
-      throw new PoolExhaustedError(max, callSites.here(this.#queue).place ?? place?.(), site?.place);
+    if (room.out >= max && waiting >= max) {
+      const here = callSites.here(this.#queue);
+      this.#mistaken = true;
+      throw new PoolExhaustedError(max, here.place ?? place?.(), (site ?? { place: here.around }).place);
+    }
     this.#waiting.set(root, (this.#waiting.get(root) ?? 0) + 1);
     void granted().then(() => {
       const count = (this.#waiting.get(root) ?? 1) - 1;

@@ -11,22 +11,34 @@ export class Silence extends Error {
   }
 }
 
-/** Rejects with {@link Silence} if nothing has come `ms` after the call. */
-export async function within<T>(ms: number, running: Promise<T>): Promise<T> {
-  if (await isSettled(running)) return running;
-  return new Promise((resolve, reject) => {
-    const timer = setTimeout(() => reject(new Silence()), ms);
-    running.then(resolve, reject).finally(() => clearTimeout(timer));
-  });
-}
+/** A tick later: what a synchronous client has done at once is settled by then, and nothing has to be watched. */
+const soon = Promise.resolve();
 
-/** Whether it was done at once, by a client that is synchronous: then nothing has to be watched. */
-async function isSettled(running: Promise<unknown>): Promise<boolean> {
-  let settled = false;
-  const settle = () => (settled = true);
-  running.then(settle, settle);
-  await Promise.resolve();
-  return settled;
+// These run several times in each transaction: with callbacks, since each `await` costs three promises.
+
+/** Rejects with {@link Silence} if nothing has come `ms` after the call. */
+export function within<T>(ms: number, running: Promise<T>): Promise<T> {
+  return new Promise((resolve, reject) => {
+    let settled = false;
+    let timer: NodeJS.Timeout | undefined;
+    const settle = () => {
+      settled = true;
+      clearTimeout(timer);
+    };
+    running.then(
+      (value) => {
+        settle();
+        resolve(value);
+      },
+      (error: unknown) => {
+        settle();
+        reject(error);
+      },
+    );
+    void soon.then(() => {
+      if (!settled) timer = setTimeout(() => reject(new Silence()), ms);
+    });
+  });
 }
 
 /**
@@ -70,68 +82,74 @@ export class Cancelling {
  * later statement, so the connection is clean for whatever comes next; unless the server falls silent, which is
  * told by `onSilence`.
  */
-export async function interruptible<T>(
+export function interruptible<T>(
   connection: Connection,
   signal: AbortSignal | undefined,
   run: () => Promise<T>,
   onSilence: () => void = () => {},
 ): Promise<T> {
   if (!signal) return run();
-  signal.throwIfAborted();
-  const running = run();
-  if (await isSettled(running)) {
+  return new Promise((resolve, reject) => {
     signal.throwIfAborted();
-    return running;
-  }
-  let cancelling: Cancelling | undefined;
-  let fallSilent!: (error: Silence) => void;
-  const answer = new Promise<T>((resolve, reject) => {
-    fallSilent = reject;
-    running.then(resolve, reject);
+    let settled = false;
+    let listens = false;
+    let cancelling: Cancelling | undefined;
+    const settle = (then: () => void) => {
+      if (settled) return;
+      settled = true;
+      if (listens) signal.removeEventListener("abort", onAbort);
+      if (cancelling) void cancelling.end().catch(onSilence).then(then);
+      else then();
+    };
+    const failed = (error: unknown) => {
+      if (error instanceof Silence) onSilence();
+      settle(() => reject(signal.aborted ? signal.reason : error));
+    };
+    const onAbort = () => {
+      if (connection.cancel) cancelling = new Cancelling(connection, failed);
+    };
+    run().then((value) => {
+      // Granted at the very instant of the abort: the caller no longer wants it, and our caller rolls back.
+      settle(() => (signal.aborted ? reject(signal.reason) : resolve(value)));
+    }, failed);
+    void soon.then(() => {
+      if (settled) return;
+      if (signal.aborted) return onAbort();
+      listens = true;
+      signal.addEventListener("abort", onAbort, { once: true });
+    });
   });
-  const onAbort = () => {
-    if (connection.cancel) cancelling = new Cancelling(connection, fallSilent);
-  };
-  if (signal.aborted) onAbort();
-  else signal.addEventListener("abort", onAbort, { once: true });
-  try {
-    const value = await answer;
-    // Granted at the very instant of the abort: the caller no longer wants it, and our caller rolls back.
-    signal.throwIfAborted();
-    return value;
-  } catch (error) {
-    if (error instanceof Silence) onSilence();
-    throw signal.aborted ? signal.reason : error;
-  } finally {
-    signal.removeEventListener("abort", onAbort);
-    await cancelling?.end().catch(onSilence);
-  }
 }
 
 /**
  * Runs a statement that is ended on the server if it takes longer: then undefined, whatever it says. With a timer alone, as most
  * are done long before: an AbortController, its signal and their listeners are a tenth of what a short statement costs.
  */
-export async function boundedBy<T>(
+export function boundedBy<T>(
   connection: Connection,
   ms: number,
   run: () => Promise<T>,
 ): Promise<{ readonly value: T } | undefined> {
-  let cancelling: Cancelling | undefined;
-  let fallSilent!: (error: Silence) => void;
-  const timer = setTimeout(() => (cancelling = new Cancelling(connection, fallSilent)), ms);
-  try {
-    const value = await new Promise<T>((resolve, reject) => {
-      fallSilent = reject;
-      run().then(resolve, reject);
-    });
-    // Answered at the very instant of the cancel request, or after it.
-    return cancelling ? undefined : { value };
-  } catch (error) {
-    if (cancelling) return undefined;
-    throw error;
-  } finally {
-    clearTimeout(timer);
-    await cancelling?.end().catch(() => {});
-  }
+  return new Promise((resolve, reject) => {
+    let cancelling: Cancelling | undefined;
+    // Answered at the very instant of the cancel request, or after it, or never: it took too long.
+    const late = () =>
+      void cancelling?.end().then(
+        () => resolve(undefined),
+        () => resolve(undefined),
+      );
+    const timer = setTimeout(() => (cancelling = new Cancelling(connection, late)), ms);
+    run().then(
+      (value) => {
+        clearTimeout(timer);
+        if (cancelling) late();
+        else resolve({ value });
+      },
+      (error: unknown) => {
+        clearTimeout(timer);
+        if (cancelling) late();
+        else reject(error);
+      },
+    );
+  });
 }

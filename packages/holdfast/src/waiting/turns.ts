@@ -51,24 +51,33 @@ export class Turns {
  * What `waiting` brings, unless the signal aborts first. Pools cannot take a request back: what they bring too
  * late is handed straight on to `giveBack`.
  */
-export async function unlessAborted<T>(
+export function unlessAborted<T>(
   waiting: Promise<T>,
   signal: AbortSignal | undefined,
   giveBack: (late: T) => void,
 ): Promise<T> {
   if (!signal) return waiting;
-  let onAbort!: () => void;
-  const aborted = new Promise<never>((_, reject) => {
-    onAbort = () => reject(signal.reason as Error);
-    if (signal.aborted) onAbort();
-    else signal.addEventListener("abort", onAbort, { once: true });
+  return new Promise((resolve, reject) => {
+    let isLate = false;
+    const onAbort = () => {
+      isLate = true;
+      void waiting.then(giveBack).catch(() => {});
+      reject(signal.reason as Error);
+    };
+    if (signal.aborted) return onAbort();
+    signal.addEventListener("abort", onAbort, { once: true });
+    const settled = () => {
+      if (!isLate) signal.removeEventListener("abort", onAbort);
+    };
+    waiting.then(
+      (value) => {
+        settled();
+        resolve(value);
+      },
+      (error: unknown) => {
+        settled();
+        reject(error as Error);
+      },
+    );
   });
-  try {
-    return await Promise.race([waiting, aborted]);
-  } catch (error) {
-    if (signal.aborted) void waiting.then(giveBack).catch(() => {});
-    throw error;
-  } finally {
-    signal.removeEventListener("abort", onAbort);
-  }
 }

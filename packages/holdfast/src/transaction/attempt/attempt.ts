@@ -142,8 +142,9 @@ export class Attempt<Native, C extends Connection> implements Ran<Native, C> {
       ({ reusable } = committed);
       if (committed.failed) throw committed.failed.error;
     } finally {
+      const released = pinned.release(!reusable);
       // A connection that nobody answers on any more is not waited for.
-      await within(graceMs, Promise.resolve(pinned.release(!reusable))).catch(() => {});
+      if (released) await within(graceMs, released).catch(() => {});
     }
     // Only now: a pool may have no other connection to ask on.
     return this.#answer(outcome, committed.unanswered);
