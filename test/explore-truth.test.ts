@@ -18,7 +18,7 @@ const long = process.env["HOLDFAST_LONG"] === "1";
 const given = (name: string) => (process.env[name] === undefined ? undefined : Number(process.env[name]));
 const only = given("HOLDFAST_PROGRAM");
 /** Of all programs, those with a race at least; others are left out until it is so. */
-const wantedRaces = 0.4;
+const wantedRaces = 0.36;
 const leastRaces = 1 / 3;
 /** Those of which the explorer may say that it has not tried everything. */
 const mostDoubts = 1 / 4;
@@ -29,7 +29,7 @@ const seed = long || process.env["HOLDFAST_SEED"] !== undefined ? inject("seed")
 /** However little time there is. */
 const leastPrograms = 5;
 /** Interleavings of one program. */
-const mostRuns = long ? 200 : 90;
+const mostRuns = long ? 200 : 40;
 /** One in so many is explored without pruning too. */
 const unprunedEach = long ? 10 : 20;
 /** Programs that are judged wrongly, after which there is no use in going on. */
@@ -48,26 +48,26 @@ interface Engine {
 const engines: readonly Engine[] = [
   {
     name: "postgres",
-    programs: 120,
-    minutes: 0.8,
+    programs: 80,
+    minutes: 1,
     open: onPostgres,
     why: () => unavailable("postgres"),
   },
   {
     name: "mysql",
-    programs: 60,
-    minutes: 0.5,
+    programs: 50,
+    minutes: 1,
     open: () => onMysql("mysql"),
     why: () => unavailable("mysql"),
   },
   {
     name: "mariadb",
-    programs: 60,
-    minutes: 0.5,
+    programs: 70,
+    minutes: 1,
     open: () => onMysql("mariadb"),
     why: () => unavailable("mariadb"),
   },
-  { name: "sqlite", programs: 60, minutes: 0.5, open: onSqlite, why: () => undefined },
+  { name: "sqlite", programs: 100, minutes: 1, open: onSqlite, why: () => undefined },
 ];
 
 class Tally {

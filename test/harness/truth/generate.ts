@@ -322,7 +322,7 @@ class Generator {
         body.push(this.#statement("reads", inside));
         if (depth < 2 && draw.chance(0.5))
           body.push({ do: "if below", limit: draw.of(1, 2, 3), body: [this.#statement("writes", inside)] });
-      } else if (kind >= 16 && this.#left > 1) body.push(...this.#readAndWrite(inside));
+      } else if (kind >= 14 && this.#left > 1) body.push(...this.#readAndWrite(inside));
       else if (kind === 9 && this.#can("numbered tables") && this.#left > 2) body.push(...this.#poll());
       else body.push(this.#statement(draw.chance(0.35) ? "reads" : "writes", inside));
     }
