@@ -105,7 +105,7 @@ test("in production too, where the place of a transaction is looked for on the s
         try {
           outer.query("SELECT 1").then(resolve, reject);
         } catch (error) {
-          reject(error as Error);
+          reject(error);
         }
       });
     });

@@ -161,7 +161,7 @@ export class Holdfast<Native> {
       const [options, body] = checkCall<TransactionOptions, Body<Native, T>>("hf.transaction", first, second);
       return this.open(options, body);
     } catch (error) {
-      return Promise.reject(error as Error);
+      return Promise.reject(error);
     }
   }
 

@@ -76,7 +76,7 @@ export function unlessAborted<T>(
       },
       (error: unknown) => {
         settled();
-        reject(error as Error);
+        reject(error);
       },
     );
   });
