@@ -79,6 +79,13 @@ const starts: Readonly<Record<string, Call["start"]>> = {
     },
   }),
 
+  "hf.transactionSync with a lock, INSERT": ({ hf }) => {
+    const statement = sql`INSERT INTO upload (user_id, bytes) VALUES (${"ada"}, ${1})`;
+    return {
+      run: () => Promise.resolve(hf.transactionSync({ lock }, (tx) => tx.query(statement))),
+    };
+  },
+
   "hf.transaction, tx.row": ({ hf }) => ({ run: () => hf.transaction((tx) => tx.row("account", 1)) }),
   "hf.transaction, tx.rows of two": ({ hf }) => ({
     run: () => hf.transaction((tx) => tx.rows("account", [1, 2])),

@@ -36,6 +36,7 @@ import {
 import { withConnection } from "./transaction/one-shot.ts";
 import { type HoldfastOptions, checkDefaults, checkOptions } from "./options.ts";
 import { type Defaults, planOf } from "./transaction/plan.ts";
+import { type SyncBody, type SyncOptions, SyncTransactions } from "./transaction/sync.ts";
 import { presenting } from "./transaction/present.ts";
 import { type TransactionOptions, runTransaction } from "./transaction/transaction.ts";
 import type { Body } from "./transaction/types.ts";
@@ -72,6 +73,7 @@ export class Holdfast<Native> {
   readonly #database: Database<Native, Connection>;
   readonly #context: InstanceContext<Native, Connection>;
   readonly #current = new Inside<Scope<Native, Connection>>();
+  readonly #sync: SyncTransactions<Native, Connection>;
   readonly #sessions: Sessions<Native, Connection>;
   readonly #leases: LeaseManager<Native, Connection>;
   readonly #common: Common;
@@ -142,6 +144,7 @@ export class Holdfast<Native> {
     };
     const home = new Home(this.#context);
     this.#sessions = new Sessions(this.#context);
+    this.#sync = new SyncTransactions(this.#context);
     this.#leases = new LeaseManager(this.#context);
     this.#context.started.finally(() => Promise.all([this.#sessions.close(), this.#leases.close()]));
     remember(given);
@@ -181,6 +184,22 @@ export class Holdfast<Native> {
     return this.#context.started.during(alone ?? "hf.transaction", () =>
       runTransaction(this.#context, { ...plan, alone }, body),
     );
+  }
+
+  /**
+   * The same for a client whose calls are over when they return (better-sqlite3, node:sqlite), and a body that is: it costs a
+   * fraction of `hf.transaction`. The whole process stands still meanwhile, also while it waits for the locks.
+   */
+  transactionSync<T>(body: SyncBody<Native, T>): T;
+  transactionSync<T>(options: SyncOptions, body: SyncBody<Native, T>): T;
+  transactionSync<T>(first: SyncOptions | SyncBody<Native, T>, second?: SyncBody<Native, T>): T {
+    const [options, body] = checkCall<SyncOptions, SyncBody<Native, T>>(
+      "hf.transactionSync",
+      first,
+      second,
+      "a function",
+    );
+    return this.#sync.run(options, body);
   }
 
   /** `hf.transaction({ lock }, body)` for the common case. */

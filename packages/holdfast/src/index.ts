@@ -7,6 +7,7 @@ export { sql } from "./seam/sql.ts";
 export type { Statement } from "./seam/sql.ts";
 export type { LockOptions, NestedOptions, Transaction } from "./transaction/scope.ts";
 export type { TransactionOptions } from "./transaction/transaction.ts";
+export type { SyncBody, SyncOptions, SyncTransaction } from "./transaction/sync.ts";
 export type { OwnRetryOptions, RetryOptions } from "./transaction/retry.ts";
 export type {
   ClientTraits,

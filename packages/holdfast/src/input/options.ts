@@ -16,9 +16,13 @@ export function checkSignal(signal: unknown): void {
 }
 
 /** `(body)` or `(options, body)`. */
-export function checkCall<O extends object, B>(call: string, first: O | B, second: B | undefined): [O, B] {
+export function checkCall<O extends object, B>(
+  call: string,
+  first: O | B,
+  second: B | undefined,
+  kind = "an async function",
+): [O, B] {
   const [options, body] = typeof first === "function" ? [{} as O, first as B] : [first as O, second as B];
-  if (typeof body !== "function")
-    throw new UsageError(`${call}(options, body): the body must be an async function`);
+  if (typeof body !== "function") throw new UsageError(`${call}(options, body): the body must be ${kind}`);
   return [options, body];
 }

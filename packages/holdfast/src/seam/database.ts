@@ -195,6 +195,22 @@ export interface QueryLock {
   readonly wait: "nowait" | "skip" | "bounded";
 }
 
+/** A transaction whose body is over when it returns. */
+export interface SyncCall {
+  readonly locks: readonly LockRequest[];
+  /** How long the process may stand still until they are free. */
+  readonly wait: Wait;
+  readonly readOnly: boolean;
+  /** Of the locks, for people. */
+  names(): readonly string[];
+}
+
+/** What the body of such a transaction has. */
+export interface SyncInside<Native> {
+  readonly native: Native;
+  query(statement: Statement): readonly Row[];
+}
+
 /** What `fromPg(pool)`, `fromPrisma(client)`… return. It has `connect` or `transaction`, or both. */
 export interface Database<Native = unknown, C extends Connection = Connection> {
   readonly engine: Engine<C>;
@@ -206,6 +222,8 @@ export interface Database<Native = unknown, C extends Connection = Connection> {
    * `runInClient`, which bounds it.
    */
   transaction?(options: ClientTransaction, body: (lent: Lent<Native, C>) => Promise<void>): Promise<unknown>;
+  /** For clients whose calls are over when they return: so is this. Throws `Refused` if the locks are not free in time. */
+  transactionSync?<T>(call: SyncCall, body: (inside: SyncInside<Native>) => T): T;
   /** Writes what the client would keep back until COMMIT, as the last part of a body: it can fail, and be cancelled, as one. */
   flush?(native: Native): Promise<void>;
   /**

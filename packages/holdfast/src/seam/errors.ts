@@ -130,6 +130,15 @@ export class FileBusyError extends HoldfastError {
     this.keys = keys;
     this.waitedMs = waitedMs;
   }
+
+  /** Of a call that is synchronous: whoever writes cannot go on before it has returned. */
+  static own(keys: readonly string[]): FileBusyError {
+    const error = new FileBusyError(keys, 0);
+    error.message =
+      "Another transaction of this process writes to the file, and cannot end while hf.transactionSync waits for it. " +
+      "Use hf.transaction here, or try again after that one has ended.";
+    return error;
+  }
 }
 
 export class DeadlockError extends HoldfastError {

@@ -20,6 +20,11 @@ export class OneConnection {
   /** Keys of those inside or in line. */
   readonly #keys = new Map<string, number>();
 
+  /** For a call during which nobody else of this process runs. Undefined: somebody is inside. */
+  enterNow(): (() => void) | undefined {
+    return this.#queue.enterNow();
+  }
+
   async enter({ locks, wait, signal }: Purpose): Promise<() => void> {
     const contended = locks.some(({ key }) => this.#keys.has(key.id));
     if (contended && wait === "nowait") throw new Refused("busy", 0);

@@ -12,6 +12,17 @@ export class Turns {
     signal?.throwIfAborted();
     if (this.#free > 0) this.#free--;
     else await this.#stand(signal);
+    return this.#leaving();
+  }
+
+  /** The same without waiting. Undefined: no place is free. */
+  enterNow(): (() => void) | undefined {
+    if (this.#free === 0) return undefined;
+    this.#free--;
+    return this.#leaving();
+  }
+
+  #leaving(): () => void {
     let left = false;
     return () => {
       if (left) return;

@@ -44,6 +44,13 @@ export function sleep(ms: number, signal?: AbortSignal, keepsAlive = true): Prom
   });
 }
 
+const cell = new Int32Array(new SharedArrayBuffer(4));
+
+/** The whole process stands still, and lets others go on. */
+export function standStill(ms: number): void {
+  Atomics.wait(cell, 0, 0, ms);
+}
+
 /** Whether it comes within this time; it rejects if that does. */
 export function comesWithin(ms: number, promise: Promise<unknown>): Promise<boolean> {
   return new Promise((resolve, reject) => {

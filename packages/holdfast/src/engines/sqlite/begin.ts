@@ -29,7 +29,7 @@ export const fileMs = 2000;
 const lookMs = 25;
 
 /** How often to try. Of a process only the first in line does. */
-const longestPauseMs = 5;
+export const longestPauseMs = 5;
 
 /** What says that the file is busy. */
 type Busy = { readonly error: unknown } | undefined;
@@ -179,7 +179,7 @@ export async function ask(
 }
 
 /** Without WAL a reader can be in the way of COMMIT; the transaction stays open meanwhile. */
-const commitMs = 10_000;
+export const commitMs = 10_000;
 
 function finish(connection: SqliteConnection, how: "commit" | "rollback"): Soon<void> {
   const ending =
@@ -198,7 +198,7 @@ function fileBusy(waitedMs: number, busy: Busy): FileBusyError {
   return new FileBusyError([], Math.round(waitedMs), busy?.error);
 }
 
-const inOwn =
+export const inOwn =
   "This client is inside a transaction of your own: end it first, use hf.join(…), or give Holdfast a function that opens another handle.";
 
 /** How a body is run as the writer. */
@@ -372,7 +372,7 @@ const writable = new WeakSet<object>();
  * On a handle that cannot write, BEGIN IMMEDIATE begins a transaction that only reads, and says nothing: any number of them
  * run at a time. So each handle is made to write once: what is written there is there already.
  */
-function assertWriter(connection: SqliteConnection): Soon<void> {
+export function assertWriter(connection: SqliteConnection): Soon<void> {
   if (writable.has(connection.opened)) return;
   const written = rewrite(connection);
   const seen = () => {
@@ -413,7 +413,7 @@ async function rewriteLater(connection: SqliteConnection): Promise<void> {
   }
 }
 
-function fileError(connection: SqliteConnection, error: unknown): unknown {
+export function fileError(connection: SqliteConnection, error: unknown): unknown {
   if (failureOf(connection, error) !== "read-only") return error;
   connection.file?.check(true);
   return ReplicaError.file(error);

@@ -1,10 +1,20 @@
 /** Clients whose handle is one connection to a file in this process, and whose calls are synchronous. */
-import type { Database, DriverError, Pinned, Purpose, Result, Row } from "../../seam/database.ts";
-import { NotInTransactionError, UnsupportedError, UsageError } from "../../seam/errors.ts";
+import type {
+  Database,
+  DriverError,
+  Pinned,
+  Purpose,
+  Result,
+  Row,
+  SyncCall,
+  SyncInside,
+} from "../../seam/database.ts";
+import { FileBusyError, NotInTransactionError, UnsupportedError, UsageError } from "../../seam/errors.ts";
 import { Turns } from "../../waiting/turns.ts";
 import { OneConnection } from "../../waiting/one-connection.ts";
 import type { Statement } from "../../seam/sql.ts";
 import { type PreparedBefore, type View, behind, view } from "../../context/revocable.ts";
+import { atOnce } from "./at-once.ts";
 import { GiveUp, type SqliteConnection, bound, render } from "./dialect.ts";
 import { sqlite } from "./index.ts";
 import { OpenFile, openFileOf } from "./open-file.ts";
@@ -324,6 +334,7 @@ const seen = <Handle extends object>({ handle, callers }: HandleState<Handle>): 
 
 interface Roads<Handle> {
   connect(purpose: Purpose): Promise<Pinned<Handle, SqliteConnection>>;
+  transactionSync<T>(call: SyncCall, body: (inside: SyncInside<Handle>) => T): T;
   /** What stands for the file. Undefined: it is in memory. */
   home(): WriterQueue | undefined;
   close?(): void;
@@ -342,8 +353,7 @@ function one<Handle extends object>(driver: SqliteDriver<Handle>, handle: Handle
     }
     return writerQueue;
   };
-  const connect: Roads<Handle>["connect"] = async (purpose) => {
-    const leave = await door.enter(purpose);
+  const entered = (leave: () => void): Pinned<Handle, HandleConnection<Handle>> => {
     let theirs: boolean;
     try {
       if (leftover.has(handle)) undo(driver, handle);
@@ -371,7 +381,15 @@ function one<Handle extends object>(driver: SqliteDriver<Handle>, handle: Handle
       },
     };
   };
-  return { connect, home };
+  return {
+    connect: async (purpose) => entered(await door.enter(purpose)),
+    transactionSync(call, body) {
+      const leave = door.enterNow();
+      if (!leave) throw FileBusyError.own(call.names());
+      return atOnce(entered(leave), call, body);
+    },
+    home,
+  };
 }
 
 /** Handles that still are inside a transaction that was given up. */
@@ -398,7 +416,7 @@ function close<Handle extends object>(driver: SqliteDriver<Handle>, handle: Hand
 }
 
 /** A connection of the pool. A class, since V8 is slow to make objects that have an accessor of their own. */
-class Lent<Handle extends object> implements Pinned<Handle, SqliteConnection> {
+class Lent<Handle extends object> implements Pinned<Handle, HandleConnection<Handle>> {
   readonly connection: HandleConnection<Handle>;
   readonly #handlePool: HandlePool<Handle>;
   readonly #leave: () => void;
@@ -501,6 +519,11 @@ function pool<Handle extends object>(
   };
   return {
     connect,
+    transactionSync(call, body) {
+      home();
+      const connection = new HandleConnection(driver, writerQueue, openFile, handlePool);
+      return atOnce(new Lent(connection, handlePool, () => {}), call, body);
+    },
     home,
     close() {
       for (const { handle } of idle.splice(0)) close(driver, handle);
