@@ -122,6 +122,22 @@ describe.each(Object.keys(clients) as (keyof typeof clients)[])("%s", (client) =
     expect(counted()).toBe(0);
   });
 
+  test("an inner one that rolls all of it back throws its own error, and the outer one is told", () => {
+    const mine = new Error("mine");
+    const inner = () =>
+      hf.transactionSync(({ client: db }) => {
+        db.exec("ROLLBACK");
+        throw mine;
+      });
+    const outer = () =>
+      hf.transactionSync(({ client: db }) => {
+        add(db);
+        expect(inner).toThrow(mine);
+      });
+    expect(outer).toThrow(expect.objectContaining({ code: "HF_TRANSACTION_ABORTED" }));
+    expect(counted()).toBe(0);
+  });
+
   test("an iterator that was left open undoes it, and the next one goes on", async () => {
     let rows: Iterator<unknown> | undefined;
     const left = () =>

@@ -73,8 +73,12 @@ class SyncScope<Native> implements SyncTransaction<Native> {
       savepoint("RELEASE");
       return value;
     } catch (error) {
-      savepoint("ROLLBACK TO");
-      savepoint("RELEASE");
+      try {
+        savepoint("ROLLBACK TO");
+        savepoint("RELEASE");
+      } catch {
+        // The whole transaction was rolled back, as its end will tell.
+      }
       throw error;
     }
   }
