@@ -8,16 +8,7 @@ import { type Holdfast, holdfast, key } from "holdfast";
 import { fromBetterSqlite3 } from "holdfast/better-sqlite3";
 import { fromNodeSqlite } from "holdfast/node-sqlite";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
-
-/** What both clients have. */
-interface Handle {
-  prepare(text: string): {
-    run(...values: unknown[]): unknown;
-    get(...values: unknown[]): unknown;
-    iterate(...values: unknown[]): Iterator<unknown>;
-  };
-  exec(text: string): void;
-}
+import type { SqliteHandle as Handle } from "./harness/sqlite-handle.ts";
 
 const clients = {
   "better-sqlite3": (file: string) => {

@@ -23,16 +23,8 @@ import { fromNodeSqlite } from "holdfast/node-sqlite";
 import { fromPg } from "holdfast/pg";
 import { Pool } from "pg";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import type { SqliteHandle as Handle } from "./harness/sqlite-handle.ts";
 import { eventually } from "./harness/wait.ts";
-
-interface Handle {
-  prepare(text: string): {
-    run(...values: unknown[]): unknown;
-    get(...values: unknown[]): unknown;
-    iterate(...values: unknown[]): Iterator<unknown>;
-  };
-  exec(text: string): void;
-}
 
 /** Each with one handle, and with a function that opens them. */
 const clients = {

@@ -58,6 +58,12 @@ export const strategies = [
 ] as const;
 export type Strategy = (typeof strategies)[number];
 
+/** What locks of transactions can do here. */
+export type LockSupport = Pick<
+  Capabilities,
+  "transactionLocks" | "joinedLocks" | "sharedLocks" | "foreignKeys" | "namedLocks"
+>;
+
 /** One table of what a database, reached through a client, can promise. Shared code asks this, and nothing else. */
 export interface Capabilities {
   readonly engine: string;

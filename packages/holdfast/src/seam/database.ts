@@ -5,7 +5,7 @@
  */
 import type { Agreements } from "./agreements.ts";
 import type { Audits } from "../audit/store.ts";
-import type { Capabilities, Probed, Strategy, Support, Unsupported } from "./capabilities.ts";
+import type { Capabilities, Probed, Strategy, Support, Unsupported, LockSupport } from "./capabilities.ts";
 import type { HiddenRows, Holder } from "./errors.ts";
 import type { LockView } from "./inspect.ts";
 import type { LockRequest } from "./key.ts";
@@ -211,6 +211,14 @@ export interface SyncInside<Native> {
   query(statement: Statement): readonly Row[];
 }
 
+/** A client whose calls are over when they return. */
+export interface SyncClient<Native> {
+  /** What the engine would say of them: nobody can be asked in between. */
+  readonly locks: LockSupport;
+  /** Runs a body as a transaction. Throws `Refused` if the locks are not free in time. */
+  run<T>(call: SyncCall, body: (inside: SyncInside<Native>) => T): T;
+}
+
 /** What `fromPg(pool)`, `fromPrisma(client)`… return. It has `connect` or `transaction`, or both. */
 export interface Database<Native = unknown, C extends Connection = Connection> {
   readonly engine: Engine<C>;
@@ -222,8 +230,7 @@ export interface Database<Native = unknown, C extends Connection = Connection> {
    * `runInClient`, which bounds it.
    */
   transaction?(options: ClientTransaction, body: (lent: Lent<Native, C>) => Promise<void>): Promise<unknown>;
-  /** For clients whose calls are over when they return: so is this. Throws `Refused` if the locks are not free in time. */
-  transactionSync?<T>(call: SyncCall, body: (inside: SyncInside<Native>) => T): T;
+  readonly sync?: SyncClient<Native>;
   /** Writes what the client would keep back until COMMIT, as the last part of a body: it can fail, and be cancelled, as one. */
   flush?(native: Native): Promise<void>;
   /**

@@ -131,7 +131,7 @@ export class FileBusyError extends HoldfastError {
     this.waitedMs = waitedMs;
   }
 
-  /** Of a call that is synchronous: whoever writes cannot go on before it has returned. */
+  /** For a synchronous call: the writer is a transaction of this process, which cannot go on until the call has returned. */
   static own(keys: readonly string[]): FileBusyError {
     const error = new FileBusyError(keys, 0);
     error.message =

@@ -103,9 +103,10 @@ export function key(namespace: string, ...parts: KeyPart[]): Key {
   return hashed(texts, "");
 }
 
-/** Those that were made last, by what was hashed: a digest costs more than all the rest of a key. */
+/** Keys that were made lately, by what was hashed: a digest costs more than all the rest of a key. Long ones are not kept. */
 const recent = new Map<string, Key>();
 const mostRecent = 4096;
+const longestRecent = 500;
 
 function hashed(texts: readonly string[], before: string): Key {
   const encoded = before + encode(texts);
@@ -114,8 +115,10 @@ function hashed(texts: readonly string[], before: string): Key {
     // As hexadecimal text, which is 8 µs cheaper than a Buffer of its own.
     const hash = BigInt.asIntN(64, BigInt(`0x${digest("sha256", encoded, "hex").slice(0, 16)}`));
     found = make(printable(texts.join(":")), `n${hash}`, texts, { kind: "name", hash });
-    if (recent.size >= mostRecent) recent.clear();
-    recent.set(encoded, found);
+    if (encoded.length <= longestRecent) {
+      if (recent.size >= mostRecent) recent.clear();
+      recent.set(encoded, found);
+    }
   }
   return found;
 }

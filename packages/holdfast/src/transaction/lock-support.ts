@@ -1,5 +1,5 @@
 /** What locks of transactions are worth on the database at hand. */
-import { type Capabilities, require } from "../seam/capabilities.ts";
+import { type Capabilities, type LockSupport, require } from "../seam/capabilities.ts";
 import type { Connection } from "../seam/database.ts";
 import { StrategyError, UnsupportedError, some } from "../seam/errors.ts";
 import { type Key, type LockRequest, keyNames } from "../seam/key.ts";
@@ -19,7 +19,7 @@ export function checkInside(requests: readonly LockRequest[]): void {
 
 export function checkSupport(
   requests: readonly LockRequest[],
-  capabilities: Capabilities,
+  capabilities: LockSupport,
   joined: boolean,
 ): void {
   if (requests.length === 0) return;

@@ -58,8 +58,8 @@ function report(stalledMs: number): void {
 }
 
 /**
- * A transaction is open, until what this returns is called: in a function that whoever opened the transaction awaits, so that the
- * stack of then tells the place. To look where each transaction is opened costs a tenth of a short one.
+ * Watches a transaction from now until the returned function is called. Call it from a function that the caller of the transaction
+ * awaits: then the stack names the caller's place. To note the place of every transaction would cost a tenth of a short one.
  */
 export function watchForStalls(): () => void {
   const transaction = { stalledMs: 0 };

@@ -1,5 +1,5 @@
 /** `hf.transactionSync`: a transaction whose body is over when it returns. */
-import type { Connection, Row, SyncCall, SyncInside, Wait } from "../seam/database.ts";
+import type { Connection, Row, SyncCall, SyncClient, SyncInside, Wait } from "../seam/database.ts";
 import { NotInTransactionError, UnsupportedError, UsageError } from "../seam/errors.ts";
 import { type Lockable, type LockRequest, canonical, wanted } from "../seam/key.ts";
 import { type Statement, sql } from "../seam/sql.ts";
@@ -8,6 +8,7 @@ import { checkNames } from "../input/options.ts";
 import { Refused, refusal } from "../waiting/refused.ts";
 import { checkWait } from "../waiting/wait.ts";
 import { HeldLocks } from "./scope/held-locks.ts";
+import { checkSupport } from "./lock-support.ts";
 import { present } from "./present.ts";
 import type { InstanceContext } from "./scope.ts";
 
@@ -114,7 +115,7 @@ export class SyncTransactions<Native, C extends Connection> {
     const locks = wanted(options);
     const wait = options.wait === undefined ? this.#context.wait : checkWait(options.wait);
     const readOnly = options.readOnly ?? false;
-    if (!database.transactionSync)
+    if (!database.sync)
       throw new UnsupportedError(
         `hf.transactionSync: the calls of ${database.traits.client} are answered later. Use hf.transaction(…)`,
       );
@@ -122,7 +123,7 @@ export class SyncTransactions<Native, C extends Connection> {
       throw new UnsupportedError(
         "hf.transactionSync: this database is one of several. Use hf.transaction(…)",
       );
-    checkLocks(locks);
+    checkSupport(locks, database.sync.locks, false);
     const outer = this.#open.at(-1);
     if (outer) {
       if (outer.readOnly && (!readOnly || locks.length > 0))
@@ -135,13 +136,17 @@ export class SyncTransactions<Native, C extends Connection> {
       );
     started.begin("hf.transactionSync");
     try {
-      return this.#whole({ locks, wait, readOnly }, body);
+      return this.#whole(database.sync, { locks, wait, readOnly }, body);
     } finally {
       started.end();
     }
   }
 
-  #whole<T>(plan: Pick<SyncCall, "locks" | "wait" | "readOnly">, body: SyncBody<Native, T>): T {
+  #whole<T>(
+    client: SyncClient<Native>,
+    plan: Pick<SyncCall, "locks" | "wait" | "readOnly">,
+    body: SyncBody<Native, T>,
+  ): T {
     const context = this.#context;
     const { database } = context;
     const names = () => context.names(plan.locks);
@@ -157,10 +162,9 @@ export class SyncTransactions<Native, C extends Connection> {
         ...(lockedAt !== undefined && { heldMs: performance.now() - lockedAt }),
         ...failed,
       }));
-    emit("holdfast:transaction:begin", () => ({ attempt: 1, locks: names(), isolation: "serializable" }));
+    emit("holdfast:transaction:begin", () => ({ attempt: 1, locks: names(), isolation: context.isolation }));
     try {
-      const run = database.transactionSync as NonNullable<typeof database.transactionSync>;
-      const value = run({ ...plan, names }, (inside) => {
+      const value = client.run({ ...plan, names }, (inside) => {
         if (plan.locks.length > 0) {
           const now = (lockedAt = performance.now());
           emit("holdfast:lock:granted", () => ({ locks: names(), waitedMs: now - begun }));
@@ -194,21 +198,5 @@ export class SyncTransactions<Native, C extends Connection> {
     } finally {
       this.#open.pop();
     }
-  }
-}
-
-const foreign: ReadonlySet<string> = new Set(["hashtext", "hashtextextended", "getLock"]);
-
-/** The same as hf.transaction refuses, without a question to the database. */
-function checkLocks(locks: readonly LockRequest[]): void {
-  for (const { key, mode } of locks) {
-    if (mode === "shared")
-      throw new UnsupportedError(
-        `hf.transactionSync, the shared lock ${key.name}: writers of a file do not share`,
-      );
-    if (foreign.has(key.form.kind))
-      throw new UnsupportedError(
-        `hf.transactionSync: the lock ${key.name} is one of another server. Use key(…)`,
-      );
   }
 }

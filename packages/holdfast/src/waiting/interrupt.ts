@@ -138,8 +138,9 @@ export function boundedBy<T>(
         () => resolve(undefined),
         () => resolve(undefined),
       );
+    const running = run();
     const timer = setTimeout(() => (cancelling = new Cancelling(connection, late)), ms);
-    run().then(
+    running.then(
       (value) => {
         clearTimeout(timer);
         if (cancelling) late();

@@ -44,14 +44,16 @@ export function sleep(ms: number, signal?: AbortSignal, keepsAlive = true): Prom
   });
 }
 
-const cell = new Int32Array(new SharedArrayBuffer(4));
+/** Made when it is first needed: not every runtime that loads this has shared memory. */
+let cell: Int32Array<SharedArrayBuffer> | undefined;
 
-/** The whole process stands still, and lets others go on. */
+/** Stops the whole process for this long, so that other processes can go on. */
 export function standStill(ms: number): void {
+  cell ??= new Int32Array(new SharedArrayBuffer(4));
   Atomics.wait(cell, 0, 0, ms);
 }
 
-/** Whether it comes within this time; it rejects if that does. */
+/** Resolves to whether the promise is fulfilled within this time. Rejects if the promise does. */
 export function comesWithin(ms: number, promise: Promise<unknown>): Promise<boolean> {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(() => resolve(false), ms);

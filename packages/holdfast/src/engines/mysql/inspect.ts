@@ -315,11 +315,11 @@ interface Wait {
 interface Transactions {
   /** The connections that are in one. */
   readonly open: readonly string[];
-  /** Who waits for a lock, by connection. */
+  /** Waits for locks, by connection. */
   readonly waiting: ReadonlyMap<string, Wait>;
 }
 
-/** The transactions of this moment, from the server's own report: innodb_trx may be a copy from before. */
+/** The transactions at this moment, from the report of InnoDB: the table innodb_trx may be an old copy. */
 async function transactionsNow(connection: SqlConnection): Promise<Transactions> {
   const [row] = (await connection.query(sql.raw("SHOW ENGINE INNODB STATUS"))).rows;
   const report = String(row?.["Status"]);

@@ -333,8 +333,8 @@ async function mark(
 }
 
 /**
- * Who has the rows is read from the rows themselves, before it is committed: if the count that everybody sees, read later,
- * is behind the one that was there, whoever counted had not ended. (InnoDB's own tables tell only of those somebody waits for, on
+ * The rows themselves tell who has locked them, uncommitted. Their counts are read twice: uncommitted, then committed. Where the
+ * second is lower, the transaction that counted was open. (InnoDB's own tables tell only of those somebody waits for, on
  * MariaDB, and need privileges.) Inside a transaction nothing uncommitted can be read.
  */
 export async function holders(

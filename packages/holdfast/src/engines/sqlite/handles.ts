@@ -17,6 +17,7 @@ import { type PreparedBefore, type View, behind, view } from "../../context/revo
 import { atOnce } from "./at-once.ts";
 import { GiveUp, type SqliteConnection, bound, render } from "./dialect.ts";
 import { sqlite } from "./index.ts";
+import { lockSupport } from "./probe.ts";
 import { OpenFile, openFileOf } from "./open-file.ts";
 import { type WriterQueue, writerQueueOf } from "./writer-queue.ts";
 
@@ -299,7 +300,9 @@ export function fromHandles<Handle extends object>(
     throw new UsageError(
       `${driver.call}(db): this is neither a database of ${driver.client} nor a function that opens one`,
     );
-  const { home, ...roads } = opener ? pool(driver, opener, most) : one(driver, source as Handle);
+  const { home, transactionSync, ...roads } = opener
+    ? pool(driver, opener, most)
+    : one(driver, source as Handle);
   return {
     engine: sqlite,
     traits: {
@@ -313,6 +316,7 @@ export function fromHandles<Handle extends object>(
       begins: false,
     },
     ...roads,
+    sync: { locks: lockSupport, run: transactionSync },
     join(native) {
       if (!driver.is(native)) throw new NotInTransactionError(`this is no database of ${driver.client}`);
       const path = driver.file(native);

@@ -1,10 +1,21 @@
-import { type Probed, type Strategy, unsupported } from "../../seam/capabilities.ts";
+import { type LockSupport, type Probed, type Strategy, unsupported } from "../../seam/capabilities.ts";
 import type { ClientTraits, Isolation } from "../../seam/database.ts";
 import { ServerTooOldError, UnsupportedError } from "../../seam/errors.ts";
 import { sql } from "../../seam/sql.ts";
 import { rowStrengths, tableModes } from "../../seam/tables.ts";
 import { ask } from "./begin.ts";
 import type { SqliteConnection } from "./dialect.ts";
+
+/** The writer of the file holds every lock. */
+export const lockSupport: LockSupport = {
+  transactionLocks: "database write lock",
+  joinedLocks: "database write lock",
+  sharedLocks: unsupported(
+    "a transaction that takes a lock is the file's only writer, and writers do not share",
+  ),
+  foreignKeys: unsupported("key.hashtext and key.hashtextextended are hashes of PostgreSQL; use key(…)"),
+  namedLocks: unsupported("key.getLock is the lock of GET_LOCK on MySQL and MariaDB; use key(…)"),
+};
 
 const levels: readonly Isolation[] = ["read committed", "repeatable read", "serializable"];
 
@@ -35,13 +46,9 @@ export async function probe(
     flavour: Number(row?.libsql) === 1 ? "libsql" : "sqlite",
     version,
     client,
-    transactionLocks: "database write lock",
-    joinedLocks: "database write lock",
+    ...lockSupport,
     sessionLocks: unsupported("a lock that outlives its transaction would keep every writer of the file out"),
     exclusion: "held",
-    sharedLocks: unsupported(
-      "a transaction that takes a lock is the file's only writer, and writers do not share",
-    ),
     // The writer of the file holds them all. Nobody can share with it, which breaks none of their promises.
     rowLocks: rowStrengths,
     // But readers cannot be kept out, which the strongest of them promises.
@@ -72,9 +79,7 @@ export async function probe(
     ),
     holders: unsupported("the file does not say who writes to it"),
     inspect: true,
-    foreignKeys: unsupported("key.hashtext and key.hashtextextended are hashes of PostgreSQL; use key(…)"),
     currentReads: true,
-    namedLocks: unsupported("key.getLock is the lock of GET_LOCK on MySQL and MariaDB; use key(…)"),
     connections: single ? "one" : "many",
   };
 }
