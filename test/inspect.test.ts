@@ -133,3 +133,21 @@ test("who waits without a label has the holder's name; a worker has its queue's"
   }
   await worker.stop();
 });
+
+test("of locks that share a session one is shown after the other, and none that was given back", async () => {
+  await using apart = holdfast(fromPg(pool));
+  await apart.migrate();
+  await using worker = queue(apart, "letters").work(async () => {});
+  /** What the locks are called, without numbers. */
+  const names = async () =>
+    (await hf.inspect()).holders.map(({ name }) => name.replace(/(?: \d+)? ?\(.*| -?\d+/, "")).toSorted();
+  await eventually(async () => expect(await names()).toEqual(["queue letters: worker"]));
+  const invoice = await apart.hold(key("invoice"));
+  const report = await apart.hold(key("report"));
+  expect(await names()).toEqual(["bigint", "invoice", "queue letters: worker"]);
+  await invoice.release();
+  expect(await names()).toEqual(["queue letters: worker", "report"]);
+  await worker.stop();
+  expect(await names()).toEqual(["report"]);
+  await report.release();
+});

@@ -142,7 +142,8 @@ export class Sessions<Native, C extends Connection> {
     if (!member) return undefined;
     member.mark(requests);
     try {
-      const call = { locks: requests, wait: "nowait", names: [], joined: false, capabilities } as const;
+      const names = this.#context.shown(requests);
+      const call = { locks: requests, wait: "nowait", names, joined: false, capabilities } as const;
       const grant = await member.ask((connection) => locks.take(connection, call), signal);
       if (grant.granted) return member;
       member.forget(requests);

@@ -9,8 +9,17 @@ import { atPrimary } from "../primary.ts";
 import { isTrue, verifySessions } from "../probe.ts";
 import { label, setLocal } from "../settings.ts";
 
-/** The application's names of sessions that show a lock's, to be put back. */
-const namesBefore = new WeakMap<SqlConnection, string>();
+/** What a session shows of its locks in its application's name: the first of those that have names, until that one is given back. */
+interface Shown {
+  /** The application's own name, to be put back. */
+  readonly before: string;
+  /** By the id of a call's first key, in the order of the calls. */
+  readonly names: Map<string, readonly string[]>;
+}
+
+const shownBy = new WeakMap<SqlConnection, Shown>();
+
+const idOf = (locks: readonly LockRequest[]): string => locks[0]?.key.id ?? "";
 
 const held = (request: LockRequest) =>
   `EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype OPERATOR(pg_catalog.=) 'advisory' AND pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid() AND granted AND ${isLock("", request)})`;
@@ -49,7 +58,7 @@ export const session: SessionLocks<SqlConnection> = {
         return { granted: false, reason: "timeout", usable: true, cause: error };
       }
     }
-    await show(connection, names);
+    await show(connection, locks, names);
     return granted;
   },
 
@@ -61,13 +70,7 @@ export const session: SessionLocks<SqlConnection> = {
     ];
     const used = locks.flatMap((request) => inUse(connection, request).map(unlocking));
     const [row] = (await connection.query(sql.raw(`SELECT ${[...given, ...used].join(", ")}`))).rows;
-    const before = namesBefore.get(connection);
-    if (before !== undefined) {
-      namesBefore.delete(connection);
-      await connection.query(
-        sql`SELECT pg_catalog.set_config('application_name', ${before}::pg_catalog.text, false)`,
-      );
-    }
+    await hide(connection, locks);
     return locks.every((_, i) => isTrue(row?.[`given${i}`]));
   },
 
@@ -76,6 +79,7 @@ export const session: SessionLocks<SqlConnection> = {
       connection,
       locks.flatMap((request) => [request, ...inUse(connection, request)]),
     );
+    await hide(connection, locks);
   },
 
   verify: verifySessions,
@@ -95,9 +99,15 @@ async function clear(connection: SqlConnection, locks: readonly LockRequest[]): 
   await connection.query(sql.raw(`SELECT ${given.join(", ")}`));
 }
 
-/** Of several locks that share a session, the first one's name is shown. */
-async function show(connection: SqlConnection, names: readonly string[]): Promise<void> {
-  if (names.length === 0 || namesBefore.has(connection)) return;
+async function show(
+  connection: SqlConnection,
+  locks: readonly LockRequest[],
+  names: readonly string[],
+): Promise<void> {
+  // A worker's lock is named by its table.
+  if (names.length === 0 || locks.some(({ key }) => isWorkersLock(key))) return;
+  const shown = shownBy.get(connection);
+  if (shown) return void shown.names.set(idOf(locks), names);
   const [row] = (
     await connection.query(
       sql.raw(
@@ -105,5 +115,20 @@ async function show(connection: SqlConnection, names: readonly string[]): Promis
       ),
     )
   ).rows;
-  namesBefore.set(connection, String(row?.before));
+  shownBy.set(connection, { before: String(row?.before), names: new Map([[idOf(locks), names]]) });
+}
+
+/** Shows the next one's name, if it was that of these. */
+async function hide(connection: SqlConnection, locks: readonly LockRequest[]): Promise<void> {
+  const shown = shownBy.get(connection);
+  if (!shown) return;
+  const { before, names } = shown;
+  const [first] = names.keys();
+  names.delete(idOf(locks));
+  if (first !== idOf(locks)) return;
+  const [next] = names.values();
+  if (!next) shownBy.delete(connection);
+  await connection.query(
+    sql`SELECT pg_catalog.set_config('application_name', ${before + label(next ?? [])}::pg_catalog.text, false)`,
+  );
 }
