@@ -400,7 +400,7 @@ describe.each(flows)("$title", (flow) => {
 
   test.each(flow.fixed.map((pair) => [pair[0][0], pair] as const))("is not there: %s", async (name, pair) => {
     const large = flow.large?.includes(name);
-    const report = await run(pair, large ? { maxMs: 1000, minCoverage: 0 } : {});
+    const report = await run(pair, large ? { maxMs: 3000, minCoverage: 0 } : {});
     expect(report.text).toContain("✓");
     if (!large) expect(report.coverage).toBe("exhaustive");
   });
@@ -600,7 +600,7 @@ describe("what else clients do", () => {
       "COMMIT;",
       "INSERT INTO entry VALUES ('row by row')",
     ]);
-    await run("leavesOpen", "rowByRow", { maxMs: 500, minCoverage: 0 });
+    await run("leavesOpen", "rowByRow", { maxMs: 2000, minCoverage: 0 });
     expect(seen.map(({ B }) => B?.status)).not.toContain("rejected");
     expect(await number(db, "SELECT count(*) FROM entry WHERE name = 'never'")).toBe(0);
   });
@@ -626,7 +626,7 @@ describe("what else clients do", () => {
     const both = {
       reset: () => builtin.run("DELETE FROM entry"),
       invariant: async () => expect(await number(builtin, "SELECT count(*) FROM entry")).toBe(2),
-      maxMs: 1500,
+      maxMs: 3000,
       minCoverage: 0,
     };
     const report = await explore("insistent", {

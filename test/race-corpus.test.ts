@@ -69,10 +69,18 @@ async function report(clients: Clients, flow: Flow, version: Version, maxMs: num
   });
 }
 
-function expectNone({ ok, runs, text }: Awaited<ReturnType<typeof report>>): void {
-  expect(ok, text).toBe(true);
-  // How far it gets in the time depends on the machine, but not whether it tried.
-  expect(runs, text).toBeGreaterThan(0);
+/** How far it gets in the time depends on the machine, but not whether it tried. */
+async function expectNone(clients: Clients, flow: Flow, version: Version): Promise<void> {
+  for (let ms = calmMs; ; ms *= 4) {
+    try {
+      const { ok, runs, text } = await report(clients, flow, version, ms);
+      expect(ok, text).toBe(true);
+      expect(runs, text).toBeGreaterThan(0);
+      return;
+    } catch (error) {
+      if (ms > 30_000 || !String(error).includes("no run came to its end")) throw error;
+    }
+  }
 }
 
 const name = (flow: Flow): string => `${flow.title} (${flow.client})`;
@@ -115,11 +123,11 @@ function explored(engine: Engine) {
     });
 
     test.each(pairs.map((race) => [name(race), race] as const))("none after the fix: %s", async (_, race) => {
-      expectNone(await report(clients(), race, race.fixed, calmMs));
+      await expectNone(clients(), race, race.fixed);
     });
 
     test.each(others.map((flow) => [name(flow), flow] as const))("none: %s", async (_, flow) => {
-      expectNone(await report(clients(), flow, flow.correct, calmMs));
+      await expectNone(clients(), flow, flow.correct);
     });
   };
 }

@@ -682,13 +682,15 @@ export class Explorer {
     doubts: readonly string[],
   ): string | undefined {
     const { minCoverage, preemptions: most = 3, maxMs = defaultMs } = this.#scenario;
+    const ms = Math.max(maxMs, leastMs);
+    if (runs === 0)
+      return `in ${ms} ms no run came to its end. It says nothing: give \`maxMs\` more.${this.#cut === undefined ? "" : ` When the time was over: ${this.#cut}.`}`;
     const enough =
       minCoverage === 0 ||
       (minCoverage === undefined
         ? reached >= Math.min(1, most)
         : worth(coverage) >= (minCoverage === "exhaustive" ? Infinity : minCoverage));
     if (enough) return undefined;
-    const ms = Math.max(maxMs, leastMs);
     const wanted =
       minCoverage === undefined
         ? "one switch between each two actors were tried"
