@@ -140,6 +140,9 @@ const others: unknown[] = [
   { "\ud800": 1 },
   { a: "a\0b" },
   { a: null },
+  // Neither has a text.
+  { toString: 1 },
+  { constructor: { name: { toString: 1 } }, toString: 1, valueOf: 1 },
   { a: undefined },
   { a: 1n },
   10n ** 30n,

@@ -1,3 +1,4 @@
+import { shown } from "../seam/shown.ts";
 import { UsageError } from "../seam/errors.ts";
 
 /** What is old enough to go: by a moment, or by its age. Either way the database's clock says what time it is. */
@@ -22,7 +23,7 @@ export function olderThan(
   }
   if (!(typeof olderThanMs === "number" && olderThanMs >= 0 && olderThanMs <= longestMs))
     throw new UsageError(
-      `${call}: olderThanMs must be a number of milliseconds from 0 to ${longestMs}, not ${String(olderThanMs)}`,
+      `${call}: olderThanMs must be a number of milliseconds from 0 to ${longestMs}, not ${shown(olderThanMs)}`,
     );
   return { before: undefined, ageMs: olderThanMs };
 }

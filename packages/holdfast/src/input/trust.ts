@@ -1,6 +1,6 @@
 /** Which of both is right, if a ledger and what is counted do not agree. */
 import { UsageError } from "../seam/errors.ts";
-import { shown } from "./values.ts";
+import { shown } from "../seam/shown.ts";
 
 /** `levels`: what is counted, as if every change that has no entry had been meant. */
 export type Trust = "ledger" | "levels";

@@ -2,6 +2,7 @@
  * One gate for what callers give to patterns: names, subjects, ids, amounts, moments, documents. What passes is kept exactly
  * as it was given, and two that differ are never kept as the same; what does not is refused by its name, before it is sent.
  */
+import { shown } from "../seam/shown.ts";
 import { hash } from "node:crypto";
 import { UsageError } from "../seam/errors.ts";
 
@@ -14,17 +15,6 @@ const longestSpan = 100 * 365 * 86_400_000;
 /** Of the calendars of all engines. */
 const earliest = Date.UTC(1000, 0, 1);
 const latest = Date.UTC(9999, 11, 31);
-
-/** A value that was refused, for people. */
-export function shown(value: unknown): string {
-  let text: string;
-  try {
-    text = typeof value === "string" ? JSON.stringify(value) : String(value);
-  } catch {
-    text = `a ${typeof value}`;
-  }
-  return text.length > 60 ? `${text.slice(0, 57)}...` : text;
-}
 
 /** Why this cannot be kept as text; undefined: it can. NUL is not in the server's texts, halves of characters in nobody's. */
 function unfit(value: string): string | undefined {

@@ -1,3 +1,4 @@
+import { shown } from "../seam/shown.ts";
 import type { Connection } from "../seam/database.ts";
 import { require } from "../seam/capabilities.ts";
 import type { Wait } from "../seam/database.ts";
@@ -203,7 +204,7 @@ function partsOf(id: unknown): readonly KeyPart[] {
   const parts = typeof id === "string" ? [id] : id;
   if (!Array.isArray(parts) || parts.length === 0)
     throw new UsageError(
-      `once: an id is text, or a list of parts such as ["stripe", event.id], not ${Array.isArray(id) ? "an empty list" : String(id)}`,
+      `once: an id is text, or a list of parts such as ["stripe", event.id], not ${Array.isArray(id) ? "an empty list" : shown(id)}`,
       "HF_BAD_KEY",
     );
   return parts as readonly KeyPart[];
@@ -215,7 +216,7 @@ function check<Native>(options: OnceOptions<Native>): { keepMs: number; print: s
   const { keepFor = 7 * day, issuedAt, tx, deadline, retry } = options;
   if (typeof keepFor !== "number" || !(keepFor >= least && keepFor <= most))
     throw new UsageError(
-      `once: keepFor must be a number of milliseconds from ${least} to ${most}, not ${String(keepFor)}`,
+      `once: keepFor must be a number of milliseconds from ${least} to ${most}, not ${shown(keepFor)}`,
     );
   if (issuedAt !== undefined) checkMoment("once", "issuedAt", issuedAt);
   if (tx && (deadline !== undefined || retry !== undefined))

@@ -1,4 +1,5 @@
 /** Row and table locks: what is asked for is checked, put into one order, and taken. The SQL is the engine's. */
+import { shown } from "../seam/shown.ts";
 import { type Capabilities, type Support, require } from "../seam/capabilities.ts";
 import type { Connection, Reason, Row, Wait } from "../seam/database.ts";
 import {
@@ -431,7 +432,7 @@ function checkWish(
   if (missing !== "throw" && missing !== "report")
     throw new UsageError(`${call}: \`missing\` must be "throw" or "report", not ${JSON.stringify(missing)}`);
   if (limit !== undefined && !(Number.isSafeInteger(limit) && limit > 0))
-    throw new UsageError(`${call}: \`limit\` must be a whole number above 0, not ${String(limit)}`);
+    throw new UsageError(`${call}: \`limit\` must be a whole number above 0, not ${shown(limit)}`);
   if (columns !== undefined && (!Array.isArray(columns) || columns.length === 0))
     throw new UsageError(`${call}: \`columns\` must be a list of names with at least one in it`);
   const byKeys = Array.isArray(chosen);

@@ -1,3 +1,4 @@
+import { shown } from "../seam/shown.ts";
 import type { Wait } from "../seam/database.ts";
 import { UsageError } from "../seam/errors.ts";
 import { type Key, canonical } from "../seam/key.ts";
@@ -41,7 +42,7 @@ const most = 1_000_000;
 function checkPermits(value: unknown, what: string, most: number): number {
   if (Number.isSafeInteger(value) && (value as number) >= 1 && (value as number) <= most)
     return value as number;
-  throw new UsageError(`${what} must be a whole number from 1 to ${most}, not ${String(value)}`);
+  throw new UsageError(`${what} must be a whole number from 1 to ${most}, not ${shown(value)}`);
 }
 
 /** At most so many holders at a time, in all processes together: `hf.semaphore(key("render"), { permits: 5 })`. */

@@ -1,4 +1,5 @@
 /** How long a job that failed waits before it runs again. */
+import { shown } from "../seam/shown.ts";
 import { UsageError, message } from "../seam/errors.ts";
 import { checkNames } from "../input/options.ts";
 import { longestMs } from "./limits.ts";
@@ -40,7 +41,7 @@ function growing(backoff: Backoff = {}): (failures: number) => number {
   const { baseMs = 1000, maxMs = 3_600_000, factor = 2, jitter = 0.1 } = backoff;
   for (const [what, value] of Object.entries({ baseMs, maxMs, factor, jitter }))
     if (typeof value !== "number" || !(value >= 0))
-      throw new UsageError(`queue: backoff.${what} must be a number from 0, not ${String(value)}`);
+      throw new UsageError(`queue: backoff.${what} must be a number from 0, not ${shown(value)}`);
   return (failures) => {
     const ms = Math.min(maxMs, longestMs, baseMs * factor ** Math.min(failures - 1, 60));
     return ms * (1 + jitter * Math.random());

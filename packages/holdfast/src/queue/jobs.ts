@@ -1,7 +1,8 @@
 import { placeOf, send } from "../batch/calls.ts";
 import type { Connection } from "../seam/database.ts";
 import { UsageError } from "../seam/errors.ts";
-import { checkRows, checkText, optionalText, shown } from "../input/values.ts";
+import { shown } from "../seam/shown.ts";
+import { checkRows, checkText, optionalText } from "../input/values.ts";
 import { checkNames } from "../input/options.ts";
 import { queueBatcherOf } from "./batcher.ts";
 import type { JobPage, JobState, QueueLists, WorkerInfo } from "./store.ts";

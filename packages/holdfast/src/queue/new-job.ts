@@ -1,4 +1,5 @@
 /** A job to be enqueued, checked. */
+import { shown } from "../seam/shown.ts";
 import type { CallOptions } from "../batch/calls.ts";
 import { UsageError } from "../seam/errors.ts";
 import { checkJson, checkMoment, checkText, checkUnchanged, checkWhole } from "../input/values.ts";
@@ -51,7 +52,7 @@ function checkOptions(options: JobOptions): void {
   if (runAt !== undefined && delayMs !== undefined) throw new UsageError("enqueue: either runAt or delayMs");
   if (delayMs !== undefined && !(typeof delayMs === "number" && delayMs >= 0 && delayMs <= longestMs))
     throw new UsageError(
-      `enqueue: delayMs must be a number of milliseconds from 0 to ${longestMs}, not ${String(delayMs)}`,
+      `enqueue: delayMs must be a number of milliseconds from 0 to ${longestMs}, not ${shown(delayMs)}`,
     );
   for (const [what, text] of Object.entries({ key, group }))
     if (text !== undefined) checkText("enqueue", what, text, { most: longestName });

@@ -1,4 +1,5 @@
 /** What callers of quotas give, checked. */
+import { shown } from "../seam/shown.ts";
 import { randomUUID } from "node:crypto";
 import { callNames } from "../batch/calls.ts";
 import { checkId, checkJson, checkWhole, optionalText, subjectText } from "../input/values.ts";
@@ -24,7 +25,7 @@ export function checkAmount(amount: number, least = 1): void {
 
 export function checkLimit(limit: number): void {
   if (limit !== Infinity && (!Number.isSafeInteger(limit) || limit < 0))
-    throw new UsageError(`quota: a limit must be a whole number from 0, or Infinity, not ${String(limit)}`);
+    throw new UsageError(`quota: a limit must be a whole number from 0, or Infinity, not ${shown(limit)}`);
 }
 
 export function textOf(subject: Subject): string {

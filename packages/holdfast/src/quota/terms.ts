@@ -1,6 +1,7 @@
 /** What a quota was defined to be, and what that makes of what is counted. */
 import { checkNames } from "../input/options.ts";
-import { checkText, shown } from "../input/values.ts";
+import { shown } from "../seam/shown.ts";
+import { checkText } from "../input/values.ts";
 import { UsageError } from "../seam/errors.ts";
 import { type Span, spanOf, startsAround } from "../time/windows.ts";
 import { checkZone } from "../time/zone.ts";

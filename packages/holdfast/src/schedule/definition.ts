@@ -1,7 +1,8 @@
 /** What a schedule is told to be, checked. */
 import { hostname } from "node:os";
 import { UsageError } from "../seam/errors.ts";
-import { checkText, longestName, shown } from "../input/values.ts";
+import { shown } from "../seam/shown.ts";
+import { checkText, longestName } from "../input/values.ts";
 import { checkNames } from "../input/options.ts";
 import { milliseconds } from "../waiting/wait.ts";
 import type { ScheduleStep } from "./store.ts";
@@ -111,7 +112,7 @@ function oneOf(what: string, value: unknown, words: readonly string[]): void {
 export function whole(what: string, value: unknown, least: number, most: number): number {
   if (!Number.isSafeInteger(value) || (value as number) < least || (value as number) > most)
     throw new UsageError(
-      `schedule: ${what} must be a whole number from ${least} to ${most}, not ${String(value)}`,
+      `schedule: ${what} must be a whole number from ${least} to ${most}, not ${shown(value)}`,
     );
   return value as number;
 }

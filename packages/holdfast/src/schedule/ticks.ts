@@ -1,7 +1,8 @@
 /** When a schedule is due. */
 import { setImmediate as breathe } from "node:timers/promises";
 import { UsageError } from "../seam/errors.ts";
-import { checkMoment, shown } from "../input/values.ts";
+import { shown } from "../seam/shown.ts";
+import { checkMoment } from "../input/values.ts";
 import { lengths, monday, periodOf } from "../time/units.ts";
 import { checkZone, day, nextReached, nextShown } from "../time/zone.ts";
 import { installed, readPattern } from "./cron.ts";
@@ -132,7 +133,7 @@ export async function nextRuns(when: When, count = 1, from: Date = new Date()): 
 
 export function following(rhythm: Rhythm, count: number, from: number): Date[] {
   if (!Number.isSafeInteger(count) || count < 0 || count > 10_000)
-    throw new UsageError(`nextRuns: the count must be a whole number up to 10,000, not ${count}`);
+    throw new UsageError(`nextRuns: the count must be a whole number up to 10,000, not ${shown(count)}`);
   const found: Date[] = [];
   for (let tick = rhythm.after(from); tick !== undefined && found.length < count; tick = rhythm.after(tick))
     found.push(new Date(tick));

@@ -68,10 +68,10 @@ function text(value: unknown, what: string): string {
 }
 
 function describe(value: unknown): string {
-  if (value === null || value === undefined) return String(value);
-  return typeof value === "object"
-    ? `an object (${value.constructor?.name ?? "no prototype"})`
-    : `${typeof value} ${String(value)}`;
+  if (value === null || typeof value !== "object")
+    return value === null || value === undefined ? String(value) : `${typeof value} ${String(value)}`;
+  const name: unknown = value.constructor?.name;
+  return `an object (${typeof name === "string" ? name : "no prototype"})`;
 }
 
 function part(value: unknown, index: number): string {

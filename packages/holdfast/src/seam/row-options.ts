@@ -1,4 +1,5 @@
 /** The words of row and table locks, as callers use them. */
+import { shown } from "./shown.ts";
 import type { Capabilities, Support } from "./capabilities.ts";
 import type { Connection, Wait } from "./database.ts";
 import type { LockRequest, Lockable } from "./key.ts";
@@ -128,6 +129,6 @@ export interface RowLocker<Scope, C extends Connection> {
 export function tableName(name: unknown, call: string): Identifier {
   if (name instanceof Identifier) return name;
   if (typeof name !== "string" || name === "")
-    throw new UsageError(`${call}: a table is named by a string or by sql.id(…), not by ${String(name)}`);
+    throw new UsageError(`${call}: a table is named by a string or by sql.id(…), not by ${shown(name)}`);
   return new Identifier(name.split("."));
 }

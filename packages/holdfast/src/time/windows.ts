@@ -1,6 +1,7 @@
 /** When windows begin: by the calendar of a time zone, or counted from 1970. */
 import { UsageError } from "../seam/errors.ts";
-import { checkSpan, shown } from "../input/values.ts";
+import { shown } from "../seam/shown.ts";
+import { checkSpan } from "../input/values.ts";
 import { type Unit, lengths, monday, periodOf } from "./units.ts";
 import { day, dayStart, wallClock } from "./zone.ts";
 

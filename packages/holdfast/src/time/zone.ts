@@ -3,7 +3,7 @@
  * are numbers as well: the moment at which a clock in UTC shows the same.
  */
 import { UsageError } from "../seam/errors.ts";
-import { shown } from "../input/values.ts";
+import { shown } from "../seam/shown.ts";
 
 const second = 1000;
 export const day = 86_400_000;

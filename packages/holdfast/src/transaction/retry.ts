@@ -1,3 +1,4 @@
+import { shown } from "../seam/shown.ts";
 import { UsageError } from "../seam/errors.ts";
 import { checkNames } from "../input/options.ts";
 import { milliseconds, sleep } from "../waiting/wait.ts";
@@ -47,7 +48,7 @@ export function retryPolicy(options: RetryOptions | false | undefined, fallback?
   const given = options === false ? { attempts: 1 } : (options ?? {});
   const { attempts = 5, baseMs = 20, maxMs = 1000, on = [] } = given;
   if (!Number.isSafeInteger(attempts) || attempts < 1) {
-    throw new UsageError(`retry.attempts must be a whole number from 1, not ${String(attempts)}`);
+    throw new UsageError(`retry.attempts must be a whole number from 1, not ${shown(attempts)}`);
   }
   for (const extra of on) {
     if (extra !== "lock-timeout" && extra !== "killed")

@@ -1,3 +1,4 @@
+import { shown } from "../seam/shown.ts";
 import { UsageError } from "../seam/errors.ts";
 import type { Wait } from "../seam/database.ts";
 
@@ -7,7 +8,7 @@ export const longest = 2 ** 31 - 1 - 60_000;
 export function milliseconds(value: unknown, what: string, least = 0): number {
   if (typeof value !== "number" || !Number.isFinite(value) || value < least || value > longest) {
     throw new UsageError(
-      `${what} must be a number of milliseconds from ${least} to ${longest}, not ${String(value)}`,
+      `${what} must be a number of milliseconds from ${least} to ${longest}, not ${shown(value)}`,
     );
   }
   return Math.ceil(value);

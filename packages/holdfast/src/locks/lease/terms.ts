@@ -1,4 +1,5 @@
 /** What a lease is asked for with, and how long it can be relied on. */
+import { shown } from "../../seam/shown.ts";
 import { hash } from "node:crypto";
 import { hostname } from "node:os";
 import { UsageError } from "../../seam/errors.ts";
@@ -30,7 +31,7 @@ export function checkTerms(
   options: Pick<LeaseOptions, "ttl" | "atLeastFor" | "renew" | "holder">,
 ): LeaseTerms {
   const { ttl = 30_000, atLeastFor = 0, renew = true, holder = `${hostname()}:${process.pid}` } = options;
-  if (typeof renew !== "boolean") throw new UsageError(`renew must be true or false, not ${String(renew)}`);
+  if (typeof renew !== "boolean") throw new UsageError(`renew must be true or false, not ${shown(renew)}`);
   if (typeof holder !== "string" || holder === "" || holder.includes("\0") || !holder.isWellFormed())
     throw new UsageError("holder must be a text that is not empty, without NUL characters");
   return {

@@ -1,4 +1,5 @@
 /** Reading and deciding, again and again, until nobody else has written meanwhile. */
+import { shown } from "../../seam/shown.ts";
 import type { Connection } from "../../seam/database.ts";
 import { HoldfastError, SerializationError, StaleVersionError, UsageError } from "../../seam/errors.ts";
 import { classify } from "../../seam/failure.ts";
@@ -24,7 +25,7 @@ export function nameOf(id: unknown): string {
 
 export function checkAttempts(value: unknown): number {
   if (Number.isSafeInteger(value) && (value as number) >= 1) return value as number;
-  throw new UsageError(`attempts must be a whole number of at least 1, not ${String(value)}`);
+  throw new UsageError(`attempts must be a whole number of at least 1, not ${shown(value)}`);
 }
 
 /** An update of rows. */
