@@ -1,6 +1,7 @@
 /** Published races, some more, and flows that have none: what `explore` must find, and what it must not. */
-import { explore } from "holdfast/testing";
+import { type Scenario, explore } from "holdfast/testing";
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from "vitest";
+import { expectCalm } from "./harness/calm.ts";
 import { unavailable } from "./harness/databases.ts";
 import { type Clients, bundle } from "./races/clients.ts";
 import { exact, races } from "./races/index.ts";
@@ -56,31 +57,23 @@ async function expectSerial(clients: Clients, flow: Flow, actors: Actors): Promi
   }
 }
 
-async function report(clients: Clients, flow: Flow, version: Version, maxMs: number) {
-  await build(clients, flow, version);
-  return explore(flow.title, {
+function scenarioOf(clients: Clients, flow: Flow, version: Version): Scenario {
+  return {
     db: clients.db,
     reset: () => reset(clients, flow),
     actors: version.actors(clients),
     invariant: (results) => flow.invariant(clients, results),
-    maxMs,
-    // How far it gets in the time depends on the machine.
-    minCoverage: 0,
-  });
+  };
 }
 
-/** How far it gets in the time depends on the machine, but not whether it tried. */
+async function report(clients: Clients, flow: Flow, version: Version, maxMs: number) {
+  await build(clients, flow, version);
+  return explore(flow.title, { ...scenarioOf(clients, flow, version), maxMs, minCoverage: 0 });
+}
+
 async function expectNone(clients: Clients, flow: Flow, version: Version): Promise<void> {
-  for (let ms = calmMs; ; ms *= 4) {
-    try {
-      const { ok, runs, text } = await report(clients, flow, version, ms);
-      expect(ok, text).toBe(true);
-      expect(runs, text).toBeGreaterThan(0);
-      return;
-    } catch (error) {
-      if (ms > 30_000 || !String(error).includes("no run came to its end")) throw error;
-    }
-  }
+  await build(clients, flow, version);
+  await expectCalm(calmMs, flow.title, scenarioOf(clients, flow, version));
 }
 
 const name = (flow: Flow): string => `${flow.title} (${flow.client})`;
