@@ -149,6 +149,13 @@ describe.each(sqlServers)("on %s", (name) => {
     );
   });
 
+  test("too little time for a single run, which no coverage makes enough", async () => {
+    const onProgress = () => void Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 2500);
+    await expect(twice(atomic, { maxMs: 1, minCoverage: 0, onProgress })).rejects.toThrow(
+      /in 2000 ms no run came to its end.*`maxMs`/,
+    );
+  });
+
   test("less than was asked for, and what that is", async () => {
     const act = async () => {
       for (let i = 0; i < 6; i++) await sql.change("UPDATE stock SET qty = qty + 1");

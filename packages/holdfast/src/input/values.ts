@@ -2,9 +2,9 @@
  * One gate for what callers give to patterns: names, subjects, ids, amounts, moments, documents. What passes is kept exactly
  * as it was given, and two that differ are never kept as the same; what does not is refused by its name, before it is sent.
  */
-import { shown } from "../seam/shown.ts";
 import { hash } from "node:crypto";
 import { UsageError } from "../seam/errors.ts";
+import { shown } from "../seam/shown.ts";
 
 /** Of what is found by an index, in bytes: its entries have their limits. */
 export const longestName = 400;

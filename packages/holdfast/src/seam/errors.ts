@@ -1,3 +1,4 @@
+import { shown } from "./shown.ts";
 import { message } from "./thrown.ts";
 
 export { message };
@@ -579,7 +580,7 @@ export class StaleVersionError extends HoldfastError {
   constructor(table: string, key: unknown, expected: unknown, found: unknown, attempts: number) {
     super(
       "HF_STALE_VERSION",
-      `${table} ${shownKey(key)} was read at version ${String(expected)} and ${found === undefined ? "is gone" : `is at ${String(found)}`} now${attempts > 1 ? ` (attempt ${attempts})` : ""}. ` +
+      `${table} ${shownKey(key)} was read at version ${shown(expected)} and ${found === undefined ? "is gone" : `is at ${shown(found)}`} now${attempts > 1 ? ` (attempt ${attempts})` : ""}. ` +
         `Read it again and decide anew, allow more \`attempts\`, or lock the row (\`tx.rows\`) where many write to it.`,
       { retryable: found !== undefined },
     );
@@ -689,13 +690,15 @@ export function shownKey(key: unknown): string {
   const text =
     typeof key === "object" && key !== null && !(key instanceof Date) && !(key instanceof Uint8Array)
       ? Object.entries(key)
-          .map(([column, value]) => `${column}=${String(value)}`)
+          .map(([column, value]) => `${column}=${typeof value === "string" ? value : shown(value)}`)
           .join(", ")
       : key instanceof Date && !Number.isNaN(key.getTime())
         ? key.toISOString()
         : key instanceof Uint8Array
           ? `0x${Buffer.from(key).toString("hex")}`
-          : String(key);
+          : typeof key === "string"
+            ? key
+            : shown(key);
   return text.length > 80 ? `${text.slice(0, 77)}...` : text;
 }
 
